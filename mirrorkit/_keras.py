@@ -1,0 +1,44 @@
+"""The one place that imports Keras, so that an unusable one is named at first use instead of failing somewhere inside.
+
+The rest of the package writes `from mirrorkit._keras import keras`.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+from mirrorkit.errors import BackendError
+
+OLDEST_KERAS = (3, 10)  # older ones gave NaN metrics on several GPUs
+
+
+def _import_keras() -> ModuleType:
+    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        raise BackendError(
+            "mirrorkit needs Keras 3, but TF_USE_LEGACY_KERAS switches tf.keras to Keras 2. "
+            "Unset TF_USE_LEGACY_KERAS before the program starts."
+        )
+    asked = os.environ.get("KERAS_BACKEND", "tensorflow")
+    if asked != "tensorflow":
+        raise BackendError(
+            f"mirrorkit runs on Keras's TensorFlow backend, but KERAS_BACKEND={asked!r}. "
+            "Set KERAS_BACKEND=tensorflow, or unset it, before the program starts."
+        )
+    import keras
+
+    version = tuple(int(part) for part in keras.__version__.split(".")[:2])
+    if version < OLDEST_KERAS:
+        raise BackendError(
+            f"mirrorkit needs Keras {'.'.join(map(str, OLDEST_KERAS))} or newer, found {keras.__version__}. "
+            "Run: pip install --upgrade keras"
+        )
+    if keras.config.backend() != "tensorflow":
+        raise BackendError(
+            f"mirrorkit runs on Keras's TensorFlow backend, but Keras's configuration file selects "
+            f"{keras.config.backend()!r}. Set KERAS_BACKEND=tensorflow before the program starts."
+        )
+    return keras
+
+
+keras = _import_keras()

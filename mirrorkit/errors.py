@@ -1,0 +1,42 @@
+"""The errors that mirrorkit raises. Each message says what was asked, what was found, and what to do.
+
+Every kind is a `MirrorkitError` and also the built-in error that fits it best, so `except ValueError` works too.
+"""
+
+from __future__ import annotations
+
+
+class MirrorkitError(Exception):
+    """Base class of all errors that mirrorkit raises itself."""
+
+
+class BackendError(MirrorkitError, RuntimeError):
+    """The installed or selected Keras cannot be used (too old, Keras 2, or a backend other than TensorFlow)."""
+
+
+class DeviceError(MirrorkitError, RuntimeError):
+    """A device was asked for that is not there, does not compute rightly, or can no longer be configured."""
+
+
+class StrategyError(MirrorkitError, ValueError):
+    """A strategy was asked for that is unknown or that these devices cannot give."""
+
+
+class DataError(MirrorkitError, ValueError):
+    """A data set is missing, damaged, or not what it says it is."""
+
+
+class ModelError(MirrorkitError, ValueError):
+    """A model was asked for that the registry does not know, or with arguments that do not fit it."""
+
+
+class StepError(MirrorkitError, ValueError):
+    """A step or a loop was put together wrongly: model, loss, metrics and data do not fit each other."""
+
+
+class NonFiniteLossError(MirrorkitError, ArithmeticError):
+    """The loss became NaN or infinite; `step` is the 0-based training step of the run at which it was first seen."""
+
+    def __init__(self, message: str, *, step: int) -> None:
+        super().__init__(message)
+        self.step = step
