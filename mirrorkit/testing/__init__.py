@@ -1,1 +1,1 @@
-"""."""
+"""Helpers to test distributed training on one machine: virtual replicas and fresh processes."""
