@@ -1,0 +1,66 @@
+"""Plain convolutional networks, without shortcuts: one for MNIST, one for CIFAR."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mirrorkit._keras import keras
+from mirrorkit.models._inputs import image_input
+from mirrorkit.models.registry import register
+
+if TYPE_CHECKING:
+    from keras import Model
+
+
+@register("mnist_cnn")
+def mnist_cnn(*, input_shape: tuple[int, ...] = (28, 28, 1), num_classes: int = 10) -> Model:
+    """Two 3x3 convolutions (16 and 32 filters), each with ReLU and 2x2 max pooling, then dense layers of 64 and 10.
+
+    Parameters: 56,714
+    FLOPs per image: 1,413,504
+    Accuracy on MNIST: not run here yet.
+    Paper: the form is that of LeNet: LeCun, Bottou, Bengio and Haffner 1998, "Gradient-based learning applied to
+    document recognition", https://doi.org/10.1109/5.726791
+
+    Args:
+        input_shape: (height, width, channels), at least 10 x 10 pixels.
+        num_classes: the number of logits.
+    """
+    layers = keras.layers
+    inputs, x = image_input("mnist_cnn", input_shape, smallest=10)
+    x = layers.Conv2D(16, 3, activation="relu")(x)
+    x = layers.MaxPooling2D()(x)
+    x = layers.Conv2D(32, 3, activation="relu")(x)
+    x = layers.MaxPooling2D()(x)
+    x = layers.Flatten()(x)
+    x = layers.Dense(64, activation="relu")(x)
+    return keras.Model(inputs, layers.Dense(num_classes, name="logits")(x), name="mnist_cnn")
+
+
+@register("cifar_cnn")
+def cifar_cnn(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, width: int = 32) -> Model:
+    """Three pairs of 3x3 convolutions (width, 2 width, 4 width filters) with BatchNorm and ReLU, 2x2 max pooling each.
+
+    The last pooling is global (the average), followed by the dense layer.
+
+    Parameters: 288,746
+    FLOPs per image: 77,269,504
+    Accuracy on CIFAR-10: not run here.
+    Paper: the form is that of VGG: Simonyan and Zisserman 2014, arXiv:1409.1556 (which has no CIFAR figure).
+
+    Args:
+        input_shape: (height, width, channels), at least 4 x 4 pixels.
+        num_classes: the number of logits.
+        width: the filters of the first pair.
+    """
+    layers = keras.layers
+    inputs, x = image_input("cifar_cnn", input_shape, smallest=4)
+    for stage in range(3):
+        if stage:
+            x = layers.MaxPooling2D()(x)
+        for _ in range(2):
+            x = layers.Conv2D(width * 2**stage, 3, padding="same", use_bias=False)(x)
+            x = layers.BatchNormalization()(x)
+            x = layers.ReLU()(x)
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(num_classes, name="logits")(x), name="cifar_cnn")

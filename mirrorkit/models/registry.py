@@ -1,0 +1,125 @@
+"""The list of models by name: `register` adds a builder, `create` calls one, `names` lists them."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mirrorkit.errors import ModelError
+
+if TYPE_CHECKING:
+    from keras import Model
+
+Builder = TypeVar("Builder", bound=Callable[..., "Model"])
+
+_builders: dict[str, Callable[..., Model]] = {}
+
+
+def register(name: str) -> Callable[[Builder], Builder]:
+    """Make a function that builds a model known to `create` as `name`.
+
+    ```python
+    @mk.models.register("my_net")
+    def my_net(*, input_shape=(32, 32, 3), num_classes=10, width=64):
+        inputs = keras.Input(input_shape)
+        ...
+        return keras.Model(inputs, logits)
+
+
+    model = mk.models.create("my_net", width=128)
+    ```
+
+    Args:
+        name: the name; free, or held by an earlier definition of the same function (a notebook cell that runs again).
+
+    Returns:
+        A decorator that returns the function unchanged. The function must take `input_shape` and `num_classes` by
+        keyword, `input_shape` with a default.
+
+    Raises:
+        ModelError: the name is taken by another function, or the function does not take the two arguments.
+    """
+
+    def add(builder: Builder) -> Builder:
+        takes = _arguments(builder)
+        if not {"input_shape", "num_classes"} <= set(takes) or takes["input_shape"].default is inspect.Parameter.empty:
+            raise ModelError(
+                f"The builder registered as {name!r} must take input_shape=<a default> and num_classes by keyword; "
+                f"it takes {', '.join(takes) or 'no keyword argument'}."
+            )
+        known = _builders.get(name)
+        if known is not None and _identity(known) != _identity(builder):
+            raise ModelError(
+                f"The model name {name!r} is already taken by {'.'.join(_identity(known))}. Take another name."
+            )
+        _builders[name] = builder
+        return builder
+
+    return add
+
+
+def names() -> list[str]:
+    """The names that `create` knows, sorted."""
+    return sorted(_builders)
+
+
+def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes: int = 10, **options: Any) -> Model:
+    """Build a model by its name.
+
+    ```python
+    with strategy.scope():
+        model = mk.models.create("resnet20", num_classes=100)
+    ```
+
+    The models of mirrorkit are functional Keras models. They take pixels from 0 to 255 (uint8, or floats in the same
+    range; float32 [batch, *input_shape] inside, or what the Keras dtype policy says), begin with
+    `keras.layers.Rescaling`, and return logits [batch, num_classes]: use a loss with `from_logits=True`.
+
+    Args:
+        name: one of `names()`.
+        input_shape: the shape of one example, without the batch axis; None for the model's own default.
+        num_classes: the number of logits.
+        **options: what else the model's builder takes, such as `depth` and `width` of "wide_resnet".
+
+    Raises:
+        ModelError: an unknown name, an option that the builder does not take, or a shape that does not fit the model.
+    """
+    if name not in _builders:
+        close = difflib.get_close_matches(str(name), _builders, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ModelError(f"There is no model {name!r}.{hint} Known models: {', '.join(names())}.")
+    builder = _builders[name]
+    takes = _arguments(builder)
+    unknown = [option for option in options if option not in takes]
+    if unknown and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values()):
+        rest = [option for option in takes if option not in ("input_shape", "num_classes")]
+        raise ModelError(
+            f"Model {name!r} takes no option {', '.join(map(repr, unknown))}. "
+            f"Besides input_shape and num_classes it takes {', '.join(rest) or 'none'}."
+        )
+    if not _is_count(num_classes):
+        raise ModelError(f"num_classes must be a whole number of at least 1; model {name!r} was given {num_classes!r}.")
+    if input_shape is not None:
+        if not isinstance(input_shape, (tuple, list)) or not input_shape or not all(map(_is_count, input_shape)):
+            raise ModelError(
+                f"input_shape is the shape of one example, such as (28, 28, 1), without the batch axis; "
+                f"model {name!r} was given {input_shape!r}."
+            )
+        options["input_shape"] = tuple(int(size) for size in input_shape)
+    return builder(num_classes=int(num_classes), **options)
+
+
+def _arguments(builder: Callable[..., Model]) -> dict[str, inspect.Parameter]:
+    """What the builder takes by keyword."""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+    return {name: p for name, p in inspect.signature(builder).parameters.items() if p.kind not in by_position}
+
+
+def _identity(builder: Callable[..., Model]) -> tuple[str, str]:
+    return builder.__module__, builder.__qualname__
+
+
+def _is_count(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool) and value.__index__() >= 1

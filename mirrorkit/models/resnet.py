@@ -1,0 +1,156 @@
+"""Residual networks for CIFAR: ResNet (He et al. 2015) and Wide ResNet (Zagoruyko and Komodakis 2016)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import ModelError
+from mirrorkit.models._inputs import image_input
+from mirrorkit.models.registry import register
+
+if TYPE_CHECKING:
+    from keras import KerasTensor, Model
+
+
+def _conv(x: KerasTensor, filters: int, *, size: int = 3, strides: int = 1) -> KerasTensor:
+    return keras.layers.Conv2D(filters, size, strides, padding="same", use_bias=False, kernel_initializer="he_normal")(
+        x
+    )
+
+
+def _norm_relu(x: KerasTensor) -> KerasTensor:
+    return keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+
+
+def _pool_and_classify(inputs: KerasTensor, x: KerasTensor, num_classes: int, name: str) -> Model:
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    logits = keras.layers.Dense(num_classes, kernel_initializer="he_normal", name="logits")(x)
+    return keras.Model(inputs, logits, name=name)
+
+
+def _block(x: KerasTensor, filters: int, strides: int) -> KerasTensor:
+    """Two 3x3 convolutions beside the identity; option A where the shape changes: every second pixel, zero channels."""
+    y = _norm_relu(_conv(x, filters, strides=strides))
+    y = keras.layers.BatchNormalization()(_conv(y, filters))
+    if strides != 1:
+        x = keras.layers.MaxPooling2D(1, strides)(x)
+    missing = filters - x.shape[-1]
+    if missing:
+        x = keras.ops.pad(x, [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
+    return keras.layers.ReLU()(keras.layers.Add()([x, y]))
+
+
+def _resnet(name: str, blocks: int, input_shape: tuple[int, ...], num_classes: int) -> Model:
+    """`blocks` residual blocks at each of 16, 32 and 64 filters: 6 `blocks` + 2 layers deep."""
+    inputs, x = image_input(name, input_shape, smallest=4, scale=1 / 127.5, offset=-1.0)
+    x = _norm_relu(_conv(x, 16))
+    for filters in (16, 32, 64):
+        for block in range(blocks):
+            x = _block(x, filters, strides=2 if filters > 16 and block == 0 else 1)
+    return _pool_and_classify(inputs, x, num_classes, name)
+
+
+@register("resnet20")
+def resnet20(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10) -> Model:
+    """The 20-layer residual network in its CIFAR form, with the parameter-free shortcuts (option A).
+
+    Parameters: 0
+    FLOPs per image: 0
+    Accuracy on CIFAR-10: not run here; 91.25 % in the paper (table 6, error 8.75 %).
+    Paper: He, Zhang, Ren and Sun 2015, "Deep residual learning for image recognition", section 4.2, arXiv:1512.03385.
+    It trains with SGD, momentum 0.9, weight decay 1e-4, batch 128, rate 0.1 cut by 10 at steps 32k and 48k of 64k,
+    4-pixel pad-and-crop and flips.
+
+    Args:
+        input_shape: (height, width, channels), at least 4 x 4 pixels.
+        num_classes: the number of logits.
+    """
+    return _resnet("resnet20", 3, input_shape, num_classes)
+
+
+@register("resnet32")
+def resnet32(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10) -> Model:
+    """The 32-layer residual network in its CIFAR form, with the parameter-free shortcuts (option A).
+
+    Parameters: 0
+    FLOPs per image: 0
+    Accuracy on CIFAR-10: not run here; 92.49 % in the paper (table 6, error 7.51 %).
+    Paper: He, Zhang, Ren and Sun 2015, arXiv:1512.03385, as for `resnet20`.
+
+    Args:
+        input_shape: (height, width, channels), at least 4 x 4 pixels.
+        num_classes: the number of logits.
+    """
+    return _resnet("resnet32", 5, input_shape, num_classes)
+
+
+@register("resnet56")
+def resnet56(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10) -> Model:
+    """The 56-layer residual network in its CIFAR form, with the parameter-free shortcuts (option A).
+
+    Parameters: 0
+    FLOPs per image: 0
+    Accuracy on CIFAR-10: not run here; 93.03 % in the paper (table 6, error 6.97 %).
+    Paper: He, Zhang, Ren and Sun 2015, arXiv:1512.03385, as for `resnet20`.
+
+    Args:
+        input_shape: (height, width, channels), at least 4 x 4 pixels.
+        num_classes: the number of logits.
+    """
+    return _resnet("resnet56", 9, input_shape, num_classes)
+
+
+def _wide_block(x: KerasTensor, filters: int, strides: int, dropout: float) -> KerasTensor:
+    """Pre-activation block; where the shape changes the shortcut is a 1x1 convolution of the activated input."""
+    y = _norm_relu(x)
+    if x.shape[-1] != filters or strides != 1:
+        x = _conv(y, filters, size=1, strides=strides)
+    y = _norm_relu(_conv(y, filters, strides=strides))
+    if dropout:
+        y = keras.layers.Dropout(dropout)(y)
+    return keras.layers.Add()([x, _conv(y, filters)])
+
+
+@register("wide_resnet")
+def wide_resnet(
+    *,
+    input_shape: tuple[int, ...] = (32, 32, 3),
+    num_classes: int = 10,
+    depth: int = 28,
+    width: int = 10,
+    dropout: float = 0.0,
+) -> Model:
+    """Wide ResNet: few pre-activation residual blocks at 16, 32 and 64 times `width` filters ("WRN-depth-width").
+
+    Parameters: 0
+    FLOPs per image: 0
+    Accuracy on CIFAR-10: not run here; 96.00 % in the paper (table 4, WRN-28-10 without dropout, error 4.00 %).
+    Paper: Zagoruyko and Komodakis 2016, "Wide residual networks", arXiv:1605.07146.
+    It trains with SGD, Nesterov momentum 0.9, weight decay 5e-4, batch 128, rate 0.1 cut by 5 at epochs 60, 120 and
+    160 of 200, 4-pixel pad-and-crop and flips; its dropout, where used, is 0.3.
+
+    Args:
+        input_shape: (height, width, channels), at least 4 x 4 pixels.
+        num_classes: the number of logits.
+        depth: the number of convolutional layers: 6 n + 4 with n blocks per stage, so 10, 16, 22, 28, 40, ...
+        width: the widening factor k; 1 is the width of `resnet20`.
+        dropout: the share dropped between the two convolutions of a block in training, 0 <= dropout < 1.
+
+    Raises:
+        ModelError: `depth` is not 6 n + 4, `width` is below 1, or `dropout` is outside [0, 1).
+    """
+    if depth < 10 or (depth - 4) % 6:
+        raise ModelError(f"The depth of model 'wide_resnet' is 6 n + 4 (10, 16, 22, 28, 34, 40, ...); found {depth}.")
+    if width < 1:
+        raise ModelError(f"The width of model 'wide_resnet' is a factor of at least 1; found {width}.")
+    if not 0 <= dropout < 1:
+        raise ModelError(
+            f"The dropout of model 'wide_resnet' is a share from 0 up to, not including, 1; got {dropout}."
+        )
+    inputs, x = image_input("wide_resnet", input_shape, smallest=4, scale=1 / 127.5, offset=-1.0)
+    x = _conv(x, 16)
+    for filters in (16 * width, 32 * width, 64 * width):
+        for block in range((depth - 4) // 6):
+            x = _wide_block(x, filters, strides=2 if filters > 16 * width and block == 0 else 1, dropout=dropout)
+    return _pool_and_classify(inputs, _norm_relu(x), num_classes, "wide_resnet")
