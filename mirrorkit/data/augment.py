@@ -1,0 +1,127 @@
+"""Augmentations of whole image batches, each a plain function `(images, seed) -> images`.
+
+```python
+train = mk.data.batches(split, global_batch_size=512, shuffle=True,
+                        augment=[mk.data.augment.flip(), mk.data.augment.pad_and_crop(4)])
+```
+
+Images are [B, H, W, C] of any dtype, which flip, pad_and_crop and cutout keep (uint8 stays uint8). `seed` is an integer
+tensor of shape [2], as `tf.random.stateless_*` takes it: the same seed gives the same images. Write your own the same
+way; use only stateless random operations, or results will change from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from mirrorkit.errors import DataError
+
+Augmentation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+__all__ = ["Augmentation", "apply", "cutout", "flip", "normalize", "pad_and_crop"]
+
+
+def flip() -> Augmentation:
+    """Mirror each image left-right with probability one half."""
+
+    def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        mirrored = tf.random.stateless_uniform([tf.shape(images)[0], 1], seed) < 0.5
+        columns = tf.range(tf.shape(images)[2])[None, :]
+        columns = tf.where(mirrored, columns[:, ::-1], columns)
+        return tf.ensure_shape(tf.gather(images, columns, axis=2, batch_dims=1), images.shape)
+
+    return augment
+
+
+def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
+    """Pad each image by `pixels` on every side and cut it back to its size at a random place.
+
+    The standard CIFAR augmentation (He et al. 2015, https://arxiv.org/abs/1512.03385, section 4.2).
+
+    Args:
+        pixels: how far an image moves at most, in pixels, each way.
+        mode: what fills the border: "constant" (zeros), "reflect" or "symmetric", as in `tf.pad`.
+
+    Raises:
+        DataError: `pixels` below 1, or a mode that `tf.pad` does not know.
+    """
+    if pixels < 1:
+        raise DataError(f"pad_and_crop(pixels={pixels}) was asked for; it must be at least 1.")
+    if mode not in ("constant", "reflect", "symmetric"):
+        raise DataError(f'pad_and_crop(mode={mode!r}) was asked for; there are "constant", "reflect", "symmetric".')
+
+    def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        size, height, width = tf.shape(images)[0], tf.shape(images)[1], tf.shape(images)[2]
+        offsets = tf.random.stateless_uniform([2, size, 1], seed, 0, 2 * pixels + 1, tf.int32)
+        around = [[0, 0], [pixels, pixels], [pixels, pixels], [0, 0]]
+        padded = tf.pad(images, around, mode=mode.upper())
+        rows = tf.gather(padded, offsets[0] + tf.range(height), axis=1, batch_dims=1)
+        cut = tf.gather(rows, offsets[1] + tf.range(width), axis=2, batch_dims=1)
+        return tf.ensure_shape(cut, images.shape)
+
+    return augment
+
+
+def cutout(size: int = 8, *, fill: float = 0) -> Augmentation:
+    """Cover a square of each image, centred anywhere in it (so that the border may cut part of the square off).
+
+    DeVries and Taylor 2017, https://arxiv.org/abs/1708.04552.
+
+    Args:
+        size: the square's side in pixels.
+        fill: the value that covers it, on the images' scale.
+
+    Raises:
+        DataError: `size` below 1.
+    """
+    if size < 1:
+        raise DataError(f"cutout(size={size}) was asked for; it must be at least 1.")
+
+    def covered(length: tf.Tensor, centres: tf.Tensor) -> tf.Tensor:
+        first = tf.cast(centres * tf.cast(length, tf.float32), tf.int32) - size // 2  # [B, 1]
+        place = tf.range(length)[None, :]
+        return (place >= first) & (place < first + size)
+
+    def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        count, height, width = tf.shape(images)[0], tf.shape(images)[1], tf.shape(images)[2]
+        centres = tf.random.stateless_uniform([2, count, 1], seed)
+        square = covered(height, centres[0])[:, :, None, None] & covered(width, centres[1])[:, None, :, None]
+        return tf.where(square, tf.cast(fill, images.dtype), images)
+
+    return augment
+
+
+def normalize(mean: float | Sequence[float], std: float | Sequence[float]) -> Augmentation:
+    """Subtract `mean` and divide by `std`, per channel or for all; the result is float32.
+
+    Both are on the images' own scale: for uint8 pixels between 0 and 255. The zoo's models begin with a Rescaling layer
+    of their own and need no normalize.
+
+    Raises:
+        DataError: a `std` that is not positive.
+    """
+    means = tf.constant(mean, tf.float32).numpy()
+    stds = tf.constant(std, tf.float32).numpy()
+    if not (stds > 0).all():
+        raise DataError(f"normalize(std={std}) was asked for; every deviation must be positive.")
+
+    def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        del seed  # the same for every augmentation, though this one draws nothing
+        return (tf.cast(images, tf.float32) - means) / stds
+
+    return augment
+
+
+def apply(
+    augmentations: Sequence[Augmentation], images: tf.Tensor, *, seed: int, epoch: int, step: int | tf.Tensor
+) -> tf.Tensor:
+    """Run augmentations on the batch of one step, each with a seed of its own made from (seed, epoch, step)."""
+    if not augmentations:
+        return images
+    here = tf.constant([seed, epoch], tf.int64)
+    here = tf.random.experimental.stateless_fold_in(here, tf.cast(step, tf.int64))
+    for place, augmentation in enumerate(augmentations):
+        images = augmentation(images, tf.random.experimental.stateless_fold_in(here, place))
+    return images

@@ -1,0 +1,186 @@
+"""Global batches of a split in memory: shuffled, mapped, augmented, the same whatever the machine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit.data import augment as augment_module
+from mirrorkit.data.augment import Augmentation
+from mirrorkit.data.recipe import Recipe, check_sizes
+from mirrorkit.data.splits import Split
+from mirrorkit.errors import DataError
+
+MapFunction = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Batches(Recipe):
+    """The recipe that `mk.data.batches` makes; see there. Its attributes are that function's arguments."""
+
+    split: Split
+    global_batch_size: int
+    shuffle: bool = False
+    seed: int = 0
+    augment: tuple[Augmentation, ...] = ()
+    map: MapFunction | None = None
+    one_hot: bool = False
+    cache: bool = False
+    drop_remainder: bool = False
+    prefetch: int = tf.data.AUTOTUNE
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples in the split."""
+        return len(self.split)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The examples of `epoch` in the order in which they come, as indices into the split, int64 [N]."""
+        if not self.shuffle:
+            return np.arange(self.num_examples)
+        return np.random.default_rng([self.seed, epoch]).permutation(self.num_examples)
+
+    def dataset(self, epoch: int = 0, start: int = 0) -> tf.data.Dataset:
+        """The global batches `start`, `start + 1`, ... of `epoch`, without touching those before.
+
+        Raises:
+            DataError: a negative epoch, or a start outside 0 .. steps_per_epoch.
+        """
+        self._check_position(epoch, start)
+        whole = self._tensors
+        size, total = self.global_batch_size, self.num_examples
+        even = self.drop_remainder or total % size == 0
+        with tf.init_scope(), tf.device("CPU:0"):
+            order = tf.constant(self.order(epoch)) if self.shuffle else None
+
+        def take(step: tf.Tensor) -> Any:
+            first = step * size
+            # a static batch size, where every batch has the same, spares the model's graph its dynamic shapes
+            length = size if even else tf.minimum(tf.constant(size, tf.int64), total - first)
+            if order is not None:
+                places = tf.slice(order, [first], [length])
+                return tf.nest.map_structure(lambda tensor: tf.gather(tensor, places), whole)
+            return tf.nest.map_structure(lambda tensor: _rows(tensor, first, length), whole)
+
+        def batch(step: tf.Tensor) -> Any:
+            element = take(step)
+            if self.map is not None and not self.cache:
+                element = self.map(*element)
+            x, y, *weight = element
+            x = augment_module.apply(self.augment, x, seed=self.seed, epoch=epoch, step=step)
+            if self.one_hot:
+                y = tf.one_hot(y, self.split.num_classes, dtype=tf.float32)
+            return (x, y, *weight)
+
+        steps = tf.data.Dataset.range(start, self.steps_per_epoch)
+        return steps.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(self.prefetch)
+
+    @functools.cached_property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of a batch, as `tf.data.Dataset.element_spec` gives them."""
+        return self.dataset().element_spec
+
+    @functools.cached_property
+    def _tensors(self) -> Any:
+        # one copy on the host, shared by the datasets of all epochs; never on an accelerator, whatever scope we are in
+        with tf.init_scope(), tf.device("CPU:0"):
+            whole = tf.nest.map_structure(tf.constant, self.split.as_element())
+            if self.map is None or not self.cache:
+                return whole
+            pieces = tf.data.Dataset.from_tensor_slices(whole).batch(self.global_batch_size)
+            mapped = list(pieces.map(self.map, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
+            return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *mapped)
+
+
+def batches(
+    split: Split,
+    *,
+    global_batch_size: int,
+    shuffle: bool = False,
+    seed: int = 0,
+    augment: Sequence[Augmentation] | None = None,
+    map: MapFunction | None = None,
+    one_hot: bool = False,
+    cache: bool = False,
+    drop_remainder: bool = False,
+    prefetch: int = tf.data.AUTOTUNE,
+) -> Batches:
+    """A recipe for the global batches of a split: `.dataset(epoch=0, start=0)`, `.steps_per_epoch`, `.element_spec`.
+
+    ```python
+    train = mk.data.batches(digits.train, global_batch_size=256, shuffle=True, seed=0)
+    for x, y in train.dataset(epoch=3):
+        ...
+    ```
+
+    A batch is `(x, y)`, or `(x, y, sample_weight)` where the split has weights; x and y are tensors, or dicts of
+    tensors where the split holds dicts. Pixels keep their dtype (uint8), labels are int64 [B]. The work on a batch is
+    done in this order: gather, `map`, `augment`, `one_hot`.
+
+    Args:
+        split: from `mk.data.load`, `mk.data.synthetic` or `mk.data.arrays`.
+        global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller.
+        shuffle: draw a new order for every epoch: a pure function of (seed, epoch).
+        seed: fixes the orders and the augmentations.
+        augment: augmentations of `mk.data.augment`, run one after the other on the whole global batch, with random
+            numbers that depend on (seed, epoch, step) alone: not on the replicas, the threads, nor on `start`.
+        map: your own function of a batch, `(x, y) -> (x, y)` in TensorFlow operations; it must treat each example apart
+            from the others. Runs in parallel.
+        one_hot: give labels as float32 [B, num_classes].
+        cache: run `map` once over the whole split and keep the result in memory, instead of in every epoch.
+        drop_remainder: leave out the last batch when it is smaller.
+        prefetch: how many batches are made ahead; tf.data finds the number by default.
+
+    Raises:
+        DataError: a batch that is not positive or larger than the set; a negative seed; `augment` on anything but
+            images [N, H, W, C] (use `map` for the rest); `one_hot` on labels that are no classes.
+    """
+    if not isinstance(split, Split):
+        raise DataError(
+            f"batches needs a split, found {type(split).__name__}. Make one with mk.data.arrays(images, labels), "
+            "or take .train or .test of a loaded data set."
+        )
+    check_sizes(global_batch_size, len(split), seed)
+    check_augment(augment, split.images if map is None else None)
+    labels = split.labels
+    if one_hot and (isinstance(labels, Mapping) or labels.dtype.kind == "f" or split.num_classes is None):
+        raise DataError(f"one_hot=True needs class indices (integers); {split!r} has none.")
+    return Batches(
+        split=split,
+        global_batch_size=int(global_batch_size),
+        shuffle=shuffle,
+        seed=int(seed),
+        augment=tuple(augment or ()),
+        map=map,
+        one_hot=one_hot,
+        cache=cache,
+        drop_remainder=drop_remainder,
+        prefetch=prefetch,
+    )
+
+
+def check_augment(augment: Sequence[Augmentation] | None, images: Any) -> None:
+    """Refuse an `augment` that is no list of functions, or images (where known, not None) that it cannot work on.
+
+    Raises:
+        DataError: see above.
+    """
+    if augment is None:
+        return
+    if callable(augment) or not all(callable(one) for one in augment):
+        raise DataError(
+            f"augment must be a list of augmentations, such as [mk.data.augment.flip()]; found {augment!r}."
+        )
+    if len(augment) and images is not None and (isinstance(images, Mapping) or images.ndim != 4):
+        found = "a dict of inputs" if isinstance(images, Mapping) else f"shape {list(images.shape)}"
+        raise DataError(f"augment works on images [N, H, W, C]; found {found}. Use map= for anything else.")
+
+
+def _rows(tensor: tf.Tensor, first: tf.Tensor, length: Any) -> tf.Tensor:
+    rows = tensor[first : first + tf.cast(length, first.dtype)]
+    return tf.ensure_shape(rows, [length if isinstance(length, int) else None, *tensor.shape[1:]])

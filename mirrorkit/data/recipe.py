@@ -1,0 +1,65 @@
+"""What every source of batches has in common, so that each stands wherever another does."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit.errors import DataError
+
+
+class Recipe(abc.ABC):
+    """How to make the global batches of any epoch, from any step on. It holds no position: ask it twice, get the same.
+
+    The order of the examples is a pure function of (seed, epoch, position). Subclasses set `global_batch_size` and
+    `drop_remainder`, and define `num_examples` and `dataset`.
+    """
+
+    global_batch_size: int
+    drop_remainder: bool
+
+    @property
+    @abc.abstractmethod
+    def num_examples(self) -> int:
+        """The number of examples in the set (with `drop_remainder`, an epoch may use fewer)."""
+
+    @abc.abstractmethod
+    def dataset(self, epoch: int = 0, start: int = 0) -> tf.data.Dataset:
+        """The global batches `start`, `start + 1`, ... of `epoch`: `(x, y)` or `(x, y, sample_weight)`."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of global batches in an epoch."""
+        whole, rest = divmod(self.num_examples, self.global_batch_size)
+        return whole + (rest > 0 and not self.drop_remainder)
+
+    @property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of a batch, as `tf.data.Dataset.element_spec` gives them."""
+        return self.dataset().element_spec
+
+    def _check_position(self, epoch: int, start: int) -> None:
+        if epoch < 0 or not 0 <= start <= self.steps_per_epoch:
+            raise DataError(
+                f"dataset(epoch={epoch}, start={start}) was asked for; epoch must be at least 0 and start in "
+                f"0 .. {self.steps_per_epoch} (steps_per_epoch)."
+            )
+
+
+def check_sizes(global_batch_size: int, num_examples: int, seed: int) -> None:
+    """Refuse what no recipe can serve.
+
+    Raises:
+        DataError: a batch that is not positive or larger than the set, a negative seed.
+    """
+    if global_batch_size < 1:
+        raise DataError(f"global_batch_size={global_batch_size} was asked for; it must be at least 1.")
+    if global_batch_size > num_examples:
+        raise DataError(
+            f"global_batch_size={global_batch_size} was asked for, but the set holds {num_examples} examples; "
+            f"ask for at most {num_examples}."
+        )
+    if seed < 0:
+        raise DataError(f"seed={seed} was asked for; it must be at least 0.")

@@ -1,0 +1,292 @@
+"""Find and read the well-known data sets: a folder of yours, $MIRRORKIT_DATA, the Keras cache, or a download."""
+
+from __future__ import annotations
+
+import os
+import socket
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mirrorkit.data import cifar, idx
+from mirrorkit.data.splits import DataSet, Split
+from mirrorkit.data.synthetic import synthetic
+from mirrorkit.errors import DataError
+
+_DOWNLOAD_SILENCE = 30.0  # seconds without a byte after which a download counts as failed
+_DIGITS = tuple("0123456789")
+_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR100 = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard
+lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear
+pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark
+shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone
+television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+
+Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # train images and labels, test images and labels
+
+
+class _Absent(Exception):
+    """A folder does not hold the data set (which is no fault: the next place is tried)."""
+
+
+def load(name: str, *, data_dir: str | os.PathLike[str] | None = None) -> DataSet:
+    """Load a data set by name: "mnist", "fashion_mnist", "cifar10", "cifar100" or "synthetic".
+
+    ```python
+    digits = mk.data.load("mnist", data_dir="~/data")
+    digits.train.images, digits.train.labels          # uint8 [60000, 28, 28, 1], int64 [60000]
+    ```
+
+    Looked for in this order: `data_dir`, $MIRRORKIT_DATA, the Keras cache ($KERAS_HOME or ~/.keras, datasets), and last
+    a download through keras.datasets, which fills that cache. A folder may be the one with the files or its parent.
+    Read are the layouts that the authors publish: IDX plain or gzip, mnist.npz, CIFAR "binary" and CIFAR "python".
+    "synthetic" needs no files; see `mk.data.synthetic` for its options.
+
+    Args:
+        name: see above.
+        data_dir: a folder of yours, tried first.
+
+    Returns:
+        The training and test splits, images uint8 [N, H, W, C] and labels int64 [N]; `.source` says where from.
+
+    Raises:
+        DataError: an unknown name; the set is nowhere (the message lists each place tried and the cure); a file in
+            `data_dir` or $MIRRORKIT_DATA is cut short or damaged (the message names it).
+    """
+    if name == "synthetic":
+        return synthetic()
+    if name not in _SETS:
+        raise DataError(f"load({name!r}) was asked for; there are {', '.join(_SETS)} and synthetic.")
+    known = _SETS[name]
+    tried = []
+    for label, root in _places(data_dir):
+        try:
+            if root is None:
+                raise _Absent("not set")
+            folder, parts = _read_folder(known, root)
+        except _Absent as error:
+            tried.append(f"{label}: {error}")
+        except DataError as error:
+            if label != _CACHE:  # a user's own files are never passed over in silence; the cache heals by a download
+                raise
+            tried.append(f"{label}: {error}")
+        else:
+            return _data_set(name, known, parts, str(folder))
+    try:
+        return _data_set(name, known, _download(name), "download")
+    except Exception as error:
+        tried.append(f"download: {type(error).__name__}: {error}")
+    places = "\n".join(f"  - {place}" for place in tried)
+    raise DataError(
+        f"{name} was asked for and found nowhere. Tried:\n{places}\n"
+        f"Fetch it from {known.page}, put its files into a folder, and pass load({name!r}, data_dir=FOLDER) or set "
+        'MIRRORKIT_DATA=FOLDER. load("synthetic") needs no files.'
+    )
+
+
+def _read_idx(folder: Path) -> Parts:
+    paths = []
+    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        dotted = part.replace("-idx", ".idx")  # as some unpackers name them
+        paths.append(_one_of(folder, [f"{stem}-ubyte{end}" for stem in (part, dotted) for end in ("", ".gz")]))
+    images, labels, test_images, test_labels = (idx.read(path) for path in paths)
+    for path, array, rank in zip(paths, (images, labels, test_images, test_labels), (3, 1, 3, 1), strict=True):
+        if array.ndim != rank:
+            raise DataError(f"{path} should hold an array of {rank} dimensions, found {list(array.shape)}.")
+    return images, labels, test_images, test_labels
+
+
+def _read_npz(folder: Path) -> Parts:
+    path = _one_of(folder, ["mnist.npz"])
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return file["x_train"], file["y_train"], file["x_test"], file["y_test"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(
+            f"{path} is damaged: it should hold x_train, y_train, x_test, y_test; {type(error).__name__}: {error}. "
+            "Delete it and fetch it again."
+        ) from error
+
+
+def _read_cifar10_binary(folder: Path) -> Parts:
+    paths = [_one_of(folder, [f"data_batch_{i}.bin"]) for i in range(1, 6)] + [_one_of(folder, ["test_batch.bin"])]
+    return _five_and_one(paths, [cifar.read_binary(path) for path in paths])
+
+
+def _read_cifar10_python(folder: Path) -> Parts:
+    paths = [_one_of(folder, [f"data_batch_{i}"]) for i in range(1, 6)] + [_one_of(folder, ["test_batch"])]
+    return _five_and_one(paths, [cifar.read_python(path) for path in paths])
+
+
+def _five_and_one(paths: list[Path], pieces: list[tuple[np.ndarray, np.ndarray]]) -> Parts:
+    count = max(len(labels) for _, labels in pieces)
+    for path, (_, labels) in zip(paths, pieces, strict=True):
+        if len(labels) != count:  # cut short exactly between two records
+            raise DataError(
+                f"{path} is cut short: {count} images were expected, as in its neighbours; found {len(labels)}."
+            )
+    train, (test_images, test_labels) = pieces[:-1], pieces[-1]
+    return np.concatenate([i for i, _ in train]), np.concatenate([k for _, k in train]), test_images, test_labels
+
+
+def _read_cifar100_binary(folder: Path) -> Parts:
+    train, test = _one_of(folder, ["train.bin"]), _one_of(folder, ["test.bin"])
+    return (*cifar.read_binary(train, label_bytes=2), *cifar.read_binary(test, label_bytes=2))
+
+
+def _read_cifar100_python(folder: Path) -> Parts:
+    train, test = _one_of(folder, ["train"]), _one_of(folder, ["test"])
+    return (*cifar.read_python(train, label_key=b"fine_labels"), *cifar.read_python(test, label_key=b"fine_labels"))
+
+
+@dataclass(frozen=True)
+class _Known:
+    shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+    page: str
+    folders: tuple[str, ...]  # names that its folder goes by, below the one that was given
+    readers: tuple[Callable[[Path], Parts], ...]
+    first_labels: tuple[int, ...] = ()  # what the official training set begins with
+
+
+_SETS = {
+    "mnist": _Known(
+        (28, 28, 1),
+        _DIGITS,
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz",
+        ("mnist", "MNIST", "MNIST/raw", "mnist/raw"),
+        (_read_idx, _read_npz),
+        (5, 0, 4, 1, 9, 2, 1, 3, 1, 4),
+    ),
+    "fashion_mnist": _Known(
+        (28, 28, 1),
+        _CLOTHES,
+        "https://github.com/zalandoresearch/fashion-mnist",
+        ("fashion-mnist", "fashion_mnist", "FashionMNIST", "FashionMNIST/raw"),
+        (_read_idx,),
+        (9, 0, 0, 3, 0, 2, 7, 2, 5, 5),
+    ),
+    "cifar10": _Known(
+        (32, 32, 3),
+        _CIFAR10,
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        (
+            "cifar-10-batches-bin",
+            "cifar-10-batches-py",
+            "cifar-10-batches-py-target/cifar-10-batches-py",
+            "cifar10",
+            "cifar10/cifar-10-batches-bin",
+            "cifar10/cifar-10-batches-py",
+        ),
+        (_read_cifar10_binary, _read_cifar10_python),
+    ),
+    "cifar100": _Known(
+        (32, 32, 3),
+        tuple(_CIFAR100.split()),
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        (
+            "cifar-100-binary",
+            "cifar-100-python",
+            "cifar-100-python-target/cifar-100-python",
+            "cifar100",
+            "cifar100/cifar-100-binary",
+            "cifar100/cifar-100-python",
+        ),
+        (_read_cifar100_binary, _read_cifar100_python),
+    ),
+}
+_CACHE = "Keras cache"
+
+
+def _places(data_dir: str | os.PathLike[str] | None) -> Iterator[tuple[str, Path | None]]:
+    if data_dir is not None:
+        yield "data_dir", Path(data_dir).expanduser()
+    environment = os.environ.get("MIRRORKIT_DATA")
+    yield "$MIRRORKIT_DATA", Path(environment).expanduser() if environment else None
+    yield _CACHE, Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "datasets"
+
+
+def _one_of(folder: Path, names: list[str]) -> Path:
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise _Absent(names[0])
+
+
+def _read_folder(known: _Known, root: Path) -> tuple[Path, Parts]:
+    if not root.is_dir():
+        raise _Absent(f"no folder {root}")
+    others = [(other, other.first_labels) for other in _SETS.values() if other is not known and other.first_labels]
+    strangers = []
+    for folder in (root, *(root / name for name in known.folders)):
+        for reader in known.readers if folder.is_dir() else ():
+            try:
+                parts = reader(folder)
+            except _Absent:
+                continue
+            except OSError as error:
+                raise DataError(f"{folder} cannot be read: {error}.") from error
+            # MNIST and Fashion-MNIST have the same file names and sizes; the wrong one would train without a word
+            begins = tuple(int(label) for label in parts[1].ravel()[:10])
+            if any(begins == labels for _, labels in others):
+                strangers.append(f"{folder} holds another set with the same file names")
+                continue
+            return folder, parts
+    raise _Absent(
+        "; ".join(strangers) or f"{root} and its folders {', '.join(known.folders)} do not hold all its files"
+    )
+
+
+def _data_set(name: str, known: _Known, parts: Parts, source: str) -> DataSet:
+    train, test = (
+        _split(f"{name} {which} ({source})", known, images, labels)
+        for which, images, labels in (("train", parts[0], parts[1]), ("test", parts[2], parts[3]))
+    )
+    return DataSet(name, train, test, len(known.class_names), known.class_names, source)
+
+
+def _split(where: str, known: _Known, images: np.ndarray, labels: np.ndarray) -> Split:
+    if images.dtype != np.uint8 or images.shape[1:] not in (known.shape, known.shape[:2]):
+        raise DataError(
+            f"{where}: images should be uint8 [N, {', '.join(map(str, known.shape))}]; found {images.dtype} "
+            f"{list(images.shape)}."
+        )
+    labels = labels.reshape(-1).astype(np.int64)
+    classes = len(known.class_names)
+    if len(images) != len(labels) or len(labels) == 0:
+        raise DataError(f"{where}: {len(images)} images and {len(labels)} labels; each image needs one label.")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise DataError(
+            f"{where}: labels should lie in 0 .. {classes - 1}; found {labels.min()} .. {labels.max()}. Fetch it again."
+        )
+    return Split(images.reshape(-1, *known.shape), labels, classes)
+
+
+def _download(name: str) -> Parts:
+    from mirrorkit._keras import keras  # only here: reading from disk needs no Keras
+
+    with _socket_timeout(_DOWNLOAD_SILENCE):
+        (images, labels), (test_images, test_labels) = getattr(keras.datasets, name).load_data()
+    if images.ndim == 4 and images.shape[1] == 3:  # keras.config.image_data_format() == "channels_first"
+        images, test_images = images.transpose(0, 2, 3, 1), test_images.transpose(0, 2, 3, 1)
+    return images, labels, test_images, test_labels
+
+
+@contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    before = socket.getdefaulttimeout()  # Keras sets none, so that a silent server would hang the program
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

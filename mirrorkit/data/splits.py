@@ -1,0 +1,224 @@
+"""Splits: images with their labels, checked once, before anything trains on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mirrorkit.errors import DataError
+
+Arrays = Any  # np.ndarray, or a dict of name -> np.ndarray for models with several inputs or outputs
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One part of a data set, held in memory. Make one with `mk.data.arrays`, which checks it.
+
+    Attributes:
+        images: array [N, ...], usually uint8 [N, H, W, C]; a dict of such arrays for a model with several inputs.
+        labels: int64 [N] class indices, or floats [N, ...] (one-hot rows, regression targets); or a dict of arrays.
+        num_classes: the number of classes, None where the labels are no classes.
+        sample_weight: float32 [N], or None.
+
+    `len(split)` is N; `split[:1000]` and `split[indices]` are splits of those examples.
+    """
+
+    images: Arrays
+    labels: Arrays
+    num_classes: int | None = None
+    sample_weight: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        """The number of examples."""
+        return len(_leaves("images", self.images)[0][1])
+
+    def __getitem__(self, index: slice | np.ndarray) -> Split:
+        """The examples that a slice, an index array or a boolean mask selects, as a split."""
+        if isinstance(index, (int, np.integer)):
+            raise DataError(
+                f"split[{index}] asks for one example; take split[{index}:{index + 1}] or split.images[...]."
+            )
+        weight = None if self.sample_weight is None else self.sample_weight[index]
+        part = Split(_pick(self.images, index), _pick(self.labels, index), self.num_classes, weight)
+        if len(part) == 0:
+            raise DataError(f"split[{index}] selects none of the {len(self)} examples.")
+        return part
+
+    def __repr__(self) -> str:
+        """Shapes and dtypes instead of the pixels."""
+        weight = "" if self.sample_weight is None else ", sample_weight"
+        images, labels = _describe(self.images), _describe(self.labels)
+        return f"Split({len(self)} examples, images {images}, labels {labels}, {self.num_classes} classes{weight})"
+
+    def as_element(self) -> tuple[Arrays, ...]:
+        """`(images, labels)`, or `(images, labels, sample_weight)` where there are weights."""
+        whole = (self.images, self.labels)
+        return whole if self.sample_weight is None else (*whole, self.sample_weight)
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """A training and a test split, and where they came from.
+
+    Attributes:
+        name: the name it was loaded by, such as "mnist".
+        train: the training split.
+        test: the test split.
+        num_classes: the number of classes.
+        class_names: one name per class.
+        source: the folder that was read, "download", or "synthetic".
+    """
+
+    name: str
+    train: Split
+    test: Split
+    num_classes: int
+    class_names: tuple[str, ...]
+    source: str
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the images were drawn by `mk.data.synthetic`."""
+        return self.source == "synthetic"
+
+
+def arrays(
+    images: Arrays,
+    labels: Arrays,
+    *,
+    num_classes: int | None = None,
+    sample_weight: np.ndarray | None = None,
+) -> Split:
+    """A split of your own arrays, checked.
+
+    ```python
+    train = mk.data.arrays(images, labels, num_classes=10)
+    ```
+
+    Args:
+        images: numbers [N, ...] of any rank and dtype (uint8 [N, H, W, C] for images), or a dict of them.
+        labels: integers [N] or [N, 1] (class indices; they become int64 [N]), integers [N, ...] (a class per pixel
+            or per token), floats [N, ...] (one-hot rows or regression targets), or a dict of arrays.
+        num_classes: the number of classes; None takes the largest label + 1 (and no classes for float labels).
+        sample_weight: numbers [N], how much each example counts; becomes float32.
+
+    Raises:
+        DataError: arrays of different lengths, an empty set, labels outside the classes, a dtype that is not a number.
+            Values are not searched for NaN.
+    """
+    if num_classes is not None and num_classes < 1:
+        raise DataError(f"num_classes={num_classes} was asked for; it must be at least 1.")
+    images = _checked("images", images)
+    labels = _checked("labels", labels)
+    leaves = _leaves("images", images) + _leaves("labels", labels)
+    if sample_weight is not None:
+        sample_weight = np.asarray(_checked("sample_weight", sample_weight), dtype=np.float32)
+        if sample_weight.ndim != 1:
+            raise DataError(f"sample_weight must have shape [N], one number per example; found {sample_weight.shape}.")
+        leaves.append(("sample_weight", sample_weight))
+    first, length = leaves[0][0], len(leaves[0][1])
+    for name, leaf in leaves:
+        if len(leaf) != length:
+            raise DataError(
+                f"{first} holds {length} examples and {name} holds {len(leaf)}; each example needs one of each. "
+                "Check that both come from the same split, in the same order."
+            )
+    if length == 0:
+        raise DataError(f"{first} holds no example (shape {leaves[0][1].shape}); a split needs at least one.")
+    if not isinstance(labels, dict):
+        labels, num_classes = _checked_labels(labels, num_classes)
+    return Split(images, labels, num_classes, sample_weight)
+
+
+def one_hot(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """One-hot rows for class indices: integers [N] -> float32 [N, num_classes]; `class_indices` is the inverse.
+
+    Raises:
+        DataError: labels that are not integers [N], or lie outside 0 .. num_classes - 1.
+    """
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise DataError(f"one_hot needs integer class indices [N]; found {labels.dtype} {list(labels.shape)}.")
+    _check_range(labels, num_classes)
+    rows = np.zeros((len(labels), num_classes), np.float32)
+    rows[np.arange(len(labels)), labels.astype(np.int64)] = 1.0
+    return rows
+
+
+def class_indices(one_hot: np.ndarray) -> np.ndarray:
+    """Class indices of one-hot rows (or of probabilities, or logits): [N, C] -> int64 [N], the largest of each row.
+
+    Raises:
+        DataError: an array that is not [N, C] with C >= 1.
+    """
+    rows = np.asarray(one_hot)
+    if rows.ndim != 2 or rows.shape[1] == 0:
+        raise DataError(f"class_indices needs rows [N, C]; found shape {list(rows.shape)}.")
+    return rows.argmax(axis=1).astype(np.int64)
+
+
+def _leaves(name: str, value: Arrays) -> list[tuple[str, np.ndarray]]:
+    if isinstance(value, Mapping):
+        return [(f"{name}[{key!r}]", leaf) for key, leaf in value.items()]
+    return [(name, value)]
+
+
+def _pick(value: Arrays, index: Any) -> Arrays:
+    return {key: leaf[index] for key, leaf in value.items()} if isinstance(value, Mapping) else value[index]
+
+
+def _describe(value: Arrays) -> str:
+    return ", ".join(f"{name} {leaf.dtype} {list(leaf.shape)}".strip() for name, leaf in _leaves("", value))
+
+
+def _checked(name: str, value: Arrays) -> Arrays:
+    if isinstance(value, Mapping):
+        if not value:
+            raise DataError(f"{name} is an empty dict; it needs at least one array.")
+        return {key: _checked(f"{name}[{key!r}]", leaf) for key, leaf in value.items()}
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"{name} is no array: {error}. All examples need the same shape.") from error
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"{name} must hold numbers; found dtype {array.dtype}. Convert it (for instance to uint8 pixels)."
+        )
+    if array.ndim == 0:
+        raise DataError(f"{name} must have shape [N, ...], one row per example; found a single number.")
+    return array
+
+
+def _checked_labels(labels: np.ndarray, num_classes: int | None) -> tuple[np.ndarray, int | None]:
+    if labels.dtype.kind == "f":
+        if num_classes is not None and labels.shape[1:] != (num_classes,):
+            raise DataError(
+                f"float labels with num_classes={num_classes} must be rows [N, {num_classes}]; found "
+                f"{list(labels.shape)}. Class indices are integers; regression targets take no num_classes."
+            )
+        return labels, num_classes
+    labels = labels.astype(np.int64)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim == 2 and (labels >= 0).all() and (labels.max(axis=1) == 1).all() and (labels.sum(axis=1) == 1).all():
+        raise DataError(
+            f"labels {list(labels.shape)} are one-hot rows of integers. Pass mk.data.class_indices(labels), "
+            "or labels.astype('float32') to train on one-hot rows."
+        )
+    if num_classes is None:
+        num_classes = max(int(labels.max()) + 1, 1)
+    _check_range(labels, num_classes)
+    return labels, num_classes
+
+
+def _check_range(labels: np.ndarray, num_classes: int) -> None:
+    outside = np.argwhere((labels < 0) | (labels >= num_classes))
+    if len(outside):
+        where = tuple(int(i) for i in outside[0])
+        raise DataError(
+            f"labels must lie in 0 .. {num_classes - 1} for {num_classes} classes; {len(outside)} do not, the first is "
+            f"{int(labels[where])} at {where[0] if len(where) == 1 else where}."
+        )
