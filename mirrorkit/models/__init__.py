@@ -16,6 +16,7 @@ from mirrorkit.models.cnn import cifar_cnn, mnist_cnn
 from mirrorkit.models.mlp import linear, mlp
 from mirrorkit.models.registry import create, names, register
 from mirrorkit.models.resnet import resnet20, resnet32, resnet56, wide_resnet
+from mirrorkit.models.speed_net import speed_net
 
 __all__ = [
     "cifar_cnn",
@@ -28,5 +29,6 @@ __all__ = [
     "resnet20",
     "resnet32",
     "resnet56",
+    "speed_net",
     "wide_resnet",
 ]

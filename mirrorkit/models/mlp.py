@@ -61,7 +61,7 @@ def mlp(
     if any(width < 1 for width in units):
         raise ModelError(f"The units of model 'mlp' are at least 1 each, such as (300, 100); found {tuple(units)}.")
     if not 0 <= dropout < 1:
-        raise ModelError(f"The dropout of model 'mlp' is a share from 0 up to, not including, 1; found {dropout}.")
+        raise ModelError(f"The dropout of model 'mlp' is a share from 0 up to, without, 1; found {dropout}.")
     inputs = keras.Input(input_shape)
     x = keras.layers.Rescaling(1 / 255)(inputs)
     x = keras.layers.Flatten()(x)

@@ -1,0 +1,153 @@
+"""What every model of the zoo keeps: sizes as documented, pixels of either type, logits, saving, learning."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mirrorkit import models
+from mirrorkit._keras import keras
+
+ZOO = [
+    "cifar_cnn",
+    "linear",
+    "mlp",
+    "mnist_cnn",
+    "resnet20",
+    "resnet32",
+    "resnet56",
+    "speed_net",
+    "wide_resnet",
+]
+SMALL = {"wide_resnet": {"depth": 10, "width": 1}}  # the default has 36 million parameters
+
+
+def documented(name: str, what: str) -> int:
+    found = re.findall(rf"^\s*{what}: ([\d,]+)$", getattr(models, name).__doc__, re.M)
+    assert len(found) == 1, f"{name}'s docstring says {what!r} {len(found)} times"
+    return int(found[0].replace(",", ""))
+
+
+def counted_flops(model: keras.Model) -> int:
+    """Multiplications and additions of the convolutions and matrix products in the traced graph of one image."""
+    graph = tf.function(lambda x: model(x, training=False)).get_concrete_function(
+        tf.TensorSpec((1, *model.input_shape[1:]))
+    )
+    flops = 0
+    for op in graph.graph.get_operations():
+        if op.type == "Conv2D":
+            kernel = op.inputs[1].shape
+            flops += 2 * op.outputs[0].shape.num_elements() * kernel[0] * kernel[1] * kernel[2]
+        elif op.type == "MatMul":
+            flops += 2 * op.outputs[0].shape.num_elements() * op.inputs[1].shape[0]
+    return flops
+
+
+def test_the_zoo_is_what_this_file_tests():
+    assert set(ZOO) <= set(models.names())
+    assert {name for name in models.names() if hasattr(models, name)} == set(ZOO)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_size_and_work_are_as_documented(name):
+    model = models.create(name)
+    assert sum(int(np.prod(v.shape)) for v in model.trainable_variables) == documented(name, "Parameters")
+    assert counted_flops(model) == documented(name, "FLOPs per image")
+    assert re.search(r"Accuracy on \S+: \S", getattr(models, name).__doc__)
+    assert re.search(r"(arXiv:\d{4}\.\d{4,5}\b|https://doi\.org/)", getattr(models, name).__doc__)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_pixels_of_uint8_and_float_give_the_same_logits(name):
+    model = models.create(name, **SMALL.get(name, {}))
+    assert isinstance(model.layers[1], keras.layers.Rescaling)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, *model.input_shape[1:]), np.uint8)
+    logits = model(pixels).numpy()
+    assert logits.shape == (3, 10)
+    assert logits.dtype == np.float32
+    np.testing.assert_array_equal(logits, model(pixels.astype("float32")).numpy())
+    assert len(np.unique(logits.round(6))) > 10
+    probabilities = logits.min() >= 0 and np.allclose(logits.sum(1), 1)
+    assert not probabilities
+    rescaled = model.layers[1](np.array([0.0, 255.0])).numpy()
+    assert -4 <= rescaled[0] <= 0 < rescaled[1] <= 4
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_other_shapes_and_classes(name):
+    model = models.create(name, input_shape=(33, 40, 2), num_classes=7, **SMALL.get(name, {}))
+    assert model.input_shape == (None, 33, 40, 2)
+    assert model(np.zeros((2, 33, 40, 2), np.uint8)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", ["mnist_cnn", "resnet20", "wide_resnet", "speed_net"])
+def test_a_saved_model_comes_back_the_same(name, tmp_path):
+    model = models.create(name, **SMALL.get(name, {}))
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    pixels = np.random.default_rng(0).integers(0, 256, (2, *model.input_shape[1:]), np.uint8)
+    np.testing.assert_allclose(again(pixels), model(pixels), rtol=1e-6, atol=1e-6)
+
+
+def test_the_shortcut_of_resnet_has_no_weights_and_takes_every_second_pixel():
+    x = keras.Input((6, 6, 4))
+    from mirrorkit.models.resnet import _block
+
+    block = keras.Model(x, _block(x, 8, strides=2))
+    for variable in block.trainable_variables:
+        if "kernel" in variable.path:
+            variable.assign(tf.zeros_like(variable))
+    pixels = np.random.default_rng(0).random((2, 6, 6, 4), np.float32)
+    out = block(pixels).numpy()
+    np.testing.assert_array_equal(out[..., 2:6], pixels[:, ::2, ::2])
+    assert not out[..., :2].any()
+    assert not out[..., 6:].any()
+    assert sum("kernel" in v.path for v in block.variables) == 2
+
+
+def test_wide_resnet_dropout_acts_in_training_only():
+    model = models.create("wide_resnet", depth=10, width=1, dropout=0.5)
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
+    np.testing.assert_array_equal(model(pixels), model(pixels))
+    assert sum(isinstance(layer, keras.layers.Dropout) for layer in model.layers) == 3
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "mnist_cnn", "cifar_cnn", "resnet20", "wide_resnet", "speed_net"])
+def test_it_learns_to_tell_bars_apart(name):
+    """Two classes, a bright horizontal or vertical bar on noise: any of the models must get nearly all of them."""
+    keras.utils.set_random_seed(0)
+    model = models.create(name, input_shape=(16, 16, 1), num_classes=2, **SMALL.get(name, {}))
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 120, (256, 16, 16, 1), np.uint8)
+    labels = np.arange(256) % 2
+    images[labels == 0, 7:9, :, :] = 250
+    images[labels == 1, :, 7:9, :] = 250
+    optimizer = keras.optimizers.Adam(3e-3)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def train_step(x, y):
+        with tf.GradientTape() as tape:
+            value = loss(y, model(x, training=True))
+        optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
+
+    for step in range(24):
+        part = slice(step % 4 * 64, step % 4 * 64 + 64)
+        train_step(images[part], labels[part])
+    right = np.argmax(model(images, training=True), 1) == labels  # BatchNorm's moving mean needs longer than 24 steps
+    assert right.mean() > 0.95
+
+
+def test_every_trainable_variable_of_a_deep_net_gets_a_gradient():
+    model = models.create("resnet56")
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
+    with tf.GradientTape() as tape:
+        value = tf.reduce_sum(model(pixels, training=True) ** 2)
+    for variable, gradient in zip(
+        model.trainable_variables, tape.gradient(value, model.trainable_variables), strict=True
+    ):
+        assert np.abs(gradient).max() > 0, variable.path
