@@ -1,8 +1,9 @@
 """One TensorFlow device layout for the whole test process: the CPU split into four virtual devices.
 
 Fixtures for the tests:
-    strategy_of(kind, replicas)      a strategy over the first virtual devices, made once per session
-    run_python(code, ...)            run code in a fresh process, for tests that need another device layout
+    strategy_of(kind, replicas)     a strategy over the first virtual CPU devices, made once per session
+    run_python(code, ...)           run code in a fresh process, for tests that need another layout or environment
+Every test starts from seed 0, and fails when it leaves environment variables, child processes or threads behind.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import os
 # Before TensorFlow is first imported: it reads this once. Tests only; the package itself leaves logging alone.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
-from mirrorkit import devices, strategy
+from mirrorkit import devices, strategy, testing
 from mirrorkit._keras import keras
 
-REPLICAS = 4
-devices.split_cpu(REPLICAS)
+devices.split_cpu(4)
 
 
 @pytest.fixture(scope="session")
@@ -37,6 +40,51 @@ def strategy_of() -> Callable[[str, int], tf.distribute.Strategy]:
     return get
 
 
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., testing.ProcessResult]:
+    """`mirrorkit.testing.run_in_fresh_process`; a call that uses TensorFlow costs about four seconds."""
+    return testing.run_in_fresh_process
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks() -> Iterator[None]:
+    """Fail a test that leaves environment variables, child processes or non-daemon threads behind."""
+    environment, threads, children = _environment(), set(threading.enumerate()), _children()
+    yield
+    after = _environment()
+    changed = {name for name in environment.keys() | after.keys() if environment.get(name) != after.get(name)}
+    assert not changed, f"the test left these environment variables changed: {sorted(changed)}"
+    deadline = time.monotonic() + 5
+    while left := _living_threads() - threads or _children().keys() - children.keys():
+        if time.monotonic() > deadline:
+            pytest.fail(f"the test left behind: {[_children().get(x, x) for x in left]}")
+        time.sleep(0.05)
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     keras.utils.set_random_seed(0)
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def _living_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.daemon}
+
+
+def _children() -> dict[int, str]:
+    """Process id and command of each child of this process; empty where there is no /proc."""
+    children = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # "pid (command) state parent ...", and the command may hold spaces and parentheses
+            pid, _, rest = stat.read_text().partition(" (")
+            command, _, fields = rest.rpartition(") ")
+            line = (stat.parent / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+        if int(fields.split()[1]) == os.getpid() and "multiprocessing.resource_tracker" not in line:
+            children[int(pid)] = line or command
+    return children

@@ -1,13 +1,4 @@
-"""Which devices there are, how the CPU is split into several, and whether each of them really computes.
-
-```python
-mk.devices.split_cpu(4)              # first thing in a program: four virtual CPU devices to rehearse on
-mk.devices.resolve("cpu:4")          # ('/device:CPU:0', ..., '/device:CPU:3')
-print(mk.devices.verify(require="gpu"))
-```
-
-API pages: https://www.tensorflow.org/api_docs/python/tf/config and https://www.tensorflow.org/guide/gpu
-"""
+"""The layout of devices: which there are, how the CPU is split, and which of them a user means."""
 
 from __future__ import annotations
 
@@ -21,6 +12,8 @@ from mirrorkit.errors import DeviceError
 Devices = None | str | int | Sequence[str]
 
 _KINDS = ("CPU", "GPU", "TPU")
+_MOST_CPUS = 256  # each starts its own threads; thousands would take minutes to start
+KIND_AND_COUNT = re.compile(r"(cpu|gpu|tpu)(?::(\d+))?", re.IGNORECASE)
 
 
 def find(kind: str | None = None) -> tuple[str, ...]:
@@ -35,7 +28,7 @@ def find(kind: str | None = None) -> tuple[str, ...]:
         DeviceError: for another kind.
     """
     kinds = _KINDS if kind is None else (_known_kind(kind),)
-    return tuple(_short_name(device.name) for k in kinds for device in tf.config.list_logical_devices(k))
+    return tuple(short_name(device.name) for k in kinds for device in tf.config.list_logical_devices(k))
 
 
 def split_cpu(n: int) -> tuple[str, ...]:
@@ -46,8 +39,8 @@ def split_cpu(n: int) -> tuple[str, ...]:
     Raises:
         DeviceError: `n` is not a positive whole number, or TensorFlow has started with another layout.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise DeviceError(f"split_cpu needs a whole number of devices of at least 1, got {n!r}.")
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MOST_CPUS:
+        raise DeviceError(f"The CPU can be split into 1 to {_MOST_CPUS} devices (a whole number), not {n!r}.")
     cpu = tf.config.list_physical_devices("CPU")[0]
     if _cpus_laid_out() != n:
         try:
@@ -59,6 +52,34 @@ def split_cpu(n: int) -> tuple[str, ...]:
                 "to the top of the program, before the first tensor, variable, model or dataset is made."
             ) from error
     return find("cpu")
+
+
+def set_memory_growth(enabled: bool = True) -> int:
+    """Let each GPU's memory grow as it is needed, instead of taking all of it at the start; returns how many GPUs.
+
+    Does nothing where there is no GPU. https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth
+
+    Raises:
+        DeviceError: TensorFlow has already started with another setting, or a GPU is split into virtual devices.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    try:
+        for gpu in gpus:
+            tf.config.experimental.set_memory_growth(gpu, enabled)
+    except (RuntimeError, ValueError) as error:
+        raise DeviceError(
+            f"Asked to set GPU memory growth to {enabled}, but TensorFlow answered: {error}. Move "
+            "mk.devices.set_memory_growth() to the top of the program, before the first tensor, model or dataset is "
+            "made, and do not split a GPU whose memory is to grow."
+        ) from error
+    return len(gpus)
+
+
+def share_hardware(names: Sequence[str]) -> bool:
+    """Whether two of these logical devices are parts of one physical device, as virtual CPU devices are."""
+    physical = owners()
+    used = [physical[name] for name in names if name in physical]
+    return len(set(used)) < len(used)
 
 
 def resolve(devices: Devices) -> tuple[str, ...]:
@@ -81,7 +102,7 @@ def resolve(devices: Devices) -> tuple[str, ...]:
     if isinstance(devices, int):
         return _first("GPU", devices)
     if isinstance(devices, str):
-        match = re.fullmatch(r"(cpu|gpu|tpu)(?::(\d+))?", devices.strip(), re.IGNORECASE)
+        match = KIND_AND_COUNT.fullmatch(devices.strip())
         if match is None:
             raise _unreadable(devices)
         return _first(match[1].upper(), None if match[2] is None else int(match[2]))
@@ -91,23 +112,23 @@ def resolve(devices: Devices) -> tuple[str, ...]:
 
 
 def _first(kind: str, count: int | None) -> tuple[str, ...]:
-    if count == 0 or (count is not None and count < 0):
-        raise DeviceError(f"Asked for {count} {kind} devices; ask for at least 1.")
+    if count is not None and count < 1:
+        raise DeviceError(f"{count} {kind}s asked; ask for at least 1.")
     if kind == "CPU" and count is not None and _cpus_laid_out() < count:
         return split_cpu(count)
     found = find(kind)
     if len(found) < (count or 1):
-        asked = f"{count} {kind}s" if count else f"{kind}s"
-        raise DeviceError(f"{asked} asked, {len(found)} found: {_listed(found)}. {_how_to_rehearse(count)}")
+        asked = f"{count or 'Any'} {kind}{'s' if count != 1 else ''}"
+        raise DeviceError(f"{asked} asked, {len(found)} found: {listed(found)}. {_how_to_rehearse(count)}")
     return found[:count]
 
 
 def _named(names: Sequence[str]) -> tuple[str, ...]:
     found = find()
-    short = tuple(_short_name(name) for name in names)
+    short = tuple(short_name(name) for name in names)
     missing = [name for name, s in zip(names, short, strict=True) if s not in found]
     if missing:
-        raise DeviceError(f"{_listed(missing)} asked, found: {_listed(found)}. {_how_to_rehearse(len(names))}")
+        raise DeviceError(f"{listed(missing)} asked, found: {listed(found)}. {_how_to_rehearse(len(names))}")
     if len(set(short)) < len(short):
         raise DeviceError(f"devices={list(names)} names a device twice; each replica needs its own.")
     return short
@@ -132,15 +153,28 @@ def _known_kind(kind: str) -> str:
 
 def _cpus_laid_out() -> int:
     """How many CPU devices there are or will be, asked in a way that does not start TensorFlow."""
-    layout = tf.config.get_logical_device_configuration(tf.config.list_physical_devices("CPU")[0])
-    return len(layout) if layout else 1
+    return _parts(tf.config.list_physical_devices("CPU")[0])
 
 
-def _short_name(name: str) -> str:
+def owners() -> dict[str, tf.config.PhysicalDevice]:
+    """The physical device of each logical CPU and GPU. They are numbered one physical device after the other."""
+    physical = {}
+    for kind in ("CPU", "GPU"):
+        parts = (p for p in tf.config.get_visible_devices(kind) for _ in range(_parts(p)))
+        physical.update({f"/device:{kind}:{i}": part for i, part in enumerate(parts)})
+    return physical
+
+
+def _parts(physical: tf.config.PhysicalDevice) -> int:
+    return len(tf.config.get_logical_device_configuration(physical) or [physical])
+
+
+def short_name(name: str) -> str:
     """'/job:localhost/replica:0/task:0/device:GPU:0', '/gpu:0' and 'GPU:0' all become '/device:GPU:0'."""
-    match = re.search(r"(cpu|gpu|tpu):(\d+)$", name.strip(), re.IGNORECASE)
+    match = re.search(r"(?:^|[/:])(cpu|gpu|tpu):(\d+)$", name.strip(), re.IGNORECASE)
     return f"/device:{match[1].upper()}:{int(match[2])}" if match else name
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The names as a message shows them."""
     return ", ".join(names) if names else "none"

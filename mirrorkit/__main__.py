@@ -1,0 +1,47 @@
+"""The command line: `python -m mirrorkit devices [--require gpu] [--cpu N]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from mirrorkit.errors import MirrorkitError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit code: 0, 1 with a message on stderr, or argparse's 2."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except MirrorkitError as error:
+        print(f"mirrorkit {options.command}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m mirrorkit", description="Tools for distributed training.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    devices = commands.add_parser(
+        "devices",
+        help="check that every device computes",
+        description="Compute on every device, check the results, and report; exit code 1 when something is wrong.",
+    )
+    devices.add_argument("--require", metavar="KIND[:N]", help="fail unless there are such devices: gpu, or gpu:4")
+    devices.add_argument("--cpu", metavar="N", type=int, help="split the CPU into N virtual devices first")
+    devices.set_defaults(run=_devices)
+    return parser
+
+
+def _devices(options: argparse.Namespace) -> None:
+    # Here, so that --help and mistakes in the arguments are answered before TensorFlow loads.
+    from mirrorkit import devices
+
+    if options.cpu is not None:
+        devices.split_cpu(options.cpu)
+    print(devices.verify(require=options.require))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Batch arithmetic: global and per-replica batches, accumulation, and the learning rate that goes with them.
+
+```python
+mk.batching.global_batch_size(64, replicas=4)                                    # 256
+mk.batching.per_replica_sizes(250, 4)                                            # (63, 63, 63, 61)
+mk.batching.scale_learning_rate(0.1, batch_size=1024, base_batch_size=256)       # 0.4
+```
+
+Plain Python: importing this does not start TensorFlow.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Literal
+
+from mirrorkit.errors import StepError
+
+_warned: set[tuple[int, int]] = set()
+
+
+def per_replica_sizes(global_batch_size: int, replicas: int) -> tuple[int, ...]:
+    """How many examples each replica gets of one global batch.
+
+    The rule of `tf.distribute`'s `experimental_distribute_dataset`: every replica takes ceil(batch / replicas) examples
+    until none are left, so the last replicas may get fewer or none. It holds for an epoch's last, smaller batch too.
+
+    Raises:
+        StepError: a number is not a positive whole number.
+    """
+    _check_positive(global_batch_size=global_batch_size, replicas=replicas)
+    share = math.ceil(global_batch_size / replicas)
+    return tuple(max(0, min(share, global_batch_size - i * share)) for i in range(replicas))
+
+
+def global_batch_size(per_replica: int, *, replicas: int, accumulate: int = 1) -> int:
+    """Examples behind one update: `per_replica` on each of `replicas`, over `accumulate` successive batches.
+
+    With `accumulate=1` this is the size to batch the data by; otherwise it is the batch size that the learning rate
+    should be chosen for.
+
+    Raises:
+        StepError: a number is not a positive whole number.
+    """
+    _check_positive(per_replica=per_replica, replicas=replicas, accumulate=accumulate)
+    return per_replica * replicas * accumulate
+
+
+def scale_learning_rate(
+    learning_rate: float, *, batch_size: int, base_batch_size: int, rule: Literal["linear", "sqrt"] = "linear"
+) -> float:
+    """The learning rate for `batch_size`, given one that works for `base_batch_size`.
+
+    "linear" multiplies it by batch_size / base_batch_size, with a warm-up over the first epochs (Goyal et al. 2017,
+    arXiv:1706.02677). "sqrt" multiplies it by the square root of that, which keeps the variance of the update
+    (Krizhevsky 2014, arXiv:1404.5997). `batch_size` counts the examples behind one update; see `global_batch_size`.
+
+    Raises:
+        StepError: a number is not positive, or the rule is unknown.
+    """
+    _check_positive(batch_size=batch_size, base_batch_size=base_batch_size)
+    if not (math.isfinite(learning_rate) and learning_rate > 0):
+        raise StepError(f"learning_rate must be a positive number, got {learning_rate!r}.")
+    ratio = batch_size / base_batch_size
+    if rule == "linear":
+        return learning_rate * ratio
+    if rule == "sqrt":
+        return learning_rate * math.sqrt(ratio)
+    raise StepError(f"Unknown rule {rule!r} to scale the learning rate. The rules are 'linear' and 'sqrt'.")
+
+
+def check_split(global_batch_size: int, replicas: int) -> None:
+    """Warn, once per pair of numbers, when the replicas cannot share the global batch equally.
+
+    Training is right all the same; every step takes as long as the largest share.
+
+    Raises:
+        StepError: a number is not a positive whole number.
+    """
+    sizes = per_replica_sizes(global_batch_size, replicas)
+    if len(set(sizes)) == 1 or (global_batch_size, replicas) in _warned:
+        return
+    _warned.add((global_batch_size, replicas))
+    below = global_batch_size // replicas * replicas
+    equal = [str(size) for size in (below, below + replicas) if size]
+    warnings.warn(
+        f"A global batch of {global_batch_size} examples cannot be shared equally by {replicas} replicas: they get "
+        f"{', '.join(map(str, sizes))}. The result is right, but each step waits for the largest share. "
+        f"Shared equally: {' or '.join(equal)}.",
+        stacklevel=2,
+    )
+
+
+def _check_positive(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise StepError(f"{name} must be a whole number of at least 1, got {value!r}.")

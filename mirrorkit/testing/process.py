@@ -1,0 +1,123 @@
+"""Run Python code in a new process: another device layout, another environment, a clean TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mirrorkit
+from mirrorkit.errors import MirrorkitError
+
+_WITH_DEVICES = "import runpy, sys; from mirrorkit import devices; devices.resolve({devices!r}); {run}"
+_RUN_FILE = "runpy.run_path(sys.argv[1], run_name='__main__')"
+
+
+@dataclass(frozen=True)
+class ProcessResult:
+    """What a finished process left: exit code, standard output and standard error."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    def json(self) -> Any:
+        """The last line of standard output, read as JSON."""
+        lines = self.stdout.strip().splitlines()
+        if not lines:
+            raise MirrorkitError(f"The process printed nothing to read as JSON. Its stderr:\n{self.stderr[-2000:]}")
+        return json.loads(lines[-1])
+
+
+def run_in_fresh_process(
+    code_or_file: str | Path,
+    *,
+    devices: str | int | None = None,
+    env: Mapping[str, str | None] | None = None,
+    timeout: float = 120.0,
+    check: bool = True,
+) -> ProcessResult:
+    """Run code (a string) or a file (a Path) in a new Python process and wait for its end.
+
+    The process runs in an empty temporary folder and in a process group of its own. Whatever it started is ended with
+    it, and nothing is left behind, whether it finishes, fails or runs out of time.
+
+    Args:
+        code_or_file: Python source (it may be indented) or the path of a script.
+        devices: as in `mirrorkit.strategy.create`; "cpu:2" splits the CPU before the code runs.
+        env: environment variables on top of this process's own; None removes one.
+        timeout: seconds until it is ended.
+        check: raise when the exit code is not 0.
+
+    Raises:
+        MirrorkitError: it did not finish in time, or failed while `check` is set; with the end of its output.
+    """
+    with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
+        if isinstance(code_or_file, Path):
+            script = code_or_file.resolve()
+        else:
+            # A file, not `python -c`: AutoGraph reads the source of the functions that it converts.
+            script = Path(folder, "script.py")
+            script.write_text(textwrap.dedent(code_or_file), encoding="utf-8")
+        command = [sys.executable, str(script)]
+        if devices is not None:
+            command[1:1] = ["-c", _WITH_DEVICES.format(devices=devices, run=_RUN_FILE)]
+        result, finished = _run(command, environment=_environment(env or {}), folder=Path(folder), timeout=timeout)
+    if not finished:
+        raise MirrorkitError(f"The process did not finish within {timeout:g} s and was ended.{_end_of(result)}")
+    if check and result.returncode != 0:
+        raise MirrorkitError(f"The process failed with exit code {result.returncode}.{_end_of(result)}")
+    return result
+
+
+def _run(
+    command: list[str], *, environment: dict[str, str], folder: Path, timeout: float
+) -> tuple[ProcessResult, bool]:
+    # Files instead of pipes: a grandchild that outlives the process would keep a pipe open and the reader waiting.
+    work = folder / "work"
+    work.mkdir()
+    with open(folder / "stdout", "w+b") as out, open(folder / "stderr", "w+b") as err:
+        process = subprocess.Popen(
+            command, env=environment, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+        )
+        finished = False
+        try:
+            process.wait(timeout)
+            finished = True
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode("utf-8", errors="replace"))
+    return ProcessResult(process.returncode, *texts), finished
+
+
+def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    environment = dict(os.environ)
+    # The same mirrorkit as here, installed or not.
+    here = str(Path(mirrorkit.__file__).parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environment.get("PYTHONPATH")]))
+    for name, value in changes.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    return environment
+
+
+def _end_of(result: ProcessResult) -> str:
+    return f"\nEnd of its stdout:\n{result.stdout[-2000:]}\nEnd of its stderr:\n{result.stderr[-4000:]}"

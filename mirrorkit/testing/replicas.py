@@ -1,0 +1,19 @@
+"""Several replicas on one CPU, to test that N replicas give the result of one."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from mirrorkit import strategy
+
+
+def virtual_replicas(n: int, *, kind: str = "mirrored") -> tf.distribute.Strategy:
+    """A strategy with `n` replicas on virtual CPU devices; splits the CPU when TensorFlow has not started.
+
+    Call it first in the program with the largest number that it needs; a later call with fewer takes the first ones.
+
+    Raises:
+        DeviceError: TensorFlow has already started with fewer CPU devices.
+        StrategyError: unknown kind, or one that cannot have `n` replicas.
+    """
+    return strategy.create(kind, devices=f"cpu:{n}")

@@ -1,0 +1,111 @@
+"""Examples per second and step times of a training run, with the first call kept apart."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mirrorkit.errors import StepError
+
+
+class Throughput:
+    """Collects one record per call of k steps and says how fast the steps were.
+
+    ```python
+    throughput = Throughput()
+    throughput.record(examples=12800, steps=50, seconds=0.43)
+    print(throughput.summary())
+    ```
+
+    The first call traces and compiles, so the rates leave it out; `first_call_seconds` has it. As long as it is the
+    only one, the rates are of that call, and `summary()` says so. The totals (`examples`, `steps`, `seconds`) count
+    every call.
+
+    Args:
+        warm: the functions were compiled before the first record (by `loop.warm_up`), so the rates count it too.
+    """
+
+    def __init__(self, *, warm: bool = False) -> None:
+        """Start with nothing recorded."""
+        self._warm = warm
+        self._calls: list[tuple[int, int, float]] = []
+
+    def record(self, *, examples: int, steps: int, seconds: float) -> None:
+        """Add a call of `steps` steps that trained on `examples` examples in `seconds`, devices waited for.
+
+        Raises:
+            StepError: steps below 1, examples below 0, or seconds that are not a positive number.
+        """
+        if steps < 1 or examples < 0 or not (math.isfinite(seconds) and seconds > 0):
+            raise StepError(
+                "A record needs steps >= 1, examples >= 0 and seconds > 0, "
+                f"got steps={steps!r}, examples={examples!r}, seconds={seconds!r}."
+            )
+        self._calls.append((examples, steps, seconds))
+
+    @property
+    def examples(self) -> int:
+        """Examples of all calls."""
+        return sum(examples for examples, _, _ in self._calls)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all calls."""
+        return sum(steps for _, steps, _ in self._calls)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all calls, the first included."""
+        return math.fsum(seconds for _, _, seconds in self._calls)
+
+    @property
+    def first_call_seconds(self) -> float:
+        """Seconds of the first call: tracing and compilation, and its steps. NaN before it."""
+        return self._calls[0][2] if self._calls else math.nan
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples per second, the first call left out. NaN before it."""
+        steady = self._steady()
+        if not steady:
+            return math.nan
+        return sum(examples for examples, _, _ in steady) / math.fsum(seconds for _, _, seconds in steady)
+
+    @property
+    def step_seconds_median(self) -> float:
+        """Median seconds per step, the first call left out. NaN before it."""
+        return self._step_seconds(0.5)
+
+    @property
+    def step_seconds_p95(self) -> float:
+        """95th percentile of the seconds per step, the first call left out. NaN before it."""
+        return self._step_seconds(0.95)
+
+    def summary(self) -> str:
+        """One line for people."""
+        if not self._calls:
+            return "nothing recorded"
+        rates = (
+            f"{self.examples_per_second:,.0f} examples/s, step {1e3 * self.step_seconds_median:.3g} ms median, "
+            f"{1e3 * self.step_seconds_p95:.3g} ms p95"
+        )
+        if self._warm:
+            return rates
+        if len(self._calls) == 1:
+            return f"{rates} (first call only, compilation included)"
+        return f"{rates} (first call apart: {self.first_call_seconds:.3g} s)"
+
+    def _steady(self) -> list[tuple[int, int, float]]:
+        return self._calls if self._warm or len(self._calls) == 1 else self._calls[1:]
+
+    def _step_seconds(self, quantile: float) -> float:
+        """Quantile over steps: a call of k steps counts k times, at its mean seconds per step."""
+        steady = self._steady()
+        if not steady:
+            return math.nan
+        per_step = np.array([seconds / steps for _, steps, seconds in steady])
+        weights = np.array([steps for _, steps, _ in steady])
+        order = np.argsort(per_step)
+        reached = np.cumsum(weights[order])
+        return float(per_step[order][np.searchsorted(reached, quantile * reached[-1])])

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+from mirrorkit.errors import StepError
+from mirrorkit.timing import Throughput, Timer
+
+
+@pytest.fixture
+def queued_work(monkeypatch):
+    """Queues an op that ends no sooner than somebody waits for the devices; the list that it fills tells that it ended."""
+    somebody_waits, done = threading.Event(), []
+    sync_devices = tf.test.experimental.sync_devices
+
+    def waiting():
+        somebody_waits.set()
+        sync_devices()
+
+    def work():
+        somebody_waits.wait(30)
+        done.append(True)
+        return 0.0
+
+    @tf.function
+    def call():
+        return tf.py_function(work, [], tf.float32)
+
+    def queue():
+        somebody_waits.clear()
+        done.clear()
+        call()
+        return done
+
+    monkeypatch.setattr(tf.test.experimental, "sync_devices", waiting)
+    tf.config.experimental.set_synchronous_execution(False)
+    yield queue
+    waiting()
+    tf.config.experimental.set_synchronous_execution(True)
+
+
+def test_the_timer_waits_for_the_devices_before_it_starts(queued_work):
+    done = queued_work()
+    with Timer():
+        assert done
+
+
+def test_the_timer_waits_for_the_devices_at_a_lap_and_at_the_end(queued_work):
+    with Timer() as timer:
+        done = queued_work()
+        timer.lap()
+        assert done
+        done = queued_work()
+    assert done
+
+
+def test_seconds_and_laps(monkeypatch):
+    clock = iter([10.0, 11.0, 13.0, 16.0, 20.0, 20.5])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    timer = Timer()
+    assert timer.seconds == 0
+    with timer:
+        assert timer.lap() == 1.0
+        assert timer.lap() == 2.0
+        assert timer.seconds == 6.0
+    assert timer.laps == [1.0, 2.0]
+    assert timer.seconds == 10.0
+    assert timer.seconds == 10.0
+    with pytest.raises(StopIteration), timer:  # a second use starts anew
+        assert timer.laps == []
+
+
+def test_rates_leave_the_first_call_out_and_totals_count_it():
+    throughput = Throughput()
+    throughput.record(examples=100, steps=10, seconds=10.0)
+    throughput.record(examples=100, steps=10, seconds=1.0)
+    throughput.record(examples=300, steps=30, seconds=1.0)
+    assert throughput.first_call_seconds == 10.0
+    assert (throughput.examples, throughput.steps, throughput.seconds) == (500, 50, 12.0)
+    assert throughput.examples_per_second == 200.0
+    assert "first call apart: 10 s" in throughput.summary()
+    assert "200 examples/s" in throughput.summary()
+
+
+def test_step_times_are_weighted_by_steps():
+    throughput = Throughput(warm=True)
+    throughput.record(examples=1, steps=1, seconds=0.5)  # 500 ms per step, 1 step
+    throughput.record(examples=98, steps=98, seconds=0.98)  # 10 ms
+    throughput.record(examples=1, steps=1, seconds=0.001)  # 1 ms
+    assert throughput.step_seconds_median == pytest.approx(0.01)
+    assert throughput.step_seconds_p95 == pytest.approx(0.01)
+    throughput.record(examples=10, steps=10, seconds=2.0)  # 200 ms
+    assert throughput.step_seconds_p95 == pytest.approx(0.2)
+
+
+def test_a_single_call_gives_its_own_rate_and_says_so():
+    throughput = Throughput()
+    throughput.record(examples=100, steps=10, seconds=2.0)
+    assert throughput.examples_per_second == 50.0
+    assert "compilation included" in throughput.summary()
+
+
+def test_after_a_warm_up_the_first_call_counts():
+    throughput = Throughput(warm=True)
+    throughput.record(examples=100, steps=10, seconds=1.0)
+    throughput.record(examples=100, steps=10, seconds=3.0)
+    assert throughput.examples_per_second == 50.0
+    assert "first call" not in throughput.summary()
+
+
+def test_nothing_recorded_is_not_a_rate_of_zero():
+    throughput = Throughput()
+    assert math.isnan(throughput.examples_per_second)
+    assert math.isnan(throughput.step_seconds_p95)
+    assert math.isnan(throughput.first_call_seconds)
+    assert throughput.examples == 0
+    assert throughput.summary() == "nothing recorded"
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"examples": -1}, {"seconds": 0.0}, {"seconds": math.nan}])
+def test_records_that_cannot_be(wrong):
+    with pytest.raises(StepError, match="got steps="):
+        Throughput().record(**{"examples": 1, "steps": 1, "seconds": 1.0, **wrong})
