@@ -15,7 +15,10 @@ from __future__ import annotations
 
 from mirrorkit.data import augment
 from mirrorkit.data.batches import Batches, batches
+from mirrorkit.data.distribute import distribute
 from mirrorkit.data.recipe import Recipe
+from mirrorkit.data.records import Records, records
+from mirrorkit.data.shards import write_records
 from mirrorkit.data.sources import load
 from mirrorkit.data.splits import DataSet, Split, arrays, class_indices, one_hot
 from mirrorkit.data.synthetic import synthetic
@@ -24,12 +27,16 @@ __all__ = [
     "Batches",
     "DataSet",
     "Recipe",
+    "Records",
     "Split",
     "arrays",
     "augment",
     "batches",
     "class_indices",
+    "distribute",
     "load",
     "one_hot",
+    "records",
     "synthetic",
+    "write_records",
 ]

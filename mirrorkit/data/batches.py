@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data import augment as augment_module
-from mirrorkit.data.augment import Augmentation
+from mirrorkit.data.augment import Augmentation, apply
 from mirrorkit.data.recipe import Recipe, check_sizes
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError
@@ -68,14 +67,9 @@ class Batches(Recipe):
             return tf.nest.map_structure(lambda tensor: _rows(tensor, first, length), whole)
 
         def batch(step: tf.Tensor) -> Any:
-            element = take(step)
-            if self.map is not None and not self.cache:
-                element = self.map(*element)
-            x, y, *weight = element
-            x = augment_module.apply(self.augment, x, seed=self.seed, epoch=epoch, step=step)
-            if self.one_hot:
-                y = tf.one_hot(y, self.split.num_classes, dtype=tf.float32)
-            return (x, y, *weight)
+            map_here = None if self.cache else self.map
+            depth = self.split.num_classes if self.one_hot else None
+            return finish(take(step), map_here, self.augment, depth, seed=self.seed, epoch=epoch, step=step)
 
         steps = tf.data.Dataset.range(start, self.steps_per_epoch)
         return steps.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(self.prefetch)
@@ -146,7 +140,7 @@ def batches(
             "or take .train or .test of a loaded data set."
         )
     check_sizes(global_batch_size, len(split), seed)
-    check_augment(augment, split.images if map is None else None)
+    check_augment(augment, getattr(split.images, "shape", []) if map is None else None)
     labels = split.labels
     if one_hot and (isinstance(labels, Mapping) or labels.dtype.kind == "f" or split.num_classes is None):
         raise DataError(f"one_hot=True needs class indices (integers); {split!r} has none.")
@@ -164,8 +158,26 @@ def batches(
     )
 
 
-def check_augment(augment: Sequence[Augmentation] | None, images: Any) -> None:
-    """Refuse an `augment` that is no list of functions, or images (where known, not None) that it cannot work on.
+def finish(
+    element: tuple[Any, ...],
+    map: MapFunction | None,
+    augment: Sequence[Augmentation],
+    one_hot: int | None,
+    *,
+    seed: int,
+    epoch: int,
+    step: tf.Tensor,
+) -> Any:
+    """The work on one gathered batch, in this order: `map`, `augment`, one-hot labels of that many classes."""
+    x, y, *weight = element if map is None else map(*element)
+    x = apply(augment, x, seed=seed, epoch=epoch, step=step)
+    return (x, y if one_hot is None else tf.one_hot(y, one_hot, dtype=tf.float32), *weight)
+
+
+def check_augment(augment: Sequence[Augmentation] | None, shape: Sequence[int | None] | None) -> None:
+    """Refuse an `augment` that is no list of functions, or inputs of a shape that it cannot work on.
+
+    A shape of None is not known yet (a `map` makes it); an empty one stands for a dict of inputs.
 
     Raises:
         DataError: see above.
@@ -176,8 +188,8 @@ def check_augment(augment: Sequence[Augmentation] | None, images: Any) -> None:
         raise DataError(
             f"augment must be a list of augmentations, such as [mk.data.augment.flip()]; found {augment!r}."
         )
-    if len(augment) and images is not None and (isinstance(images, Mapping) or images.ndim != 4):
-        found = "a dict of inputs" if isinstance(images, Mapping) else f"shape {list(images.shape)}"
+    if augment and shape is not None and len(shape) != 4:
+        found = f"shape {list(shape)}" if len(shape) else "a dict of inputs"
         raise DataError(f"augment works on images [N, H, W, C]; found {found}. Use map= for anything else.")
 
 
