@@ -54,7 +54,7 @@ def _no_leaks() -> Iterator[None]:
     after = _environment()
     changed = {name for name in environment.keys() | after.keys() if environment.get(name) != after.get(name)}
     assert not changed, f"the test left these environment variables changed: {sorted(changed)}"
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 3
     while left := _living_threads() - threads or _children().keys() - children.keys():
         if time.monotonic() > deadline:
             pytest.fail(f"the test left behind: {[_children().get(x, x) for x in left]}")

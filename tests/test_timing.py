@@ -13,7 +13,7 @@ from mirrorkit.timing import Throughput, Timer
 
 @pytest.fixture
 def queued_work(monkeypatch):
-    """Queues an op that ends no sooner than somebody waits for the devices; the list that it fills tells that it ended."""
+    """Queues an op that does not end before somebody waits for the devices; the list it fills tells that it ended."""
     somebody_waits, done = threading.Event(), []
     sync_devices = tf.test.experimental.sync_devices
 

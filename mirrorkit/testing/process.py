@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mirrorkit
 from mirrorkit.errors import MirrorkitError
 
 _WITH_DEVICES = "import runpy, sys; from mirrorkit import devices; devices.resolve({devices!r}); {run}"
@@ -109,7 +108,7 @@ def _run(
 def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     environment = dict(os.environ)
     # The same mirrorkit as here, installed or not.
-    here = str(Path(mirrorkit.__file__).parents[1])
+    here = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environment.get("PYTHONPATH")]))
     for name, value in changes.items():
         if value is None:

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from mirrorkit.errors import MirrorkitError
+from mirrorkit.testing import run_in_fresh_process
+
+
+def test_code_runs_and_its_output_comes_back():
+    result = run_in_fresh_process(
+        """
+        import json, sys
+        print("first")
+        print("aside", file=sys.stderr)
+        print(json.dumps({"answer": 42, "main": __name__}))
+        """
+    )
+    assert result.returncode == 0
+    assert result.stdout.startswith("first\n")
+    assert result.stderr == "aside\n"
+    assert result.json() == {"answer": 42, "main": "__main__"}
+
+
+def test_a_file_runs_with_the_environment_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("MIRRORKIT_TEST_GONE", "1")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, os; print(json.dumps([os.environ.get('MIRRORKIT_TEST_' + n) for n in ('NEW', 'GONE')]))"
+    )
+    result = run_in_fresh_process(script, env={"MIRRORKIT_TEST_NEW": "x", "MIRRORKIT_TEST_GONE": None})
+    assert result.json() == ["x", None]
+
+
+def test_devices_are_laid_out_before_the_code_runs_and_autograph_sees_its_source():
+    result = run_in_fresh_process(
+        """
+        import json, os, sys
+        import tensorflow as tf
+
+        @tf.function
+        def doubled_until(limit):
+            x = tf.constant(1)
+            while x < limit:
+                x *= 2
+            return x
+
+        cpus = tf.config.list_logical_devices("CPU")
+        print(json.dumps([len(cpus), int(doubled_until(50)), os.listdir(), __name__]))
+        """,
+        devices="cpu:3",
+    )
+    assert result.json() == [3, 64, [], "__main__"]
+
+
+def test_a_failure_shows_the_end_of_the_output():
+    with pytest.raises(MirrorkitError, match=r"exit code 3(.|\n)*printed before(.|\n)*reason on stderr"):
+        run_in_fresh_process("import sys; print('printed before'); sys.stderr.write('reason on stderr'); sys.exit(3)")
+    assert run_in_fresh_process("raise SystemExit(3)", check=False).returncode == 3
+
+
+def test_json_of_a_silent_process_says_so():
+    with pytest.raises(MirrorkitError, match="printed nothing"):
+        run_in_fresh_process("pass").json()
+
+
+SPAWN = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path({file!r}).write_text(str(child.pid))
+time.sleep({then})
+"""
+
+
+@pytest.mark.parametrize("then", [0, 600], ids=["it ends by itself", "it runs out of time"])
+def test_nothing_is_left_behind(tmp_path, monkeypatch, then):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = SPAWN.format(file=str(tmp_path / "pid"), then=then)
+    if then:
+        with pytest.raises(MirrorkitError, match="did not finish within 3 s"):
+            run_in_fresh_process(code, timeout=3)
+    else:
+        run_in_fresh_process(code)
+    assert _ends(int((tmp_path / "pid").read_text()))
+    assert [path.name for path in tmp_path.iterdir()] == ["pid"]
+
+
+def _ends(pid: int) -> bool:
+    """Whether the process is gone, or a zombie that its adoptive parent has yet to collect, within five seconds."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").exists() and ") Z " in Path(f"/proc/{pid}/stat").read_text():
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    return False
