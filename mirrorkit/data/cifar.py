@@ -42,8 +42,8 @@ def read_python(path: Path, *, label_key: bytes = b"labels") -> tuple[np.ndarray
     """
     try:
         content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-    except DataError:
-        raise
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
     except Exception as error:  # a damaged pickle raises nearly anything
         raise DataError(f"{path} is damaged: {type(error).__name__}: {error}. Fetch it again.") from error
     if not isinstance(content, dict) or b"data" not in content or label_key not in content:
@@ -74,5 +74,5 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._ALLOWED:
-            raise DataError(f"this pickle asks for {module}.{name}, which no CIFAR file needs; it was not run")
+            raise DataError(f"the pickle asks for {module}.{name}, which no CIFAR file needs; nothing was run")
         return self._ALLOWED[module, name]

@@ -1,0 +1,100 @@
+"""Each augmentation, pixel by pixel against what its description says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mirrorkit.data import augment
+from mirrorkit.errors import DataError
+
+IMAGES = np.random.default_rng(0).integers(1, 256, (400, 8, 10, 3), dtype=np.uint8)
+SEED = tf.constant([1, 2], tf.int64)
+
+
+def run(augmentation, images=IMAGES, seed=SEED):
+    out = tf.function(augmentation)(tf.constant(images), seed)
+    return out.numpy()
+
+
+def test_flip_mirrors_about_half_of_the_images_and_leaves_the_rest():
+    out = run(augment.flip())
+    mirrored = (out == IMAGES[:, :, ::-1]).all(axis=(1, 2, 3))
+    same = (out == IMAGES).all(axis=(1, 2, 3))
+    assert (mirrored ^ same).all()
+    assert 150 < mirrored.sum() < 250
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "symmetric"])
+def test_pad_and_crop_gives_a_window_of_the_padded_image_each_place_alike(mode):
+    out = run(augment.pad_and_crop(2, mode=mode))
+    padded = np.pad(IMAGES, ((0, 0), (2, 2), (2, 2), (0, 0)), mode=mode)
+    found = np.zeros((5, 5), int)
+    for image, wide in zip(out, padded, strict=True):
+        windows = [(i, j) for i in range(5) for j in range(5) if (wide[i : i + 8, j : j + 10] == image).all()]
+        assert len(windows) == 1
+        found[windows[0]] += 1
+    assert found.min() > 0
+    assert found.sum() == 400
+
+
+def test_cutout_covers_one_square_and_nothing_else():
+    out = run(augment.cutout(4, fill=0))
+    covered = (out == 0).all(axis=3)
+    np.testing.assert_array_equal(out[~covered], IMAGES[~covered])
+    heights, widths = covered.any(axis=2).sum(axis=1), covered.any(axis=1).sum(axis=1)
+    np.testing.assert_array_equal(covered.sum(axis=(1, 2)), heights * widths)  # a full rectangle
+    assert heights.max() == widths.max() == 4
+    assert heights.min() >= 2  # the centre lies inside
+    assert widths.min() >= 2
+    assert (covered.sum(axis=0) > 0).all()  # every pixel is covered in some image
+    assert (run(augment.cutout(4, fill=7))[covered] == 7).all()
+
+
+def test_normalize_is_float32_per_channel():
+    mean, std = [10.0, 20.0, 30.0], [2.0, 4.0, 8.0]
+    out = run(augment.normalize(mean, std))
+    assert out.dtype == np.float32
+    np.testing.assert_allclose(out, (IMAGES.astype(np.float64) - mean) / std, rtol=1e-6, atol=1e-5)
+    np.testing.assert_allclose(run(augment.normalize(128, 64)), (IMAGES - 128.0) / 64, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("one", [augment.flip(), augment.pad_and_crop(2), augment.cutout(4)])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_dtype_shape_and_seed(one, dtype):
+    images = IMAGES.astype(dtype)
+    out = run(one, images)
+    assert out.dtype == dtype
+    assert out.shape == images.shape
+    np.testing.assert_array_equal(out, run(one, images))
+    assert (out != run(one, images, tf.constant([1, 3], tf.int64))).any()
+    # static shapes survive, as models need them
+    spec = tf.TensorSpec([None, 8, 10, 3], dtype)
+    traced = tf.function(one).get_concrete_function(spec, tf.TensorSpec([2], tf.int64))
+    assert traced.output_shapes.as_list() == [None, 8, 10, 3]
+
+
+def test_each_place_in_the_list_has_numbers_of_its_own():
+    noise = lambda images, seed: images + tf.random.stateless_uniform([], seed)  # noqa: E731
+    zeros = tf.zeros([1, 1, 1, 1])
+    one = float(augment.apply([noise], zeros, seed=0, epoch=0, step=0)[0, 0, 0, 0])
+    two = float(augment.apply([noise, noise], zeros, seed=0, epoch=0, step=0)[0, 0, 0, 0])
+    assert two != pytest.approx(2 * one)
+    others = [{"seed": s, "epoch": e, "step": t} for s, e, t in ((1, 0, 0), (0, 1, 0), (0, 0, 1))]
+    drawn = {one, *(float(augment.apply([noise], zeros, **at)[0, 0, 0, 0]) for at in others)}
+    assert len(drawn) == 4
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: augment.pad_and_crop(0),
+        lambda: augment.pad_and_crop(2, mode="wrap"),
+        lambda: augment.cutout(0),
+        lambda: augment.normalize(0, [1, 0, 1]),
+    ],
+)
+def test_bad_arguments_are_refused(make):
+    with pytest.raises(DataError, match="was asked for"):
+        make()

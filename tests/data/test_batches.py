@@ -1,0 +1,219 @@
+"""batches: every example once per epoch, the order a pure function of (seed, epoch, position), start, map, cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mirrorkit import data
+from mirrorkit._keras import keras
+from mirrorkit.errors import DataError
+
+
+def numbered(count: int, **options) -> data.Split:
+    """A split whose x is its own number, so that orders can be read off."""
+    return data.arrays(np.arange(count)[:, None], np.arange(count) % 7, **options)
+
+
+def order_of(recipe: data.Recipe, epoch: int = 0, start: int = 0) -> list[int]:
+    return [int(i) for x, *_ in recipe.dataset(epoch, start) for i in x.numpy().ravel()]
+
+
+def collect(dataset: tf.data.Dataset) -> list:
+    return [tf.nest.map_structure(lambda t: t.numpy(), element) for element in dataset]
+
+
+def assert_same(one: list, two: list) -> None:
+    assert len(one) == len(two)
+    tf.nest.map_structure(np.testing.assert_array_equal, one, two)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_every_example_comes_once_in_batches_of_the_size_asked_for(draws):
+    count = draws.draw(st.integers(1, 40))
+    size = draws.draw(st.integers(1, count))
+    shuffle, drop = draws.draw(st.booleans()), draws.draw(st.booleans())
+    seed, epoch = draws.draw(st.integers(0, 5)), draws.draw(st.integers(0, 3))
+    split = numbered(count)
+    recipe = data.batches(split, global_batch_size=size, shuffle=shuffle, seed=seed, drop_remainder=drop)
+    got = collect(recipe.dataset(epoch))
+    sizes = [len(x) for x, _ in got]
+    seen = np.concatenate([x.ravel() for x, _ in got])
+    kept = count // size * size if drop else count
+    assert len(sizes) == recipe.steps_per_epoch == recipe.dataset(epoch).cardinality()
+    assert sizes[:-1] == [size] * (len(sizes) - 1)
+    assert sum(sizes) == kept
+    assert len(set(seen)) == kept
+    assert recipe.num_examples == count
+    np.testing.assert_array_equal(np.concatenate([y for _, y in got]), split.labels[seen])
+    np.testing.assert_array_equal(seen, recipe.order(epoch)[:kept])
+    if not shuffle:
+        np.testing.assert_array_equal(seen, np.arange(kept))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 30), st.booleans(), st.integers(0, 3), st.integers(0, 40))
+def test_start_equals_skip(count, size, shuffle, epoch, start):
+    size = min(size, count)
+    recipe = data.batches(numbered(count), global_batch_size=size, shuffle=shuffle)
+    start = min(start, recipe.steps_per_epoch)
+    assert_same(collect(recipe.dataset(epoch, start)), collect(recipe.dataset(epoch).skip(start)))
+
+
+def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
+    recipe = data.batches(numbered(50), global_batch_size=8, shuffle=True, seed=3)
+    first = order_of(recipe, 1)
+    keras.utils.set_random_seed(99)
+    tf.random.set_seed(7)
+    np.random.seed(5)
+    again = data.batches(numbered(50), global_batch_size=25, shuffle=True, seed=3)
+    assert order_of(again, 1) == first
+    assert order_of(recipe, 0) != first
+    assert order_of(data.batches(numbered(50), global_batch_size=8, shuffle=True, seed=4), 1) != first
+    assert first[:3] == np.random.default_rng([3, 1]).permutation(50)[:3].tolist()
+
+
+def test_skipped_batches_are_not_read():
+    seen = []
+
+    def spy(x, y):
+        tf.py_function(lambda part: seen.extend(part.numpy().ravel().tolist()), [x], [])
+        return x, y
+
+    recipe = data.batches(numbered(40), global_batch_size=4, map=spy)
+    assert order_of(recipe, start=8) == list(range(32, 40))
+    assert sorted(seen) == list(range(32, 40))
+
+
+@pytest.mark.parametrize(("count", "drop", "batch"), [(40, False, 8), (41, True, 8), (41, False, None)])
+def test_batches_of_equal_size_have_a_static_one(count, drop, batch):
+    for shuffle in (False, True):
+        recipe = data.batches(numbered(count), global_batch_size=8, drop_remainder=drop, shuffle=shuffle)
+        x, y = recipe.element_spec
+        assert (x.shape.as_list(), y.shape.as_list()) == ([batch, 1], [batch])
+
+
+def test_pixels_stay_uint8_and_one_hot_is_float32():
+    split = data.synthetic(train=20, test=1).train
+    x, y = next(iter(data.batches(split, global_batch_size=20, one_hot=True).dataset()))
+    assert x.dtype == tf.uint8
+    assert y.dtype == tf.float32
+    np.testing.assert_array_equal(x, split.images)
+    np.testing.assert_array_equal(y, data.one_hot(split.labels, 10))
+
+
+def test_dicts_and_sample_weights_travel_together():
+    inputs = {"number": np.arange(10), "square": np.arange(10.0) ** 2}
+    split = data.arrays(inputs, {"out": -np.arange(10.0)}, sample_weight=np.arange(10) / 2)
+    for x, y, weight in data.batches(split, global_batch_size=4, shuffle=True).dataset():
+        number = x["number"].numpy()
+        np.testing.assert_array_equal(x["square"], number**2)
+        np.testing.assert_array_equal(y["out"], -number)
+        np.testing.assert_array_equal(weight, number / 2)
+
+
+def test_map_is_run_on_batches_and_cache_runs_it_once_with_the_same_result():
+    calls = []
+
+    def double(x, y):
+        tf.py_function(lambda part: calls.extend(part.numpy().ravel().tolist()), [x], [])
+        return 2.0 * tf.cast(x, tf.float32), y + 1
+
+    plain, cached = (
+        data.batches(numbered(10), global_batch_size=4, shuffle=True, map=double, cache=cache)
+        for cache in (False, True)
+    )
+    want = [collect(plain.dataset(epoch)) for epoch in (0, 1)]
+    assert sorted(calls) == sorted(2 * list(range(10)))
+    calls.clear()
+    for epoch in (0, 1):
+        assert_same(collect(cached.dataset(epoch)), want[epoch])
+    assert sorted(calls) == list(range(10))
+    x, y = want[0][0]
+    np.testing.assert_array_equal((x / 2).ravel() % 7, y - 1)
+
+
+def test_map_may_use_python_control_flow_as_in_dataset_map():
+    def sign(x, y):
+        if tf.reduce_sum(x) > 10:
+            x = -x
+        return x, y
+
+    assert order_of(data.batches(numbered(6), global_batch_size=3, map=sign)) == [0, 1, 2, -3, -4, -5]
+
+
+SMALL = data.synthetic((16, 16, 3), train=50, test=1).train
+AUGMENT = [data.augment.flip(), data.augment.pad_and_crop(2), data.augment.cutout(4)]
+
+
+def test_augmentation_depends_on_seed_epoch_and_step_alone():
+    def made(seed=1, **position):
+        recipe = data.batches(SMALL, global_batch_size=8, augment=AUGMENT, seed=seed)
+        return collect(recipe.dataset(**position))
+
+    first = made(epoch=2)
+    keras.utils.set_random_seed(123)
+    assert_same(made(epoch=2), first)
+    assert_same(made(epoch=2, start=3), first[3:])
+    assert (made(epoch=3)[0][0] != first[0][0]).any()
+    assert (made(seed=2, epoch=2)[0][0] != first[0][0]).any()
+    whole = np.concatenate([x for x, _ in first])
+    assert whole.dtype == np.uint8
+    assert whole.shape == SMALL.images.shape
+
+
+def test_two_steps_draw_different_numbers():
+    same = data.arrays(np.repeat(SMALL.images[:1], 32, 0), np.zeros(32, int))
+    one, two = (x for x, _ in collect(data.batches(same, global_batch_size=16, augment=AUGMENT).dataset()))
+    assert (one != two).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"global_batch_size": 0}, "at least 1"),
+        ({"global_batch_size": -4}, "at least 1"),
+        ({"global_batch_size": 51}, "global_batch_size=51 was asked for, but the set holds 50"),
+        ({"seed": -1}, "seed=-1"),
+        ({"augment": data.augment.flip()}, "must be a list"),
+        ({"augment": ["flip"]}, "must be a list"),
+    ],
+)
+def test_bad_arguments_are_refused(options, words):
+    with pytest.raises(DataError, match=words):
+        data.batches(SMALL, **{"global_batch_size": 8, **options})
+
+
+def test_what_does_not_fit_together_is_refused():
+    with pytest.raises(DataError, match="needs a split, found tuple"):
+        data.batches((SMALL.images, SMALL.labels), global_batch_size=8)
+    with pytest.raises(DataError, match=r"found shape \[5, 1\]"):
+        data.batches(numbered(5), global_batch_size=5, augment=AUGMENT)
+    with pytest.raises(DataError, match="found a dict"):
+        data.batches(data.arrays({"a": SMALL.images}, SMALL.labels), global_batch_size=5, augment=AUGMENT)
+    with pytest.raises(DataError, match="one_hot=True needs class indices"):
+        data.batches(data.arrays(SMALL.images, np.zeros(50)), global_batch_size=5, one_hot=True)
+    recipe = data.batches(SMALL, global_batch_size=25)
+    for position in ((-1, 0), (0, -1), (0, 3)):
+        with pytest.raises(DataError, match=r"start in 0 \.\. 2"):
+            recipe.dataset(*position)
+    assert collect(recipe.dataset(0, 2)) == []
+
+
+def test_it_serves_model_fit():
+    model = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Flatten(), keras.layers.Dense(10)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    history = model.fit(data.batches(SMALL, global_batch_size=16).dataset(0), verbose=0)
+    assert len(history.history["loss"]) == 1
+
+
+def test_the_data_stays_on_the_host_inside_a_strategy_or_device_scope():
+    recipe = data.batches(SMALL, global_batch_size=8, shuffle=True)
+    with tf.device("CPU:1"):
+        got = collect(recipe.dataset())
+    assert "CPU:0" in recipe._tensors[0].device
+    assert_same(got, collect(data.batches(SMALL, global_batch_size=8, shuffle=True).dataset()))

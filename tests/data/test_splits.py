@@ -1,0 +1,94 @@
+"""arrays, Split, one_hot and its inverse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mirrorkit import data
+from mirrorkit.errors import DataError
+
+PIXELS = np.zeros((6, 4, 4, 1), np.uint8)
+LABELS = np.array([0, 1, 2, 0, 1, 2])
+
+
+def test_labels_become_int64_indices_and_pixels_stay():
+    split = data.arrays(PIXELS, LABELS.astype(np.uint8)[:, None])
+    assert split.images.dtype == np.uint8
+    assert split.labels.dtype == np.int64
+    np.testing.assert_array_equal(split.labels, LABELS)
+    assert (len(split), split.num_classes) == (6, 3)
+
+
+def test_float_labels_are_left_alone():
+    targets = np.linspace(0, 1, 12).reshape(6, 2)
+    split = data.arrays(PIXELS, targets)
+    np.testing.assert_array_equal(split.labels, targets)
+    assert split.num_classes is None
+    assert data.arrays(PIXELS, data.one_hot(LABELS, 3), num_classes=3).num_classes == 3
+
+
+def test_dicts_and_weights():
+    split = data.arrays({"a": PIXELS, "b": np.arange(6.0)}, LABELS, sample_weight=[1, 2, 3, 4, 5, 6])
+    assert len(split) == 6
+    assert split.sample_weight.dtype == np.float32
+    part = split[2:4]
+    np.testing.assert_array_equal(part.images["b"], [2, 3])
+    np.testing.assert_array_equal(part.labels, [2, 0])
+    np.testing.assert_array_equal(part.sample_weight, [3, 4])
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "options", "words"),
+    [
+        (PIXELS, LABELS[:5], {}, "images holds 6 examples and labels holds 5"),
+        (PIXELS, LABELS, {"num_classes": 2}, "labels must lie in 0 .. 1 for 2 classes; 2 do not, the first is 2 at 2"),
+        (PIXELS, -LABELS, {}, "first is -1 at 1"),
+        (PIXELS[:0], LABELS[:0], {}, "no example"),
+        (PIXELS, LABELS, {"num_classes": 0}, "at least 1"),
+        (PIXELS, LABELS, {"sample_weight": np.ones(5)}, "sample_weight holds 5"),
+        (PIXELS, LABELS, {"sample_weight": np.ones((6, 1))}, "one number per example"),
+        (PIXELS.astype(object), LABELS, {}, "dtype object"),
+        (PIXELS, np.array(["cat"] * 6), {}, "labels must hold numbers"),
+        ([[1, 2], [3]], [0, 1], {}, "images is no array"),
+        (np.float32(1), LABELS, {}, "a single number"),
+        (PIXELS, np.eye(3, dtype=int)[LABELS], {}, "one-hot rows of integers"),
+        (PIXELS, np.zeros((6, 4)), {"num_classes": 3}, r"rows \[N, 3\]"),
+        ({"a": PIXELS, "b": PIXELS[:3]}, LABELS, {}, r"images\['b'\] holds 3"),
+        ({}, LABELS, {}, "empty dict"),
+    ],
+)
+def test_bad_arrays_are_refused(images, labels, options, words):
+    with pytest.raises(DataError, match=words):
+        data.arrays(images, labels, **options)
+
+
+def test_an_empty_selection_and_a_single_index_are_refused():
+    split = data.arrays(PIXELS, LABELS)
+    with pytest.raises(DataError, match="selects none"):
+        split[6:]
+    with pytest.raises(DataError, match=r"split\[2:3\]"):
+        split[2]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1), st.integers(10, 12))
+def test_class_indices_is_the_inverse_of_one_hot(labels, num_classes):
+    rows = data.one_hot(np.array(labels), num_classes)
+    assert rows.dtype == np.float32
+    assert rows.shape == (len(labels), num_classes)
+    assert (rows.sum(axis=1) == 1).all()
+    assert rows.max() == 1
+    indices = data.class_indices(rows)
+    assert indices.dtype == np.int64
+    np.testing.assert_array_equal(indices, labels)
+
+
+def test_one_hot_and_class_indices_refuse_what_they_cannot_mean():
+    with pytest.raises(DataError, match="the first is 3 at 1"):
+        data.one_hot(np.array([0, 3]), 3)
+    with pytest.raises(DataError, match="integer class indices"):
+        data.one_hot(np.array([0.0, 1.0]), 3)
+    with pytest.raises(DataError, match=r"rows \[N, C\]"):
+        data.class_indices(np.zeros(3))

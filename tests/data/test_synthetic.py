@@ -1,0 +1,76 @@
+"""The drawn digits: the same each time, balanced, learnable but not by a linear model alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mirrorkit import data
+from mirrorkit._keras import keras
+from mirrorkit.errors import DataError
+
+
+@pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 3)])
+def test_shapes_dtypes_and_determinism(shape):
+    one, two = (data.synthetic(shape, train=500, test=100, seed=3) for _ in range(2))
+    other = data.synthetic(shape, train=500, test=100, seed=4)
+    assert one.train.images.shape == (500, *shape)
+    assert one.train.images.dtype == np.uint8
+    assert one.train.labels.dtype == np.int64
+    np.testing.assert_array_equal(one.train.images, two.train.images)
+    np.testing.assert_array_equal(one.test.labels, two.test.labels)
+    assert (one.train.images != other.train.images).any()
+    assert set(one.train.labels) == set(range(10))
+    assert one.synthetic
+
+
+def test_test_images_do_not_depend_on_the_number_of_training_images():
+    few, many = (data.synthetic(train=n, test=50).test for n in (10, 300))
+    np.testing.assert_array_equal(few.images, many.images)
+    assert not (data.synthetic(train=50, test=50).train.images == few.images).all(axis=(1, 2, 3)).any()
+
+
+def test_fewer_classes():
+    digits = data.synthetic(train=100, test=10, num_classes=2)
+    assert set(digits.train.labels) == {0, 1}
+    assert (digits.num_classes, digits.class_names) == (2, ("0", "1"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shape": (8, 8, 1)},
+        {"shape": (28, 28, 2)},
+        {"shape": (28, 28)},
+        {"train": 0},
+        {"seed": -1},
+        {"num_classes": 11},
+    ],
+)
+def test_what_it_cannot_draw_is_refused(options):
+    with pytest.raises(DataError, match="synthetic"):
+        data.synthetic(**options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 3)])
+def test_a_small_net_learns_it_and_a_linear_model_does_not(shape):
+    digits = data.synthetic(shape, train=12_000, test=2_000)
+    accuracy = {}
+    for kind in ("linear", "cnn"):
+        keras.utils.set_random_seed(0)
+        layers = [keras.Input(shape), keras.layers.Rescaling(1 / 255)]
+        if kind == "cnn":
+            for filters in (16, 32, 32):
+                layers += [keras.layers.Conv2D(filters, 3, activation="relu"), keras.layers.MaxPooling2D()]
+        model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(10)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
+        train = data.batches(digits.train, global_batch_size=64, shuffle=True)
+        with tf.device("CPU:0"):
+            for epoch in range(4):
+                model.fit(train.dataset(epoch), verbose=0)
+            accuracy[kind] = model.evaluate(digits.test.images, digits.test.labels, verbose=0)[1]
+    assert accuracy["cnn"] >= 0.95, accuracy
+    assert accuracy["linear"] < 0.9, accuracy
