@@ -68,16 +68,20 @@ class Records(Recipe):
         # whole batches of equal size keep it static, which spares the model's graph its dynamic shapes
         even = self.drop_remainder or self.num_examples % self.global_batch_size == 0
         examples = self._serialized(epoch, start * self.global_batch_size)
-        if self.decode is not None:
-            examples = examples.map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        if self.decode is None:
+            batches = examples.batch(self.global_batch_size, drop_remainder=even)
+        else:
+            decoded = examples.map(self._decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            batches = decoded.batch(self.global_batch_size, drop_remainder=even)
 
-        def batch(step: tf.Tensor, element: Any) -> Any:
+        def batch(*parts: Any) -> Any:
             if self.decode is None:
-                element = _decode_raw(element, self.features or {})
+                key, element = _fingerprint(parts[0][0]), _decode_raw(parts[0], self.features or {})
+            else:
+                key, element = parts[0][0], parts[1]
             depth = self.num_classes if self.one_hot else None
-            return finish(element, self.map, self.augment, depth, seed=self.seed, epoch=epoch, step=step)
+            return finish(element, self.map, self.augment, depth, seed=self.seed, epoch=epoch, step=key)
 
-        batches = examples.batch(self.global_batch_size, drop_remainder=even).enumerate(start)
         batches = batches.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return batches.prefetch(self.prefetch)
 
@@ -105,12 +109,16 @@ class Records(Recipe):
         # depends on nothing but (seed, epoch, block), and blocks before the start need not be shuffled at all
         skipped, rest = divmod(first, self.shuffle_buffer)
 
-        def shuffled(block: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
-            key = tf.random.experimental.stateless_fold_in(tf.constant([self.seed, epoch], tf.int64), block)
-            return tf.random.experimental.stateless_shuffle(examples, key)
+        def shuffled(block: tf.Tensor) -> tf.Tensor:
+            key = tf.constant([self.seed, epoch], tf.int64)
+            key = tf.random.experimental.stateless_fold_in(key, _fingerprint(block[0]))
+            return tf.random.experimental.stateless_shuffle(block, key)
 
-        blocks = read.skip(skipped * self.shuffle_buffer).batch(self.shuffle_buffer).enumerate(skipped)
-        return blocks.map(shuffled).unbatch().skip(rest)
+        return read.skip(skipped * self.shuffle_buffer).batch(self.shuffle_buffer).map(shuffled).unbatch().skip(rest)
+
+    def _decoded(self, serialized: tf.Tensor) -> Any:
+        assert self.decode is not None
+        return _fingerprint(serialized), self.decode(serialized)
 
 
 def records(
@@ -198,6 +206,14 @@ def records(
     if one_hot and (num_classes is None or (features is not None and features.get("y", {}).get("dtype") != "int64")):
         raise DataError("one_hot=True needs class indices (integers) and num_classes; pass num_classes=.")
     return recipe
+
+
+def _fingerprint(serialized: tf.Tensor) -> tf.Tensor:
+    """A number that stands for an example, and for the block or batch that begins with it.
+
+    Counting the batches would be the plainer way, but Dataset.enumerate and scan make autosharding by file impossible.
+    """
+    return tf.strings.to_hash_bucket_fast(serialized, 1 << 62)
 
 
 def _decode_raw(serialized: tf.Tensor, features: Mapping[str, Any]) -> Any:

@@ -1,0 +1,91 @@
+"""distribute: every example reaches exactly one replica; the policy is set; nonsense is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mirrorkit import data
+from mirrorkit.errors import DataError
+
+
+def numbered(count: int) -> data.Split:
+    return data.arrays(np.arange(count), np.arange(count) % 5)
+
+
+def local(strategy: tf.distribute.Strategy, value) -> list[np.ndarray]:
+    return [part.numpy() for part in strategy.experimental_local_results(value)]
+
+
+@pytest.mark.parametrize("autoshard", ["auto", "data", "off"])
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("count", [16, 21])  # 21: the last batch of 5 leaves replicas with unequal shares
+def test_every_example_reaches_one_replica(strategy_of, replicas, count, autoshard):
+    strategy = strategy_of("mirrored", replicas)
+    recipe = data.batches(numbered(count), global_batch_size=8, shuffle=True)
+    steps = [local(strategy, x) for x, _ in data.distribute(recipe.dataset(1), strategy, autoshard=autoshard)]
+    assert len(steps) == recipe.steps_per_epoch
+    for share in steps[0]:
+        assert len(share) == 8 // replicas
+    order = recipe.order(1)
+    for step, shares in enumerate(steps):
+        np.testing.assert_array_equal(np.concatenate(shares), order[8 * step : 8 * step + 8])
+
+
+def test_a_recipe_and_records_too(tmp_path, strategy_of):
+    strategy = strategy_of("mirrored", 2)
+    data.write_records(numbered(20), tmp_path, shards=4)
+    for policy in ("file", "data"):
+        recipe = data.records(tmp_path, global_batch_size=8)
+        shares = [np.concatenate(local(strategy, x)) for x, _ in data.distribute(recipe, strategy, autoshard=policy)]
+        np.testing.assert_array_equal(np.concatenate(shares), np.arange(20))
+
+
+def test_the_default_strategy_too():
+    got = [
+        x.numpy()
+        for x, _ in data.distribute(data.batches(numbered(5), global_batch_size=2), tf.distribute.get_strategy())
+    ]
+    np.testing.assert_array_equal(np.concatenate(got), np.arange(5))
+
+
+@pytest.mark.parametrize("autoshard", ["auto", "data", "file", "off"])
+def test_the_policy_reaches_the_data_set(autoshard, monkeypatch):
+    strategy = tf.distribute.get_strategy()
+    seen = []
+    monkeypatch.setattr(strategy, "experimental_distribute_dataset", seen.append)
+    data.distribute(tf.data.Dataset.range(4).batch(2), strategy, autoshard=autoshard)
+    policy = seen[0].options().experimental_distribute.auto_shard_policy
+    assert policy == tf.data.experimental.AutoShardPolicy[autoshard.upper()]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("policy", ["data", "file", "off"])
+def test_what_a_policy_means_to_two_workers(tmp_path, policy, shuffle):
+    """The rewriting that a strategy of several workers applies, on one machine."""
+    from tensorflow.python.data.experimental.ops import distribute as sharding  # no public name for it
+
+    data.write_records(numbered(24), tmp_path, shards=4)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy.upper()]
+    dataset = data.records(tmp_path, global_batch_size=4, shuffle=shuffle).dataset().with_options(options)
+    parts = [
+        sorted(int(i) for x, _ in sharding._AutoShardDataset(dataset, 2, worker) for i in x.numpy())
+        for worker in range(2)
+    ]
+    everything = list(range(24))
+    if policy == "off":
+        assert parts == [everything, everything]
+        return
+    assert sorted(parts[0] + parts[1]) == everything
+    files = [{i % 4 for i in part} for part in parts]  # example i lies in shard i modulo 4
+    assert (len(files[0]) == len(files[1]) == 2 and not files[0] & files[1]) == (policy == "file")
+
+
+def test_nonsense_is_refused():
+    strategy = tf.distribute.get_strategy()
+    with pytest.raises(DataError, match="autoshard='batch' was asked for; there are 'auto', 'data', 'file', 'off'"):
+        data.distribute(data.batches(numbered(5), global_batch_size=2), strategy, autoshard="batch")
+    with pytest.raises(DataError, match="found list"):
+        data.distribute([1, 2], strategy)
