@@ -87,7 +87,8 @@ def _mirrored(devices: Devices, cluster: object | None) -> _Built:
         # One packed tensor is all-reduced per step. Virtual devices share their memory, so adding on one of them and
         # copying back is all there is to do: 0.2 ms for 57k floats on 4 virtual CPUs, where TensorFlow's default (a
         # ring of collectives) takes 0.5 ms; from 8k to 10M floats on 2 and 4 of them it is 1.5 to 8 times faster.
-        # HierarchicalCopyAllReduce was as fast within the noise. NCCL refuses virtual GPUs.
+        # HierarchicalCopyAllReduce was as fast within the noise. Rings of two strategies in one process collide
+        # ("joining a group with size 4, but that group has size 2"), and NCCL refuses virtual GPUs.
         reduction = tf.distribute.ReductionToOneDevice()
         why = "sums on one device, as they share one physical device"
     else:

@@ -22,7 +22,8 @@ def test_find_lists_the_four_virtual_cpus():
         devices.find("fpga")
 
 
-def test_split_cpu_again_into_as_many_does_nothing():
+def test_split_cpu_again_into_as_many_does_nothing(monkeypatch):
+    monkeypatch.delattr(tf.config, "set_logical_device_configuration")
     assert devices.split_cpu(4) == CPUS
 
 
@@ -219,6 +220,11 @@ def test_require_gpu_tells_of_gpus_that_tensorflow_does_not_use(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with pytest.raises(DeviceError, match=r"The driver has 2 GPU\(s\).*CUDA_VISIBLE_DEVICES \(now '7'\).*and-cuda"):
         devices.verify(require="gpu:2")
+
+
+def test_require_counts():
+    with pytest.raises(DeviceError, match="At least 5 CPU required, 4 found: /device:CPU:0"):
+        devices.verify(require="cpu:5")
 
 
 @pytest.mark.parametrize("require", ["gpu:0", "gpu:x", "", "amd", "cpu:-1"])
