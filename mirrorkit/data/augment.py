@@ -117,7 +117,10 @@ def normalize(mean: float | Sequence[float], std: float | Sequence[float]) -> Au
 def apply(
     augmentations: Sequence[Augmentation], images: tf.Tensor, *, seed: int, epoch: int, step: int | tf.Tensor
 ) -> tf.Tensor:
-    """Run augmentations on the batch of one step, each with a seed of its own made from (seed, epoch, step)."""
+    """Run augmentations on the batch of one step, each with a seed of its own made from (seed, epoch, step).
+
+    Any int64 that stands for the batch may take the place of the step's number.
+    """
     if not augmentations:
         return images
     here = tf.constant([seed, epoch], tf.int64)

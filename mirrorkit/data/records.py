@@ -65,14 +65,12 @@ class Records(Recipe):
             DataError: a negative epoch, or a start outside 0 .. steps_per_epoch.
         """
         self._check_position(epoch, start)
-        # whole batches of equal size keep it static, which spares the model's graph its dynamic shapes
-        even = self.drop_remainder or self.num_examples % self.global_batch_size == 0
         examples = self._serialized(epoch, start * self.global_batch_size)
         if self.decode is None:
-            batches = examples.batch(self.global_batch_size, drop_remainder=even)
+            batches = examples.batch(self.global_batch_size, drop_remainder=self.drop_remainder)
         else:
             decoded = examples.map(self._decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-            batches = decoded.batch(self.global_batch_size, drop_remainder=even)
+            batches = decoded.batch(self.global_batch_size, drop_remainder=self.drop_remainder)
 
         def batch(*parts: Any) -> Any:
             if self.decode is None:
@@ -154,7 +152,8 @@ def records(
         global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller.
         shuffle: draw a new order for every epoch.
         shuffle_buffer: how many serialized examples are shuffled together; they are held in memory.
-        seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
+        seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`; but an augmentation's random numbers
+            depend on (seed, epoch, first example of the batch): workers that read their own files draw their own.
         num_classes: the number of classes; for shards from elsewhere, `one_hot` needs it.
         decode: for shards from elsewhere, your own function of one serialized example -> `(x, y)`.
         num_examples: for shards from elsewhere, how many examples they hold; None reads them through once and counts

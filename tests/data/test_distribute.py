@@ -69,7 +69,7 @@ def test_what_a_policy_means_to_two_workers(tmp_path, policy, shuffle):
     data.write_records(numbered(24), tmp_path, shards=4)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy.upper()]
-    dataset = data.records(tmp_path, global_batch_size=4, shuffle=shuffle).dataset().with_options(options)
+    dataset = data.records(tmp_path, global_batch_size=8, shuffle=shuffle).dataset().with_options(options)
     parts = [
         sorted(int(i) for x, _ in sharding._AutoShardDataset(dataset, 2, worker) for i in x.numpy())
         for worker in range(2)
