@@ -82,8 +82,10 @@ def _run(
     command: list[str], *, environment: dict[str, str], folder: Path, timeout: float
 ) -> tuple[ProcessResult, bool]:
     # Files instead of pipes: a grandchild that outlives the process would keep a pipe open and the reader waiting.
-    work = folder / "work"
+    work, temporary = folder / "work", folder / "tmp"
     work.mkdir()
+    temporary.mkdir()  # a killed process cannot remove its own temporary files; AutoGraph writes some
+    environment.setdefault("TMPDIR", str(temporary))
     with open(folder / "stdout", "w+b") as out, open(folder / "stderr", "w+b") as err:
         process = subprocess.Popen(
             command, env=environment, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
@@ -106,7 +108,7 @@ def _run(
 
 
 def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    environment = dict(os.environ)
+    environment = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
     # The same mirrorkit as here, installed or not.
     here = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environment.get("PYTHONPATH")]))

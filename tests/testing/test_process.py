@@ -69,7 +69,8 @@ def test_json_of_a_silent_process_says_so():
 
 
 SPAWN = """
-import pathlib, subprocess, sys, time
+import pathlib, subprocess, sys, tempfile, time
+tempfile.mkstemp()
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 pathlib.Path({file!r}).write_text(str(child.pid))
 time.sleep({then})
