@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -241,7 +242,7 @@ def test_the_nvidia_driver_is_read_through_nvidia_smi(monkeypatch):
         "get_device_details",
         lambda d: {"device_name": "NVIDIA H200", "compute_capability": (9, 0)},
     )
-    monkeypatch.setattr(verification, "owners", lambda: {"/device:GPU:0": "gpu"})
+    monkeypatch.setattr(verification, "owners", lambda: defaultdict(lambda: "gpu"))
     assert devices.verify().driver == "565.57.01"
     gpu = verification._described("/device:GPU:0", {"NVIDIA H200": 143771 * 2**20})
     assert gpu == devices.Device("/device:GPU:0", "GPU", "NVIDIA H200", 143771 * 2**20, (9, 0))
