@@ -126,6 +126,13 @@ def test_epochs_do_not_mix_the_same_neighbours_only(numbers):
     assert len(firsts) > 3
 
 
+def test_each_block_is_shuffled_in_its_own_way(tmp_path):
+    data.write_records(data.arrays(np.arange(100), np.zeros(100)), tmp_path, shards=1)
+    order = order_of(data.records(tmp_path, global_batch_size=10, shuffle=True, shuffle_buffer=50))
+    assert sorted(order[:50]) == list(range(50))
+    assert [i + 50 for i in order[:50]] != order[50:]
+
+
 def test_it_gives_what_batches_gives(tmp_path):
     data.write_records(SPLIT, tmp_path, shards=4)
     options = {
