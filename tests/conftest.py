@@ -3,7 +3,8 @@
 Fixtures for the tests:
     strategy_of(kind, replicas)     a strategy over the first virtual CPU devices, made once per session
     run_python(code, ...)           run code in a fresh process, for tests that need another layout or environment
-Every test starts from seed 0, and fails when it leaves environment variables, child processes or threads behind.
+Every test starts with a cleared Keras session and seed 0, and fails when it leaves environment variables, child
+processes or threads behind.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def _no_leaks() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _fresh_keras() -> None:
+    """Names of layers, dtype policy and seeds as in a new process, so that the order of the tests does not matter."""
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
 
 
