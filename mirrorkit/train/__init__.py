@@ -1,1 +1,18 @@
-"""."""
+"""Training: the step that every strategy runs, and the loop around it.
+
+```python
+step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
+loop = mk.train.Loop(strategy, step)
+report = loop.fit(train, epochs=2, validation_data=test)
+```
+"""
+
+from __future__ import annotations
+
+from mirrorkit.train.custom import TrainStep
+from mirrorkit.train.loop import Loop
+from mirrorkit.train.report import Epoch, Report
+from mirrorkit.train.step import Step
+from mirrorkit.train.update import Update, all_reduce
+
+__all__ = ["Epoch", "Loop", "Report", "Step", "TrainStep", "Update", "all_reduce"]

@@ -1,0 +1,71 @@
+"""Any Keras optimizer as a pure function.
+
+Keras's `stateless_apply` only raises on the TensorFlow backend, because there `apply` talks to `tf.distribute`: it
+all-reduces the gradients once more and updates through `merge_call`. mirrorkit hands the optimizer gradients that
+are reduced already, so neither is wanted. This file, and no other, leans on private Keras names to take them out;
+`tests/optim/test_functional.py` compares every optimizer with its own `apply` and fails when these names move.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+
+
+def _ancestor(name: str) -> Any:
+    return next(cls for cls in keras.optimizers.Optimizer.__mro__ if cls.__name__ == name)
+
+
+_TFOptimizer = _ancestor("TFOptimizer")  # what the TensorFlow backend adds: tf.distribute
+_BaseOptimizer = _ancestor("BaseOptimizer")  # what all backends share: plain assignments
+
+
+class _WithoutDistribution(_TFOptimizer):
+    """Undoes TFOptimizer's overrides; stands between the user's optimizer class and TFOptimizer."""
+
+    assign = _BaseOptimizer.assign
+    assign_add = _BaseOptimizer.assign_add
+    assign_sub = _BaseOptimizer.assign_sub
+    _backend_update_step = _BaseOptimizer._backend_update_step
+    _apply_weight_decay = _BaseOptimizer._apply_weight_decay
+    _overwrite_model_variables_with_average_value = _BaseOptimizer._overwrite_model_variables_with_average_value
+
+    def _var_key(self, variable: Any) -> Any:
+        # In a stateless scope `variable.value` is a tensor without identity: ask for the variable behind it.
+        return _TFOptimizer._var_key(self, getattr(variable, "_value", variable))
+
+
+@functools.cache
+def _without_distribution(cls: type) -> type:
+    return type(f"Functional{cls.__name__}", (cls, _WithoutDistribution), {})
+
+
+def functional_apply(
+    optimizer: Any, weights: Sequence[tf.Tensor], slots: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Compute what `optimizer.apply(gradients)` would leave behind, without touching a variable.
+
+    Args:
+        optimizer: a built Keras optimizer; its schedule, weight decay and constraints are applied as always.
+        weights: values of the variables that it was built with, in that order.
+        slots: values of `optimizer.variables` (iterations and learning rate among them), in that order.
+        gradients: one dense tensor for each weight, of its shape; summed or averaged over the replicas already.
+
+    Returns:
+        The new weights and the new slots, in the order and the dtypes of what was given.
+    """
+    # A twin that shares every attribute: the user's object keeps its class, and its variables stay the keys
+    # under which the stateless scope holds their values.
+    twin = object.__new__(_without_distribution(type(optimizer)))
+    twin.__dict__.update(optimizer.__dict__)
+    variables = [*optimizer._trainable_variables, *optimizer.variables]
+    values = [*weights, *slots]
+    with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))) as scope:
+        twin.apply(list(gradients))
+    new = [tf.cast(scope.get_current_value(v), value.dtype) for v, value in zip(variables, values, strict=True)]
+    return new[: len(weights)], new[len(weights) :]

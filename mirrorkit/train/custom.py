@@ -1,0 +1,91 @@
+"""A user's own step: the small protocol that Loop asks for, and what makes such a step look like ours to Loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import tensorflow as tf
+
+from mirrorkit.errors import StepError
+from mirrorkit.train.outputs import count_examples, unpack_batch
+from mirrorkit.train.share import own_share
+
+
+@runtime_checkable
+class TrainStep(Protocol):
+    """What `Loop` needs of a step; `mk.train.Step` is one, and a user's own (a GAN, say) is as welcome.
+
+    A step may also have `variables` (a list of all it changes: `loop.warm_up` puts them back) and `model` (a Keras
+    model, for callbacks that save it or stop its training).
+    """
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        """Create in the strategy's scope what is missing; may be called twice."""
+
+    def compute(self, batch: Any) -> Any:
+        """Return this replica's sums (a nest of float tensors); called through `strategy.run`."""
+
+    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> Mapping[str, tf.Tensor]:
+        """Reduce the sums, write the same update everywhere (see `mk.train.Update`); return scalar logs by name."""
+
+
+class CustomStep:
+    """Gives a `TrainStep` the totals that `Calls` adds up: examples, then each log times the step's examples."""
+
+    def __init__(self, step: TrainStep, strategy: tf.distribute.Strategy) -> None:
+        if not isinstance(step, TrainStep):
+            missing = [name for name in ("build", "compute", "update") if not hasattr(step, name)]
+            raise StepError(
+                f"{type(step).__name__} is no step: it lacks {', '.join(missing)}. Use mk.train.Step(model, optimizer, "
+                "loss=...), or define build(strategy), compute(batch) and update(strategy, sums)."
+            )
+        self._step = step
+        self._strategy = strategy
+        self._names: list[str] = []
+        self.model = getattr(step, "model", None)
+        self.loss_index = 0
+
+    @property
+    def variables(self) -> list[Any]:
+        """What the step says that it changes."""
+        return list(getattr(self._step, "variables", []))
+
+    @property
+    def totals_size(self) -> int:
+        """Number of values in a step's totals; known after `prepare`."""
+        return 1 + len(self._names)
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        """Build the user's step."""
+        self._step.build(strategy)
+
+    def prepare(self, iterator: Iterator[Any]) -> None:
+        """Trace the step once to learn the names of its logs; reads no batch."""
+        if not self._names:
+            logs = tf.function(lambda it: self._logs(next(it)), autograph=False)
+            self._names = sorted(logs.get_concrete_function(iterator).structured_outputs)
+            self.loss_index = 1 + self._names.index("loss") if "loss" in self._names else 0
+
+    def train(self, batch: Any) -> tf.Tensor:
+        """Compute, update, and return the totals."""
+        examples = tf.cast(count_examples(unpack_batch(batch)), tf.float32)
+        logs = self._logs(batch)
+        return tf.stack([examples, *(tf.cast(logs[name], tf.float32) * examples for name in sorted(logs))])
+
+    def _logs(self, batch: Any) -> Mapping[str, tf.Tensor]:
+        logs = self._step.update(self._strategy, self._sums(batch))
+        wrong = [name for name, value in dict(logs).items() if not tf.is_tensor(value) or value.shape.rank != 0]
+        if wrong:
+            raise StepError(
+                f"update of {type(self._step).__name__} returned {wrong}, which are no reduced scalars. Compute logs from "
+                "the sums inside the function given to mk.train.Update, and return scalars by name."
+            )
+        return logs
+
+    def _sums(self, batch: Any) -> Any:
+        return self._strategy.run(lambda batch: self._step.compute(own_share(batch)), args=(batch,))
+
+    def logs(self, totals: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Return the mean of each log over the examples."""
+        return {name: totals[i] / totals[0] for i, name in enumerate(self._names, start=1)}

@@ -1,0 +1,73 @@
+"""Layer state under replicas: BatchNorm's statistics, Dropout's seeds, and whatever else a layer updates by itself.
+
+Every replica starts from the same state and ends with the same state. Floats (moving statistics) become the mean over
+all examples of what the replicas came to; integers (counters) advance; seeds are made different for each replica
+before use, so that no two draw the same mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+class LayerState:
+    """The non-trainable variables of a model, and the arithmetic that keeps them equal on all replicas.
+
+    Args:
+        model: a built Keras model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.variables = list(model.non_trainable_variables)
+        self.synchronized = any(getattr(layer, "synchronized", False) for layer in _layers(model))
+        self._is_seed = [_is_seed(variable) for variable in self.variables]
+        self._changed: list[int] = []  # what training changes; known once the model was traced
+
+    def seeded(self, state: Sequence[tf.Tensor], replica: tf.Tensor) -> list[tf.Tensor]:
+        """Return the state with every seed made this replica's own."""
+        return [
+            tf.random.experimental.stateless_fold_in(value, replica) if seed else value
+            for value, seed in zip(state, self._is_seed, strict=True)
+        ]
+
+    def sums(self, old: Sequence[tf.Tensor], new: Sequence[tf.Tensor], examples: tf.Tensor) -> list[tf.Tensor]:
+        """Return what one shard of `examples` (float32 scalar) adds: value, or advance of an integer, times examples.
+
+        State that the pass left alone (frozen layers, say) is not sent.
+        """
+        self._changed = [i for i, (before, after) in enumerate(zip(old, new, strict=True)) if after is not before]
+        return [
+            tf.cast(new[i] if new[i].dtype.is_floating else new[i] - old[i], tf.float32) * examples
+            for i in self._changed
+        ]
+
+    def no_sums(self) -> list[tf.Tensor]:
+        """Return what an empty shard adds."""
+        return [tf.zeros(self.variables[i].shape, tf.float32) for i in self._changed]
+
+    def new_values(
+        self, sums: Sequence[tf.Tensor], state: Sequence[tf.Tensor], examples: tf.Tensor
+    ) -> list[tf.Tensor | None]:
+        """Return each variable's new value from the sums over all shards; None where nothing changes it."""
+        new: list[tf.Tensor | None] = [None] * len(state)
+        for i, total in zip(self._changed, sums, strict=True):
+            mean = tf.math.divide_no_nan(total, examples)
+            if state[i].dtype.is_floating:
+                new[i] = tf.cast(mean, state[i].dtype)
+            else:
+                new[i] = state[i] + tf.cast(tf.round(mean), state[i].dtype)
+        return new
+
+
+def _is_seed(variable: Any) -> bool:
+    return "seed" in variable.path and tuple(variable.shape) == (2,) and "int" in variable.dtype
+
+
+def _layers(model: Any) -> list[Any]:
+    found = []
+    for layer in getattr(model, "layers", []):
+        found += [layer, *_layers(layer)]
+    return found

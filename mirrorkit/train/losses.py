@@ -1,0 +1,168 @@
+"""Losses as sums over examples and the number that divides them, so that shards of any size add up exactly.
+
+A mean over the local batch cannot be combined across replicas without knowing each one's size; a numerator and a
+denominator can. Both travel in the step's one reduction.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.train.outputs import Output, per_output
+
+_MEAN = ("sum_over_batch_size", "mean", "auto", "none", None)
+_LOGITS_LAYERS = ("linear", None)
+
+
+class Losses:
+    """The losses of a model's outputs, resolved once the outputs are known.
+
+    Args:
+        loss: what Keras's `compile(loss=...)` takes: a name, a function of `(y_true, y_pred)` that returns one value
+            per example, a `keras.losses.Loss`; for several outputs a list in their order or a dict by their names.
+        loss_weights: a number for each output, in the same form; 1 where absent.
+        names: the outputs' names, in order.
+    """
+
+    def __init__(self, loss: Any, loss_weights: Any, names: Sequence[str | None]) -> None:
+        if len(names) > 1 and not isinstance(loss, (list, tuple, dict)):
+            raise StepError(
+                f"The model has {len(names)} outputs {list(names)} but one loss {loss!r}. "
+                "Give a dict from output name to its loss; outputs that it leaves out have none."
+            )
+        self.names = list(names)
+        self._losses = [None if one is None else _resolve(one) for one in per_output(names, loss, "losses")]
+        weights = [1.0] * len(names) if loss_weights is None else per_output(names, loss_weights, "loss weights")
+        self._weights = [1.0 if weight is None else float(weight) for weight in weights]
+        if all(one is None for one in self._losses):
+            raise StepError("No output of the model has a loss. Give Step a loss for at least one of them.")
+
+    def sums(self, outputs: Sequence[Output], examples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        """Sum the losses of one shard.
+
+        Args:
+            outputs: the model's outputs beside their targets.
+            examples: number of examples in the shard (float32 scalar).
+
+        Returns:
+            The weighted numerator of the total, its denominator, and the numerator of each output's own loss (none
+            for a single output). Sums of each over all shards, divided, give the loss of the whole batch.
+        """
+        parts = []
+        denominator = examples
+        for output, loss in zip(outputs, self._losses, strict=True):
+            if loss is None:
+                continue
+            if output.y is None:
+                raise StepError(f"There is a loss but no target for output {output.name or 'of the model'}: "
+                                "let the data yield (x, y).")  # fmt: skip
+            numerator, own = _numerator(loss, output)
+            if own is not None:
+                if len(outputs) > 1:
+                    raise StepError(
+                        f"The loss of output {output.name!r} is divided by a mask's or weights' sum, not by the "
+                        "number of examples; with several outputs this is not supported. Use "
+                        "reduction='sum_over_batch_size' and no mask."
+                    )
+                denominator = own
+            parts.append(numerator)
+        weights = [weight for weight, loss in zip(self._weights, self._losses, strict=True) if loss is not None]
+        total = tf.add_n([weight * part for weight, part in zip(weights, parts, strict=True)])
+        return total, denominator, parts if len(self.names) > 1 else []
+
+    @property
+    def own_names(self) -> list[str]:
+        """Names of the numerators that `sums` returns for the single outputs, as Keras logs them."""
+        if len(self.names) == 1:
+            return []
+        return [f"{name}_loss" for name, loss in zip(self.names, self._losses, strict=True) if loss is not None]
+
+
+def _resolve(loss: Any) -> Any:
+    if isinstance(loss, str):
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError as error:
+            raise StepError(f"Keras knows no loss {loss!r}: {error}") from error
+    if not callable(loss):
+        raise StepError(f"A loss must be a Keras name, a function or a keras.losses.Loss; found {loss!r}.")
+    if getattr(loss, "reduction", None) == "sum":
+        raise StepError(
+            f"{type(loss).__name__}(reduction='sum') makes the size of an update depend on the size of the batch. "
+            "Use reduction='sum_over_batch_size' and scale the learning rate (mk.batching.scale_learning_rate)."
+        )
+    return loss
+
+
+def _numerator(loss: Any, output: Output) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Return the sum of weighted values per example, and the denominator where it is not the number of examples."""
+    values = _values(loss, output)
+    mask = getattr(output.y_pred, "_keras_mask", None)
+    weight = None if output.weight is None else _fit(tf.cast(output.weight, values.dtype), values)
+    if mask is not None:
+        mask = _fit(tf.cast(mask, values.dtype), values)
+        weight = mask if weight is None else weight * mask
+    weighted = values if weight is None else values * weight
+    if getattr(loss, "reduction", None) == "mean_with_sample_weight" and weight is not None:
+        return tf.reduce_sum(weighted), tf.reduce_sum(tf.broadcast_to(weight, tf.shape(values)))
+    if mask is not None:
+        return tf.reduce_sum(weighted), tf.reduce_sum(tf.broadcast_to(mask, tf.shape(values)))
+    per_example = weighted if len(values.shape) == 1 else tf.reduce_mean(weighted, list(range(1, len(values.shape))))
+    return tf.reduce_sum(per_example), None
+
+
+def _values(loss: Any, output: Output) -> tf.Tensor:
+    if isinstance(loss, keras.losses.Loss):
+        # As Loss.__call__ does before its own mean.
+        y, y_pred = tf.cast(output.y, loss.dtype), tf.cast(output.y_pred, loss.dtype)
+        values = loss.call(y, y_pred)
+    else:
+        values = loss(output.y, output.y_pred)
+    if len(values.shape) == 0:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise StepError(
+            f"The loss {name} returned one number for the whole batch; a mean over a replica's share cannot be "
+            "combined with the others' exactly. Return one value per example (shape [batch])."
+        )
+    return tf.cast(values, tf.float32)
+
+
+def _fit(weight: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    if len(weight.shape) == len(values.shape) + 1 and weight.shape[-1] == 1:
+        return tf.squeeze(weight, -1)
+    while len(weight.shape) < len(values.shape):
+        weight = weight[..., tf.newaxis]
+    return weight
+
+
+def warn_on_logits_mismatch(model: Any, loss: Any) -> None:
+    """Warn when the last layer gives logits and the loss expects probabilities, or the other way round.
+
+    Both train without an error and to a poor result.
+    """
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    if "crossentropy" not in name.replace("_", "").lower() or not getattr(model, "layers", None):
+        return
+    layer = model.layers[-1]
+    activation = getattr(getattr(layer, "activation", None), "__name__", None)
+    from_logits = bool(getattr(loss, "from_logits", False))
+    if (
+        isinstance(layer, (keras.layers.Dense, keras.layers.Conv2D))
+        and activation in _LOGITS_LAYERS
+        and not from_logits
+    ):
+        found, cure = "the model's last layer has no activation, so it returns logits", "from_logits=True"
+    elif activation in ("softmax", "sigmoid") and from_logits:
+        found, cure = f"the model's last layer applies {activation}, so it returns probabilities", "from_logits=False"
+    else:
+        return
+    cls = "".join(part.capitalize() for part in name.split("_")) if isinstance(loss, str) else name
+    warnings.warn(
+        f"The loss {name!r} does not fit the model: {found}. Use keras.losses.{cls}({cure}).", UserWarning, stacklevel=3
+    )

@@ -1,0 +1,146 @@
+"""Keras metrics as sums: a metric whose state adds up means the same on 1 and on N replicas.
+
+A replica updates an empty state with its share of the batch; the states travel in the step's one reduction and are
+added up over replicas and steps. No metric variable is written, so nothing is lost or counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.train.outputs import Output, per_output
+
+
+class Metrics:
+    """The metrics of a model's outputs, resolved once outputs and targets are known.
+
+    Args:
+        metrics: what Keras's `compile(metrics=...)` takes: names and `keras.metrics.Metric` objects in a list; for
+            several outputs a list of lists in their order or a dict by their names.
+        weighted_metrics: the same; these see the sample weights.
+        outputs: the outputs beside their targets: tensors or anything with `shape` and `dtype`.
+
+    Raises:
+        StepError: a name that Keras does not know, or a metric whose state does not add up.
+    """
+
+    def __init__(self, metrics: Any, weighted_metrics: Any, outputs: Sequence[Output]) -> None:
+        self._members: list[tuple[int, bool, str, Any]] = []  # output index, weighted, log name, metric
+        names = [output.name for output in outputs]
+        for given, weighted in ((metrics, False), (weighted_metrics, True)):
+            for index, members in enumerate(_by_output(given, names)):
+                for member in members:
+                    metric, name = _resolve(member, outputs[index])
+                    _require_additive(metric, outputs[index])
+                    log_name = name if names[index] is None else f"{names[index]}_{name}"
+                    self._members.append((index, weighted, self._unique(log_name), metric))
+
+    def _unique(self, name: str) -> str:
+        taken = {other for _, _, other, _ in self._members}
+        return next(n for n in (name, *(f"{name}_{i}" for i in range(1, 1000))) if n not in taken)
+
+    @property
+    def names(self) -> list[str]:
+        """Log names, in order."""
+        return [name for _, _, name, _ in self._members]
+
+    @property
+    def size(self) -> int:
+        """Number of float32 values in the states of all metrics together."""
+        return sum(int(np.prod(v.shape)) for *_, metric in self._members for v in metric.variables)
+
+    def sums(self, outputs: Sequence[Output]) -> list[tf.Tensor]:
+        """Return the states that the outputs of one shard add, as flat float32 tensors."""
+        flat = []
+        for index, weighted, _, metric in self._members:
+            output = outputs[index]
+            weight = output.weight if weighted else None
+            for state in _update(metric, _empty(metric), output.y, output.y_pred, weight):
+                flat.append(tf.reshape(tf.cast(state, tf.float32), [-1]))
+        return flat
+
+    def results(self, sums: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Turn added-up states (one flat tensor, in the order of `sums`) into results by name."""
+        results = {}
+        position = 0
+        for _, _, name, metric in self._members:
+            state = []
+            for variable in metric.variables:
+                size = int(np.prod(variable.shape))
+                part = tf.reshape(sums[position : position + size], variable.shape)
+                state.append(tf.cast(part, variable.dtype))
+                position += size
+            results[name] = metric.stateless_result(state)
+        return results
+
+
+def _by_output(given: Any, names: Sequence[str | None]) -> list[list[Any]]:
+    if not given:
+        return [[] for _ in names]
+    if len(names) == 1 and not isinstance(given, dict):
+        given = [given]
+    return [
+        list(members) if isinstance(members, (list, tuple)) else [] if members is None else [members]
+        for members in per_output(names, given, "metrics")
+    ]
+
+
+def _resolve(member: Any, output: Output) -> tuple[Any, str]:
+    if isinstance(member, str) and member.lower() in ("accuracy", "acc"):
+        return _accuracy(output)(name=member), member
+    try:
+        metric = keras.metrics.get(member)
+    except ValueError as error:
+        raise StepError(f"Keras knows no metric {member!r}: {error}") from error
+    name = member if isinstance(member, str) else getattr(metric, "name", getattr(metric, "__name__", "metric"))
+    if not isinstance(metric, keras.metrics.Metric):
+        metric = keras.metrics.MeanMetricWrapper(metric, name=name)
+    return metric, name
+
+
+def _accuracy(output: Output) -> Any:
+    """Choose the accuracy that Keras's "accuracy" means for these shapes."""
+    y, y_pred = output.y.shape, output.y_pred.shape
+    if y_pred[-1] == 1:
+        return keras.metrics.BinaryAccuracy
+    if len(y) < len(y_pred) or (y[-1] == 1 and y_pred[-1] > 1):
+        return keras.metrics.SparseCategoricalAccuracy
+    return keras.metrics.CategoricalAccuracy
+
+
+def _empty(metric: Any) -> list[tf.Tensor]:
+    return [tf.zeros(variable.shape, variable.dtype) for variable in metric.variables]
+
+
+def _update(metric: Any, state: list[Any], y: Any, y_pred: Any, weight: Any) -> list[Any]:
+    return metric.stateless_update_state(state, y, y_pred, sample_weight=weight)
+
+
+def _require_additive(metric: Any, output: Output) -> None:
+    """Refuse a metric by name unless updating two shards in turn gives the sum of their states."""
+    rng = np.random.default_rng(0)
+
+    def shard() -> tuple[tf.Tensor, tf.Tensor]:
+        y_pred = rng.uniform(0.05, 0.95, [4, *(size or 3 for size in output.y_pred.shape[1:])])
+        y = rng.integers(0, 2, [4, *(size or 3 for size in output.y.shape[1:])])
+        return tf.cast(tf.constant(y), output.y.dtype), tf.constant(y_pred, tf.float32)
+
+    first, second = shard(), shard()
+    metric.update_state(*first)  # some metrics create their state from the first batch's shapes
+    metric.reset_state()
+    one, two = (_update(metric, _empty(metric), *part, None) for part in (first, second))
+    both = _update(metric, one, *second, None)
+    fresh = all(not np.any(variable.numpy()) for variable in metric.variables)
+    if not fresh or not all(
+        np.allclose(c, a + b, rtol=1e-5, atol=1e-5) for a, b, c in zip(one, two, both, strict=True)
+    ):
+        raise StepError(
+            f"The state of metric {metric.name!r} ({type(metric).__name__}) does not add up: updating it with two "
+            "shards in turn is not the sum of both, so replicas cannot be combined. Compute it from loop.predict."
+        )

@@ -1,0 +1,92 @@
+"""Which target, weight, loss and metrics belong to which output of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from mirrorkit.errors import StepError
+
+
+class Batch(NamedTuple):
+    """A batch taken apart; `y` and `weight` may be absent."""
+
+    x: Any
+    y: Any = None
+    weight: Any = None
+
+
+class Output(NamedTuple):
+    """One output of the model beside its targets; `weight` is None or holds one weight for each example."""
+
+    name: str | None
+    y: tf.Tensor
+    y_pred: tf.Tensor
+    weight: tf.Tensor | None
+
+
+def unpack_batch(batch: Any) -> Batch:
+    """Take `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)` apart.
+
+    Raises:
+        StepError: a tuple of another length.
+    """
+    if not isinstance(batch, (tuple, list)):
+        return Batch(batch)
+    if len(batch) not in (1, 2, 3):
+        raise StepError(
+            f"A batch must be x, (x, y) or (x, y, sample_weight); found a tuple of {len(batch)} parts. "
+            "Put several inputs or targets into a dict."
+        )
+    return Batch(*batch)
+
+
+def count_examples(batch: Batch) -> tf.Tensor:
+    """Return the number of examples in the batch (int32 scalar)."""
+    return tf.shape(tf.nest.flatten(batch.x)[0])[0]
+
+
+def output_names(model: Any, y_pred: Any) -> list[str | None]:
+    """Name the outputs in the order of `tf.nest.flatten(y_pred)`; a single output has no name (None), as in Keras."""
+    flat = tf.nest.flatten(y_pred)
+    if len(flat) == 1:
+        return [None]
+    if isinstance(y_pred, Mapping):
+        return sorted(y_pred)
+    names = getattr(model, "output_names", None)
+    return list(names) if names and len(names) == len(flat) else [f"output_{i}" for i in range(len(flat))]
+
+
+def match(names: Sequence[str | None], y: Any, y_pred: Any, weight: Any) -> list[Output]:
+    """Put targets and weights beside the outputs that they belong to."""
+    y = per_output(names, y, "targets")
+    weight = [weight] * len(names) if weight is None or _is_tensor(weight) else per_output(names, weight, "weights")
+    return [Output(*parts) for parts in zip(names, y, tf.nest.flatten(y_pred), weight, strict=True)]
+
+
+def per_output(names: Sequence[str | None], given: Any, what: str) -> list[Any]:
+    """Sort what was given for the outputs - one thing, a list in order, or a dict by name - into the outputs' order.
+
+    Raises:
+        StepError: it does not fit the outputs.
+    """
+    if isinstance(given, Mapping) and names != [None]:
+        unknown = sorted(set(given) - set(names))  # type: ignore[type-var]
+        if unknown:
+            raise StepError(f"The {what} name {unknown}, but the model's outputs are {list(names)}. Use those names.")
+        return [given.get(name) for name in names]
+    if isinstance(given, Mapping):
+        given = list(given.values())
+    parts = list(given) if isinstance(given, (list, tuple)) else [given]
+    if len(parts) != len(names):
+        raise StepError(
+            f"The model has {len(names)} outputs {list(names)}, but {len(parts)} {what} were given. "
+            "Give a dict from output name to its part."
+        )
+    return parts
+
+
+def _is_tensor(value: Any) -> bool:
+    return tf.is_tensor(value) or isinstance(value, tf.TypeSpec)

@@ -1,0 +1,45 @@
+"""Pack many small tensors into few flat ones, so that a reduction sends one message instead of one per variable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+BUCKET_BYTES = 32 * 2**20  # small models send one message; big ones several, which overlap with the backward pass
+
+
+def pack(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> list[tf.Tensor]:
+    """Concatenate tensors of static shape into flat buckets of at most `bucket_bytes` (a larger tensor has its own).
+
+    Args:
+        tensors: floating tensors; neighbours of the same dtype share a bucket.
+        bucket_bytes: the size at which a bucket is closed.
+
+    Returns:
+        Flat tensors, in order.
+    """
+    return [tf.concat([tf.reshape(t, [-1]) for t in bucket], 0) for bucket in _buckets(tensors, bucket_bytes)]
+
+
+def unpack(buckets: Sequence[tf.Tensor], like: Sequence[tf.Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> list[Any]:
+    """Undo `pack`: the values of `buckets` in the shapes of `like`."""
+    tensors = []
+    for flat, members in zip(buckets, _buckets(like, bucket_bytes), strict=True):
+        parts = tf.split(flat, [t.shape.num_elements() for t in members])
+        tensors += [tf.reshape(part, t.shape) for part, t in zip(parts, members, strict=True)]
+    return tensors
+
+
+def _buckets(tensors: Sequence[tf.Tensor], bucket_bytes: int) -> list[list[tf.Tensor]]:
+    buckets: list[list[tf.Tensor]] = []
+    room = 0
+    for tensor in tensors:
+        size = tensor.shape.num_elements() * tensor.dtype.size
+        if not buckets or tensor.dtype != buckets[-1][0].dtype or size > room:
+            buckets.append([])
+            room = bucket_bytes
+        buckets[-1].append(tensor)
+        room -= size
+    return buckets

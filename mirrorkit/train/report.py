@@ -1,0 +1,52 @@
+"""What a finished `Loop.fit` has to say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mirrorkit.timing import Throughput
+
+
+@dataclass
+class Epoch:
+    """One epoch's training, validation and callbacks left out; the first epoch's time includes compilation."""
+
+    examples: int
+    steps: int
+    seconds: float
+
+    def add(self, examples: int, steps: int, seconds: float) -> None:
+        """Count a call in."""
+        self.examples += examples
+        self.steps += steps
+        self.seconds += seconds
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples by seconds spent in training calls."""
+        return self.examples / self.seconds
+
+
+@dataclass
+class Report:
+    """What `Loop.fit` returns.
+
+    Attributes:
+        history: for each log name its value at the end of every epoch, with Keras's names (`loss`, `val_loss`, ...).
+        throughput: examples per second and step times over all training calls, the first one apart.
+        epochs: examples, steps and seconds of each epoch.
+    """
+
+    history: dict[str, list[float]] = field(default_factory=dict)
+    throughput: Throughput = field(default_factory=Throughput)
+    epochs: list[Epoch] = field(default_factory=list)
+
+    @property
+    def examples_per_second(self) -> float:
+        """Training speed over the whole run; the first call, which compiles, is left out."""
+        return self.throughput.examples_per_second
+
+    def summary(self) -> str:
+        """Return one line: the speed, and the last epoch's logs."""
+        last = ", ".join(f"{name} {values[-1]:.4f}" for name, values in self.history.items() if values)
+        return f"{self.throughput.summary()}; {last}" if last else self.throughput.summary()

@@ -1,0 +1,60 @@
+"""What a model and an optimizer must be like for a step to mean the same on every replica; each check names the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.train.update import native
+
+
+def check_model(model: Any) -> None:
+    """Refuse a model that has no variables yet, or nothing to train."""
+    if not getattr(model, "built", False):
+        raise StepError(
+            f"The model {model.name!r} is not built, so it has no variables yet. Give it an Input, or call "
+            "model.build(input_shape) in the strategy's scope."
+        )
+    if not model.trainable_variables:
+        raise StepError(f"The model {model.name!r} has no trainable variables. Set model.trainable = True.")
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse what is not a Keras optimizer, and those of its switches that cannot work in a replicated step."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise StepError(
+            f"The optimizer must be a keras.optimizers.Optimizer, found {optimizer!r}. "
+            "For a name, write keras.optimizers.get(name) in the strategy's scope."
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise StepError(
+            "LossScaleOptimizer decides on one replica whether a step is skipped, so replicas drift apart. Pass its "
+            "inner optimizer and use mixed_bfloat16, which needs no loss scale."
+        )
+    refused = {
+        "gradient_accumulation_steps": "use a larger global batch",
+        "ema_overwrite_frequency": "leave it out and call optimizer.finalize_variable_values after training",
+        "loss_scale_factor": "use mixed_bfloat16, which needs no loss scale",
+    }
+    for name, cure in refused.items():
+        if getattr(optimizer, name, None) is not None:
+            value = getattr(optimizer, name)
+            raise StepError(f"{type(optimizer).__name__}({name}={value}) is not supported in a Step: {cure}.")
+
+
+def check_variables(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
+    """Refuse variables that were created outside of the strategy's scope: its replicas would share one copy."""
+    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        return
+    replicas = len(strategy.extended.worker_devices)  # on this worker
+    for variable in variables:
+        copies = strategy.experimental_local_results(native(variable))
+        if len(copies) != replicas:
+            raise StepError(
+                f"The variable {variable.path!r} has {len(copies)} copies, the strategy {replicas} replicas: model or "
+                "optimizer was created outside of the scope. Create both inside `with strategy.scope():`."
+            )

@@ -1,0 +1,293 @@
+"""Step: what one training step computes on each replica, and the update that follows from the reduced sums.
+
+```python
+step = mk.train.Step(model, optimizer, loss="mse", metrics=["mae"])
+step.build(strategy)
+sums = strategy.run(step.compute, args=(batch,))  # per replica: gradient, layer state, metric sums, example count
+logs = step.update(strategy, sums)                # one reduction, then the same update on every replica
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.optim import functional_apply
+from mirrorkit.train.layer_state import LayerState
+from mirrorkit.train.losses import Losses, warn_on_logits_mismatch
+from mirrorkit.train.metrics import Metrics
+from mirrorkit.train.outputs import Batch, count_examples, match, output_names, unpack_batch
+from mirrorkit.train.requirements import check_model, check_optimizer, check_variables
+from mirrorkit.train.share import own_share
+from mirrorkit.train.tracing import TraceOnce, outside_replica
+from mirrorkit.train.update import Update, native
+
+# Layout of the totals, a flat float32 vector: these three, then each output's own loss, then the metrics' states.
+_EXAMPLES, _LOSS, _DENOMINATOR, _FIXED = 0, 1, 2, 3
+
+
+class Step:
+    """A supervised training step for any Keras 3 model, loss, metrics and optimizer, the same for 1 and N replicas.
+
+    The loss is the mean over the examples of the *global* batch plus `model.losses` once, whatever the number of
+    replicas and however unequal their shares; gradients are clipped after the reduction.
+
+    Args:
+        model: a built Keras model, created in the strategy's scope.
+        optimizer: a Keras optimizer, created in the strategy's scope.
+        loss: a Keras loss, its name, or a function `(y_true, y_pred) -> values [batch]`; for several outputs a dict by
+            output name or a list.
+        metrics: Keras metrics or their names; for several outputs a dict or a list of lists. Any metric whose state
+            adds up; another is refused by name.
+        weighted_metrics: the same; these see the sample weights.
+        loss_weights: for several outputs, the number that multiplies each loss.
+        clip_norm: largest global norm of the reduced gradient (Pascanu et al. 2013, arXiv:1211.5063).
+        jit_compile: compile the replica's computation with XLA; slower for convolutions on CPU.
+
+    Raises:
+        StepError: the parts do not fit each other, or cannot mean the same on several replicas.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        *,
+        loss: Any,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        loss_weights: Any = None,
+        clip_norm: float | None = None,
+        jit_compile: bool = False,
+    ) -> None:
+        check_optimizer(optimizer)
+        if clip_norm is not None and not clip_norm > 0:
+            raise StepError(f"clip_norm must be a positive number, found {clip_norm!r}.")
+        warn_on_logits_mismatch(model, loss)
+        self.model = model
+        self.optimizer = optimizer
+        self.clip_norm = clip_norm
+        self._given = {"loss": loss, "loss_weights": loss_weights}
+        self._given_metrics = {"metrics": metrics, "weighted_metrics": weighted_metrics}
+        self._jit_compile = jit_compile
+        self._strategy: tf.distribute.Strategy | None = None
+        self._names: list[str | None] = []
+
+    loss_index = _LOSS
+
+    @classmethod
+    def from_compiled(cls, model: Any, **options: Any) -> Step:
+        """Take optimizer, loss and metrics from a model on which `compile` was called in the strategy's scope.
+
+        Args:
+            model: a compiled Keras model.
+            **options: further arguments of `Step`, such as `clip_norm`.
+
+        Raises:
+            StepError: the model is not compiled, or a custom loss is not registered with Keras.
+        """
+        if not getattr(model, "compiled", False):
+            raise StepError("The model is not compiled. Call model.compile(...) in the strategy's scope, or use Step.")
+        config = model.get_compile_config()
+        try:
+            parts = {
+                name: keras.saving.deserialize_keras_object(config[name])
+                for name in ("loss", "metrics", "weighted_metrics", "loss_weights")
+                if config.get(name) is not None
+            }
+        except (TypeError, ValueError) as error:
+            raise StepError(
+                "A custom loss or metric of the compiled model cannot be copied. Register it with "
+                "keras.saving.register_keras_serializable, or call Step(model, model.optimizer, loss=...)."
+            ) from error
+        return cls(model, model.optimizer, **parts, **options)
+
+    @property
+    def variables(self) -> list[Any]:
+        """All variables that a step may change: weights, layer state, optimizer slots."""
+        return [*self.model.trainable_variables, *self.model.non_trainable_variables, *self.optimizer.variables]
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        """Create what is missing (optimizer slots) in the strategy's scope; does nothing the second time.
+
+        Raises:
+            StepError: the model is not built, was created outside of the scope, or belongs to another strategy.
+        """
+        if self._strategy is not None:
+            if self._strategy is not strategy:
+                raise StepError("This step was built for another strategy. Create model, optimizer and step anew.")
+            return
+        check_model(self.model)
+        with strategy.scope():
+            self.optimizer.build(self.model.trainable_variables)
+            self._compile_model()
+        check_variables(strategy, self.variables)
+        self._weights = list(self.model.trainable_variables)
+        self._state = LayerState(self.model)
+        self._slots = list(self.optimizer.variables)
+        # A synchronized layer talks to the other replicas, so it must be traced on each of them.
+        trace = (lambda f, **_: f) if self._state.synchronized else TraceOnce
+        self._train_sums = trace(self._pure_train_sums, jit_compile=self._jit_compile)
+        self._test_totals = trace(self._pure_test_totals, jit_compile=self._jit_compile)
+        self._apply = TraceOnce(self._pure_apply)
+        self._update = Update(strategy, [*self._weights, *self._slots, *self._state.variables], self._new_values)
+        self._strategy = strategy
+
+    def _compile_model(self) -> None:
+        # Keras callbacks look for model.optimizer, and a saved model should know how it was trained.
+        if not getattr(self.model, "compiled", False):
+            loss, metrics = self._given["loss"], self._given_metrics["metrics"]
+            self.model.compile(optimizer=self.optimizer, loss=loss, metrics=metrics, auto_scale_loss=False)
+        elif self.model.optimizer is not self.optimizer:
+            raise StepError(
+                "The model is compiled with another optimizer than this step's, so callbacks would change the wrong "
+                "one. Pass model.optimizer, or use Step.from_compiled(model)."
+            )
+
+    def prepare(self, element_spec: Any) -> None:
+        """Resolve losses and metrics for batches like `element_spec` (tensors or specs); once, before the first step."""
+        if self._names:
+            return
+        batch = unpack_batch(element_spec)
+        outside_replica(lambda: self._resolve(batch))
+
+    def _resolve(self, batch: Batch) -> None:
+        def symbolic(spec: Any) -> Any:
+            return keras.KerasTensor((None, *spec.shape[1:]), dtype=spec.dtype.name)
+
+        y_pred = self.model.compute_output_spec(tf.nest.map_structure(symbolic, batch.x))
+        names = output_names(self.model, y_pred)
+        self._losses = Losses(names=names, **self._given)
+        self._metrics = Metrics(outputs=match(names, batch.y, y_pred, None), **self._given_metrics)
+        self._names = names
+
+    @property
+    def totals_size(self) -> int:
+        """Number of values in a step's totals; known after `prepare`."""
+        return _FIXED + len(self._losses.own_names) + self._metrics.size
+
+    def compute(self, batch: Any) -> Any:
+        """Compute this replica's sums over its share of the global batch; call it through `strategy.run`.
+
+        Args:
+            batch: `(x, y)` or `(x, y, sample_weight)`; an empty share is not run and adds nothing.
+
+        Returns:
+            A nest of float tensors: summed gradients, layer state weighted by the number of examples, totals.
+        """
+        if self._strategy is None:
+            raise StepError("This step is not built yet. Call step.build(strategy) before the first step.")
+        self.prepare(batch)
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        weights, state = _values(self._weights), _values(self._state.variables)
+        return self._train_sums(weights, state, _present(batch), tf.convert_to_tensor(replica))
+
+    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> dict[str, tf.Tensor]:
+        """Reduce what `compute` returned on all replicas and write the new values; returns the step's logs."""
+        self.build(strategy)
+        return self.logs(self._update(sums))
+
+    def train(self, batch: Any) -> tf.Tensor:
+        """Compute and update in one `strategy.run`, from a whole global batch; returns the step's totals (see `logs`)."""
+        return self._update.after(lambda batch: self.compute(own_share(batch)))(batch)
+
+    def test(self, batch: Any) -> tf.Tensor:
+        """Return this replica's totals of its share without training; call it through `strategy.run`."""
+        self.prepare(batch)
+        return self._test_totals(_values(self._weights), _values(self._state.variables), _present(batch))
+
+    def predict(self, batch: Any) -> Any:
+        """Return the model's outputs for this replica's share; call it through `strategy.run`."""
+        return self.model(unpack_batch(batch).x, training=False)
+
+    def logs(self, totals: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Turn totals of one step, or totals added up over many, into Keras's logs: the loss, then each metric."""
+        denominator = tf.maximum(totals[_DENOMINATOR], 1e-12)
+        logs = {"loss": totals[_LOSS] / denominator}
+        own = self._losses.own_names
+        for index, name in enumerate(own, start=_FIXED):
+            logs[name] = totals[index] / denominator
+        return {**logs, **self._metrics.results(totals[_FIXED + len(own) :])}
+
+    # Below: pure functions of tensors.
+
+    def _pure_train_sums(self, weights: Any, state: Any, batch: Any, replica: tf.Tensor) -> Any:
+        def sums() -> Any:
+            own_state = self._state.seeded(state, replica)
+            with tf.GradientTape() as tape:
+                tape.watch(weights)
+                objective, totals, new_state = self._forward(weights, own_state, batch, training=True)
+            gradients = tape.gradient(objective, weights)
+            self._has_gradient = [gradient is not None for gradient in gradients]
+            return {
+                # Sparse gradients become dense: some optimizers treat the two differently.
+                "gradients": [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None],
+                "state": self._state.sums(own_state, new_state, totals[_EXAMPLES]),
+                "totals": totals,
+            }
+
+        def nothing() -> Any:
+            return {
+                "gradients": [tf.zeros_like(w) for w, has in zip(weights, self._has_gradient, strict=True) if has],
+                "state": self._state.no_sums(),
+                "totals": tf.zeros([self.totals_size]),
+            }
+
+        return self._unless_empty(batch, sums, nothing)
+
+    def _pure_test_totals(self, weights: Any, state: Any, batch: Any) -> tf.Tensor:
+        return self._unless_empty(
+            batch,
+            lambda: self._forward(weights, state, batch, training=False)[1],
+            lambda: tf.zeros([self.totals_size]),
+        )
+
+    def _unless_empty(self, batch: Any, full: Callable[[], Any], empty: Callable[[], Any]) -> Any:
+        # An empty share makes statistics NaN, and the gradient of max pooling kills the process on CPU.
+        examples = count_examples(unpack_batch(batch))
+        if tf.get_static_value(examples) is not None or self._state.synchronized:
+            return full()
+        return tf.cond(examples > 0, full, empty)
+
+    def _forward(self, weights: Any, state: Any, batch: Any, *, training: bool) -> tuple[tf.Tensor, tf.Tensor, Any]:
+        """Return the objective (a sum over examples), the totals, and the layer state after the pass."""
+        batch = unpack_batch(batch)
+        y_pred, new_state, extra = self.model.stateless_call(
+            weights, state, batch.x, training=training, return_losses=True
+        )
+        outputs = match(self._names, batch.y, y_pred, batch.weight)
+        examples = tf.cast(count_examples(batch), tf.float32)
+        loss, denominator, own = self._losses.sums(outputs, examples)
+        if extra:  # regularisers and add_loss: once for the whole batch, so each shard carries its part
+            loss += denominator * tf.add_n([tf.cast(value, tf.float32) for value in extra])
+        head = tf.stack([examples, loss, denominator, *own])
+        return loss, tf.concat([head, *self._metrics.sums(outputs)], 0), new_state
+
+    def _pure_apply(self, weights: Any, slots: Any, gradients: Any, denominator: tf.Tensor) -> Any:
+        gradients = [tf.math.divide_no_nan(g, tf.cast(denominator, g.dtype)) for g in gradients]
+        if self.clip_norm is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, self.clip_norm)
+        dense = iter(gradients)
+        return functional_apply(
+            self.optimizer, weights, slots, [next(dense) if has else None for has in self._has_gradient]
+        )
+
+    def _new_values(self, sums: Any, values: list[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+        count, slots = len(self._weights), len(self._slots)
+        weights, slot_values, state = values[:count], values[count : count + slots], values[count + slots :]
+        totals = sums["totals"]
+        new_weights, new_slots = self._apply(weights, slot_values, sums["gradients"], totals[_DENOMINATOR])
+        return [*new_weights, *new_slots, *self._state.new_values(sums["state"], state, totals[_EXAMPLES])], totals
+
+
+def _values(variables: list[Any]) -> list[tf.Tensor]:
+    return [tf.convert_to_tensor(native(variable)) for variable in variables]
+
+
+def _present(batch: Any) -> tuple[Any, ...]:
+    return tuple(part for part in unpack_batch(batch) if part is not None)

@@ -1,0 +1,55 @@
+"""Trace a pure function once and call it on every replica.
+
+`tf.function` traces anew on each replica device of a strategy, and plain Python inside `strategy.run` does the same:
+the first step of eight replicas then waits for eight traces of the model. A function that reads only its arguments
+needs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import tensorflow as tf
+
+
+class TraceOnce:
+    """Wraps a pure function of tensors; one trace for each combination of argument shapes, dtypes and structure.
+
+    Args:
+        function: takes and returns nests of tensors, and reads no variable and no tensor but its arguments.
+        jit_compile: compile it with XLA.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, jit_compile: bool = False) -> None:
+        self._function = tf.function(function, autograph=False, jit_compile=jit_compile or None)
+        self._traces: dict[Any, Any] = {}
+
+    @property
+    def count(self) -> int:
+        """How often the function was traced."""
+        return len(self._traces)
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the trace that fits `args`; make it first when there is none."""
+        flat = [tf.convert_to_tensor(value) for value in tf.nest.flatten(args)]
+        signature = tuple(
+            (value.dtype, *(value.shape.as_list() if value.shape.rank is not None else ["?"])) for value in flat
+        )
+        args = tf.nest.pack_sequence_as(args, flat)
+        key = (repr(tf.nest.map_structure(lambda _: 0, args)), signature)
+        if key not in self._traces:
+            specs = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), args)
+            self._traces[key] = outside_replica(lambda: self._function.get_concrete_function(*specs))
+        return self._traces[key](*args)
+
+
+def outside_replica(function: Callable[[], Any]) -> Any:
+    """Call `function` as if at the top of a program: no graph, device or strategy around it.
+
+    TensorFlow keeps all three by thread, so a thread of its own is outside of them; `tf.init_scope` would leave the
+    replica's device and stop gradient tapes.
+    """
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(function).result()
