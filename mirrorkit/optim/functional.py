@@ -25,7 +25,7 @@ _TFOptimizer = _ancestor("TFOptimizer")  # what the TensorFlow backend adds: tf.
 _BaseOptimizer = _ancestor("BaseOptimizer")  # what all backends share: plain assignments
 
 
-class _WithoutDistribution(_TFOptimizer):
+class _WithoutDistribution(_TFOptimizer):  # type: ignore[misc, valid-type]
     """Undoes TFOptimizer's overrides; stands between the user's optimizer class and TFOptimizer."""
 
     assign = _BaseOptimizer.assign
@@ -41,7 +41,7 @@ class _WithoutDistribution(_TFOptimizer):
 
 
 @functools.cache
-def _without_distribution(cls: type) -> type:
+def _without_distribution(cls: Any) -> Any:
     return type(f"Functional{cls.__name__}", (cls, _WithoutDistribution), {})
 
 
@@ -61,7 +61,7 @@ def functional_apply(
     """
     # A twin that shares every attribute: the user's object keeps its class, and its variables stay the keys
     # under which the stateless scope holds their values.
-    twin = object.__new__(_without_distribution(type(optimizer)))
+    twin: Any = object.__new__(_without_distribution(optimizer.__class__))
     twin.__dict__.update(optimizer.__dict__)
     variables = [*optimizer._trainable_variables, *optimizer.variables]
     values = [*weights, *slots]

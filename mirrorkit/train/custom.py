@@ -78,8 +78,8 @@ class CustomStep:
         wrong = [name for name, value in dict(logs).items() if not tf.is_tensor(value) or value.shape.rank != 0]
         if wrong:
             raise StepError(
-                f"update of {type(self._step).__name__} returned {wrong}, which are no reduced scalars. Compute logs from "
-                "the sums inside the function given to mk.train.Update, and return scalars by name."
+                f"update of {type(self._step).__name__} returned {wrong}, which are no reduced scalars. Compute logs "
+                "from the sums inside the function given to mk.train.Update, and return scalars by name."
             )
         return logs
 

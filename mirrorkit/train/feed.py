@@ -38,8 +38,8 @@ class Feed:
     ) -> None:
         if not isinstance(data, (Recipe, tf.data.Dataset)):
             raise StepError(
-                f"Data must be a recipe such as mk.data.batches(...) or a tf.data.Dataset, found {type(data).__name__}. "
-                "For arrays: mk.data.batches(mk.data.arrays(images, labels), global_batch_size=256)."
+                f"Data must be a recipe such as mk.data.batches(...) or a tf.data.Dataset, found "
+                f"{type(data).__name__}. For arrays: mk.data.batches(mk.data.arrays(images, labels), global_batch_size=256)."
             )
         self._strategy = strategy
         self._data = data
@@ -102,10 +102,11 @@ def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def _like(parts: tuple[Any, ...], spec: Any) -> Any:
     """Forget the static batch size where the real data has none, so that the same trace serves both."""
-    element = parts if isinstance(spec, tuple) else parts[0]
-    return tf.nest.map_structure(
-        lambda value, s: tf.raw_ops.PlaceholderWithDefault(input=value, shape=s.shape), element, spec
-    )
+
+    def forget(value: tf.Tensor, s: tf.TensorSpec) -> tf.Tensor:
+        return tf.raw_ops.PlaceholderWithDefault(input=value, shape=s.shape)
+
+    return tf.nest.map_structure(forget, parts if isinstance(spec, tuple) else parts[0], spec)
 
 
 def _batch_size(element_spec: Any) -> int | None:

@@ -29,7 +29,7 @@ class LayerState:
     def seeded(self, state: Sequence[tf.Tensor], replica: tf.Tensor) -> list[tf.Tensor]:
         """Return the state with every seed made this replica's own."""
         return [
-            tf.random.experimental.stateless_fold_in(value, replica) if seed else value
+            tf.cast(tf.random.experimental.stateless_fold_in(value, replica), value.dtype) if seed else value
             for value, seed in zip(state, self._is_seed, strict=True)
         ]
 

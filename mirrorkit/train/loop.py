@@ -98,9 +98,8 @@ class Loop:
         feed = Feed(self.strategy, data, steps=steps_per_epoch, class_weight=class_weight)
         validation = None if validation_data is None else Feed(self.strategy, validation_data, steps=validation_steps)
         report = Report(throughput=Throughput(warm=self._warm))
-        hooks = self._callback_list(
-            callbacks, add_history=True, verbose=1 if verbose == "auto" else verbose, epochs=epochs, steps=feed.steps
-        )
+        level = 1 if verbose == "auto" else int(verbose)
+        hooks = self._callback_list(callbacks, add_history=True, verbose=level, epochs=epochs, steps=feed.steps)
         model = hooks.model
         if model is not None:
             model.stop_training = False

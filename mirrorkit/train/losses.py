@@ -16,9 +16,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.outputs import Output, per_output
 
-_MEAN = ("sum_over_batch_size", "mean", "auto", "none", None)
-_LOGITS_LAYERS = ("linear", None)
-
 
 class Losses:
     """The losses of a model's outputs, resolved once the outputs are known.

@@ -73,7 +73,7 @@ def per_output(names: Sequence[str | None], given: Any, what: str) -> list[Any]:
         StepError: it does not fit the outputs.
     """
     if isinstance(given, Mapping) and names != [None]:
-        unknown = sorted(set(given) - set(names))  # type: ignore[type-var]
+        unknown = sorted(set(given) - set(names))
         if unknown:
             raise StepError(f"The {what} name {unknown}, but the model's outputs are {list(names)}. Use those names.")
         return [given.get(name) for name in names]

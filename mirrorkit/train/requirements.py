@@ -1,4 +1,4 @@
-"""What a model and an optimizer must be like for a step to mean the same on every replica; each check names the cure."""
+"""What a model and an optimizer must be like for a step to mean the same on every replica."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class Step:
             )
 
     def prepare(self, element_spec: Any) -> None:
-        """Resolve losses and metrics for batches like `element_spec` (tensors or specs); once, before the first step."""
+        """Resolve losses and metrics, once, for batches like `element_spec` (tensors or specs)."""
         if self._names:
             return
         batch = unpack_batch(element_spec)
@@ -171,6 +171,7 @@ class Step:
         """Number of values in a step's totals; known after `prepare`."""
         return _FIXED + len(self._losses.own_names) + self._metrics.size
 
+    @tf.autograph.experimental.do_not_convert
     def compute(self, batch: Any) -> Any:
         """Compute this replica's sums over its share of the global batch; call it through `strategy.run`.
 
@@ -187,13 +188,14 @@ class Step:
         weights, state = _values(self._weights), _values(self._state.variables)
         return self._train_sums(weights, state, _present(batch), tf.convert_to_tensor(replica))
 
+    @tf.autograph.experimental.do_not_convert
     def update(self, strategy: tf.distribute.Strategy, sums: Any) -> dict[str, tf.Tensor]:
         """Reduce what `compute` returned on all replicas and write the new values; returns the step's logs."""
         self.build(strategy)
         return self.logs(self._update(sums))
 
     def train(self, batch: Any) -> tf.Tensor:
-        """Compute and update in one `strategy.run`, from a whole global batch; returns the step's totals (see `logs`)."""
+        """Compute and update in one `strategy.run`, from a whole global batch; returns the totals (see `logs`)."""
         return self._update.after(lambda batch: self.compute(own_share(batch)))(batch)
 
     def test(self, batch: Any) -> tf.Tensor:

@@ -24,7 +24,7 @@ class TraceOnce:
 
     def __init__(self, function: Callable[..., Any], *, jit_compile: bool = False) -> None:
         self._function = tf.function(function, autograph=False, jit_compile=jit_compile or None)
-        self._traces: dict[Any, Any] = {}
+        self._traces: dict[str, Any] = {}
 
     @property
     def count(self) -> int:
@@ -34,13 +34,10 @@ class TraceOnce:
     def __call__(self, *args: Any) -> Any:
         """Call the trace that fits `args`; make it first when there is none."""
         flat = [tf.convert_to_tensor(value) for value in tf.nest.flatten(args)]
-        signature = tuple(
-            (value.dtype, *(value.shape.as_list() if value.shape.rank is not None else ["?"])) for value in flat
-        )
         args = tf.nest.pack_sequence_as(args, flat)
-        key = (repr(tf.nest.map_structure(lambda _: 0, args)), signature)
+        specs = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), args)
+        key = repr(specs)
         if key not in self._traces:
-            specs = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), args)
             self._traces[key] = outside_replica(lambda: self._function.get_concrete_function(*specs))
         return self._traces[key](*args)
 
