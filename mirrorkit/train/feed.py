@@ -38,8 +38,9 @@ class Feed:
     ) -> None:
         if not isinstance(data, (Recipe, tf.data.Dataset)):
             raise StepError(
-                f"Data must be a recipe such as mk.data.batches(...) or a tf.data.Dataset, found "
-                f"{type(data).__name__}. For arrays: mk.data.batches(mk.data.arrays(images, labels), global_batch_size=256)."
+                "Data must be a recipe such as mk.data.batches(...) or a tf.data.Dataset, found "
+                f"{type(data).__name__}. Turn arrays into a recipe: "
+                "mk.data.batches(mk.data.arrays(images, labels), global_batch_size=256)."
             )
         self._strategy = strategy
         self._data = data

@@ -149,11 +149,8 @@ def warn_on_logits_mismatch(model: Any, loss: Any) -> None:
     layer = model.layers[-1]
     activation = getattr(getattr(layer, "activation", None), "__name__", None)
     from_logits = bool(getattr(loss, "from_logits", False))
-    if (
-        isinstance(layer, (keras.layers.Dense, keras.layers.Conv2D))
-        and activation in _LOGITS_LAYERS
-        and not from_logits
-    ):
+    is_plain = isinstance(layer, (keras.layers.Dense, keras.layers.Conv2D)) and activation in (None, "linear")
+    if is_plain and not from_logits:
         found, cure = "the model's last layer has no activation, so it returns logits", "from_logits=True"
     elif activation in ("softmax", "sigmoid") and from_logits:
         found, cure = f"the model's last layer applies {activation}, so it returns probabilities", "from_logits=False"

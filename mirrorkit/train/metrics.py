@@ -137,9 +137,8 @@ def _require_additive(metric: Any, output: Output) -> None:
     one, two = (_update(metric, _empty(metric), *part, None) for part in (first, second))
     both = _update(metric, one, *second, None)
     fresh = all(not np.any(variable.numpy()) for variable in metric.variables)
-    if not fresh or not all(
-        np.allclose(c, a + b, rtol=1e-5, atol=1e-5) for a, b, c in zip(one, two, both, strict=True)
-    ):
+    adds_up = all(np.allclose(c, a + b, rtol=1e-5, atol=1e-5) for a, b, c in zip(one, two, both, strict=True))
+    if not (fresh and adds_up):
         raise StepError(
             f"The state of metric {metric.name!r} ({type(metric).__name__}) does not add up: updating it with two "
             "shards in turn is not the sum of both, so replicas cannot be combined. Compute it from loop.predict."
