@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 
 _SUBMODULES = ("batching", "data", "devices", "errors", "models", "optim", "strategy", "testing", "timing", "train")
 
-__all__ = [*_SUBMODULES, "__version__"]  # noqa: PLE0604
+__all__ = [*_SUBMODULES, "__version__"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -25,7 +25,13 @@ def _import_keras() -> ModuleType:
             f"mirrorkit runs on Keras's TensorFlow backend, but KERAS_BACKEND={asked!r}. "
             "Set KERAS_BACKEND=tensorflow, or unset it, before the program starts."
         )
-    import keras
+    try:
+        import keras
+    except ImportError as error:
+        raise BackendError(
+            f"Keras cannot be imported: {error}. mirrorkit runs on its TensorFlow backend: set "
+            "KERAS_BACKEND=tensorflow before the program starts, or install TensorFlow (pip install tensorflow)."
+        ) from error
 
     version = tuple(int(part) for part in keras.__version__.split(".")[:2])
     if version < OLDEST_KERAS:
