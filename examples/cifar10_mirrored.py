@@ -1,0 +1,79 @@
+"""CIFAR-10 in ten epochs: 50,000 images, global batches of 1,024, one-hot labels, a small residual net.
+
+Run: python examples/cifar10_mirrored.py --devices cpu:4 --plot cifar10.png
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import keras
+
+import mirrorkit as mk
+
+
+def load(name: str, data_dir: str | None) -> mk.data.DataSet:
+    try:
+        if name != "synthetic":
+            return mk.data.load("cifar10" if name == "auto" else name, data_dir=data_dir)
+    except mk.errors.DataError as error:
+        if name != "auto":
+            raise
+        print(f"{error}\nTraining on the synthetic set instead.\n")
+    return mk.data.synthetic((32, 32, 3))
+
+
+def plot(path: str, accuracy: list[float], speed: list[float]) -> None:
+    from matplotlib.figure import Figure  # pip install 'mirrorkit[plot]'
+
+    axes = Figure(figsize=(8, 3)).subplots(1, 2)
+    for axis, title, values in zip(axes, ("test accuracy", "images/s"), (accuracy, speed), strict=True):
+        axis.plot(range(1, len(values) + 1), values, marker="o")
+        axis.set(title=title, xlabel="epoch", ylim=(0, None))
+    axes[0].figure.savefig(path, bbox_inches="tight")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="auto", choices=["auto", "mnist", "cifar10", "synthetic"])
+    parser.add_argument("--data-dir", help="the folder with the files, or its parent")
+    parser.add_argument("--strategy", default="auto", help="auto, one_device, mirrored, central_storage")
+    parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; all GPUs or else the CPU by default")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=1024, help="global: all replicas together")
+    parser.add_argument("--plot", metavar="FILE", help="picture of accuracy and images/s by epoch (needs matplotlib)")
+    options = parser.parse_args()
+
+    keras.utils.set_random_seed(0)
+    strategy = mk.strategy.create(options.strategy, devices=options.devices)
+    images = load(options.data, options.data_dir)
+    crop = [mk.data.augment.pad_and_crop(2), mk.data.augment.flip()]
+    train = mk.data.batches(
+        images.train, global_batch_size=options.batch_size, shuffle=True, seed=0, one_hot=True, augment=crop
+    )
+    test = mk.data.batches(images.test, global_batch_size=1000, one_hot=True)
+    print(f"{mk.strategy.describe(strategy)}; {len(images.train):,} images of {images.name} ({images.source})")
+
+    total = options.epochs * train.steps_per_epoch
+    rise = total // 5
+    schedule = keras.optimizers.schedules.CosineDecay(0.16, total - rise, warmup_target=0.8, warmup_steps=rise)
+    with strategy.scope():
+        model = mk.models.create("speed_net", input_shape=images.train.images.shape[1:])
+        optimizer = keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True, weight_decay=0.005)
+        optimizer.exclude_from_weight_decay(var_names=["gamma", "beta"])
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"]))
+    loop.warm_up(train, validation_data=test)
+    report = loop.fit(train, epochs=options.epochs, validation_data=test)
+
+    accuracy = report.history["val_accuracy"]
+    for number, (epoch, value) in enumerate(zip(report.epochs, accuracy, strict=True), start=1):
+        speed = f"{epoch.seconds:.1f} s, {epoch.examples_per_second:,.0f} images/s"
+        print(f"epoch {number}: {speed}, test accuracy {value:.4f}")
+    print(f"{strategy.num_replicas_in_sync} replicas: {report.summary()}")
+    if options.plot:
+        plot(options.plot, accuracy, [epoch.examples_per_second for epoch in report.epochs])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The same model and epochs under every strategy that this machine can run, each in a process of its own.
+
+Run: python examples/compare_strategies.py --plot strategies.png
+
+Virtual CPU devices share the same cores: on them the table shows what a strategy costs, not how it scales.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+
+import keras
+import tensorflow as tf
+
+import mirrorkit as mk
+
+
+def load(name: str, data_dir: str | None) -> mk.data.DataSet:
+    try:
+        return mk.data.load("mnist" if name == "auto" else name, data_dir=data_dir)
+    except mk.errors.DataError as error:
+        if name != "auto":
+            raise
+        print(f"{error}\nTraining on the synthetic set instead.\n")
+        return mk.data.synthetic()
+
+
+def measure(kind: str, devices: str, digits: mk.data.DataSet, batch_size: int, epochs: int) -> tuple[float, float]:
+    keras.utils.set_random_seed(0)
+    strategy = mk.strategy.create(kind, devices=devices)
+    train = mk.data.batches(digits.train, global_batch_size=batch_size, shuffle=True, seed=0)
+    test = mk.data.batches(digits.test, global_batch_size=1000)
+    with strategy.scope():
+        model = mk.models.create("mnist_cnn", input_shape=digits.train.images.shape[1:])
+        optimizer = keras.optimizers.Adam(2e-3)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"]))
+    loop.warm_up(train, validation_data=test)
+    report = loop.fit(train, epochs=epochs, verbose=0)
+    return report.examples_per_second, loop.evaluate(test)["accuracy"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="auto", choices=["auto", "mnist", "cifar10", "synthetic"])
+    parser.add_argument("--data-dir", help="the folder with the files, or its parent")
+    parser.add_argument("--strategy", default="auto", help="auto is all of them; or the one to set beside one_device")
+    parser.add_argument("--devices", help="the most to use: cpu:4, gpu:2, ...; all GPUs or else cpu:4 by default")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=256, help="global: all replicas together")
+    parser.add_argument("--plot", metavar="FILE", help="picture of the speeds (needs matplotlib)")
+    options = parser.parse_args()
+
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    device, _, most = (options.devices or ("gpu" if gpus else "cpu:4")).partition(":")
+    counts = [n for n in (2, 4, 8) if n <= int(most or gpus or 1)]
+    layouts = [("one_device", 1), *(("mirrored", n) for n in counts), *(("central_storage", n) for n in counts[:1])]
+    layouts = [row for row in layouts if options.strategy in ("auto", row[0]) or row[0] == "one_device"]
+    digits, speeds = load(options.data, options.data_dir), []
+    print(f"{'strategy':16}{'replicas':>9}{'examples/s':>12}{'speed-up':>10}{'accuracy':>10}")
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:  # a new process for each layout
+        for kind, n in layouts:
+            speed, accuracy = pool.apply(measure, (kind, f"{device}:{n}", digits, options.batch_size, options.epochs))
+            speeds.append(speed)
+            print(f"{kind:16}{n:9}{speed:12,.0f}{speed / speeds[0]:10.2f}{accuracy:10.4f}", flush=True)
+    if device == "cpu":
+        print("Virtual CPU devices share the same cores: this shows what a strategy costs, not how it scales.")
+    if options.plot:
+        from matplotlib.figure import Figure  # pip install 'mirrorkit[plot]'
+
+        axis = Figure(figsize=(7, 3)).subplots()
+        axis.barh([f"{kind} x{n}" for kind, n in layouts], speeds)
+        axis.set(xlabel="examples/s", title=f"mnist_cnn on {digits.name}, global batch {options.batch_size}")
+        axis.figure.savefig(options.plot, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    main()

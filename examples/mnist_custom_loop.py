@@ -1,0 +1,76 @@
+"""The loop in the open: compute on every replica, one reduction, the same update everywhere.
+
+Run: python examples/mnist_custom_loop.py --devices cpu:4
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import keras
+import tensorflow as tf
+
+import mirrorkit as mk
+
+
+def load(name: str, data_dir: str | None) -> mk.data.DataSet:
+    try:
+        return mk.data.load("mnist" if name == "auto" else name, data_dir=data_dir)
+    except mk.errors.DataError as error:
+        if name != "auto":
+            raise
+        print(f"{error}\nTraining on the synthetic set instead.\n")
+        return mk.data.synthetic()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="auto", choices=["auto", "mnist", "cifar10", "synthetic"])
+    parser.add_argument("--data-dir", help="the folder with the files, or its parent")
+    parser.add_argument("--strategy", default="auto", help="auto, one_device, mirrored, central_storage")
+    parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; all GPUs or else the CPU by default")
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=128, help="global: all replicas together")
+    options = parser.parse_args()
+
+    keras.utils.set_random_seed(0)
+    strategy = mk.strategy.create(options.strategy, devices=options.devices)
+    digits = load(options.data, options.data_dir)
+    train = mk.data.batches(digits.train, global_batch_size=options.batch_size, shuffle=True, seed=0)
+    test = mk.data.batches(digits.test, global_batch_size=1000)
+    print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")
+
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, options.epochs * train.steps_per_epoch)
+    with strategy.scope():
+        model = mk.models.create("mnist_cnn", input_shape=digits.train.images.shape[1:])
+        optimizer = keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
+    step.build(strategy)
+
+    @tf.function
+    def train_step(batch):
+        sums = strategy.run(step.compute, args=(batch,))  # per replica: summed gradients, metric sums, example count
+        return step.update(strategy, sums)  # one all-reduce of these sums, then the same update on every replica
+
+    @tf.function
+    def test_step(batch):
+        totals = strategy.run(step.test, args=(batch,))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, totals, axis=None)
+
+    test_batches = mk.data.distribute(test.dataset(), strategy, autoshard="data")
+    for epoch in range(options.epochs):
+        train_batches = mk.data.distribute(train.dataset(epoch), strategy, autoshard="data")
+        if epoch == 0:  # warm-up: trace both functions, without running them, before the clock starts
+            train_step.get_concrete_function(train_batches.element_spec)
+            test_step.get_concrete_function(test_batches.element_spec)
+        with mk.timing.Timer() as timer:
+            for batch in train_batches:
+                logs = train_step(batch)
+        results = step.logs(sum(test_step(batch) for batch in test_batches))
+        speed = f"{timer.seconds:.2f} s, {train.num_examples / timer.seconds:,.0f} examples/s"
+        print(f"epoch {epoch + 1}: {speed}, last loss {logs['loss']:.4f}, test accuracy {results['accuracy']:.4f}")
+
+
+if __name__ == "__main__":
+    main()

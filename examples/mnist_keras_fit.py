@@ -1,0 +1,61 @@
+"""Plain Keras: model.fit under tf.distribute; mirrorkit finds the devices, the strategy and the data.
+
+Run: python examples/mnist_keras_fit.py --devices cpu:4
+
+Keras's fit is right under one_device and mirrored. Under central_storage its loss is wrong; take mnist_loop.py there.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import keras
+
+import mirrorkit as mk
+
+
+def load(name: str, data_dir: str | None) -> mk.data.DataSet:
+    try:
+        return mk.data.load("mnist" if name == "auto" else name, data_dir=data_dir)
+    except mk.errors.DataError as error:
+        if name != "auto":
+            raise
+        print(f"{error}\nTraining on the synthetic set instead.\n")
+        return mk.data.synthetic()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="auto", choices=["auto", "mnist", "cifar10", "synthetic"])
+    parser.add_argument("--data-dir", help="the folder with the files, or its parent")
+    parser.add_argument("--strategy", default="auto", help="auto, one_device, mirrored")
+    parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; all GPUs or else the CPU by default")
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=128, help="global: all replicas together")
+    options = parser.parse_args()
+
+    keras.utils.set_random_seed(0)
+    strategy = mk.strategy.create(options.strategy, devices=options.devices)
+    digits = load(options.data, options.data_dir)
+    train = mk.data.batches(digits.train, global_batch_size=options.batch_size, shuffle=True, seed=0)
+    test = mk.data.batches(digits.test, global_batch_size=1000)
+    print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")
+
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, options.epochs * train.steps_per_epoch)
+    with strategy.scope():
+        model = mk.models.create("mnist_cnn", input_shape=digits.train.images.shape[1:])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True), loss=loss, metrics=["accuracy"])
+
+    with mk.timing.Timer() as timer:
+        for epoch in range(options.epochs):  # a fit for each epoch, since each has an order of its own
+            model.fit(train.dataset(epoch), initial_epoch=epoch, epochs=epoch + 1)
+            timer.lap()
+    accuracy = model.evaluate(test.dataset(), verbose=0, return_dict=True)["accuracy"]
+    speed = len(digits.train) / min(timer.laps)
+    print(f"{strategy.num_replicas_in_sync} replicas: {speed:,.0f} examples/s in the fastest epoch")
+    print(f"test accuracy {accuracy:.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The ten lines: an MNIST CNN trained by mirrorkit's Loop on as many replicas as there are devices.
+
+Run: python examples/mnist_loop.py --devices cpu:4
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import keras
+
+import mirrorkit as mk
+
+
+def load(name: str, data_dir: str | None) -> mk.data.DataSet:
+    try:
+        return mk.data.load("mnist" if name == "auto" else name, data_dir=data_dir)
+    except mk.errors.DataError as error:
+        if name != "auto":
+            raise
+        print(f"{error}\nTraining on the synthetic set instead.\n")
+        return mk.data.synthetic()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="auto", choices=["auto", "mnist", "cifar10", "synthetic"])
+    parser.add_argument("--data-dir", help="the folder with the files, or its parent")
+    parser.add_argument("--strategy", default="auto", help="auto, one_device, mirrored, central_storage")
+    parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; all GPUs or else the CPU by default")
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=128, help="global: all replicas together")
+    options = parser.parse_args()
+
+    keras.utils.set_random_seed(0)
+    strategy = mk.strategy.create(options.strategy, devices=options.devices)
+    digits = load(options.data, options.data_dir)
+    train = mk.data.batches(digits.train, global_batch_size=options.batch_size, shuffle=True, seed=0)
+    test = mk.data.batches(digits.test, global_batch_size=1000)
+    print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")
+
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, options.epochs * train.steps_per_epoch)
+    with strategy.scope():
+        model = mk.models.create("mnist_cnn", input_shape=digits.train.images.shape[1:])
+        optimizer = keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
+    loop = mk.train.Loop(strategy, step)
+    loop.warm_up(train, validation_data=test)
+    report = loop.fit(train, epochs=options.epochs, validation_data=test)
+    print(f"{strategy.num_replicas_in_sync} replicas: {report.summary()}")
+    print(f"test accuracy {loop.evaluate(test)['accuracy']:.4f}")
+
+
+if __name__ == "__main__":
+    main()
