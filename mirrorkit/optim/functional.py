@@ -45,6 +45,11 @@ def _without_distribution(cls: Any) -> Any:
     return type(f"Functional{cls.__name__}", (cls, _WithoutDistribution), {})
 
 
+def trainable_variables(optimizer: Any) -> list[Any]:
+    """Return the variables that `optimizer` was built for, in its order."""
+    return list(optimizer._trainable_variables)
+
+
 def functional_apply(
     optimizer: Any, weights: Sequence[tf.Tensor], slots: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -63,7 +68,7 @@ def functional_apply(
     # under which the stateless scope holds their values.
     twin: Any = object.__new__(_without_distribution(optimizer.__class__))
     twin.__dict__.update(optimizer.__dict__)
-    variables = [*optimizer._trainable_variables, *optimizer.variables]
+    variables = [*trainable_variables(optimizer), *optimizer.variables]
     values = [*weights, *slots]
     with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))) as scope:
         twin.apply(list(gradients))

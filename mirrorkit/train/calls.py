@@ -33,11 +33,9 @@ class Calls:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, step: Any) -> None:
-        @tf.autograph.experimental.do_not_convert
         def train_one(batch: Any) -> tf.Tensor:
             return step.train(batch)
 
-        @tf.autograph.experimental.do_not_convert
         def test_one(batch: Any) -> tf.Tensor:
             sums = strategy.run(lambda batch: step.test(own_share(batch)), args=(batch,))
             return strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
@@ -67,14 +65,16 @@ class Calls:
 
 
 def _many(one: Any, step: Any) -> Any:
-    @tf.function
+    # AutoGraph would rewrite the user's code too, and with it the errors that it raises.
+    @tf.function(autograph=False)
     def many(iterator: Any, totals: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        bad = tf.constant(-1, tf.int64)
-        for index in tf.range(steps):
+        def body(index: tf.Tensor, totals: tf.Tensor, bad: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             step_totals = tf.cast(one(next(iterator)), tf.float64)
             newly_bad = (bad < 0) & ~tf.math.is_finite(step_totals[step.loss_index])
-            bad = tf.where(newly_bad, index, bad)
-            totals += step_totals
+            return index + 1, totals + step_totals, tf.where(newly_bad, index, bad)
+
+        start = (tf.constant(0, tf.int64), totals, tf.constant(-1, tf.int64))
+        _, totals, bad = tf.while_loop(lambda index, *_: index < steps, body, start)
         return totals, bad
 
     return many

@@ -52,7 +52,9 @@ class Feed:
             raise StepError("The data set is empty. Check its path, filters and drop_remainder.")
         self._is_endless = found == tf.data.INFINITE_CARDINALITY
         if self._is_endless and steps is None:
-            raise StepError("The data never ends. Say how many batches make an epoch: steps_per_epoch=...")
+            raise StepError(
+                "The data never ends. Say how many batches to take: steps_per_epoch, validation_steps or steps."
+            )
         self._length_is_known = self._is_endless or found > 0
         self.steps: int | None = steps if found < 0 else found if steps is None else min(steps, found)
         size = data.global_batch_size if isinstance(data, Recipe) else _batch_size(self.element_spec)
@@ -67,9 +69,9 @@ class Feed:
     def _dataset(self, epoch: int = 0) -> tf.data.Dataset:
         return self._data.dataset(epoch=epoch) if isinstance(self._data, Recipe) else self._data
 
-    def epoch(self, epoch: int) -> Iterator[Any]:
-        """Return an iterator over the epoch's batches; endless data goes on where it was."""
-        if self._endless is not None:
+    def epoch(self, epoch: int, *, restart: bool = False) -> Iterator[Any]:
+        """Return an iterator over the epoch's batches; endless data goes on where it was, unless it is to `restart`."""
+        if self._endless is not None and not restart:
             return self._endless
         dataset = _weigh(self._dataset(epoch), self._class_weight)
         iterator = iter(_untuned(dataset))

@@ -115,7 +115,7 @@ class Loop:
                 break
         hooks.on_train_end(logs)
         history = next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History))
-        report.history = {name: [float(value) for value in values] for name, values in history.history.items()}
+        report.history = {name: list(values) for name, values in history.history.items()}
         return report
 
     def evaluate(
@@ -142,7 +142,7 @@ class Loop:
         feed = Feed(self.strategy, data, steps=steps)
         calls = self._calls or Calls(self.strategy, self._step)
         parts = []
-        for batch in itertools.islice(feed.epoch(0), feed.steps):
+        for batch in itertools.islice(feed.epoch(0, restart=True), feed.steps):
             parts += calls.predict(batch)
         return tf.nest.map_structure(lambda *part: np.concatenate([p.numpy() for p in part]), *parts)
 
@@ -198,7 +198,7 @@ class Loop:
 
     def _evaluate(self, feed: Feed, hooks: Any) -> dict[str, Any]:
         self._require_model("evaluate")
-        iterator = feed.epoch(0)
+        iterator = feed.epoch(0, restart=True)
         calls = self._prepared(feed, iterator)
         totals, done = self._zeros(), 0
         hooks.on_test_begin()

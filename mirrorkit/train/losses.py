@@ -56,9 +56,6 @@ class Losses:
         for output, loss in zip(outputs, self._losses, strict=True):
             if loss is None:
                 continue
-            if output.y is None:
-                raise StepError(f"There is a loss but no target for output {output.name or 'of the model'}: "
-                                "let the data yield (x, y).")  # fmt: skip
             numerator, own = _numerator(loss, output)
             if own is not None:
                 if len(outputs) > 1:
@@ -73,12 +70,29 @@ class Losses:
         total = tf.add_n([weight * part for weight, part in zip(weights, parts, strict=True)])
         return total, denominator, parts if len(self.names) > 1 else []
 
+    def check_targets(self, outputs: Sequence[Output]) -> None:
+        """Refuse data without a target for an output that has a loss.
+
+        Raises:
+            StepError: see above.
+        """
+        for output, loss in zip(outputs, self._losses, strict=True):
+            if loss is not None and output.y is None:
+                raise StepError(
+                    f"There is a loss but no target for {_called(output)}. Let the data yield (x, y), with a target "
+                    "for every output that has a loss."
+                )
+
     @property
     def own_names(self) -> list[str]:
         """Names of the numerators that `sums` returns for the single outputs, as Keras logs them."""
         if len(self.names) == 1:
             return []
         return [f"{name}_loss" for name, loss in zip(self.names, self._losses, strict=True) if loss is not None]
+
+
+def _called(output: Output) -> str:
+    return "the model's output" if output.name is None else f"the output {output.name!r}"
 
 
 def _resolve(loss: Any) -> Any:
@@ -120,7 +134,7 @@ def _values(loss: Any, output: Output) -> tf.Tensor:
         y, y_pred = tf.cast(output.y, loss.dtype), tf.cast(output.y_pred, loss.dtype)
         values = loss.call(y, y_pred)
     else:
-        values = loss(output.y, output.y_pred)
+        values = loss(*_as_keras_gives(output.y, output.y_pred))
     if len(values.shape) == 0:
         name = getattr(loss, "__name__", type(loss).__name__)
         raise StepError(
@@ -128,6 +142,16 @@ def _values(loss: Any, output: Output) -> tf.Tensor:
             "combined with the others' exactly. Return one value per example (shape [batch])."
         )
     return tf.cast(values, tf.float32)
+
+
+def _as_keras_gives(y: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Cast both to Keras's float type and bring them to one rank, as Keras does before it calls a loss function."""
+    y, y_pred = tf.cast(y, keras.config.floatx()), tf.cast(y_pred, keras.config.floatx())
+    if len(y.shape) + 1 == len(y_pred.shape) and y_pred.shape[-1] == 1:
+        return y[..., tf.newaxis], y_pred
+    if len(y.shape) == len(y_pred.shape) + 1 and y.shape[-1] == 1:
+        return (y, y_pred[..., tf.newaxis]) if len(y_pred.shape) == 1 else (tf.squeeze(y, -1), y_pred)
+    return y, y_pred
 
 
 def _fit(weight: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

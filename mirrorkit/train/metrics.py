@@ -35,14 +35,23 @@ class Metrics:
         names = [output.name for output in outputs]
         for given, weighted in ((metrics, False), (weighted_metrics, True)):
             for index, members in enumerate(_by_output(given, names)):
+                if members and outputs[index].y is None:
+                    raise StepError(
+                        f"There are metrics but no target for output {names[index] or 'of the model'}. Let the data "
+                        "yield (x, y), with a target for every output that has metrics."
+                    )
                 for member in members:
                     metric, name = _resolve(member, outputs[index])
                     _require_additive(metric, outputs[index])
-                    log_name = name if names[index] is None else f"{names[index]}_{name}"
-                    self._members.append((index, weighted, self._unique(log_name), metric))
+                    self._members.append((index, weighted, self._log_name(names[index], name, weighted), metric))
 
-    def _unique(self, name: str) -> str:
+    def _log_name(self, output: str | None, name: str, weighted: bool) -> str:
+        """Choose a name that is not taken yet, as Keras does."""
         taken = {other for _, _, other, _ in self._members}
+        prefix = "" if output is None else f"{output}_"
+        if weighted and prefix + name in taken:
+            name = f"weighted_{name}"
+        name = prefix + name
         return next(n for n in (name, *(f"{name}_{i}" for i in range(1, 1000))) if n not in taken)
 
     @property

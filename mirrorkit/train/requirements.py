@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.optim.functional import trainable_variables
 from mirrorkit.train.update import native
 
 
@@ -44,6 +45,15 @@ def check_optimizer(optimizer: Any) -> None:
         if getattr(optimizer, name, None) is not None:
             value = getattr(optimizer, name)
             raise StepError(f"{type(optimizer).__name__}({name}={value}) is not supported in a Step: {cure}.")
+
+
+def check_built_for(optimizer: Any, model: Any) -> None:
+    """Refuse an optimizer whose slots belong to other variables than the model's."""
+    if [id(v) for v in trainable_variables(optimizer)] != [id(v) for v in model.trainable_variables]:
+        raise StepError(
+            f"The optimizer {optimizer.name!r} was built for other variables than the {len(model.trainable_variables)} "
+            f"trainable ones of model {model.name!r}. Create a new optimizer in the strategy's scope."
+        )
 
 
 def check_variables(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:

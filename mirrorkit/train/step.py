@@ -22,7 +22,7 @@ from mirrorkit.train.layer_state import LayerState
 from mirrorkit.train.losses import Losses, warn_on_logits_mismatch
 from mirrorkit.train.metrics import Metrics
 from mirrorkit.train.outputs import Batch, count_examples, match, output_names, unpack_batch
-from mirrorkit.train.requirements import check_model, check_optimizer, check_variables
+from mirrorkit.train.requirements import check_built_for, check_model, check_optimizer, check_variables
 from mirrorkit.train.share import own_share
 from mirrorkit.train.tracing import TraceOnce, outside_replica
 from mirrorkit.train.update import Update, native
@@ -38,7 +38,8 @@ class Step:
     replicas and however unequal their shares; gradients are clipped after the reduction.
 
     Args:
-        model: a built Keras model, created in the strategy's scope.
+        model: a built Keras model, created in the strategy's scope. It is compiled with this optimizer, loss and
+            metrics, for callbacks and saved files, unless it already is.
         optimizer: a Keras optimizer, created in the strategy's scope.
         loss: a Keras loss, its name, or a function `(y_true, y_pred) -> values [batch]`; for several outputs a dict by
             output name or a list.
@@ -94,6 +95,8 @@ class Step:
         if not getattr(model, "compiled", False):
             raise StepError("The model is not compiled. Call model.compile(...) in the strategy's scope, or use Step.")
         config = model.get_compile_config()
+        if config.get("loss") is None:
+            raise StepError("The model is compiled without a loss. Call model.compile(optimizer, loss=...).")
         try:
             parts = {
                 name: keras.saving.deserialize_keras_object(config[name])
@@ -125,6 +128,7 @@ class Step:
         check_model(self.model)
         with strategy.scope():
             self.optimizer.build(self.model.trainable_variables)
+            check_built_for(self.optimizer, self.model)
             self._compile_model()
         check_variables(strategy, self.variables)
         self._weights = list(self.model.trainable_variables)
@@ -140,17 +144,17 @@ class Step:
 
     def _compile_model(self) -> None:
         # Keras callbacks look for model.optimizer, and a saved model should know how it was trained.
-        if not getattr(self.model, "compiled", False):
+        if not getattr(self.model, "compiled", False) or self.model.optimizer is not self.optimizer:
             loss, metrics = self._given["loss"], self._given_metrics["metrics"]
             self.model.compile(optimizer=self.optimizer, loss=loss, metrics=metrics, auto_scale_loss=False)
-        elif self.model.optimizer is not self.optimizer:
-            raise StepError(
-                "The model is compiled with another optimizer than this step's, so callbacks would change the wrong "
-                "one. Pass model.optimizer, or use Step.from_compiled(model)."
-            )
 
     def prepare(self, element_spec: Any) -> None:
         """Resolve losses and metrics, once, for batches like `element_spec` (tensors or specs)."""
+        if [id(v) for v in self._weights] != [id(v) for v in self.model.trainable_variables]:
+            raise StepError(
+                "The model's trainable variables are not those that this step was built for: `trainable` was changed "
+                "since. Make a new optimizer and a new Step after changing it."
+            )
         if self._names:
             return
         batch = unpack_batch(element_spec)
@@ -162,8 +166,10 @@ class Step:
 
         y_pred = self.model.compute_output_spec(tf.nest.map_structure(symbolic, batch.x))
         names = output_names(self.model, y_pred)
+        outputs = match(names, batch.y, y_pred, None)
         self._losses = Losses(names=names, **self._given)
-        self._metrics = Metrics(outputs=match(names, batch.y, y_pred, None), **self._given_metrics)
+        self._losses.check_targets(outputs)
+        self._metrics = Metrics(outputs=outputs, **self._given_metrics)
         self._names = names
 
     @property
@@ -251,10 +257,10 @@ class Step:
 
     def _unless_empty(self, batch: Any, full: Callable[[], Any], empty: Callable[[], Any]) -> Any:
         # An empty share makes statistics NaN, and the gradient of max pooling kills the process on CPU.
-        examples = count_examples(unpack_batch(batch))
-        if tf.get_static_value(examples) is not None or self._state.synchronized:
+        size = tf.nest.flatten(unpack_batch(batch).x)[0].shape[0]
+        if self._state.synchronized or size:
             return full()
-        return tf.cond(examples > 0, full, empty)
+        return empty() if size == 0 else tf.cond(count_examples(unpack_batch(batch)) > 0, full, empty)
 
     def _forward(self, weights: Any, state: Any, batch: Any, *, training: bool) -> tuple[tf.Tensor, tf.Tensor, Any]:
         """Return the objective (a sum over examples), the totals, and the layer state after the pass."""

@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit.errors import StepError
+
 
 class TraceOnce:
     """Wraps a pure function of tensors; one trace for each combination of argument shapes, dtypes and structure.
@@ -38,8 +40,22 @@ class TraceOnce:
         specs = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), args)
         key = repr(specs)
         if key not in self._traces:
-            self._traces[key] = outside_replica(lambda: self._function.get_concrete_function(*specs))
+            trace = outside_replica(lambda: self._function.get_concrete_function(*specs))
+            _require_pure(trace)
+            self._traces[key] = trace
         return self._traces[key](*args)
+
+
+def _require_pure(trace: Any) -> None:
+    try:
+        names = [variable.name for variable in trace.variables]
+    except AssertionError:  # created while tracing, and gone with its thread
+        names = ["one of Keras's own random seeds"]
+    if names:
+        raise StepError(
+            f"The model uses variables that are not among its own: {', '.join(names)}. A layer that draws random "
+            "numbers needs a keras.random.SeedGenerator as an attribute; other state must be a layer's add_weight."
+        )
 
 
 def outside_replica(function: Callable[[], Any]) -> Any:
