@@ -29,7 +29,7 @@ def plot(path: str, accuracy: list[float], speed: list[float]) -> None:
     axes = Figure(figsize=(8, 3)).subplots(1, 2)
     for axis, title, values in zip(axes, ("test accuracy", "images/s"), (accuracy, speed), strict=True):
         axis.plot(range(1, len(values) + 1), values, marker="o")
-        axis.set(title=title, xlabel="epoch", ylim=(0, None))
+        axis.set(title=title, xlabel="epoch", ylim=(0, 1.1 * max(values)))
     axes[0].figure.savefig(path, bbox_inches="tight")
 
 

@@ -1,0 +1,66 @@
+"""Every Python block of README and docs is run, and what its prints are said to show is compared with what they show."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def python_only(page: str) -> str:
+    """The Python blocks of a page, one namespace; other lines become empty, so that line numbers stay the page's."""
+    lines, inside = [], False
+    for line in page.splitlines():
+        fence = line.startswith("```")
+        lines.append(line if inside and not fence else "")
+        inside = line == "```python" if fence else inside
+    return "\n".join(lines) + "\n"
+
+
+def promised(source: str) -> list[str]:
+    """What the page says that its prints show, in order."""
+    return re.findall(r"^\s*print\(.*\)  # (.+)$", source, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, capfd):
+    source = python_only(page.read_text())
+    assert source.strip(), "a page without a Python block"
+    script = tmp_path / f"{page.stem}.py"  # a file, not exec: tf.function reads the source of what it converts
+    script.write_text(source)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(script))
+    printed = capfd.readouterr().out.splitlines()
+    remaining = iter(printed)
+    for expected in promised(source):
+        assert any(line == expected for line in remaining), f"{expected!r} is not printed (in this order): {printed}"
+
+
+def test_the_checker_sees_code_and_claims():
+    page = (
+        "text\n```python\nprint(1 + 1)  # 2\n```\nprint(9)  # 9\n```\nshell\n```\n```python\nx = 3  # no claim\n```\n"
+    )
+    source = python_only(page)
+    assert source.splitlines() == ["", "", "print(1 + 1)  # 2", "", "", "", "", "", "", "x = 3  # no claim", ""]
+    assert promised(source) == ["2"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_commands_lead_somewhere(page):
+    text = page.read_text()
+    targets = [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link]
+    assert not [target for target in targets if not (page.parent / target).exists()]
+    scripts = re.findall(r"python (\S+\.py)", text)
+    assert not [script for script in scripts if "/" in script and not (ROOT / script).exists()]
+
+
+def test_every_page_is_in_the_table_of_contents_and_in_readme():
+    nav = re.findall(r"^  - .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = sorted(page.name for page in PAGES[1:])
+    assert sorted(nav) == pages
+    assert all(f"docs/{name}" in PAGES[0].read_text() for name in pages)
