@@ -55,6 +55,9 @@ def functional_apply(
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Compute what `optimizer.apply(gradients)` would leave behind, without touching a variable.
 
+    ScheduleFreeAdamW is the exception: on TensorFlow its `apply` reads a momentum that it has just overwritten; here
+    it reads the old one, as its paper does (arXiv:2405.15682).
+
     Args:
         optimizer: a built Keras optimizer; its schedule, weight decay and constraints are applied as always.
         weights: values of the variables that it was built with, in that order.

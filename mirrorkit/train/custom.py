@@ -31,7 +31,7 @@ class TrainStep(Protocol):
 
 
 class CustomStep:
-    """Gives a `TrainStep` the totals that `Calls` adds up: examples, then each log times the step's examples."""
+    """Gives a `TrainStep` the totals that `Calls` adds up: examples, a watch on NaN, each log times the examples."""
 
     def __init__(self, step: TrainStep, strategy: tf.distribute.Strategy) -> None:
         if not isinstance(step, TrainStep):
@@ -44,7 +44,7 @@ class CustomStep:
         self._strategy = strategy
         self._names: list[str] = []
         self.model = getattr(step, "model", None)
-        self.loss_index = 0
+        self.loss_index = 1  # holds the sum of all logs: not finite when one of them is not
 
     @property
     def variables(self) -> list[Any]:
@@ -54,7 +54,7 @@ class CustomStep:
     @property
     def totals_size(self) -> int:
         """Number of values in a step's totals; known after `prepare`."""
-        return 1 + len(self._names)
+        return 2 + len(self._names)
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Build the user's step."""
@@ -65,16 +65,20 @@ class CustomStep:
         if not self._names:
             logs = tf.function(lambda it: self._logs(next(it)), autograph=False)
             self._names = sorted(logs.get_concrete_function(iterator).structured_outputs)
-            self.loss_index = 1 + self._names.index("loss") if "loss" in self._names else 0
 
     def train(self, batch: Any) -> tf.Tensor:
         """Compute, update, and return the totals."""
         examples = tf.cast(count_examples(unpack_batch(batch)), tf.float32)
         logs = self._logs(batch)
-        return tf.stack([examples, *(tf.cast(logs[name], tf.float32) * examples for name in sorted(logs))])
+        values = [tf.cast(logs[name], tf.float32) * examples for name in sorted(logs)]
+        return tf.stack([examples, tf.add_n(values), *values])
 
     def _logs(self, batch: Any) -> Mapping[str, tf.Tensor]:
         logs = self._step.update(self._strategy, self._sums(batch))
+        if not logs:
+            raise StepError(
+                f"update of {type(self._step).__name__} returned no logs. Return at least the loss by name."
+            )
         wrong = [name for name, value in dict(logs).items() if not tf.is_tensor(value) or value.shape.rank != 0]
         if wrong:
             raise StepError(
@@ -88,4 +92,4 @@ class CustomStep:
 
     def logs(self, totals: tf.Tensor) -> dict[str, tf.Tensor]:
         """Return the mean of each log over the examples."""
-        return {name: totals[i] / totals[0] for i, name in enumerate(self._names, start=1)}
+        return {name: totals[i] / totals[0] for i, name in enumerate(self._names, start=2)}

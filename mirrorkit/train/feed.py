@@ -12,7 +12,7 @@ from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
 from mirrorkit.train.outputs import unpack_batch
 
-_STAND_IN_SIZE = 32  # examples per replica in a stand-in batch where the data does not tell its batch size
+_STAND_IN_SIZE = 32  # of a dimension that the data does not tell, in a stand-in batch; per replica for the batch size
 
 
 class Feed:
@@ -22,6 +22,8 @@ class Feed:
         strategy: its replicas share each batch.
         data: a recipe (`mk.data.batches`, `mk.data.records`) or a `tf.data.Dataset` of global batches.
         steps: steps per epoch; needed where the data never ends. A finite data set gives all its batches by default.
+        carry_on: with `steps`, an epoch of a `tf.data.Dataset` goes on where the one before stopped, and starts anew
+            at the end of the data, as Keras's `fit` does.
         class_weight: from class index to the weight of its examples, as in Keras's `fit`.
 
     Raises:
@@ -34,6 +36,7 @@ class Feed:
         data: Any,
         *,
         steps: int | None = None,
+        carry_on: bool = False,
         class_weight: Mapping[int, float] | None = None,
     ) -> None:
         if not isinstance(data, (Recipe, tf.data.Dataset)):
@@ -42,6 +45,10 @@ class Feed:
                 f"{type(data).__name__}. Turn arrays into a recipe: "
                 "mk.data.batches(mk.data.arrays(images, labels), global_batch_size=256)."
             )
+        if steps is not None and (not isinstance(steps, int) or steps < 1):
+            raise StepError(f"The number of steps must be a whole number from 1 on, found {steps!r}.")
+        if carry_on and steps is not None and isinstance(data, tf.data.Dataset):
+            data = data.repeat()
         self._strategy = strategy
         self._data = data
         self._class_weight = class_weight
@@ -90,7 +97,9 @@ class Feed:
         else:
             size = self.global_batch_size or _STAND_IN_SIZE * self._strategy.num_replicas_in_sync
             spec = self.element_spec
-            zeros = tf.nest.map_structure(lambda s: tf.zeros([size, *(d or 1 for d in s.shape[1:])], s.dtype), spec)
+            zeros = tf.nest.map_structure(
+                lambda s: tf.zeros([size, *(d or _STAND_IN_SIZE for d in s.shape[1:])], s.dtype), spec
+            )
             dataset = tf.data.Dataset.from_tensors(zeros).repeat().map(lambda *parts: _like(parts, spec))
         return iter(_untuned(dataset))
 
@@ -126,6 +135,8 @@ def _weigh(dataset: tf.data.Dataset, class_weight: Mapping[int, float] | None) -
             "class_weight needs elements (x, y) with a single target: classes or one-hot. "
             "With sample weights in the data, multiply the class weights into them."
         )
+    if not all(isinstance(index, int) and index >= 0 for index in class_weight):
+        raise StepError(f"class_weight maps class indices (whole numbers from 0 on) to weights, found {class_weight}.")
     classes = max(class_weight) + 1
     table = tf.constant([float(class_weight.get(index, 1.0)) for index in range(classes)])
 

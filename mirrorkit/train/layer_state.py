@@ -1,8 +1,8 @@
 """Layer state under replicas: BatchNorm's statistics, Dropout's seeds, and whatever else a layer updates by itself.
 
 Every replica starts from the same state and ends with the same state. Floats (moving statistics) become the mean over
-all examples of what the replicas came to; integers (counters) advance; seeds are made different for each replica
-before use, so that no two draw the same mask.
+all examples of what the replicas came to. Integers (counters of calls) advance by the replicas' mean. Seeds are made
+different for each replica before use, so that no two draw the same mask.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LayerState:
 
     def __init__(self, model: Any) -> None:
         self.variables = list(model.non_trainable_variables)
-        self.synchronized = any(getattr(layer, "synchronized", False) for layer in _layers(model))
+        self.synchronized = any(getattr(layer, "synchronized", False) for layer in layers_of(model))
         self._is_seed = [_is_seed(variable) for variable in self.variables]
         self._changed: list[int] = []  # what training changes; known once the model was traced
 
@@ -40,7 +40,7 @@ class LayerState:
         """
         self._changed = [i for i, (before, after) in enumerate(zip(old, new, strict=True)) if after is not before]
         return [
-            tf.cast(new[i] if new[i].dtype.is_floating else new[i] - old[i], tf.float32) * examples
+            tf.cast(new[i] if new[i].dtype.is_floating else _integer(new[i]) - _integer(old[i]), tf.float32) * examples
             for i in self._changed
         ]
 
@@ -58,16 +58,22 @@ class LayerState:
             if state[i].dtype.is_floating:
                 new[i] = tf.cast(mean, state[i].dtype)
             else:
-                new[i] = state[i] + tf.cast(tf.round(mean), state[i].dtype)
+                advanced = _integer(state[i]) + tf.cast(tf.round(mean), _integer(state[i]).dtype)
+                new[i] = tf.cast(advanced, state[i].dtype)
         return new
+
+
+def _integer(value: tf.Tensor) -> tf.Tensor:
+    return tf.cast(value, tf.int32) if value.dtype == tf.bool else value
 
 
 def _is_seed(variable: Any) -> bool:
     return "seed" in variable.path and tuple(variable.shape) == (2,) and "int" in variable.dtype
 
 
-def _layers(model: Any) -> list[Any]:
+def layers_of(model: Any) -> list[Any]:
+    """Return all layers of a model, those inside of others too."""
     found = []
     for layer in getattr(model, "layers", []):
-        found += [layer, *_layers(layer)]
+        found += [layer, *layers_of(layer)]
     return found

@@ -54,7 +54,7 @@ class Loop:
         self._step: Any = step if isinstance(step, Step) else CustomStep(step, strategy)
         self._step.build(strategy)
         self._length = CallLength(steps_per_call)
-        self._calls: Calls | None = None
+        self._calls = Calls(strategy, self._step)
         self._warm = False
         self._steps_done = 0
 
@@ -80,7 +80,8 @@ class Loop:
                 `dataset.apply(tf.data.experimental.assert_cardinality(n))` lets calls take many.
             epochs: the epoch before which to stop.
             initial_epoch: the epoch to start with; a recipe's order of examples depends on it.
-            steps_per_epoch: needed where the data never ends; otherwise an epoch is all the data.
+            steps_per_epoch: needed where the data never ends; otherwise an epoch is all the data. With it, a
+                `tf.data.Dataset` goes on where the epoch before stopped; a recipe gives each epoch's first steps.
             validation_data: what `evaluate` takes; its logs appear with the prefix `val_`.
             validation_freq: validate after every so many epochs.
             validation_steps: batches to validate on; all by default.
@@ -95,12 +96,14 @@ class Loop:
             NonFiniteLossError: the loss became NaN or infinite.
             StepError: data that the step cannot train on.
         """
-        feed = Feed(self.strategy, data, steps=steps_per_epoch, class_weight=class_weight)
+        if validation_freq < 1:
+            raise StepError(f"validation_freq must be a whole number from 1 on, found {validation_freq!r}.")
+        feed = Feed(self.strategy, data, steps=steps_per_epoch, carry_on=True, class_weight=class_weight)
         validation = None if validation_data is None else Feed(self.strategy, validation_data, steps=validation_steps)
         report = Report(throughput=Throughput(warm=self._warm))
         level = 1 if verbose == "auto" else int(verbose)
         hooks = self._callback_list(callbacks, add_history=True, verbose=level, epochs=epochs, steps=feed.steps)
-        model = hooks.model
+        model = self._step.model
         if model is not None:
             model.stop_training = False
         hooks.on_train_begin()
@@ -140,10 +143,9 @@ class Loop:
         """
         self._require_model("predict")
         feed = Feed(self.strategy, data, steps=steps)
-        calls = self._calls or Calls(self.strategy, self._step)
         parts = []
         for batch in itertools.islice(feed.epoch(0, restart=True), feed.steps):
-            parts += calls.predict(batch)
+            parts += self._calls.predict(batch)
         return tf.nest.map_structure(lambda *part: np.concatenate([p.numpy() for p in part]), *parts)
 
     def warm_up(self, data: Any, *, validation_data: Any = None) -> None:
@@ -157,27 +159,33 @@ class Loop:
             data: what `fit` will be given.
             validation_data: what `evaluate` will be given; `data` by default.
         """
-        with unchanged(self.strategy, self._step.variables):
+        variables = self._step.variables
+        if not variables:
+            raise StepError(
+                f"{type(self.step).__name__} does not say what it changes, so warm_up could not put it back. Give it a "
+                "property `variables`: a list of all variables that its update writes."
+            )
+        with unchanged(self.strategy, variables):
             feed = Feed(self.strategy, data)
             iterator = feed.rehearsal()
-            calls = self._prepared(feed, iterator)
+            self._prepare(feed, iterator)
             for steps in self._length.probes():
-                self._length.learn(steps, calls.train(iterator, self._zeros(), steps).seconds)
+                self._length.learn(steps, self._calls.train(iterator, self._zeros(), steps).seconds)
             if isinstance(self._step, Step):
                 feed = feed if validation_data is None else Feed(self.strategy, validation_data)
-                calls.test(feed.rehearsal(), self._zeros(), 1)
+                self._calls.test(feed.rehearsal(), self._zeros(), 1)
         self._warm = True
 
     def _train_epoch(self, feed: Feed, epoch: int, hooks: Any, report: Report) -> dict[str, Any]:
         iterator = feed.epoch(epoch)
-        calls = self._prepared(feed, iterator)
+        self._prepare(feed, iterator)
         totals, logs = self._zeros(), {}
         record = Epoch(examples=0, steps=0, seconds=0.0)
         for first in iter(lambda: record.steps, feed.steps):
             steps = self._length.next(feed.left(first))
             hooks.on_train_batch_begin(first)
             try:
-                result = calls.train(iterator, totals, steps)
+                result = self._calls.train(iterator, totals, steps)
             except tf.errors.OutOfRangeError:  # the end of data whose length nobody knew
                 break
             self._check_finite(result.first_bad_step, epoch, first)
@@ -189,7 +197,7 @@ class Loop:
             record.add(examples, steps, result.seconds)
             logs = self._logs(totals)
             hooks.on_train_batch_end(first + steps - 1, logs)
-            if getattr(hooks.model, "stop_training", False):
+            if getattr(self._step.model, "stop_training", False):
                 break
         if record.steps == 0:
             raise StepError("The data gave no batch. Check its path, filters and drop_remainder.")
@@ -199,14 +207,14 @@ class Loop:
     def _evaluate(self, feed: Feed, hooks: Any) -> dict[str, Any]:
         self._require_model("evaluate")
         iterator = feed.epoch(0, restart=True)
-        calls = self._prepared(feed, iterator)
+        self._prepare(feed, iterator)
         totals, done = self._zeros(), 0
         hooks.on_test_begin()
         while done != feed.steps:
             steps = self._length.next(feed.left(done))
             hooks.on_test_batch_begin(done)
             try:
-                totals = calls.test(iterator, totals, steps).totals
+                totals = self._calls.test(iterator, totals, steps).totals
             except tf.errors.OutOfRangeError:
                 break
             done += steps
@@ -217,11 +225,8 @@ class Loop:
         hooks.on_test_end(logs)
         return logs
 
-    def _prepared(self, feed: Feed, iterator: Iterator[Any]) -> Calls:
+    def _prepare(self, feed: Feed, iterator: Iterator[Any]) -> None:
         self._step.prepare(feed.element_spec if isinstance(self._step, Step) else iterator)
-        if self._calls is None:
-            self._calls = Calls(self.strategy, self._step)
-        return self._calls
 
     def _zeros(self) -> tf.Tensor:
         return tf.zeros([self._step.totals_size], tf.float64)
@@ -253,7 +258,7 @@ class Loop:
         epochs: int = 1,
     ) -> Any:
         if isinstance(callbacks, keras.callbacks.CallbackList):
-            return callbacks
+            callbacks = callbacks.callbacks
         return keras.callbacks.CallbackList(
             list(callbacks or []),
             add_history=add_history,

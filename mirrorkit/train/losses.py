@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.outputs import Output, per_output
+from mirrorkit.train.outputs import Output, kind_of_target, per_output
 
 
 class Losses:
@@ -24,17 +24,22 @@ class Losses:
         loss: what Keras's `compile(loss=...)` takes: a name, a function of `(y_true, y_pred)` that returns one value
             per example, a `keras.losses.Loss`; for several outputs a list in their order or a dict by their names.
         loss_weights: a number for each output, in the same form; 1 where absent.
-        names: the outputs' names, in order.
+        outputs: the outputs beside their targets: tensors or anything with `shape`.
+
+    Raises:
+        StepError: losses that do not fit the outputs, or an output with a loss and without a target.
     """
 
-    def __init__(self, loss: Any, loss_weights: Any, names: Sequence[str | None]) -> None:
+    def __init__(self, loss: Any, loss_weights: Any, outputs: Sequence[Output]) -> None:
+        names = [output.name for output in outputs]
         if len(names) > 1 and not isinstance(loss, (list, tuple, dict)):
             raise StepError(
                 f"The model has {len(names)} outputs {list(names)} but one loss {loss!r}. "
                 "Give a dict from output name to its loss; outputs that it leaves out have none."
             )
         self.names = list(names)
-        self._losses = [None if one is None else _resolve(one) for one in per_output(names, loss, "losses")]
+        given = per_output(names, loss, "losses")
+        self._losses = [None if one is None else _resolve(one, out) for one, out in zip(given, outputs, strict=True)]
         weights = [1.0] * len(names) if loss_weights is None else per_output(names, loss_weights, "loss weights")
         self._weights = [1.0 if weight is None else float(weight) for weight in weights]
         if all(one is None for one in self._losses):
@@ -70,19 +75,6 @@ class Losses:
         total = tf.add_n([weight * part for weight, part in zip(weights, parts, strict=True)])
         return total, denominator, parts if len(self.names) > 1 else []
 
-    def check_targets(self, outputs: Sequence[Output]) -> None:
-        """Refuse data without a target for an output that has a loss.
-
-        Raises:
-            StepError: see above.
-        """
-        for output, loss in zip(outputs, self._losses, strict=True):
-            if loss is not None and output.y is None:
-                raise StepError(
-                    f"There is a loss but no target for {_called(output)}. Let the data yield (x, y), with a target "
-                    "for every output that has a loss."
-                )
-
     @property
     def own_names(self) -> list[str]:
         """Names of the numerators that `sums` returns for the single outputs, as Keras logs them."""
@@ -91,11 +83,15 @@ class Losses:
         return [f"{name}_loss" for name, loss in zip(self.names, self._losses, strict=True) if loss is not None]
 
 
-def _called(output: Output) -> str:
-    return "the model's output" if output.name is None else f"the output {output.name!r}"
-
-
-def _resolve(loss: Any) -> Any:
+def _resolve(loss: Any, output: Output) -> Any:
+    if output.y is None:
+        name = "the model's output" if output.name is None else f"the output {output.name!r}"
+        raise StepError(
+            f"There is a loss but no target for {name}. Let the data yield (x, y), with a target for every output that "
+            "has a loss."
+        )
+    if loss in ("crossentropy", "ce"):
+        loss = f"{kind_of_target(output)}_crossentropy"
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)

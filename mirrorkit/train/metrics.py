@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.outputs import Output, per_output
+from mirrorkit.train.outputs import Output, kind_of_target, per_output
 
 
 class Metrics:
@@ -115,12 +115,11 @@ def _resolve(member: Any, output: Output) -> tuple[Any, str]:
 
 def _accuracy(output: Output) -> Any:
     """Choose the accuracy that Keras's "accuracy" means for these shapes."""
-    y, y_pred = output.y.shape, output.y_pred.shape
-    if y_pred[-1] == 1:
-        return keras.metrics.BinaryAccuracy
-    if len(y) < len(y_pred) or (y[-1] == 1 and y_pred[-1] > 1):
-        return keras.metrics.SparseCategoricalAccuracy
-    return keras.metrics.CategoricalAccuracy
+    return {
+        "binary": keras.metrics.BinaryAccuracy,
+        "sparse_categorical": keras.metrics.SparseCategoricalAccuracy,
+        "categorical": keras.metrics.CategoricalAccuracy,
+    }[kind_of_target(output)]
 
 
 def _empty(metric: Any) -> list[tf.Tensor]:

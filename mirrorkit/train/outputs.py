@@ -66,6 +66,16 @@ def match(names: Sequence[str | None], y: Any, y_pred: Any, weight: Any) -> list
     return [Output(*parts) for parts in zip(names, y, tf.nest.flatten(y_pred), weight, strict=True)]
 
 
+def kind_of_target(output: Output) -> str:
+    """Tell "binary", "sparse_categorical" or "categorical" by the shapes, as Keras does for "accuracy" and "ce"."""
+    y, y_pred = output.y.shape, output.y_pred.shape
+    if y_pred[-1] == 1:
+        return "binary"
+    if len(y) < len(y_pred) or (y[-1] == 1 and y_pred[-1] > 1):
+        return "sparse_categorical"
+    return "categorical"
+
+
 def per_output(names: Sequence[str | None], given: Any, what: str) -> list[Any]:
     """Sort what was given for the outputs - one thing, a list in order, or a dict by name - into the outputs' order.
 

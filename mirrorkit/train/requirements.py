@@ -10,6 +10,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.optim.functional import trainable_variables
+from mirrorkit.train.layer_state import layers_of
 from mirrorkit.train.update import native
 
 
@@ -20,8 +21,26 @@ def check_model(model: Any) -> None:
             f"The model {model.name!r} is not built, so it has no variables yet. Give it an Input, or call "
             "model.build(input_shape) in the strategy's scope."
         )
+    for layer in layers_of(model):
+        if isinstance(layer, keras.layers.SpectralNormalization):
+            raise StepError(
+                f"The layer {layer.name!r} (SpectralNormalization) assigns its trainable kernel in its call, which a "
+                "replica's computation cannot keep. Use a kernel constraint, such as keras.constraints.MaxNorm."
+            )
     if not model.trainable_variables:
         raise StepError(f"The model {model.name!r} has no trainable variables. Set model.trainable = True.")
+
+
+def check_batched(model: Any, x: Any) -> None:
+    """Refuse data that yields single examples where batches are needed."""
+    inputs = getattr(model, "inputs", None) or []
+    for spec, given in zip(tf.nest.flatten(x), inputs, strict=False):
+        example = tuple(given.shape[1:])
+        if example and None not in example and spec.shape.rank is not None and tuple(spec.shape) == example:
+            raise StepError(
+                f"The data yields single examples of shape {example}; a step takes global batches. Batch the dataset: "
+                "dataset.batch(256)."
+            )
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -31,6 +50,8 @@ def check_optimizer(optimizer: Any) -> None:
             f"The optimizer must be a keras.optimizers.Optimizer, found {optimizer!r}. "
             "For a name, write keras.optimizers.get(name) in the strategy's scope."
         )
+    if type(optimizer).__name__ == "MultiOptimizer":
+        raise StepError("MultiOptimizer is not supported in a Step. Use one optimizer for all variables.")
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise StepError(
             "LossScaleOptimizer decides on one replica whether a step is skipped, so replicas drift apart. Pass its "
@@ -58,13 +79,9 @@ def check_built_for(optimizer: Any, model: Any) -> None:
 
 def check_variables(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
     """Refuse variables that were created outside of the strategy's scope: its replicas would share one copy."""
-    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
-        return
-    replicas = len(strategy.extended.worker_devices)  # on this worker
     for variable in variables:
-        copies = strategy.experimental_local_results(native(variable))
-        if len(copies) != replicas:
+        if not strategy.extended.variable_created_in_scope(native(variable)):
             raise StepError(
-                f"The variable {variable.path!r} has {len(copies)} copies, the strategy {replicas} replicas: model or "
-                "optimizer was created outside of the scope. Create both inside `with strategy.scope():`."
+                f"The variable {variable.path!r} was not created in the scope of this {type(strategy).__name__}. "
+                "Create model and optimizer inside `with strategy.scope():`, and load_model there too."
             )

@@ -22,8 +22,8 @@ def unchanged(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> Ite
     copies = [copy for v in variables for copy in strategy.experimental_local_results(native(v))]
     values = [tf.identity(copy) for copy in copies]
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    generator = tf.random.get_global_generator()
-    generator_state = tf.identity(generator.state)
+    generator = _global_generator()
+    generator_state = None if generator is None else tf.identity(generator.state)
     try:
         yield
     finally:
@@ -31,4 +31,12 @@ def unchanged(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> Ite
             copy.assign(value)
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        generator.state.assign(generator_state)
+        if generator is not None:
+            generator.state.assign(generator_state)
+
+
+def _global_generator() -> Any:
+    try:
+        return tf.random.get_global_generator()
+    except RuntimeError:  # with op determinism on there is none until the user sets one
+        return None

@@ -22,7 +22,7 @@ from mirrorkit.train.layer_state import LayerState
 from mirrorkit.train.losses import Losses, warn_on_logits_mismatch
 from mirrorkit.train.metrics import Metrics
 from mirrorkit.train.outputs import Batch, count_examples, match, output_names, unpack_batch
-from mirrorkit.train.requirements import check_built_for, check_model, check_optimizer, check_variables
+from mirrorkit.train.requirements import check_batched, check_built_for, check_model, check_optimizer, check_variables
 from mirrorkit.train.share import own_share
 from mirrorkit.train.tracing import TraceOnce, outside_replica
 from mirrorkit.train.update import Update, native
@@ -126,11 +126,11 @@ class Step:
                 raise StepError("This step was built for another strategy. Create model, optimizer and step anew.")
             return
         check_model(self.model)
+        check_variables(strategy, self.variables)
         with strategy.scope():
             self.optimizer.build(self.model.trainable_variables)
             check_built_for(self.optimizer, self.model)
             self._compile_model()
-        check_variables(strategy, self.variables)
         self._weights = list(self.model.trainable_variables)
         self._state = LayerState(self.model)
         self._slots = list(self.optimizer.variables)
@@ -158,6 +158,7 @@ class Step:
         if self._names:
             return
         batch = unpack_batch(element_spec)
+        check_batched(self.model, batch.x)
         outside_replica(lambda: self._resolve(batch))
 
     def _resolve(self, batch: Batch) -> None:
@@ -167,8 +168,7 @@ class Step:
         y_pred = self.model.compute_output_spec(tf.nest.map_structure(symbolic, batch.x))
         names = output_names(self.model, y_pred)
         outputs = match(names, batch.y, y_pred, None)
-        self._losses = Losses(names=names, **self._given)
-        self._losses.check_targets(outputs)
+        self._losses = Losses(outputs=outputs, **self._given)
         self._metrics = Metrics(outputs=outputs, **self._given_metrics)
         self._names = names
 
@@ -232,6 +232,10 @@ class Step:
                 objective, totals, new_state = self._forward(weights, own_state, batch, training=True)
             gradients = tape.gradient(objective, weights)
             self._has_gradient = [gradient is not None for gradient in gradients]
+            if not any(self._has_gradient):
+                raise StepError(
+                    "The loss does not depend on any trainable weight of the model. Look at loss and model."
+                )
             return {
                 # Sparse gradients become dense: some optimizers treat the two differently.
                 "gradients": [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None],
