@@ -39,10 +39,11 @@ class LayerState:
         State that the pass left alone (frozen layers, say) is not sent.
         """
         self._changed = [i for i, (before, after) in enumerate(zip(old, new, strict=True)) if after is not before]
-        return [
-            tf.cast(new[i] if new[i].dtype.is_floating else _integer(new[i]) - _integer(old[i]), tf.float32) * examples
-            for i in self._changed
-        ]
+        sums = []
+        for i in self._changed:
+            value = new[i] if new[i].dtype.is_floating else _integer(new[i]) - _integer(old[i])
+            sums.append(tf.ensure_shape(tf.cast(value, tf.float32) * examples, self.variables[i].shape))
+        return sums
 
     def no_sums(self) -> list[tf.Tensor]:
         """Return what an empty shard adds."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit.errors import StepError
+
 BUCKET_BYTES = 32 * 2**20  # small models send one message; big ones several, which overlap with the backward pass
 
 
@@ -19,7 +21,16 @@ def pack(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> l
 
     Returns:
         Flat tensors, in order.
+
+    Raises:
+        StepError: a tensor whose shape is not known before it runs, or that holds no floating numbers.
     """
+    for tensor in tensors:
+        if not (tensor.shape.is_fully_defined() and tensor.dtype.is_floating):
+            raise StepError(
+                f"Sums over replicas must be floating tensors of static shape; found {tensor.dtype.name} of shape "
+                f"{tensor.shape}. Reduce the batch dimension away, use tf.ensure_shape, or tf.cast to float32."
+            )
     return [tf.concat([tf.reshape(t, [-1]) for t in bucket], 0) for bucket in _buckets(tensors, bucket_bytes)]
 
 

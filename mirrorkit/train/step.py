@@ -237,8 +237,7 @@ class Step:
                     "The loss does not depend on any trainable weight of the model. Look at loss and model."
                 )
             return {
-                # Sparse gradients become dense: some optimizers treat the two differently.
-                "gradients": [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None],
+                "gradients": [_dense(g, w) for g, w in zip(gradients, weights, strict=True) if g is not None],
                 "state": self._state.sums(own_state, new_state, totals[_EXAMPLES]),
                 "totals": totals,
             }
@@ -295,6 +294,11 @@ class Step:
         totals = sums["totals"]
         new_weights, new_slots = self._apply(weights, slot_values, sums["gradients"], totals[_DENOMINATOR])
         return [*new_weights, *new_slots, *self._state.new_values(sums["state"], state, totals[_EXAMPLES])], totals
+
+
+def _dense(gradient: Any, weight: tf.Tensor) -> tf.Tensor:
+    # Some optimizers treat sparse gradients differently, and some gradients have lost their static shape.
+    return tf.ensure_shape(tf.convert_to_tensor(gradient), weight.shape)
 
 
 def _values(variables: list[Any]) -> list[tf.Tensor]:
