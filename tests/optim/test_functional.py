@@ -1,0 +1,271 @@
+"""`functional_apply` against every Keras optimizer's own `apply`, and the private Keras names that it stands on."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mirrorkit import optim
+from mirrorkit._keras import keras
+from mirrorkit.optim import functional
+
+_WRAPPERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}  # no arithmetic of their own
+_ELSEWHERE = {"ScheduleFreeAdamW"}  # see test_schedule_free_adamw_follows_its_formula
+_CLASSES = sorted(
+    name
+    for name, cls in vars(keras.optimizers).items()
+    if inspect.isclass(cls) and issubclass(cls, keras.optimizers.Optimizer) and name not in _WRAPPERS | _ELSEWHERE
+)
+_SHAPES = [(3, 4), (4,), (2, 3, 2)]  # a matrix (Adafactor factors it, Muon orthogonalises it), a bias, a kernel
+
+
+def _schedule() -> Any:
+    return keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=2, decay_rate=0.5)
+
+
+_OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("SGD", {"learning_rate": "schedule", "momentum": 0.5}),
+    ("SGD", {"clipnorm": 0.3}),
+    ("SGD", {"clipvalue": 0.1}),
+    ("SGD", {"global_clipnorm": 0.2, "momentum": 0.9}),
+    ("SGD", {"use_ema": True, "ema_momentum": 0.7}),
+    ("Adam", {"amsgrad": True}),
+    ("Adam", {"learning_rate": "schedule", "use_ema": True, "global_clipnorm": 0.5, "weight_decay": 0.1}),
+    ("AdamW", {"weight_decay": 0.2}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ("Ftrl", {"l1_regularization_strength": 0.01, "beta": 0.1}),
+    ("Nadam", {"weight_decay": 0.1}),
+]
+
+
+def _variables() -> list[Any]:
+    rng = np.random.default_rng(1)
+    return [keras.Variable(rng.normal(size=shape).astype("float32"), name=f"v{i}") for i, shape in enumerate(_SHAPES)]
+
+
+def _gradients(step: int) -> list[tf.Tensor]:
+    rng = np.random.default_rng(10 + step)
+    return [tf.constant(rng.normal(size=shape), tf.float32) for shape in _SHAPES]
+
+
+def _make(name: str, options: dict[str, Any], variables: list[Any]) -> Any:
+    options = {"learning_rate": 0.05, **options}
+    if options["learning_rate"] == "schedule":
+        options["learning_rate"] = _schedule()
+    optimizer = getattr(keras.optimizers, name)(**options)
+    optimizer.build(variables)
+    return optimizer
+
+
+def _values(variables: list[Any]) -> list[np.ndarray]:
+    return [variable.value.numpy() for variable in variables]
+
+
+def _run_both(name: str, options: dict[str, Any], *, steps: int = 4, missing: int | None = None) -> tuple[Any, Any]:
+    """Weights and slots after `steps`, by `apply` on variables and by `functional_apply` on values."""
+    by_apply = _variables()
+    reference = _make(name, options, by_apply)
+    untouched = _variables()
+    optimizer = _make(name, options, untouched)
+    weights, slots = _tensors(untouched), _tensors(optimizer.variables)
+    before = _values([*untouched, *optimizer.variables])
+    for step in range(steps):
+        gradients: list[Any] = _gradients(step)
+        if missing is not None:
+            gradients[missing] = None
+        reference.apply(gradients)
+        weights, slots = optim.functional_apply(optimizer, weights, slots, gradients)
+    after = _values([*untouched, *optimizer.variables])
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new, err_msg="functional_apply touched a variable")
+    expected = _values([*by_apply, *reference.variables])
+    return expected, [np.asarray(value) for value in (*weights, *slots)]
+
+
+def _tensors(variables: list[Any]) -> list[tf.Tensor]:
+    return [tf.identity(tf.convert_to_tensor(variable.value)) for variable in variables]
+
+
+def _assert_equal(expected: list[np.ndarray], found: list[np.ndarray]) -> None:
+    assert len(expected) == len(found)
+    for want, got in zip(expected, found, strict=True):
+        assert want.dtype == got.dtype
+        np.testing.assert_array_equal(want, got)  # measured difference: 0, for every class and option below
+
+
+@pytest.mark.parametrize("name", _CLASSES)
+def test_equals_apply_for_every_keras_optimizer(name: str) -> None:
+    expected, found = _run_both(name, {})
+    _assert_equal(expected, found)
+    assert not np.array_equal(expected[0], _values(_variables())[0]), "the optimizer moved nothing: the test is empty"
+
+
+@pytest.mark.parametrize(("name", "options"), _OPTIONS, ids=[f"{n}-{'-'.join(o)}" for n, o in _OPTIONS])
+def test_equals_apply_with_options(name: str, options: dict[str, Any]) -> None:
+    _assert_equal(*_run_both(name, options))
+
+
+@pytest.mark.skipif(not hasattr(keras.optimizers, "ScheduleFreeAdamW"), reason="this Keras has no ScheduleFreeAdamW")
+def test_schedule_free_adamw_follows_its_formula() -> None:
+    """Keras's `apply` does not: on TensorFlow its `momentum_old` is the variable, so it reads the new value."""
+    variables = _variables()
+    optimizer = _make("ScheduleFreeAdamW", {}, variables)
+    weights, slots = _tensors(variables), _tensors(optimizer.variables)
+    y = _values(variables)[0].astype("float64")
+    x, z, velocity = y, y, np.zeros_like(y)
+    for step in range(4):  # Defazio et al. 2024, arXiv:2405.15682, with Keras's 1 / step as the weight of the average
+        weights, slots = optim.functional_apply(optimizer, weights, slots, _gradients(step))
+        g = _gradients(step)[0].numpy()
+        velocity = 0.999 * velocity + 0.001 * g**2
+        z = z - 0.05 * g / (np.sqrt(velocity / (1 - 0.999 ** (step + 1))) + 1e-8)
+        x = x + (z - x) / (step + 1)
+        y = 0.1 * z + 0.9 * x
+    np.testing.assert_allclose(weights[0], y, atol=2e-6)
+
+
+def test_iterations_and_schedule_advance() -> None:
+    variables = _variables()
+    optimizer = _make("SGD", {"learning_rate": "schedule"}, variables)
+    weights, slots = _tensors(variables), _tensors(optimizer.variables)
+    place = next(i for i, v in enumerate(optimizer.variables) if v is optimizer.iterations)
+    for step in range(3):
+        before = weights
+        weights, slots = optim.functional_apply(optimizer, weights, slots, _gradients(step))
+        rate = 0.1 * 0.5 ** (step / 2)
+        np.testing.assert_allclose(before[1] - weights[1], rate * _gradients(step)[1], rtol=1e-4)
+        assert int(slots[place]) == step + 1
+
+
+def test_constraints_are_applied() -> None:
+    def constrained() -> list[Any]:
+        variables = _variables()
+        variables[0].constraint = keras.constraints.MaxNorm(0.5)
+        variables[1].constraint = keras.constraints.NonNeg()
+        return variables
+
+    by_apply, untouched = constrained(), constrained()
+    reference, optimizer = _make("Adam", {}, by_apply), _make("Adam", {}, untouched)
+    reference.apply(_gradients(0))
+    weights, _ = optim.functional_apply(optimizer, _tensors(untouched), _tensors(optimizer.variables), _gradients(0))
+    _assert_equal(_values(by_apply), [np.asarray(weight) for weight in weights])
+    assert np.linalg.norm(weights[0], axis=0).max() <= 0.5 + 1e-6
+    assert np.min(weights[1]) >= 0
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_a_weight_without_gradient_is_left_alone() -> None:
+    expected, found = _run_both("AdamW", {"weight_decay": 0.2}, missing=1)
+    _assert_equal(expected, found)
+    np.testing.assert_array_equal(found[1], _values(_variables())[1])
+
+
+def test_excluded_variables_keep_their_weight() -> None:
+    results = []
+    for functionally in (False, True):
+        variables = _variables()
+        optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_list=[variables[1]])
+        optimizer.build(variables)
+        if functionally:
+            weights, _ = optim.functional_apply(
+                optimizer, _tensors(variables), _tensors(optimizer.variables), _gradients(0)
+            )
+            results.append([np.asarray(weight) for weight in weights])
+        else:
+            optimizer.apply(_gradients(0))
+            results.append(_values(variables))
+    _assert_equal(*results)
+
+
+def test_leaves_the_optimizer_itself_alone() -> None:
+    variables = _variables()
+    optimizer = _make("Adam", {"use_ema": True}, variables)
+    cls, attributes = optimizer.__class__, dict(vars(optimizer))
+    optim.functional_apply(optimizer, _tensors(variables), _tensors(optimizer.variables), _gradients(0))
+    assert optimizer.__class__ is cls is keras.optimizers.Adam
+    assert vars(optimizer).keys() == attributes.keys()
+    assert all(vars(optimizer)[name] is value for name, value in attributes.items())
+    optimizer.apply(_gradients(0))  # and it still works the usual way
+    assert int(optimizer.iterations) == 1
+
+
+def test_works_for_a_users_own_optimizer_class() -> None:
+    class SignSGD(keras.optimizers.Optimizer):
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            self.assign_sub(variable, keras.ops.sign(gradient) * keras.ops.cast(learning_rate, variable.dtype))
+
+    variables = _variables()
+    optimizer = SignSGD(learning_rate=0.5)
+    optimizer.build(variables)
+    weights, _ = optim.functional_apply(optimizer, _tensors(variables), _tensors(optimizer.variables), _gradients(0))
+    expected = _values(variables)[0] - 0.5 * np.sign(_gradients(0)[0])
+    np.testing.assert_array_equal(weights[0], expected)
+
+
+def test_is_pure_inside_a_traced_function() -> None:
+    variables = _variables()
+    optimizer = _make("Adam", {}, variables)
+    values = _tensors([*variables, *optimizer.variables])
+    count = len(variables)
+
+    @tf.function(autograph=False)
+    def apply(values: list[tf.Tensor], gradients: list[tf.Tensor]) -> Any:
+        return optim.functional_apply(optimizer, values[:count], values[count:], gradients)
+
+    trace = apply.get_concrete_function(values, _gradients(0))
+    assert not trace.variables, "the traced function reads variables beside its arguments"
+    eager, _ = optim.functional_apply(optimizer, values[:count], values[count:], _gradients(0))
+    traced, _ = apply(values, _gradients(0))
+    for want, got in zip(eager, traced, strict=True):
+        np.testing.assert_allclose(want, got, rtol=1e-6, atol=1e-7)
+
+
+def test_keeps_bfloat16_weights_in_their_dtype() -> None:
+    variables = [keras.Variable(np.ones((2, 3)), dtype="bfloat16")]
+    optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
+    optimizer.build(variables)
+    gradient = tf.ones((2, 3), tf.bfloat16)
+    slots = _tensors(optimizer.variables)
+    weights, new_slots = optim.functional_apply(optimizer, _tensors(variables), slots, [gradient])
+    assert weights[0].dtype == tf.bfloat16
+    assert [slot.dtype for slot in new_slots] == [slot.dtype for slot in slots]
+    optimizer.apply([gradient])
+    np.testing.assert_array_equal(np.asarray(weights[0]), np.asarray(variables[0].value))
+
+
+def test_a_wrong_number_of_values_is_an_error() -> None:
+    variables = _variables()
+    optimizer = _make("SGD", {}, variables)
+    with pytest.raises(ValueError, match="zip"):
+        optim.functional_apply(optimizer, _tensors(variables)[:2], _tensors(optimizer.variables), _gradients(0)[:2])
+
+
+def test_the_private_names_of_keras_are_where_they_were() -> None:
+    """A new override in Keras's TFOptimizer would reach `tf.distribute` again: `functional.py` must then undo it."""
+    tensorflow_part, base = functional._TFOptimizer, functional._BaseOptimizer
+    assert issubclass(tensorflow_part, base)
+    ours = set(vars(functional._WithoutDistribution))
+    known = {
+        "__init__",
+        "add_variable_from_reference",  # creates slots: happens in build
+        "stateless_apply",  # only raises
+        "_all_reduce_sum_gradients",  # called by the undone _backend_update_step only
+        "_distributed_tf_update_step",  # the same
+        "_backend_increment_gradient_accumulators",  # gradient accumulation, which Step refuses
+        "_clip_by_norm",  # plain arithmetic
+    }
+    functions = {name for name, value in vars(tensorflow_part).items() if inspect.isfunction(value)}
+    assert functions - ours - known == set(), "Keras's TFOptimizer has grown: does functional.py have to undo this?"
+    overrides = {name for name in ours if inspect.isfunction(vars(functional._WithoutDistribution)[name])}
+    assert overrides - functions == set(), "functional.py overrides names that Keras's TFOptimizer has no more"
+    variable = keras.Variable(np.zeros(3, "float32"))
+    assert variable._value is variable.value
+    optimizer = keras.optimizers.SGD()
+    optimizer.build([variable])
+    assert functional.trainable_variables(optimizer) == [variable]

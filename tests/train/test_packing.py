@@ -1,0 +1,84 @@
+"""Packing tensors into flat buckets and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit.train.packing import BUCKET_BYTES, pack, unpack
+
+
+def _tensors(*shapes: tuple[int, ...], dtype: str = "float32") -> list[tf.Tensor]:
+    rng = np.random.default_rng(0)
+    return [tf.cast(tf.constant(rng.normal(size=shape)), dtype) for shape in shapes]
+
+
+def _assert_round_trip(tensors: list[tf.Tensor], **options: int) -> list[tf.Tensor]:
+    buckets = pack(tensors, **options)
+    back = unpack(buckets, tensors, **options)
+    assert len(back) == len(tensors)
+    for want, got in zip(tensors, back, strict=True):
+        assert got.dtype == want.dtype
+        assert got.shape == want.shape
+        np.testing.assert_array_equal(tf.cast(got, tf.float64), tf.cast(want, tf.float64))
+    return buckets
+
+
+def test_small_tensors_travel_in_one_message() -> None:
+    buckets = _assert_round_trip(_tensors((3, 4), (), (5,), (1, 1, 2)))
+    assert [bucket.shape for bucket in buckets] == [(12 + 1 + 5 + 2,)]
+
+
+def test_the_order_of_values_is_kept() -> None:
+    buckets = pack([tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant(5.0), tf.constant([6.0])])
+    np.testing.assert_array_equal(buckets[0], [1, 2, 3, 4, 5, 6])
+
+
+def test_a_tensor_without_elements_survives() -> None:
+    _assert_round_trip(_tensors((2,), (0, 3), (1,)))
+
+
+def test_nothing_packs_to_nothing() -> None:
+    assert pack([]) == []
+    assert unpack([], []) == []
+
+
+def test_a_full_bucket_is_closed() -> None:
+    tensors = _tensors((4,), (4,), (4,), (4,), (4,))
+    buckets = _assert_round_trip(tensors, bucket_bytes=2 * 4 * 4)  # two tensors of four float32 each
+    assert [bucket.shape[0] for bucket in buckets] == [8, 8, 4]
+    assert all(bucket.shape[0] * 4 <= 32 for bucket in buckets)
+
+
+def test_a_tensor_larger_than_a_bucket_has_its_own() -> None:
+    buckets = _assert_round_trip(_tensors((2,), (100,), (2,)), bucket_bytes=16)
+    assert [bucket.shape[0] for bucket in buckets] == [2, 100, 2]
+
+
+def test_dtypes_are_never_mixed() -> None:
+    tensors = [*_tensors((2,), (3,)), *_tensors((4,), dtype="bfloat16"), *_tensors((5,), dtype="float64")]
+    buckets = _assert_round_trip(tensors)
+    assert [(bucket.dtype, bucket.shape[0]) for bucket in buckets] == [
+        (tf.float32, 5),
+        (tf.bfloat16, 4),
+        (tf.float64, 5),
+    ]
+
+
+def test_the_usual_bucket_holds_32_mebibytes() -> None:
+    assert BUCKET_BYTES == 32 * 1024 * 1024
+    eight = tf.zeros([8 * 2**20 // 4])
+    assert len(pack([eight] * 4)) == 1
+    assert len(pack([eight] * 5)) == 2
+
+
+def test_inside_a_graph_shapes_stay_static() -> None:
+    @tf.function(autograph=False)
+    def there_and_back(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        back = unpack(pack(tensors), tensors)
+        assert [tensor.shape for tensor in back] == [tensor.shape for tensor in tensors]
+        return back
+
+    tensors = _tensors((2, 3), (4,))
+    for want, got in zip(tensors, there_and_back(tensors), strict=True):
+        np.testing.assert_array_equal(want, got)
