@@ -1,4 +1,4 @@
-"""Every Python block of README and docs is run, and what its prints are said to show is compared with what they show."""
+"""Every Python block of README and docs is run, and what prints are said to show is compared with what they show."""
 
 from __future__ import annotations
 

@@ -1,0 +1,127 @@
+"""Every example is run as a user runs it, in a process of its own, and what it prints is checked."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+NAMES = [path.name for path in EXAMPLES]
+REAL_DATA = os.environ.get("MIRRORKIT_DATA")
+# No data set, no cache, and a proxy that refuses, so that a download fails with and without a network.
+BARE = {"MIRRORKIT_DATA": "", "KERAS_HOME": "empty", "https_proxy": "http://127.0.0.1:9"}
+
+
+def run(name: str, *arguments: str, folder: str | Path, timeout: float = 280, **environment: str) -> str:
+    """Run an example in `folder` and return what it printed."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder), **environment}
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / name, *arguments],
+        cwd=folder,
+        env=environment,
+        timeout=timeout,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@functools.cache
+def mnist(name: str) -> str:
+    """What an MNIST example prints after two epochs on the synthetic set, which is all that it finds."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run(name, "--devices", "cpu:4", "--epochs", "2", folder=folder, **BARE)
+
+
+def accuracies(output: str) -> list[float]:
+    return [float(value) for value in re.findall(r"test accuracy (\d\.\d+)", output)]
+
+
+def speeds(output: str) -> list[float]:
+    return [float(value.replace(",", "")) for value in re.findall(r"([\d,]+) (?:examples|images)/s", output)]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=NAMES)
+def test_an_example_is_short_and_explains_itself(path, monkeypatch, capsys):
+    assert len(path.read_text().splitlines()) < 80
+    monkeypatch.setattr(sys, "argv", [path.name, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(path), run_name="__main__")
+    text = capsys.readouterr().out
+    assert f"Run: python examples/{path.name}" in text
+    for option in ("--data ", "--data-dir", "--strategy", "--devices", "--epochs", "--batch-size"):
+        assert option in text
+
+
+@pytest.mark.parametrize("name", ["mnist_custom_loop.py", "mnist_keras_fit.py", "mnist_loop.py"])
+def test_mnist_examples_fall_back_to_synthetic_data_and_learn(name):
+    output = mnist(name)
+    assert "mnist was asked for and found nowhere" in output
+    assert "Training on the synthetic set instead." in output
+    assert "MirroredStrategy, 4 replicas on CPU:0 CPU:1 CPU:2 CPU:3; 12,000 images of synthetic" in output
+    assert accuracies(output)[-1] > 0.85
+    assert min(speeds(output)) > 0
+
+
+def test_the_three_mnist_examples_train_the_same_model():
+    ends = [accuracies(mnist(name))[-1] for name in ("mnist_custom_loop.py", "mnist_keras_fit.py", "mnist_loop.py")]
+    assert max(ends) - min(ends) < 0.01
+
+
+def test_cifar10_example(tmp_path):
+    arguments = ["--data", "synthetic", "--devices", "cpu:2", "--batch-size", "256", "--epochs", "1"]
+    output = run("cifar10_mirrored.py", *arguments, "--plot", "epochs.png", folder=tmp_path)
+    assert "MirroredStrategy, 2 replicas on CPU:0 CPU:1; 12,000 images of synthetic" in output
+    assert len(accuracies(output)) == 1
+    assert accuracies(output)[0] > 0.3
+    assert (tmp_path / "epochs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def compared(output: str) -> dict[tuple[str, int], tuple[float, float, float]]:
+    """Speed, speed-up and accuracy by strategy and number of replicas, from the printed table."""
+    rows = re.findall(r"^(\w+) +(\d+) +([\d,]+) +([\d.]+) +([\d.]+)$", output, re.MULTILINE)
+    return {(kind, int(n)): (float(s.replace(",", "")), float(up), float(a)) for kind, n, s, up, a in rows}
+
+
+def check_comparison(output: str, rows: list[tuple[str, int]]) -> None:
+    table = compared(output)
+    assert list(table) == rows
+    base = table["one_device", 1]
+    for speed, up, accuracy in table.values():
+        assert up == pytest.approx(speed / base[0], abs=0.01)
+        assert accuracy > 0.6
+        assert accuracy == pytest.approx(base[2], abs=0.02), "the same model and data under every strategy"
+    assert "share the same cores" in output
+
+
+def test_compare_strategies(tmp_path):
+    arguments = ["--data", "synthetic", "--strategy", "mirrored", "--devices", "cpu:2", "--plot", "speeds.png"]
+    output = run("compare_strategies.py", *arguments, folder=tmp_path)
+    check_comparison(output, [("one_device", 1), ("mirrored", 2)])
+    assert (tmp_path / "speeds.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_compare_all_strategies(tmp_path):
+    output = run("compare_strategies.py", "--data", "synthetic", "--devices", "cpu:4", folder=tmp_path)
+    check_comparison(output, [("one_device", 1), ("mirrored", 2), ("mirrored", 4), ("central_storage", 2)])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL_DATA, reason="needs MNIST in $MIRRORKIT_DATA")
+def test_real_mnist_reaches_99_percent_in_five_epochs_on_four_replicas(tmp_path):
+    output = run("mnist_loop.py", "--data", "mnist", "--devices", "cpu:4", folder=tmp_path)
+    assert "4 replicas on CPU:0 CPU:1 CPU:2 CPU:3; 60,000 images of mnist" in output
+    assert accuracies(output)[-1] >= 0.99
