@@ -22,6 +22,11 @@ def check_model(model: Any) -> None:
             "model.build(input_shape) in the strategy's scope."
         )
     for layer in layers_of(model):
+        if getattr(layer, "compute_dtype", None) == "float16":
+            raise StepError(
+                f"The layer {layer.name!r} computes in float16, whose small gradients vanish without a loss scale. Use "
+                'keras.config.set_dtype_policy("mixed_bfloat16"), which needs none.'
+            )
         if isinstance(layer, keras.layers.SpectralNormalization):
             raise StepError(
                 f"The layer {layer.name!r} (SpectralNormalization) assigns its trainable kernel in its call, which a "

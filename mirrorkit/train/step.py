@@ -261,9 +261,17 @@ class Step:
     def _unless_empty(self, batch: Any, full: Callable[[], Any], empty: Callable[[], Any]) -> Any:
         # An empty share makes statistics NaN, and the gradient of max pooling kills the process on CPU.
         size = tf.nest.flatten(unpack_batch(batch).x)[0].shape[0]
-        if self._state.synchronized or size:
+        if size:
             return full()
-        return empty() if size == 0 else tf.cond(count_examples(unpack_batch(batch)) > 0, full, empty)
+        examples = count_examples(unpack_batch(batch))
+        if not self._state.synchronized:
+            return empty() if size == 0 else tf.cond(examples > 0, full, empty)
+        message = (
+            "A replica got no example of this batch, and the model has synchronized layers, which need one on every "
+            "replica. Use drop_remainder=True, or a batch size whose remainder is as large as the number of replicas."
+        )
+        with tf.control_dependencies([tf.debugging.assert_positive(examples, message)]):
+            return full()
 
     def _forward(self, weights: Any, state: Any, batch: Any, *, training: bool) -> tuple[tf.Tensor, tf.Tensor, Any]:
         """Return the objective (a sum over examples), the totals, and the layer state after the pass."""
