@@ -134,10 +134,11 @@ class Step:
         self._weights = list(self.model.trainable_variables)
         self._state = LayerState(self.model)
         self._slots = list(self.optimizer.variables)
-        # A synchronized layer talks to the other replicas, so it must be traced on each of them.
-        trace = (lambda f, **_: f) if self._state.synchronized else TraceOnce
-        self._train_sums = trace(self._pure_train_sums, jit_compile=self._jit_compile)
-        self._test_totals = trace(self._pure_test_totals, jit_compile=self._jit_compile)
+        if self._state.synchronized:  # it talks to the other replicas, so it must be traced on each of them
+            self._train_sums: Callable[..., Any] = self._pure_train_sums
+        else:
+            self._train_sums = TraceOnce(self._pure_train_sums, jit_compile=self._jit_compile)
+        self._test_totals = TraceOnce(self._pure_test_totals, jit_compile=self._jit_compile)
         self._apply = TraceOnce(self._pure_apply)
         self._update = Update(strategy, [*self._weights, *self._slots, *self._state.variables], self._new_values)
         self._strategy = strategy
@@ -249,29 +250,16 @@ class Step:
                 "totals": tf.zeros([self.totals_size]),
             }
 
-        return self._unless_empty(batch, sums, nothing)
+        if self._state.synchronized:
+            return _not_empty(batch, sums)
+        return _unless_empty(batch, sums, nothing)
 
     def _pure_test_totals(self, weights: Any, state: Any, batch: Any) -> tf.Tensor:
-        return self._unless_empty(
+        return _unless_empty(
             batch,
             lambda: self._forward(weights, state, batch, training=False)[1],
             lambda: tf.zeros([self.totals_size]),
         )
-
-    def _unless_empty(self, batch: Any, full: Callable[[], Any], empty: Callable[[], Any]) -> Any:
-        # An empty share makes statistics NaN, and the gradient of max pooling kills the process on CPU.
-        size = tf.nest.flatten(unpack_batch(batch).x)[0].shape[0]
-        if size:
-            return full()
-        examples = count_examples(unpack_batch(batch))
-        if not self._state.synchronized:
-            return empty() if size == 0 else tf.cond(examples > 0, full, empty)
-        message = (
-            "A replica got no example of this batch, and the model has synchronized layers, which need one on every "
-            "replica. Use drop_remainder=True, or a batch size whose remainder is as large as the number of replicas."
-        )
-        with tf.control_dependencies([tf.debugging.assert_positive(examples, message)]):
-            return full()
 
     def _forward(self, weights: Any, state: Any, batch: Any, *, training: bool) -> tuple[tf.Tensor, tf.Tensor, Any]:
         """Return the objective (a sum over examples), the totals, and the layer state after the pass."""
@@ -307,6 +295,23 @@ class Step:
 def _dense(gradient: Any, weight: tf.Tensor) -> tf.Tensor:
     # Some optimizers treat sparse gradients differently, and some gradients have lost their static shape.
     return tf.ensure_shape(tf.convert_to_tensor(gradient), weight.shape)
+
+
+def _unless_empty(batch: Any, full: Callable[[], Any], empty: Callable[[], Any]) -> Any:
+    # An empty share makes statistics NaN, and the gradient of max pooling kills the process on CPU.
+    size = tf.nest.flatten(batch)[0].shape[0]
+    if size is None:
+        return tf.cond(count_examples(unpack_batch(batch)) > 0, full, empty)
+    return full() if size else empty()
+
+
+def _not_empty(batch: Any, full: Callable[[], Any]) -> Any:
+    message = (
+        "A replica got no example of this batch, and the model has synchronized layers, which need one on every "
+        "replica. Use drop_remainder=True, or a batch size whose remainder is as large as the number of replicas."
+    )
+    with tf.control_dependencies([tf.debugging.assert_positive(count_examples(unpack_batch(batch)), message)]):
+        return full()
 
 
 def _values(variables: list[Any]) -> list[tf.Tensor]:
