@@ -1,10 +1,11 @@
-"""A small residual network for CIFAR, shaped for the shortest training time."""
+"""A small residual network for CIFAR, shaped for a short training time on few cores."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from mirrorkit._keras import keras
+from mirrorkit.errors import ModelError
 from mirrorkit.models._inputs import image_input
 from mirrorkit.models.registry import register
 
@@ -12,38 +13,51 @@ if TYPE_CHECKING:
     from keras import KerasTensor, Model
 
 
-def _conv_norm_relu(x: KerasTensor, filters: int, *, pool: bool = False) -> KerasTensor:
+def _conv(x: KerasTensor, filters: int, *, pool: bool = False) -> KerasTensor:
     layers = keras.layers
     x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
-    if pool:  # before the normalisation, which then has a quarter of the work
+    if pool:  # before the normalisation, which then has a quarter of the pixels to go through
         x = layers.MaxPooling2D()(x)
-    x = layers.BatchNormalization(momentum=0.9)(x)
+    x = layers.BatchNormalization(momentum=0.9)(x)  # training is a few hundred steps: Keras's 0.99 would lag behind
     return layers.ReLU()(x)
+
+
+def _residual(x: KerasTensor, convolutions: int) -> KerasTensor:
+    y = x
+    for _ in range(convolutions):
+        y = _conv(y, x.shape[-1])
+    return keras.layers.Add()([x, y])
 
 
 @register("speed_net")
 def speed_net(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, width: int = 32) -> Model:
-    """A small residual network for CIFAR that trains fast: the stride-2 stem leaves a quarter of the pixels.
+    """A residual network with nine 3x3 convolutions, made to reach a fair accuracy on CIFAR-10 within ten epochs.
 
-    Parameters: 159,872
-    FLOPs per image: 31,459,200
+    A narrow first convolution at full size, then three stages of `width`, 2 `width` and 2 `width` filters. Each begins
+    with a convolution and 2x2 max pooling and goes on with convolutions beside the identity, so that little work is
+    done on the large early images. Logits are the maximum over the last pixels through one dense layer, divided by 8:
+    the softmax starts out even and stays trainable at high learning rates.
+
+    Parameters: 190,864
+    FLOPs per image: 44,532,992
     Accuracy on CIFAR-10: not run here.
-    Paper: Coleman et al. 2019, "Analysis of DAWNBench", arXiv:1806.01427.
+    Paper: in the spirit of the short-training nets of DAWNBench (Coleman et al. 2018,
+    arXiv:1806.01427) and of Jordan 2024, arXiv:2404.00498.
 
     Args:
         input_shape: (height, width, channels), at least 8 x 8 pixels.
         num_classes: the number of logits.
-        width: the filters of the stem; the stages have 1, 2 and 3 times as many.
+        width: the filters of the first stage; even, at least 2.
+
+    Raises:
+        ModelError: `width` is odd or below 2.
     """
-    layers = keras.layers
+    if width < 2 or width % 2:
+        raise ModelError(f"The width of model 'speed_net' is an even number of filters, such as 32; found {width}.")
     inputs, x = image_input("speed_net", input_shape, smallest=8, scale=1 / 64, offset=-2.0)
-    x = layers.Conv2D(width, 4, 2, padding="same", use_bias=False)(x)
-    x = layers.BatchNormalization(momentum=0.9)(x)
-    x = layers.ReLU()(x)
-    x = layers.Add()([x, _conv_norm_relu(x, width)])
-    x = _conv_norm_relu(x, 2 * width, pool=True)
-    x = layers.Add()([x, _conv_norm_relu(_conv_norm_relu(x, 2 * width), 2 * width)])
-    x = _conv_norm_relu(x, 3 * width, pool=True)
-    x = layers.GlobalMaxPooling2D()(x)
-    logits = layers.Dense(num_classes, use_bias=False)(x)
-    return keras.Model(inputs, layers.Rescaling(1 / 8, name="logits")(logits), name="speed_net")
+    x = _conv(x, width // 2)
+    for filters, convolutions in ((width, 2), (2 * width, 2), (2 * width, 1)):
+        x = _residual(_conv(x, filters, pool=True), convolutions)
+    x = keras.layers.GlobalMaxPooling2D()(x)
+    x = keras.layers.Dense(num_classes, use_bias=False)(x)
+    return keras.Model(inputs, keras.layers.Rescaling(1 / 8, name="logits")(x), name="speed_net")

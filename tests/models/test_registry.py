@@ -64,6 +64,7 @@ def test_num_classes_must_be_a_count(num_classes):
         ("wide_resnet", {"depth": 4}),
         ("wide_resnet", {"width": 0}),
         ("wide_resnet", {"dropout": -0.1}),
+        ("speed_net", {"width": 33}),
     ],
 )
 def test_options_outside_their_range_are_refused(name, options):
