@@ -1,0 +1,380 @@
+"""What Step and Loop refuse, before anything trains: each error is a StepError that says what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import KINDS, plain_dataset
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import MirrorkitError, StepError
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+def _net() -> Any:
+    return keras.Sequential([keras.Input((4,)), L.Dense(3), L.Dense(1)])
+
+
+def _classifier() -> Any:
+    return keras.Sequential([keras.Input((4,)), L.Dense(3, activation="softmax")])
+
+
+@pytest.fixture(scope="module")
+def loop(strategy_of: Any) -> mk.train.Loop:
+    """A sound loop, to be given bad data; nothing here should get as far as training."""
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model, optimizer = _net(), keras.optimizers.Adam(0.1)
+    return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", metrics=["mae"]), steps_per_call=2)
+
+
+# --- model and optimizer
+
+
+@pytest.mark.parametrize("where", KINDS, ids=str)
+@pytest.mark.parametrize(("model_inside", "optimizer_inside"), [(False, False), (False, True), (True, False)])
+def test_variables_made_outside_of_the_scope(
+    where: Any, model_inside: bool, optimizer_inside: bool, strategy_of: Any
+) -> None:
+    strategy = strategy_of(*where)
+    with strategy.scope() if model_inside else contextlib.nullcontext():
+        model = _net()
+    with strategy.scope() if optimizer_inside else contextlib.nullcontext():
+        optimizer = keras.optimizers.Adam(0.1)
+    with pytest.raises(StepError, match=r"with strategy\.scope\(\)"):
+        mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
+    if not model_inside:  # the refusal leaves the parts as they were: they still train on their own
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+        model.fit(np.zeros((4, 4)), np.zeros((4, 1)), verbose=0)
+
+
+@pytest.mark.parametrize("other", [("one_device", 1), ("mirrored", 4), ("central_storage", 2)], ids=str)
+def test_a_model_of_another_strategy(other: Any, strategy_of: Any) -> None:
+    with strategy_of("mirrored", 2).scope():
+        model, optimizer = _net(), keras.optimizers.SGD(0.1)
+    with pytest.raises(StepError, match=r"scope"):
+        mk.train.Loop(strategy_of(*other), mk.train.Step(model, optimizer, loss="mse"))
+
+
+def test_a_step_of_another_strategy(loop: Any, strategy_of: Any) -> None:
+    with pytest.raises(StepError, match="built for another strategy"):
+        mk.train.Loop(strategy_of("mirrored", 4), loop.step)
+
+
+def test_an_unbuilt_model(strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model, optimizer = keras.Sequential([L.Dense(1)], name="raw"), keras.optimizers.SGD(0.1)
+    with pytest.raises(StepError, match=r"'raw' is not built.*Input.*model\.build"):
+        mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
+
+
+def test_a_model_with_nothing_to_train(strategy_of: Any) -> None:
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        model, optimizer = _net(), keras.optimizers.SGD(0.1)
+    model.trainable = False
+    with pytest.raises(StepError, match="no trainable variables"):
+        mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", None, keras.optimizers.Adam, {"class_name": "Adam"}], ids=str)
+def test_what_is_no_optimizer(optimizer: Any) -> None:
+    with pytest.raises(StepError, match=r"keras\.optimizers\.Optimizer, found"):
+        mk.train.Step(_net(), optimizer, loss="mse")
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "LossScaleOptimizer.*mixed_bfloat16"),
+        (lambda: keras.optimizers.SGD(gradient_accumulation_steps=2), r"gradient_accumulation_steps=2.*global batch"),
+        (lambda: keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=3), r"ema_overwrite_frequency=3"),
+        (lambda: keras.optimizers.SGD(loss_scale_factor=8.0), r"loss_scale_factor=8\.0"),
+    ],
+)
+def test_switches_of_an_optimizer_that_cannot_be_replicated(make: Callable[[], Any], named: str) -> None:
+    with pytest.raises(StepError, match=named):
+        mk.train.Step(_net(), make(), loss="mse")
+
+
+@pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer")
+def test_several_optimizers_in_one() -> None:
+    several = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD()))
+    with pytest.raises(StepError, match="MultiOptimizer"):
+        mk.train.Step(_net(), several, loss="mse")
+
+
+def test_an_optimizer_that_belongs_to_another_model(loop: Any) -> None:
+    with loop.strategy.scope():
+        model = _net()
+    with pytest.raises(StepError, match=r"built for other variables.*new optimizer"):
+        mk.train.Loop(loop.strategy, mk.train.Step(model, loop.step.optimizer, loss="mse"))
+
+
+def test_a_layer_that_assigns_its_own_kernel(strategy_of: Any) -> None:
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), L.SpectralNormalization(L.Dense(2), name="lipschitz"), L.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.1)
+    with pytest.raises(StepError, match=r"'lipschitz'.*SpectralNormalization"):
+        mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
+
+
+def test_a_layer_that_draws_from_nowhere(make_loop: Any, numbers: Any) -> None:
+    class Noise(L.Layer):
+        def call(self, x: Any) -> Any:
+            return x + keras.random.normal((1,))
+
+    loop = make_loop(("mirrored", 2), lambda: keras.Sequential([keras.Input((4,)), Noise(), L.Dense(1)]))
+    with pytest.raises(StepError, match="SeedGenerator"):
+        loop.fit(plain_dataset(*numbers, batch=30), verbose=0)
+
+
+def test_layers_frozen_behind_the_steps_back(make_loop: Any, numbers: Any) -> None:
+    loop = make_loop(("mirrored", 2), _net)
+    loop.step.model.layers[0].trainable = False
+    with pytest.raises(StepError, match=r"trainable.*new Step"):
+        loop.fit(plain_dataset(*numbers, batch=30), verbose=0)
+
+
+def test_fine_tuning_takes_a_new_step(make_loop: Any, numbers: Any) -> None:
+    loop = make_loop(("mirrored", 2), _net)
+    data = plain_dataset(*numbers, batch=30)
+    loop.fit(data, verbose=0)
+    model = loop.step.model
+    model.layers[0].trainable = False
+    before = model.get_weights()
+    with loop.strategy.scope():
+        optimizer = keras.optimizers.SGD(0.01)
+    tuned = mk.train.Loop(loop.strategy, mk.train.Step(model, optimizer, loss="mae"))
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.02)
+    history = tuned.fit(data, callbacks=[scheduler], verbose=0).history
+    np.testing.assert_allclose(history["learning_rate"], [0.02])  # callbacks reach the new optimizer
+    assert float(optimizer.learning_rate.numpy()) == pytest.approx(0.02)
+    changed = [not np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True)]
+    assert changed == [False, False, True, True]
+
+
+# --- loss
+
+
+def _fails(make_loop: Any, data: Any, match: str, net: Callable[[], Any] = _net, **options: Any) -> None:
+    loop = make_loop(("mirrored", 2), net, **options)
+    with pytest.raises(StepError, match=match) as error:
+        loop.fit(data, verbose=0)
+    assert isinstance(error.value, MirrorkitError)
+    assert "in user code" not in str(error.value), "AutoGraph has wrapped the message"
+
+
+@pytest.mark.parametrize(
+    ("loss", "match"),
+    [
+        ("mean_sqared_error", r"no loss 'mean_sqared_error'"),
+        (7, "must be a Keras name, a function or a keras.losses.Loss; found 7"),
+        (None, "No output of the model has a loss"),
+        (keras.losses.MeanSquaredError(reduction="sum"), r"reduction='sum'.*sum_over_batch_size"),
+        (lambda y, y_pred: tf.reduce_mean((y - y_pred) ** 2), r"one number for the whole batch.*shape \[batch\]"),
+        (lambda y, y_pred: tf.stop_gradient(y_pred[:, 0]), "does not depend on any trainable weight"),
+        (["mse", "mae"], "1 outputs.*2 losses"),
+    ],
+    ids=["unknown", "number", "none", "sum", "scalar", "cut off", "too many"],
+)
+def test_losses_that_cannot_be(loss: Any, match: str, make_loop: Any, numbers: Any) -> None:
+    _fails(make_loop, plain_dataset(*numbers, batch=30), match, loss=loss)
+
+
+def test_an_unknown_metric(make_loop: Any, numbers: Any) -> None:
+    _fails(make_loop, plain_dataset(*numbers, batch=30), "no metric 'acuracy'", metrics=["acuracy"])
+
+
+@pytest.mark.parametrize("metrics", [None, ["accuracy"]])
+def test_missing_targets(metrics: Any, make_loop: Any, numbers: Any) -> None:
+    _fails(make_loop, plain_dataset(numbers[0], batch=30), r"no target.*\(x, y\)", metrics=metrics)
+
+
+def test_targets_missing_in_a_later_fit(loop: Any, numbers: Any) -> None:
+    loop.evaluate(plain_dataset(*numbers, batch=30))
+    with pytest.raises(StepError, match=r"no target.*\(x, y\)"):
+        loop.evaluate(plain_dataset(numbers[0], batch=30))
+
+
+def _two_outputs() -> Any:
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, {"a": L.Dense(1, name="a")(inputs), "b": L.Dense(1, name="b")(inputs)})
+
+
+@pytest.mark.parametrize(
+    ("targets", "options", "match"),
+    [
+        (("a", "b"), {"loss": "mse"}, r"2 outputs \['a', 'b'\] but one loss"),
+        (("a", "b"), {"loss": {"a": "mse", "c": "mse"}}, r"name \['c'\].*\['a', 'b'\]"),
+        (("a", "b"), {"loss": {"a": "mse"}, "metrics": {"z": ["mae"]}}, r"name \['z'\]"),
+        (("a",), {"loss": {"a": "mse", "b": "mse"}}, "no target for the output 'b'"),
+        (("a",), {"loss": {"a": "mse"}, "metrics": {"b": ["mae"]}}, "metrics but no target.*b"),
+        (("a", "q"), {"loss": {"a": "mse"}}, r"targets name \['q'\]"),
+    ],
+)
+def test_outputs_that_do_not_fit(targets: Any, options: Any, match: str, make_loop: Any, numbers: Any) -> None:
+    data = tf.data.Dataset.from_tensor_slices((numbers[0], dict.fromkeys(targets, numbers[1]))).batch(30)
+    _fails(make_loop, data, match, _two_outputs, **options)
+
+
+@pytest.mark.parametrize("clip_norm", [0, -1.0, float("nan")])
+def test_a_clip_norm_that_is_not_positive(clip_norm: float) -> None:
+    with pytest.raises(StepError, match="clip_norm must be a positive number"):
+        mk.train.Step(_net(), keras.optimizers.SGD(), loss="mse", clip_norm=clip_norm)
+
+
+def test_compute_before_build() -> None:
+    step = mk.train.Step(_net(), keras.optimizers.SGD(), loss="mse")
+    with pytest.raises(StepError, match=r"step\.build\(strategy\)"):
+        step.compute((np.zeros((2, 4)), np.zeros((2, 1))))
+
+
+# --- from a compiled model
+
+
+def test_a_model_that_is_not_compiled() -> None:
+    with pytest.raises(StepError, match=r"not compiled.*model\.compile"):
+        mk.train.Step.from_compiled(_net())
+
+
+def test_a_model_compiled_without_a_loss() -> None:
+    model = _net()
+    model.compile("sgd")
+    with pytest.raises(StepError, match=r"without a loss"):
+        mk.train.Step.from_compiled(model)
+
+
+@pytest.mark.filterwarnings("ignore:The object being serialized")
+def test_a_compiled_loss_that_keras_cannot_copy() -> None:
+    model = _net()
+    model.compile("sgd", lambda y, y_pred: (y - y_pred) ** 2)
+    with pytest.raises(StepError, match=r"register_keras_serializable"):
+        mk.train.Step.from_compiled(model)
+
+
+# --- data
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda x, y: (x, y), r"found tuple.*mk\.data\.batches"),
+        (lambda x, y: x, r"found ndarray.*mk\.data\.arrays"),
+        (lambda x, y: [(x, y)], "found list"),
+        (lambda x, y: mk.data.arrays(x, y), r"found Split.*mk\.data\.batches"),
+        (lambda x, y: plain_dataset(x, y, batch=30).take(0), "empty.*drop_remainder"),
+        (lambda x, y: plain_dataset(x, y, batch=30).filter(lambda x, y: False), "no batch.*filters"),
+        (lambda x, y: plain_dataset(x, y, batch=30).repeat(), "never ends.*steps"),
+        (lambda x, y: plain_dataset(x, y, x, y, batch=30), "tuple of 4 parts.*dict"),
+        (lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)), r"single examples.*dataset\.batch"),
+    ],
+    ids=["tuple", "array", "list", "split", "empty", "filtered", "endless", "four parts", "unbatched"],
+)
+def test_data_that_is_none(make: Any, match: str, loop: Any, numbers: Any) -> None:
+    for call in (loop.fit, loop.evaluate):
+        with pytest.raises(StepError, match=match):
+            call(make(*numbers))
+    assert int(loop.step.optimizer.iterations.numpy()) == 0
+
+
+def test_empty_data_with_a_number_of_steps_ends(loop: Any, numbers: Any) -> None:
+    """Repeated for ever, an empty dataset could keep the loop waiting."""
+    nothing = plain_dataset(*numbers, batch=30).filter(lambda x, y: False)
+    with pytest.raises(StepError, match="no batch"):
+        loop.fit(nothing, steps_per_epoch=2, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"steps_per_epoch": 0}, "steps.*from 1 on, found 0"),
+        ({"steps_per_epoch": -1}, "steps.*from 1 on, found -1"),
+        ({"steps_per_epoch": 2.5}, r"steps.*found 2\.5"),
+        ({"validation_freq": 0}, "validation_freq.*from 1 on"),
+        ({"class_weight": {-1: 1.0}}, "class_weight.*whole numbers from 0 on"),
+        ({"class_weight": {"cat": 1.0}}, "class_weight.*whole numbers from 0 on"),
+    ],
+)
+def test_arguments_of_fit(options: Any, match: str, loop: Any, numbers: Any) -> None:
+    with pytest.raises(StepError, match=match):
+        loop.fit(plain_dataset(*numbers, batch=30), verbose=0, **options)
+
+
+def test_class_weights_beside_sample_weights(loop: Any, numbers: Any) -> None:
+    data = plain_dataset(*numbers, np.ones(60, "float32"), batch=30)
+    with pytest.raises(StepError, match=r"sample weights.*multiply"):
+        loop.fit(data, class_weight={0: 2.0}, verbose=0)
+
+
+@pytest.mark.parametrize("steps_per_call", [0, -3, 1.5, "fast", None])
+def test_call_lengths_that_are_none(steps_per_call: Any, loop: Any) -> None:
+    with pytest.raises(StepError, match="steps_per_call must be a whole number from 1 on, or 'auto'"):
+        mk.train.Loop(loop.strategy, loop.step, steps_per_call=steps_per_call)
+
+
+def test_what_is_no_step(loop: Any) -> None:
+    class Half:
+        def compute(self, batch: Any) -> Any:
+            return batch
+
+    with pytest.raises(StepError, match="Half is no step: it lacks build, update"):
+        mk.train.Loop(loop.strategy, Half())
+
+
+# --- logits or probabilities
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "cure"),
+    [
+        (None, "sparse_categorical_crossentropy", r"SparseCategoricalCrossentropy\(from_logits=True\)"),
+        (None, "categorical_crossentropy", r"CategoricalCrossentropy\(from_logits=True\)"),
+        (None, keras.losses.BinaryCrossentropy(), r"BinaryCrossentropy\(from_logits=True\)"),
+        ("softmax", keras.losses.SparseCategoricalCrossentropy(from_logits=True), "from_logits=False"),
+        ("sigmoid", keras.losses.BinaryCrossentropy(from_logits=True), "from_logits=False"),
+    ],
+)
+def test_a_loss_that_takes_logits_for_probabilities_is_named(last: Any, loss: Any, cure: str) -> None:
+    model = keras.Sequential([keras.Input((4,)), L.Dense(3, activation=last)])
+    with pytest.warns(UserWarning, match=cure):
+        mk.train.Step(model, keras.optimizers.SGD(), loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("layers", "loss"),
+    [
+        ([L.Dense(3)], keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+        ([L.Dense(3, activation="softmax")], "sparse_categorical_crossentropy"),
+        ([L.Dense(3), L.Softmax()], "sparse_categorical_crossentropy"),
+        ([L.Dense(3), L.Activation("softmax")], "categorical_crossentropy"),
+        ([L.Dense(1)], "mse"),
+        ([L.Dense(1, activation="sigmoid")], "binary_crossentropy"),
+    ],
+)
+def test_a_loss_that_fits_brings_no_warning(layers: list[Any], loss: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mk.train.Step(keras.Sequential([keras.Input((4,)), *layers]), keras.optimizers.SGD(), loss=loss)
+
+
+def test_an_uneven_global_batch_brings_one_warning(numbers: Any, strategy_of: Any) -> None:
+    from mirrorkit.train.feed import Feed
+
+    data = tf.data.Dataset.from_tensor_slices(numbers).batch(27, drop_remainder=True)
+    with pytest.warns(UserWarning, match=r"27 examples.*7, 7, 7, 6.*24 or 28"):
+        Feed(strategy_of("mirrored", 4), data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Feed(strategy_of("mirrored", 4), data)

@@ -1,0 +1,225 @@
+"""`loop.warm_up` compiles everything and leaves everything as it was, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import plain_dataset
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+class Count(L.Layer):
+    """Passes its input on, and counts how often it is traced."""
+
+    traces = 0
+
+    def call(self, x: Any) -> Any:
+        Count.traces += 1
+        return x
+
+
+def _net() -> Any:
+    return keras.Sequential(
+        [keras.Input((4,)), Count(), L.Dense(5), L.BatchNormalization(), L.Dropout(0.3), L.Dense(1)]
+    )
+
+
+def _adam() -> Any:
+    return keras.optimizers.Adam(0.05, use_ema=True)
+
+
+@pytest.fixture(params=["recipe", "shuffled dataset"])
+def data(request: Any, numbers: Any) -> Any:
+    """A function that makes the data anew, with the same seeds: batches of 14 with a smaller last one."""
+    if request.param == "recipe":
+        return lambda: mk.data.batches(mk.data.arrays(*numbers), global_batch_size=14, shuffle=True, seed=4)
+
+    def make() -> tf.data.Dataset:
+        tf.random.set_seed(9)
+        return tf.data.Dataset.from_tensor_slices(numbers).shuffle(60, seed=3).batch(14)
+
+    return make
+
+
+def _draws() -> list[Any]:
+    """What the random generators give next."""
+    return [
+        random.random(),
+        np.random.random(3),
+        tf.random.get_global_generator().normal([3]).numpy(),
+        tf.random.normal([3]).numpy(),
+        np.asarray(keras.random.normal((3,))),
+    ]
+
+
+def _seed_all() -> None:
+    keras.utils.set_random_seed(11)
+    tf.random.set_global_generator(tf.random.Generator.from_seed(5))
+
+
+@pytest.mark.parametrize("where", [("mirrored", 2), ("central_storage", 2)], ids=str)
+def test_everything_is_as_it_was(where: Any, make_loop: Any, data: Any, copies: Any) -> None:
+    loop = make_loop(where, _net, _adam, metrics=["mae"], steps_per_call="auto")
+    given = data()
+    before = copies(loop)
+    _seed_all()
+    expected = _draws()
+    _seed_all()
+    loop.warm_up(given, validation_data=given)
+    for want, got in zip(expected, _draws(), strict=True):
+        np.testing.assert_array_equal(want, got)
+    after = copies(loop)
+    for variable, old, new in zip(loop.step.variables, before, after, strict=True):
+        assert len(old) == len(new)
+        for one, other in zip(old, new, strict=True):
+            np.testing.assert_array_equal(one, other, err_msg=variable.path)
+    assert int(loop.step.optimizer.iterations.numpy()) == 0
+
+
+def test_training_and_validation_trace_nothing_more(make_loop: Any, data: Any) -> None:
+    loop = make_loop(("mirrored", 2), _net, _adam, metrics=["mae"], steps_per_call="auto")
+    given = data()
+    loop.warm_up(given)
+    traces = Count.traces
+    functions = (loop._calls._train, loop._calls._test)
+    assert [function.experimental_get_tracing_count() for function in functions] == [1, 1]
+    loop.fit(given, epochs=2, validation_data=given, verbose=0)
+    loop.evaluate(given)
+    assert Count.traces == traces
+    assert [function.experimental_get_tracing_count() for function in functions] == [1, 1]
+
+
+def test_training_gives_the_same_bits_with_and_without(make_loop: Any, data: Any, copies: Any) -> None:
+    """The order of the data and the masks of Dropout are in these bits too."""
+    results = []
+    for warm in (False, True):
+        loop = make_loop(("mirrored", 2), _net, _adam, metrics=["mae"])
+        given = data()
+        if warm:
+            loop.warm_up(given)
+        history = loop.fit(given, epochs=2, verbose=0).history
+        results.append((copies(loop), history))
+    (cold, cold_history), (warmed, warmed_history) = results
+    assert cold_history == warmed_history
+    for one, other in zip(cold, warmed, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_users_dataset_is_not_read(make_loop: Any, numbers: Any) -> None:
+    read = []
+
+    def batches() -> Any:
+        read.append(1)
+        yield numbers[0][:12], numbers[1][:12]
+
+    spec = (tf.TensorSpec((None, 4), tf.float32), tf.TensorSpec((None, 1), tf.float32))
+    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    loop = make_loop(("mirrored", 2), _net)
+    loop.warm_up(data)
+    assert not read
+    loop.fit(data, verbose=0)
+    assert read == [1]
+
+
+def test_the_report_counts_a_warm_first_call(make_loop: Any, numbers: Any) -> None:
+    data = plain_dataset(*numbers, batch=12)
+    loop = make_loop(("one_device", 1), lambda: keras.Sequential([keras.Input((4,)), L.Dense(1)]), steps_per_call=5)
+    loop.warm_up(data)
+    report = loop.fit(data, verbose=0)
+    assert report.throughput.first_call_seconds < 5
+    assert "compilation included" not in report.summary()
+
+
+def test_images_of_unknown_size(make_loop: Any) -> None:
+    def net() -> Any:
+        return keras.Sequential(
+            [keras.Input((None, None, 1)), L.Conv2D(2, 3), L.MaxPool2D(), L.GlobalAveragePooling2D(), L.Dense(1)]
+        )
+
+    def batches() -> Any:
+        for size in (9, 12):
+            yield np.ones((6, size, size, 1), "float32"), np.ones((6, 1), "float32")
+
+    spec = (tf.TensorSpec((None, None, None, 1), tf.float32), tf.TensorSpec((None, 1), tf.float32))
+    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    loop = make_loop(("mirrored", 2), net)
+    loop.warm_up(data)
+    assert loop.fit(data, verbose=0).epochs[0].examples == 12
+
+
+def test_a_failed_rehearsal_restores_as_well(make_loop: Any, numbers: Any, copies: Any) -> None:
+    def fails_in_training(y: Any, y_pred: Any) -> Any:
+        with tf.control_dependencies([tf.debugging.assert_less(tf.reduce_max(y), -1e9, message="as planned")]):
+            return tf.identity(y_pred[:, 0])
+
+    loop = make_loop(("mirrored", 2), _net, loss=fails_in_training)
+    before = copies(loop)
+    _seed_all()
+    expected = _draws()
+    _seed_all()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="as planned"):
+        loop.warm_up(plain_dataset(*numbers, batch=12))
+    for want, got in zip(expected, _draws(), strict=True):
+        np.testing.assert_array_equal(want, got)
+    for one, other in zip(before, copies(loop), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_endless_data_can_be_rehearsed(make_loop: Any, numbers: Any) -> None:
+    data = plain_dataset(*numbers, batch=12).repeat()
+    loop = make_loop(("mirrored", 2), _net)
+    loop.warm_up(data)
+    assert loop.fit(data, steps_per_epoch=3, verbose=0).epochs[0].steps == 3
+
+
+def test_a_step_that_does_not_say_what_it_changes(strategy_of: Any, numbers: Any) -> None:
+    class Bare:
+        def build(self, strategy: Any) -> None:
+            self.update_ = mk.train.Update(strategy, [], lambda sums, values: ([], {"loss": tf.reduce_sum(sums)}))
+
+        def compute(self, batch: Any) -> Any:
+            return tf.reduce_sum(batch[0])
+
+        def update(self, strategy: Any, sums: Any) -> Any:
+            return self.update_(sums)
+
+    loop = mk.train.Loop(strategy_of("mirrored", 2), Bare())
+    with pytest.raises(StepError, match=r"Bare does not say what it changes.*variables"):
+        loop.warm_up(plain_dataset(*numbers, batch=12))
+
+
+@pytest.mark.slow
+def test_with_op_determinism(run_python: Any) -> None:
+    result = run_python(
+        """
+        import numpy as np
+        import tensorflow as tf
+        import mirrorkit as mk
+        from mirrorkit._keras import keras
+
+        strategy = mk.strategy.create("mirrored", devices="cpu:2")
+        tf.keras.utils.set_random_seed(0)
+        tf.config.experimental.enable_op_determinism()
+        layers = keras.layers
+        with strategy.scope():
+            net = [layers.Dense(3), layers.Dropout(0.5), layers.BatchNormalization(), layers.Dense(1)]
+            model, optimizer = keras.Sequential([keras.Input((4,)), *net]), keras.optimizers.SGD(0.1)
+        data = tf.data.Dataset.from_tensor_slices((np.ones((12, 4), "float32"), np.ones((12, 1), "float32"))).batch(6)
+        loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
+        before = model.get_weights()
+        loop.warm_up(data)
+        assert all(np.array_equal(a, b) for a, b in zip(before, model.get_weights()))
+        print("steps", loop.fit(data, verbose=0).epochs[0].steps)
+        """
+    )
+    assert "steps 2" in result.stdout
