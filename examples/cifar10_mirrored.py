@@ -47,19 +47,19 @@ def main() -> None:
     keras.utils.set_random_seed(0)
     strategy = mk.strategy.create(options.strategy, devices=options.devices)
     images = load(options.data, options.data_dir)
-    crop = [mk.data.augment.pad_and_crop(2), mk.data.augment.flip()]
+    crop = [mk.data.augment.pad_and_crop(3, mode="reflect"), mk.data.augment.flip()]
     train = mk.data.batches(
         images.train, global_batch_size=options.batch_size, shuffle=True, seed=0, one_hot=True, augment=crop
     )
     test = mk.data.batches(images.test, global_batch_size=1000, one_hot=True)
     print(f"{mk.strategy.describe(strategy)}; {len(images.train):,} images of {images.name} ({images.source})")
 
-    total = options.epochs * train.steps_per_epoch
-    rise = total // 5
-    schedule = keras.optimizers.schedules.CosineDecay(0.16, total - rise, warmup_target=0.8, warmup_steps=rise)
+    rise = options.epochs * train.steps_per_epoch // 5  # the rate rises over a fifth of the steps, then falls to zero
+    peak = mk.batching.scale_learning_rate(0.8, batch_size=options.batch_size, base_batch_size=1024, rule="sqrt")
+    rate = keras.optimizers.schedules.CosineDecay(peak / 5, 4 * rise, warmup_target=peak, warmup_steps=rise)
     with strategy.scope():
         model = mk.models.create("speed_net", input_shape=images.train.images.shape[1:])
-        optimizer = keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True, weight_decay=0.005)
+        optimizer = keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=0.015)
         optimizer.exclude_from_weight_decay(var_names=["gamma", "beta"])
     loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"]))

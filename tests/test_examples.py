@@ -125,3 +125,14 @@ def test_real_mnist_reaches_99_percent_in_five_epochs_on_four_replicas(tmp_path)
     output = run("mnist_loop.py", "--data", "mnist", "--devices", "cpu:4", folder=tmp_path)
     assert "4 replicas on CPU:0 CPU:1 CPU:2 CPU:3; 60,000 images of mnist" in output
     assert accuracies(output)[-1] >= 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(not REAL_DATA, reason="needs CIFAR-10 in $MIRRORKIT_DATA")
+def test_real_cifar10_learns_in_three_epochs_on_four_replicas(tmp_path):
+    """The example's ten epochs take too long for every run of the tests."""
+    arguments = ["--data", "cifar10", "--devices", "cpu:4", "--epochs", "3"]
+    output = run("cifar10_mirrored.py", *arguments, folder=tmp_path, timeout=1400)
+    assert "4 replicas on CPU:0 CPU:1 CPU:2 CPU:3; 50,000 images of cifar10" in output
+    assert accuracies(output)[-1] > 0.6
