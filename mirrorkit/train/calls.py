@@ -18,6 +18,7 @@ _PROBE_STEPS = 4
 class Result(NamedTuple):
     """What a call of several steps returns; float64, so that an epoch's sums stay exact."""
 
+    steps: int  # fewer than asked at the end of the data
     totals: tf.Tensor  # of all steps so far in this epoch
     first_bad_step: int | None  # index within the call of the first step whose loss was not finite
     seconds: float  # until the devices were done
@@ -50,11 +51,11 @@ class Calls:
         self._strategy = strategy
 
     def train(self, iterator: Iterator[Any], totals: tf.Tensor, steps: int) -> Result:
-        """Train on the next `steps` batches, adding to `totals`."""
+        """Train on the next `steps` batches, or as many as are left, adding to `totals`."""
         return _timed(self._train, iterator, totals, steps)
 
     def test(self, iterator: Iterator[Any], totals: tf.Tensor, steps: int) -> Result:
-        """Evaluate the next `steps` batches, adding to `totals`."""
+        """Evaluate the next `steps` batches, or as many as are left, adding to `totals`."""
         return _timed(self._test, iterator, totals, steps)
 
     def predict(self, batch: Any) -> list[Any]:
@@ -67,24 +68,30 @@ class Calls:
 def _many(one: Any, step: Any) -> Any:
     # AutoGraph would rewrite the user's code too, and with it the errors that it raises.
     @tf.function(autograph=False)
-    def many(iterator: Any, totals: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        def body(index: tf.Tensor, totals: tf.Tensor, bad: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            step_totals = tf.cast(one(next(iterator)), tf.float64)
-            newly_bad = (bad < 0) & ~tf.math.is_finite(step_totals[step.loss_index])
-            return index + 1, totals + step_totals, tf.where(newly_bad, index, bad)
+    def many(iterator: Any, totals: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        def fetch(index: tf.Tensor) -> Any:
+            # An optional, since at the end of the data `next` would raise in the midst of a half-done step.
+            nothing = tf.experimental.Optional.empty(iterator.element_spec)
+            return tf.cond(index < steps, iterator.get_next_as_optional, lambda: nothing)
 
-        start = (tf.constant(0, tf.int64), totals, tf.constant(-1, tf.int64))
-        _, totals, bad = tf.while_loop(lambda index, *_: index < steps, body, start)
-        return totals, bad
+        def body(index: tf.Tensor, batch: Any, totals: tf.Tensor, bad: tf.Tensor) -> tuple[Any, ...]:
+            step_totals = tf.cast(one(batch.get_value()), tf.float64)
+            newly_bad = (bad < 0) & ~tf.math.is_finite(step_totals[step.loss_index])
+            return index + 1, fetch(index + 1), totals + step_totals, tf.where(newly_bad, index, bad)
+
+        none_yet = tf.constant(0, tf.int64)
+        start = (none_yet, fetch(none_yet), totals, tf.constant(-1, tf.int64))
+        index, _, totals, bad = tf.while_loop(lambda index, batch, *_: batch.has_value(), body, start)
+        return index, totals, bad
 
     return many
 
 
 def _timed(function: Any, iterator: Iterator[Any], totals: tf.Tensor, steps: int) -> Result:
     start = time.perf_counter()
-    totals, bad = function(iterator, totals, tf.constant(steps, tf.int64))
+    done, totals, bad = function(iterator, totals, tf.constant(steps, tf.int64))
     first_bad = int(bad)  # waits for the call to end
-    return Result(totals, None if first_bad < 0 else first_bad, time.perf_counter() - start)
+    return Result(int(done), totals, None if first_bad < 0 else first_bad, time.perf_counter() - start)
 
 
 class CallLength:
@@ -100,8 +107,8 @@ class CallLength:
         self._calls = 0
 
     def next(self, left: int | None) -> int:
-        """Return the length of the next call when `left` steps remain; 1 where nobody knows how many do."""
-        return 1 if left is None else min(self._steps, left)
+        """Return the length of the next call when `left` steps remain, or None where nobody knows how many do."""
+        return self._steps if left is None else min(self._steps, left)
 
     def probes(self) -> tuple[int, ...]:
         """Return the lengths of the calls with which to rehearse: one that compiles, and one to learn from."""

@@ -62,7 +62,6 @@ class Feed:
             raise StepError(
                 "The data never ends. Say how many batches to take: steps_per_epoch, validation_steps or steps."
             )
-        self._length_is_known = self._is_endless or found > 0
         self.steps: int | None = steps if found < 0 else found if steps is None else min(steps, found)
         size = data.global_batch_size if isinstance(data, Recipe) else _batch_size(self.element_spec)
         self.global_batch_size: int | None = size
@@ -70,8 +69,8 @@ class Feed:
             batching.check_split(size, strategy.num_replicas_in_sync)
 
     def left(self, done: int) -> int | None:
-        """Return how many batches of the epoch are left after `done`; None where the data may end any time."""
-        return self.steps - done if self._length_is_known and self.steps is not None else None
+        """Return how many batches of the epoch are left after `done`; None where nobody knows."""
+        return None if self.steps is None else self.steps - done
 
     def _dataset(self, epoch: int = 0) -> tf.data.Dataset:
         return self._data.dataset(epoch=epoch) if isinstance(self._data, Recipe) else self._data

@@ -76,8 +76,7 @@ class Loop:
 
         Args:
             data: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches `(x, y)` or
-                `(x, y, sample_weight)`. Where the length of a dataset is unknown, each call takes one step:
-                `dataset.apply(tf.data.experimental.assert_cardinality(n))` lets calls take many.
+                `(x, y, sample_weight)`.
             epochs: the epoch before which to stop.
             initial_epoch: the epoch to start with; a recipe's order of examples depends on it.
             steps_per_epoch: needed where the data never ends; otherwise an epoch is all the data. With it, a
@@ -184,19 +183,18 @@ class Loop:
         for first in iter(lambda: record.steps, feed.steps):
             steps = self._length.next(feed.left(first))
             hooks.on_train_batch_begin(first)
-            try:
-                result = self._calls.train(iterator, totals, steps)
-            except tf.errors.OutOfRangeError:  # the end of data whose length nobody knew
+            result = self._calls.train(iterator, totals, steps)
+            if result.steps == 0:  # the end of data whose length nobody knew
                 break
             self._check_finite(result.first_bad_step, epoch, first)
             examples = int(result.totals[_EXAMPLES]) - int(totals[_EXAMPLES])
             totals = result.totals
-            self._length.learn(steps, result.seconds)
-            self._steps_done += steps
-            report.throughput.record(examples=examples, steps=steps, seconds=result.seconds)
-            record.add(examples, steps, result.seconds)
+            self._length.learn(result.steps, result.seconds)
+            self._steps_done += result.steps
+            report.throughput.record(examples=examples, steps=result.steps, seconds=result.seconds)
+            record.add(examples, result.steps, result.seconds)
             logs = self._logs(totals)
-            hooks.on_train_batch_end(first + steps - 1, logs)
+            hooks.on_train_batch_end(first + result.steps - 1, logs)
             if getattr(self._step.model, "stop_training", False):
                 break
         if record.steps == 0:
@@ -213,11 +211,11 @@ class Loop:
         while done != feed.steps:
             steps = self._length.next(feed.left(done))
             hooks.on_test_batch_begin(done)
-            try:
-                totals = self._calls.test(iterator, totals, steps).totals
-            except tf.errors.OutOfRangeError:
+            result = self._calls.test(iterator, totals, steps)
+            if result.steps == 0:
                 break
-            done += steps
+            totals = result.totals
+            done += result.steps
             hooks.on_test_batch_end(done - 1, self._logs(totals))
         if done == 0:
             raise StepError("The data gave no batch. Check its path, filters and drop_remainder.")
