@@ -135,4 +135,4 @@ def test_real_cifar10_learns_in_three_epochs_on_four_replicas(tmp_path):
     arguments = ["--data", "cifar10", "--devices", "cpu:4", "--epochs", "3"]
     output = run("cifar10_mirrored.py", *arguments, folder=tmp_path, timeout=1400)
     assert "4 replicas on CPU:0 CPU:1 CPU:2 CPU:3; 50,000 images of cifar10" in output
-    assert accuracies(output)[-1] > 0.6
+    assert accuracies(output)[-1] > 0.65
