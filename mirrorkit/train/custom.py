@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
@@ -43,7 +44,8 @@ class CustomStep:
         self._step = step
         self._strategy = strategy
         self._names: list[str] = []
-        self.model = getattr(step, "model", None)
+        # Keras callbacks need a model to leave their wish to stop with.
+        self.model = getattr(step, "model", None) or SimpleNamespace(stop_training=False)
         self.loss_index = 1  # holds the sum of all logs: not finite when one of them is not
 
     @property

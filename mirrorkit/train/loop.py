@@ -103,8 +103,7 @@ class Loop:
         level = 1 if verbose == "auto" else int(verbose)
         hooks = self._callback_list(callbacks, add_history=True, verbose=level, epochs=epochs, steps=feed.steps)
         model = self._step.model
-        if model is not None:
-            model.stop_training = False
+        model.stop_training = False
         hooks.on_train_begin()
         logs: dict[str, float] = {}
         for epoch in range(initial_epoch, epochs):
@@ -113,7 +112,7 @@ class Loop:
             if validation is not None and (epoch + 1) % validation_freq == 0:
                 logs |= {f"val_{name}": value for name, value in self._evaluate(validation, hooks).items()}
             hooks.on_epoch_end(epoch, logs)
-            if getattr(model, "stop_training", False):
+            if model.stop_training:
                 break
         hooks.on_train_end(logs)
         history = next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History))
@@ -165,13 +164,13 @@ class Loop:
                 "property `variables`: a list of all variables that its update writes."
             )
         with unchanged(self.strategy, variables):
-            feed = Feed(self.strategy, data)
+            feed = Feed(self.strategy, data, steps=1)
             iterator = feed.rehearsal()
             self._prepare(feed, iterator)
             for steps in self._length.probes():
                 self._length.learn(steps, self._calls.train(iterator, self._zeros(), steps).seconds)
             if isinstance(self._step, Step):
-                feed = feed if validation_data is None else Feed(self.strategy, validation_data)
+                feed = feed if validation_data is None else Feed(self.strategy, validation_data, steps=1)
                 self._calls.test(feed.rehearsal(), self._zeros(), 1)
         self._warm = True
 
@@ -195,7 +194,7 @@ class Loop:
             record.add(examples, result.steps, result.seconds)
             logs = self._logs(totals)
             hooks.on_train_batch_end(first + result.steps - 1, logs)
-            if getattr(self._step.model, "stop_training", False):
+            if self._step.model.stop_training:
                 break
         if record.steps == 0:
             raise StepError("The data gave no batch. Check its path, filters and drop_remainder.")

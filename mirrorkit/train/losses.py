@@ -38,8 +38,10 @@ class Losses:
                 "Give a dict from output name to its loss; outputs that it leaves out have none."
             )
         self.names = list(names)
-        given = per_output(names, loss, "losses")
-        self._losses = [None if one is None else _resolve(one, out) for one, out in zip(given, outputs, strict=True)]
+        self._losses: list[Any] = per_output(names, loss, "losses")
+        self.require_targets([output.y for output in outputs])
+        pairs = zip(self._losses, outputs, strict=True)
+        self._losses = [None if one is None else _resolve(one, output) for one, output in pairs]
         weights = [1.0] * len(names) if loss_weights is None else per_output(names, loss_weights, "loss weights")
         self._weights = [1.0 if weight is None else float(weight) for weight in weights]
         if all(one is None for one in self._losses):
@@ -75,6 +77,16 @@ class Losses:
         total = tf.add_n([weight * part for weight, part in zip(weights, parts, strict=True)])
         return total, denominator, parts if len(self.names) > 1 else []
 
+    def require_targets(self, targets: Sequence[Any]) -> None:
+        """Refuse data that has no target (None) for an output with a loss."""
+        for name, loss, target in zip(self.names, self._losses, targets, strict=True):
+            if loss is not None and target is None:
+                output = "the model's output" if name is None else f"the output {name!r}"
+                raise StepError(
+                    f"There is a loss but no target for {output}. Let the data yield (x, y), with a target for every "
+                    "output that has a loss."
+                )
+
     @property
     def own_names(self) -> list[str]:
         """Names of the numerators that `sums` returns for the single outputs, as Keras logs them."""
@@ -84,12 +96,6 @@ class Losses:
 
 
 def _resolve(loss: Any, output: Output) -> Any:
-    if output.y is None:
-        name = "the model's output" if output.name is None else f"the output {output.name!r}"
-        raise StepError(
-            f"There is a loss but no target for {name}. Let the data yield (x, y), with a target for every output that "
-            "has a loss."
-        )
     if loss in ("crossentropy", "ce"):
         loss = f"{kind_of_target(output)}_crossentropy"
     if isinstance(loss, str):

@@ -77,11 +77,13 @@ def kind_of_target(output: Output) -> str:
 
 
 def per_output(names: Sequence[str | None], given: Any, what: str) -> list[Any]:
-    """Sort what was given for the outputs - one thing, a list in order, or a dict by name - into the outputs' order.
+    """Sort what was given for the outputs - one thing, a list in order, a dict by name, or None - by output.
 
     Raises:
         StepError: it does not fit the outputs.
     """
+    if given is None:
+        return [None] * len(names)
     if isinstance(given, Mapping) and names != [None]:
         unknown = sorted(set(given) - set(names))
         if unknown:

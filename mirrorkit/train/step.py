@@ -21,7 +21,7 @@ from mirrorkit.optim import functional_apply
 from mirrorkit.train.layer_state import LayerState
 from mirrorkit.train.losses import Losses, warn_on_logits_mismatch
 from mirrorkit.train.metrics import Metrics
-from mirrorkit.train.outputs import Batch, count_examples, match, output_names, unpack_batch
+from mirrorkit.train.outputs import Batch, count_examples, match, output_names, per_output, unpack_batch
 from mirrorkit.train.requirements import check_batched, check_built_for, check_model, check_optimizer, check_variables
 from mirrorkit.train.share import own_share
 from mirrorkit.train.tracing import TraceOnce, outside_replica
@@ -150,17 +150,17 @@ class Step:
             self.model.compile(optimizer=self.optimizer, loss=loss, metrics=metrics, auto_scale_loss=False)
 
     def prepare(self, element_spec: Any) -> None:
-        """Resolve losses and metrics, once, for batches like `element_spec` (tensors or specs)."""
+        """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
         if [id(v) for v in self._weights] != [id(v) for v in self.model.trainable_variables]:
             raise StepError(
                 "The model's trainable variables are not those that this step was built for: `trainable` was changed "
                 "since. Make a new optimizer and a new Step after changing it."
             )
-        if self._names:
-            return
         batch = unpack_batch(element_spec)
         check_batched(self.model, batch.x)
-        outside_replica(lambda: self._resolve(batch))
+        if not self._names:
+            outside_replica(lambda: self._resolve(batch))
+        self._losses.require_targets(per_output(self._names, batch.y, "targets"))
 
     def _resolve(self, batch: Batch) -> None:
         def symbolic(spec: Any) -> Any:
