@@ -104,6 +104,14 @@ def test_a_callback_can_stop_within_an_epoch(loop: Any, data: Any) -> None:
     assert [(epoch.steps, epoch.examples) for epoch in report.epochs] == [(2, 24)]
 
 
+def test_one_callback_needs_no_list(loop: Any, data: Any) -> None:
+    seen = WeightsPerEpoch()
+    loop.fit(data, epochs=2, callbacks=seen, verbose=0)
+    assert len(seen.kernels) == 2
+    loop.fit(data, callbacks=keras.callbacks.CallbackList([seen], model=loop.step.model), verbose=0)
+    assert len(seen.kernels) == 3
+
+
 def test_csv_logger_writes_the_history(loop: Any, data: Any, tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     report = loop.fit(data, epochs=3, validation_data=data, callbacks=[keras.callbacks.CSVLogger(str(path))], verbose=0)

@@ -52,9 +52,14 @@ def test_variables_made_outside_of_the_scope(
         optimizer = keras.optimizers.Adam(0.1)
     with pytest.raises(StepError, match=r"with strategy\.scope\(\)"):
         mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
-    if not model_inside:  # the refusal leaves the parts as they were: they still train on their own
-        model.compile(keras.optimizers.Adam(0.1), "mse")
-        model.fit(np.zeros((4, 4)), np.zeros((4, 1)), verbose=0)
+
+
+def test_a_refused_model_is_as_it_was(strategy_of: Any) -> None:
+    model, optimizer = _net(), keras.optimizers.Adam(0.1)
+    with pytest.raises(StepError, match="scope"):
+        mk.train.Loop(strategy_of("mirrored", 2), mk.train.Step(model, optimizer, loss="mse"))
+    assert not optimizer.built
+    assert not model.compiled
 
 
 @pytest.mark.parametrize("other", [("one_device", 1), ("mirrored", 4), ("central_storage", 2)], ids=str)
