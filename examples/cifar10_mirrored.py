@@ -12,17 +12,6 @@ import keras
 import mirrorkit as mk
 
 
-def load(name: str, data_dir: str | None) -> mk.data.DataSet:
-    try:
-        if name != "synthetic":
-            return mk.data.load("cifar10" if name == "auto" else name, data_dir=data_dir)
-    except mk.errors.DataError as error:
-        if name != "auto":
-            raise
-        print(f"{error}\nTraining on the synthetic set instead.\n")
-    return mk.data.synthetic((32, 32, 3))
-
-
 def plot(path: str, accuracy: list[float], speed: list[float]) -> None:
     from matplotlib.figure import Figure  # pip install 'mirrorkit[plot]'
 
@@ -46,7 +35,8 @@ def main() -> None:
 
     keras.utils.set_random_seed(0)
     strategy = mk.strategy.create(options.strategy, devices=options.devices)
-    images = load(options.data, options.data_dir)
+    name, fallback = ("cifar10", "synthetic") if options.data == "auto" else (options.data, None)
+    images = mk.data.load(name, data_dir=options.data_dir, fallback=fallback)
     crop = [mk.data.augment.pad_and_crop(3, mode="reflect"), mk.data.augment.flip()]
     train = mk.data.batches(
         images.train, global_batch_size=options.batch_size, shuffle=True, seed=0, one_hot=True, augment=crop

@@ -16,16 +16,6 @@ import tensorflow as tf
 import mirrorkit as mk
 
 
-def load(name: str, data_dir: str | None) -> mk.data.DataSet:
-    try:
-        return mk.data.load("mnist" if name == "auto" else name, data_dir=data_dir)
-    except mk.errors.DataError as error:
-        if name != "auto":
-            raise
-        print(f"{error}\nTraining on the synthetic set instead.\n")
-        return mk.data.synthetic()
-
-
 def measure(kind: str, devices: str, digits: mk.data.DataSet, batch_size: int, epochs: int) -> tuple[float, float]:
     keras.utils.set_random_seed(0)
     strategy = mk.strategy.create(kind, devices=devices)
@@ -57,7 +47,8 @@ def main() -> None:
     counts = [n for n in (2, 4, 8) if n <= int(most or gpus or 1)]
     layouts = [("one_device", 1), *(("mirrored", n) for n in counts), *(("central_storage", n) for n in counts[:1])]
     layouts = [row for row in layouts if options.strategy in ("auto", row[0]) or row[0] == "one_device"]
-    digits, speeds = load(options.data, options.data_dir), []
+    name, fallback = ("mnist", "synthetic") if options.data == "auto" else (options.data, None)
+    digits, speeds = mk.data.load(name, data_dir=options.data_dir, fallback=fallback), []
     print(f"{'strategy':16}{'replicas':>9}{'examples/s':>12}{'speed-up':>10}{'accuracy':>10}")
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:  # a new process for each layout
         for kind, n in layouts:

@@ -13,16 +13,6 @@ import tensorflow as tf
 import mirrorkit as mk
 
 
-def load(name: str, data_dir: str | None) -> mk.data.DataSet:
-    try:
-        return mk.data.load("mnist" if name == "auto" else name, data_dir=data_dir)
-    except mk.errors.DataError as error:
-        if name != "auto":
-            raise
-        print(f"{error}\nTraining on the synthetic set instead.\n")
-        return mk.data.synthetic()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="auto", choices=["auto", "mnist", "cifar10", "synthetic"])
@@ -35,7 +25,8 @@ def main() -> None:
 
     keras.utils.set_random_seed(0)
     strategy = mk.strategy.create(options.strategy, devices=options.devices)
-    digits = load(options.data, options.data_dir)
+    name, fallback = ("mnist", "synthetic") if options.data == "auto" else (options.data, None)
+    digits = mk.data.load(name, data_dir=options.data_dir, fallback=fallback)
     train = mk.data.batches(digits.train, global_batch_size=options.batch_size, shuffle=True, seed=0)
     test = mk.data.batches(digits.test, global_batch_size=1000)
     print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")

@@ -35,7 +35,7 @@ def run(name: str, *arguments: str, folder: str | Path, timeout: float = 280, **
         errors="replace",
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
+    return done.stderr + done.stdout
 
 
 @functools.cache
@@ -69,7 +69,7 @@ def test_an_example_is_short_and_explains_itself(path, monkeypatch, capsys):
 def test_mnist_examples_fall_back_to_synthetic_data_and_learn(name):
     output = mnist(name)
     assert "mnist was asked for and found nowhere" in output
-    assert "Training on the synthetic set instead." in output
+    assert "A synthetic set stands in for it." in output
     assert "MirroredStrategy, 4 replicas on CPU:0 CPU:1 CPU:2 CPU:3; 12,000 images of synthetic" in output
     assert accuracies(output)[-1] > 0.85
     assert min(speeds(output)) > 0
@@ -136,3 +136,11 @@ def test_real_cifar10_learns_in_three_epochs_on_four_replicas(tmp_path):
     output = run("cifar10_mirrored.py", *arguments, folder=tmp_path, timeout=1400)
     assert "4 replicas on CPU:0 CPU:1 CPU:2 CPU:3; 50,000 images of cifar10" in output
     assert accuracies(output)[-1] > 0.65
+
+
+@pytest.mark.slow  # two contenders compile
+def test_the_benchmark_prints_the_ratio_of_what_it_measured(tmp_path):
+    output = run("benchmarks/loop_against_keras_fit.py", "--rounds", "1", "--devices", "cpu:2", folder=tmp_path, **BARE)
+    fit, loop = (float(value.replace(",", "")) for value in re.findall(r"fastest\s+([\d,]+)", output)[:2])
+    ratio = float(re.search(r"Loop / keras fit: fastest (\d+\.\d+)", output)[1])
+    assert ratio == pytest.approx(loop / fit, abs=0.01)

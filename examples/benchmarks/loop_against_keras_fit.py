@@ -58,11 +58,7 @@ def main():
     args = parser.parse_args()
 
     strategy = mk.strategy.create("auto", devices=args.devices)
-    try:
-        digits = mk.data.load("mnist", data_dir=args.data_dir)
-    except mk.errors.DataError:
-        digits = mk.data.synthetic()
-        print("MNIST was not found; training on the synthetic set")
+    digits = mk.data.load("mnist", data_dir=args.data_dir, fallback="synthetic")
     train = mk.data.batches(digits.train, global_batch_size=args.batch_size, shuffle=True)
     contenders = {"keras fit": keras_fit(strategy, train), "mirrorkit Loop": mirrorkit_loop(strategy, train)}
     speeds = {name: [] for name in contenders}

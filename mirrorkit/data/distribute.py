@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import tensorflow as tf
 
+from mirrorkit.batching import per_replica_sizes
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.errors import DataError
 
@@ -17,7 +21,7 @@ _POLICIES = {
 
 def distribute(
     dataset: tf.data.Dataset | Recipe, strategy: tf.distribute.Strategy, *, autoshard: str = "auto"
-) -> tf.distribute.DistributedDataset:
+) -> LocalBatches | tf.distribute.DistributedDataset:
     """Share each global batch among the replicas of a strategy.
 
     ```python
@@ -38,7 +42,8 @@ def distribute(
             "off": every worker gets everything.
 
     Returns:
-        An iterable of per-replica values, as `strategy.experimental_distribute_dataset` gives it.
+        An iterable of per-replica values with an `element_spec`. To iterate inside a `tf.function`, use
+        `strategy.experimental_distribute_dataset`, or `mk.train.Loop`, which takes many steps per call.
 
     Raises:
         DataError: an unknown policy, or something that is no data set.
@@ -49,6 +54,55 @@ def distribute(
         dataset = dataset.dataset()
     if not isinstance(dataset, tf.data.Dataset):
         raise DataError(f"distribute needs a tf.data.Dataset or a recipe, found {type(dataset).__name__}.")
+    if isinstance(strategy, (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.TPUStrategy)):
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = _POLICIES[autoshard]
+        return strategy.experimental_distribute_dataset(dataset.with_options(options))
+    return LocalBatches(dataset, strategy)
+
+
+class LocalBatches:
+    """Global batches cut into rows for the replicas of one machine, in the order of the replicas.
+
+    TensorFlow's own distributed iterator runs a tuning thread on every device, which can hold up the end of an epoch
+    for many seconds; here one iterator on the host serves all replicas.
+
+    Args:
+        dataset: global batches.
+        strategy: a strategy on one machine.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> None:
+        self._dataset = untuned(dataset)
+        self._strategy = strategy
+
+    @property
+    def element_spec(self) -> Any:
+        """What `tf.function.get_concrete_function` needs to trace a step before its first batch."""
+        return self._strategy.experimental_distribute_dataset(self._dataset).element_spec
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield a per-replica value for each global batch."""
+        replicas = self._strategy.num_replicas_in_sync
+        for batch in self._dataset:
+            if replicas == 1:
+                yield batch
+                continue
+            sizes = per_replica_sizes(int(tf.nest.flatten(batch)[0].shape[0]), replicas)
+            shares = _shares(batch, sizes)
+            yield self._strategy.experimental_distribute_values_from_function(
+                lambda context, shares=shares: shares[context.replica_id_in_sync_group]
+            )
+
+
+def _shares(batch: Any, sizes: tuple[int, ...]) -> list[Any]:
+    columns = [tf.split(tensor, sizes) for tensor in tf.nest.flatten(batch)]
+    return [tf.nest.pack_sequence_as(batch, list(share)) for share in zip(*columns, strict=True)]
+
+
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Take tf.data's tuning thread away, which can hold up the end of an epoch, unless `dataset` asks for it."""
     options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = _POLICIES[autoshard]
-    return strategy.experimental_distribute_dataset(dataset.with_options(options))
+    if dataset.options().autotune.enabled is None:
+        options.autotune.enabled = False
+    return dataset.with_options(options)

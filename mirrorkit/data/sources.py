@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import zipfile
@@ -18,6 +19,7 @@ from mirrorkit.data.splits import DataSet, Split
 from mirrorkit.data.synthetic import synthetic
 from mirrorkit.errors import DataError
 
+_log = logging.getLogger("mirrorkit")
 _DOWNLOAD_SILENCE = 30.0  # seconds without a byte after which a download counts as failed
 _DIGITS = tuple("0123456789")
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -39,7 +41,7 @@ class _Absent(Exception):
     """A folder does not hold the data set (which is no fault: the next place is tried)."""
 
 
-def load(name: str, *, data_dir: str | os.PathLike[str] | None = None) -> DataSet:
+def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback: str | None = None) -> DataSet:
     """Load a data set by name: "mnist", "fashion_mnist", "cifar10", "cifar100" or "synthetic".
 
     ```python
@@ -55,6 +57,8 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None) -> DataSe
     Args:
         name: see above.
         data_dir: a folder of yours, tried first.
+        fallback: "synthetic" draws a synthetic set of the same image size where the real one is nowhere, and logs a
+            warning that lists each place tried; by default that is an error.
 
     Returns:
         The training and test splits, images uint8 [N, H, W, C] and labels int64 [N]; `.source` says where from.
@@ -63,6 +67,8 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None) -> DataSe
         DataError: an unknown name; the set is nowhere (the message lists each place tried and the cure); a file in
             `data_dir` or $MIRRORKIT_DATA is cut short or damaged (the message names it).
     """
+    if fallback not in (None, "synthetic"):
+        raise DataError(f"load(fallback={fallback!r}) was asked for; there is 'synthetic', or None for an error.")
     if name == "synthetic":
         return synthetic()
     if name not in _SETS:
@@ -87,8 +93,12 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None) -> DataSe
     except Exception as error:
         tried.append(f"download: {type(error).__name__}: {error}")
     places = "\n".join(f"  - {place}" for place in tried)
+    nowhere = f"{name} was asked for and found nowhere. Tried:\n{places}"
+    if fallback:
+        _log.warning("%s\nA synthetic set stands in for it.", nowhere)
+        return synthetic(known.shape)
     raise DataError(
-        f"{name} was asked for and found nowhere. Tried:\n{places}\n"
+        f"{nowhere}\n"
         f"Fetch it from {known.page}, put its files into a folder, and pass load({name!r}, data_dir=FOLDER) or set "
         'MIRRORKIT_DATA=FOLDER. load("synthetic") needs no files.'
     )

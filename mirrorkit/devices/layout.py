@@ -88,7 +88,7 @@ def resolve(devices: Devices) -> tuple[str, ...]:
     | written | means |
     |---|---|
     | `None` | all GPUs, or else the first CPU device |
-    | `"gpu"`, `"gpu:2"`, `2` | all GPUs; the first two |
+    | `"gpu"`, `"gpu:2"`, `2`, `"2"` | all GPUs; the first two |
     | `"cpu"`, `"cpu:4"` | all CPU devices; the first four, splitting the CPU when TensorFlow has not started |
     | `["gpu:1", "gpu:3"]` | just these |
 
@@ -97,6 +97,8 @@ def resolve(devices: Devices) -> tuple[str, ...]:
     """
     if devices is None:
         return find("gpu") or find("cpu")[:1]
+    if isinstance(devices, str) and devices.strip().isdigit():  # as it comes from a command line
+        devices = int(devices)
     if isinstance(devices, bool):
         raise _unreadable(devices)
     if isinstance(devices, int):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from mirrorkit import batching
 from mirrorkit.data import Recipe
+from mirrorkit.data.distribute import untuned
 from mirrorkit.errors import StepError
 from mirrorkit.train.outputs import unpack_batch
 
@@ -80,7 +81,7 @@ class Feed:
         if self._endless is not None and not restart:
             return self._endless
         dataset = _weigh(self._dataset(epoch), self._class_weight)
-        iterator = iter(_untuned(dataset))
+        iterator = iter(untuned(dataset))
         if self._is_endless:
             self._endless = iterator
         return iterator
@@ -100,15 +101,7 @@ class Feed:
                 lambda s: tf.zeros([size, *(d or _STAND_IN_SIZE for d in s.shape[1:])], s.dtype), spec
             )
             dataset = tf.data.Dataset.from_tensors(zeros).repeat().map(lambda *parts: _like(parts, spec))
-        return iter(_untuned(dataset))
-
-
-def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Take the tuning thread away, which can hold up the end of an epoch for many seconds, unless it was asked for."""
-    options = tf.data.Options()
-    if dataset.options().autotune.enabled is None:
-        options.autotune.enabled = False
-    return dataset.with_options(options)
+        return iter(untuned(dataset))
 
 
 def _like(parts: tuple[Any, ...], spec: Any) -> Any:

@@ -73,8 +73,5 @@ def _is_seed(variable: Any) -> bool:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Return all layers of a model, those inside of others too."""
-    found = []
-    for layer in getattr(model, "layers", []):
-        found += [layer, *layers_of(layer)]
-    return found
+    """Return a model and all layers in it, those that are attributes of other layers or wrapped by them too."""
+    return model._flatten_layers()  # private to Keras; the public `layers` stops at the model's own

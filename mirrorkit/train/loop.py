@@ -257,7 +257,7 @@ class Loop:
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = callbacks.callbacks
         return keras.callbacks.CallbackList(
-            list(callbacks or []),
+            keras.tree.flatten(callbacks or []),
             add_history=add_history,
             add_progbar=verbose != 0,
             model=self._step.model,

@@ -205,11 +205,13 @@ class Step:
         """Compute and update in one `strategy.run`, from a whole global batch; returns the totals (see `logs`)."""
         return self._update.after(lambda batch: self.compute(own_share(batch)))(batch)
 
+    @tf.autograph.experimental.do_not_convert
     def test(self, batch: Any) -> tf.Tensor:
         """Return this replica's totals of its share without training; call it through `strategy.run`."""
         self.prepare(batch)
         return self._test_totals(_values(self._weights), _values(self._state.variables), _present(batch))
 
+    @tf.autograph.experimental.do_not_convert
     def predict(self, batch: Any) -> Any:
         """Return the model's outputs for this replica's share; call it through `strategy.run`."""
         return self.model(unpack_batch(batch).x, training=False)

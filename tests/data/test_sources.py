@@ -197,6 +197,17 @@ def test_nothing_anywhere_lists_each_place_and_the_cure(tmp_path, monkeypatch):
         assert words in message, words
 
 
+def test_a_synthetic_set_stands_in_only_when_it_may(caplog):
+    stand_in = data.load("cifar10", fallback="synthetic")
+    assert stand_in.synthetic
+    assert stand_in.train.images.shape[1:] == (32, 32, 3)
+    assert "cifar10 was asked for and found nowhere" in caplog.text
+    with pytest.raises(DataError, match="found nowhere"):
+        data.load("cifar10")
+    with pytest.raises(DataError, match="'synthetic', or None"):
+        data.load("cifar10", fallback="mnist")
+
+
 def test_unknown_name():
     with pytest.raises(DataError, match="mnist, fashion_mnist, cifar10, cifar100 and synthetic"):
         data.load("imagenet")
