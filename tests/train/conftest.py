@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from training_helpers import line_net, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -71,3 +72,45 @@ def numbers() -> tuple[np.ndarray, np.ndarray]:
     x = rng.normal(size=(60, 4)).astype("float32")
     y = x @ np.array([[1.0], [-2.0], [0.5], [3.0]], "float32") + 0.1 * rng.normal(size=(60, 1))
     return x, y.astype("float32")
+
+
+@pytest.fixture(scope="session")
+def _line_and_its_first_values(strategy_of: Callable[..., Any]) -> tuple[mk.train.Loop, list[np.ndarray]]:
+    strategy = strategy_of("mirrored", 2)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model, optimizer = line_net(), keras.optimizers.SGD(0.05, momentum=0.5)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", metrics=["mae"]), steps_per_call=2)
+    return loop, values_of(loop)
+
+
+@pytest.fixture
+def line(_line_and_its_first_values: Any) -> mk.train.Loop:
+    """A linear model on two replicas, two steps per call, as new for each test and compiled once for all."""
+    loop, first = _line_and_its_first_values
+    set_values(loop, first)
+    return loop
+
+
+@pytest.fixture
+def recipe(numbers: tuple[np.ndarray, np.ndarray]) -> mk.data.Batches:
+    """`numbers` in five batches of 12, shuffled."""
+    return mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12, shuffle=True, seed=2)
+
+
+@pytest.fixture(scope="session")
+def fixed_line(strategy_of: Callable[..., Any]) -> Callable[[tuple[str, int]], mk.train.Loop]:
+    """`fixed_line(where)`: a linear model with round weights, compiled once per strategy; leave it as it is."""
+    made: dict[tuple[str, int], mk.train.Loop] = {}
+
+    def get(where: tuple[str, int]) -> mk.train.Loop:
+        if where not in made:
+            strategy = strategy_of(*where)
+            with strategy.scope():
+                model, optimizer = line_net(), keras.optimizers.SGD(0.1)
+            model.set_weights([np.array([[1.0], [0.5], [-1.0], [2.0]]), np.array([0.25])])
+            step = mk.train.Step(model, optimizer, loss="mse", metrics=["mae"])
+            made[where] = mk.train.Loop(strategy, step, steps_per_call=3)
+        return made[where]
+
+    return get

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +21,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 def _net() -> Any:
     return keras.Sequential([keras.Input((4,)), L.Dense(3), L.Dense(1)])
-
-
-def _classifier() -> Any:
-    return keras.Sequential([keras.Input((4,)), L.Dense(3, activation="softmax")])
 
 
 @pytest.fixture(scope="module")
@@ -207,12 +202,6 @@ def test_missing_targets(metrics: Any, make_loop: Any, numbers: Any) -> None:
     _fails(make_loop, plain_dataset(numbers[0], batch=30), r"no target.*\(x, y\)", metrics=metrics)
 
 
-def test_targets_missing_in_a_later_fit(loop: Any, numbers: Any) -> None:
-    loop.evaluate(plain_dataset(*numbers, batch=30))
-    with pytest.raises(StepError, match=r"no target.*\(x, y\)"):
-        loop.evaluate(plain_dataset(numbers[0], batch=30))
-
-
 def _two_outputs() -> Any:
     inputs = keras.Input((4,))
     return keras.Model(inputs, {"a": L.Dense(1, name="a")(inputs), "b": L.Dense(1, name="b")(inputs)})
@@ -267,119 +256,3 @@ def test_a_compiled_loss_that_keras_cannot_copy() -> None:
     model.compile("sgd", lambda y, y_pred: (y - y_pred) ** 2)
     with pytest.raises(StepError, match=r"register_keras_serializable"):
         mk.train.Step.from_compiled(model)
-
-
-# --- data
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda x, y: (x, y), r"found tuple.*mk\.data\.batches"),
-        (lambda x, y: x, r"found ndarray.*mk\.data\.arrays"),
-        (lambda x, y: [(x, y)], "found list"),
-        (lambda x, y: mk.data.arrays(x, y), r"found Split.*mk\.data\.batches"),
-        (lambda x, y: plain_dataset(x, y, batch=30).take(0), "empty.*drop_remainder"),
-        (lambda x, y: plain_dataset(x, y, batch=30).filter(lambda x, y: False), "no batch.*filters"),
-        (lambda x, y: plain_dataset(x, y, batch=30).repeat(), "never ends.*steps"),
-        (lambda x, y: plain_dataset(x, y, x, y, batch=30), "tuple of 4 parts.*dict"),
-        (lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)), r"single examples.*dataset\.batch"),
-    ],
-    ids=["tuple", "array", "list", "split", "empty", "filtered", "endless", "four parts", "unbatched"],
-)
-def test_data_that_is_none(make: Any, match: str, loop: Any, numbers: Any) -> None:
-    for call in (loop.fit, loop.evaluate):
-        with pytest.raises(StepError, match=match):
-            call(make(*numbers))
-    assert int(loop.step.optimizer.iterations.numpy()) == 0
-
-
-def test_empty_data_with_a_number_of_steps_ends(loop: Any, numbers: Any) -> None:
-    """Repeated for ever, an empty dataset could keep the loop waiting."""
-    nothing = plain_dataset(*numbers, batch=30).filter(lambda x, y: False)
-    with pytest.raises(StepError, match="no batch"):
-        loop.fit(nothing, steps_per_epoch=2, verbose=0)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"steps_per_epoch": 0}, "steps.*from 1 on, found 0"),
-        ({"steps_per_epoch": -1}, "steps.*from 1 on, found -1"),
-        ({"steps_per_epoch": 2.5}, r"steps.*found 2\.5"),
-        ({"validation_freq": 0}, "validation_freq.*from 1 on"),
-        ({"class_weight": {-1: 1.0}}, "class_weight.*whole numbers from 0 on"),
-        ({"class_weight": {"cat": 1.0}}, "class_weight.*whole numbers from 0 on"),
-    ],
-)
-def test_arguments_of_fit(options: Any, match: str, loop: Any, numbers: Any) -> None:
-    with pytest.raises(StepError, match=match):
-        loop.fit(plain_dataset(*numbers, batch=30), verbose=0, **options)
-
-
-def test_class_weights_beside_sample_weights(loop: Any, numbers: Any) -> None:
-    data = plain_dataset(*numbers, np.ones(60, "float32"), batch=30)
-    with pytest.raises(StepError, match=r"sample weights.*multiply"):
-        loop.fit(data, class_weight={0: 2.0}, verbose=0)
-
-
-@pytest.mark.parametrize("steps_per_call", [0, -3, 1.5, "fast", None])
-def test_call_lengths_that_are_none(steps_per_call: Any, loop: Any) -> None:
-    with pytest.raises(StepError, match="steps_per_call must be a whole number from 1 on, or 'auto'"):
-        mk.train.Loop(loop.strategy, loop.step, steps_per_call=steps_per_call)
-
-
-def test_what_is_no_step(loop: Any) -> None:
-    class Half:
-        def compute(self, batch: Any) -> Any:
-            return batch
-
-    with pytest.raises(StepError, match="Half is no step: it lacks build, update"):
-        mk.train.Loop(loop.strategy, Half())
-
-
-# --- logits or probabilities
-
-
-@pytest.mark.parametrize(
-    ("last", "loss", "cure"),
-    [
-        (None, "sparse_categorical_crossentropy", r"SparseCategoricalCrossentropy\(from_logits=True\)"),
-        (None, "categorical_crossentropy", r"CategoricalCrossentropy\(from_logits=True\)"),
-        (None, keras.losses.BinaryCrossentropy(), r"BinaryCrossentropy\(from_logits=True\)"),
-        ("softmax", keras.losses.SparseCategoricalCrossentropy(from_logits=True), "from_logits=False"),
-        ("sigmoid", keras.losses.BinaryCrossentropy(from_logits=True), "from_logits=False"),
-    ],
-)
-def test_a_loss_that_takes_logits_for_probabilities_is_named(last: Any, loss: Any, cure: str) -> None:
-    model = keras.Sequential([keras.Input((4,)), L.Dense(3, activation=last)])
-    with pytest.warns(UserWarning, match=cure):
-        mk.train.Step(model, keras.optimizers.SGD(), loss=loss)
-
-
-@pytest.mark.parametrize(
-    ("layers", "loss"),
-    [
-        ([L.Dense(3)], keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
-        ([L.Dense(3, activation="softmax")], "sparse_categorical_crossentropy"),
-        ([L.Dense(3), L.Softmax()], "sparse_categorical_crossentropy"),
-        ([L.Dense(3), L.Activation("softmax")], "categorical_crossentropy"),
-        ([L.Dense(1)], "mse"),
-        ([L.Dense(1, activation="sigmoid")], "binary_crossentropy"),
-    ],
-)
-def test_a_loss_that_fits_brings_no_warning(layers: list[Any], loss: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        mk.train.Step(keras.Sequential([keras.Input((4,)), *layers]), keras.optimizers.SGD(), loss=loss)
-
-
-def test_an_uneven_global_batch_brings_one_warning(numbers: Any, strategy_of: Any) -> None:
-    from mirrorkit.train.feed import Feed
-
-    data = tf.data.Dataset.from_tensor_slices(numbers).batch(27, drop_remainder=True)
-    with pytest.warns(UserWarning, match=r"27 examples.*7, 7, 7, 6.*24 or 28"):
-        Feed(strategy_of("mirrored", 4), data)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Feed(strategy_of("mirrored", 4), data)

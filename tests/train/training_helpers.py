@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit._keras import keras
+
 KINDS = [("one_device", 1), ("mirrored", 2), ("mirrored", 4), ("central_storage", 2)]
 
 
@@ -28,3 +30,34 @@ def keras_twin(net: Any, loop: Any) -> Any:
     model = net()
     model.set_weights(loop.step.model.get_weights())
     return model
+
+
+def sequential(shape: tuple[int | None, ...], *layers: Any) -> Any:
+    """A Sequential model over inputs of this shape."""
+    return keras.Sequential([keras.Input(shape), *layers])
+
+
+def line_net() -> Any:
+    """A linear model of four inputs."""
+    return sequential((4,), keras.layers.Dense(1, name="line"))
+
+
+def classifier(classes: int, activation: str) -> Any:
+    """A linear classifier of four inputs."""
+    return sequential((4,), keras.layers.Dense(classes, activation=activation))
+
+
+def values_of(loop: Any) -> list[np.ndarray]:
+    """The values of all variables of the loop's step."""
+    return [variable.value.numpy() for variable in loop.step.variables]
+
+
+def set_values(loop: Any, values: Sequence[np.ndarray]) -> None:
+    """Put back what `values_of` returned."""
+    for variable, value in zip(loop.step.variables, values, strict=True):
+        variable.assign(value)
+
+
+def linear(weights: Sequence[np.ndarray], x: np.ndarray) -> np.ndarray:
+    """What `line_net` with these weights predicts, in float64."""
+    return x.astype("float64") @ weights[0] + weights[1]

@@ -1,0 +1,114 @@
+"""Data and arguments that fit and evaluate refuse: a StepError that says what to do, and nothing is trained."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import plain_dataset
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+def _net() -> Any:
+    return keras.Sequential([keras.Input((4,)), L.Dense(3), L.Dense(1)])
+
+
+@pytest.fixture(scope="module")
+def loop(strategy_of: Any) -> mk.train.Loop:
+    """A sound loop, to be given bad data; nothing here should get as far as training."""
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model, optimizer = _net(), keras.optimizers.Adam(0.1)
+    return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", metrics=["mae"]), steps_per_call=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda x, y: (x, y), r"found tuple.*mk\.data\.batches"),
+        (lambda x, y: x, r"found ndarray.*mk\.data\.arrays"),
+        (lambda x, y: [(x, y)], "found list"),
+        (lambda x, y: mk.data.arrays(x, y), r"found Split.*mk\.data\.batches"),
+        (lambda x, y: plain_dataset(x, y, batch=30).take(0), "empty.*drop_remainder"),
+        (lambda x, y: plain_dataset(x, y, batch=30).filter(lambda x, y: False), "no batch.*filters"),
+        (lambda x, y: plain_dataset(x, y, batch=30).repeat(), "never ends.*steps"),
+        (lambda x, y: plain_dataset(x, y, x, y, batch=30), "tuple of 4 parts.*dict"),
+        (lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)), r"single examples.*dataset\.batch"),
+    ],
+    ids=["tuple", "array", "list", "split", "empty", "filtered", "endless", "four parts", "unbatched"],
+)
+def test_data_that_is_none(make: Any, match: str, loop: Any, numbers: Any) -> None:
+    for call in (loop.fit, loop.evaluate):
+        with pytest.raises(StepError, match=match):
+            call(make(*numbers))
+    assert int(loop.step.optimizer.iterations.numpy()) == 0
+
+
+def test_empty_data_with_a_number_of_steps_ends(loop: Any, numbers: Any) -> None:
+    """Repeated for ever, an empty dataset could keep the loop waiting."""
+    nothing = plain_dataset(*numbers, batch=30).filter(lambda x, y: False)
+    with pytest.raises(StepError, match="no batch"):
+        loop.fit(nothing, steps_per_epoch=2, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"steps_per_epoch": 0}, "steps.*from 1 on, found 0"),
+        ({"steps_per_epoch": -1}, "steps.*from 1 on, found -1"),
+        ({"steps_per_epoch": 2.5}, r"steps.*found 2\.5"),
+        ({"validation_freq": 0}, "validation_freq.*from 1 on"),
+        ({"class_weight": {-1: 1.0}}, "class_weight.*whole numbers from 0 on"),
+        ({"class_weight": {"cat": 1.0}}, "class_weight.*whole numbers from 0 on"),
+    ],
+)
+def test_arguments_of_fit(options: Any, match: str, loop: Any, numbers: Any) -> None:
+    with pytest.raises(StepError, match=match):
+        loop.fit(plain_dataset(*numbers, batch=30), verbose=0, **options)
+
+
+def test_class_weights_beside_sample_weights(loop: Any, numbers: Any) -> None:
+    data = plain_dataset(*numbers, np.ones(60, "float32"), batch=30)
+    with pytest.raises(StepError, match=r"sample weights.*multiply"):
+        loop.fit(data, class_weight={0: 2.0}, verbose=0)
+
+
+@pytest.mark.parametrize("steps_per_call", [0, -3, 1.5, "fast", None])
+def test_call_lengths_that_are_none(steps_per_call: Any, loop: Any) -> None:
+    with pytest.raises(StepError, match="steps_per_call must be a whole number from 1 on, or 'auto'"):
+        mk.train.Loop(loop.strategy, loop.step, steps_per_call=steps_per_call)
+
+
+def test_what_is_no_step(loop: Any) -> None:
+    class Half:
+        def compute(self, batch: Any) -> Any:
+            return batch
+
+    with pytest.raises(StepError, match="Half is no step: it lacks build, update"):
+        mk.train.Loop(loop.strategy, Half())
+
+
+def test_targets_missing_in_a_later_fit(loop: Any, numbers: Any) -> None:
+    loop.evaluate(plain_dataset(*numbers, batch=30))
+    with pytest.raises(StepError, match=r"no target.*\(x, y\)"):
+        loop.evaluate(plain_dataset(numbers[0], batch=30))
+
+
+def test_an_uneven_global_batch_brings_one_warning(numbers: Any, strategy_of: Any) -> None:
+    from mirrorkit.train.feed import Feed
+
+    data = tf.data.Dataset.from_tensor_slices(numbers).batch(27, drop_remainder=True)
+    with pytest.warns(UserWarning, match=r"27 examples.*7, 7, 7, 6.*24 or 28"):
+        Feed(strategy_of("mirrored", 4), data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Feed(strategy_of("mirrored", 4), data)

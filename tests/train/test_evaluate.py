@@ -1,0 +1,84 @@
+"""Exact evaluation and prediction in order, on any number of replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import KINDS, linear, plain_dataset, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+# --- evaluate and predict
+
+
+@pytest.mark.parametrize("examples", [1, 37, 60])
+@pytest.mark.parametrize("where", KINDS, ids=str)
+def test_evaluate_counts_every_example_once(where: Any, examples: int, fixed_line: Any, numbers: Any) -> None:
+    loop = fixed_line(where)
+    x, y = (part[:examples] for part in numbers)
+    error = linear(loop.step.model.get_weights(), x) - y
+    for data in (
+        plain_dataset(x, y, batch=8),
+        mk.data.batches(mk.data.arrays(x, y), global_batch_size=min(8, examples)),
+    ):
+        logs = loop.evaluate(data)
+        assert list(logs) == ["loss", "mae"]
+        np.testing.assert_allclose(logs["loss"], np.mean(error**2), rtol=1e-6)
+        np.testing.assert_allclose(logs["mae"], np.mean(np.abs(error)), rtol=1e-6)
+
+
+def test_small_losses_are_not_lost_beside_large_ones(fixed_line: Any) -> None:
+    """A running mean in float32 would lose the ones: 2**25 + 1 is not a float32."""
+    loop = fixed_line(("mirrored", 2))
+    weights = loop.step.model.get_weights()
+    y = np.array([4096.0] * 2 + [1.0] * 50, "float32")[:, None] + weights[1]
+    logs = loop.evaluate(plain_dataset(np.zeros((52, 4), "float32"), y, batch=1))
+    assert logs["loss"] == pytest.approx((2**25 + 50) / 52, rel=1e-9)
+
+
+def test_evaluate_takes_the_steps_that_were_asked_for(fixed_line: Any, numbers: Any) -> None:
+    loop = fixed_line(("mirrored", 2))
+    error = linear(loop.step.model.get_weights(), numbers[0][:20]) - numbers[1][:20]
+    for data in (plain_dataset(*numbers, batch=10), plain_dataset(*numbers, batch=10).repeat()):
+        for _ in range(2):
+            np.testing.assert_allclose(loop.evaluate(data, steps=2)["loss"], np.mean(error**2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("examples", [1, 37])
+@pytest.mark.parametrize("where", KINDS, ids=str)
+def test_predict_keeps_the_order_and_pads_nothing(where: Any, examples: int, fixed_line: Any, numbers: Any) -> None:
+    loop = fixed_line(where)
+    x, y = (part[:examples] for part in numbers)
+    expected = linear(loop.step.model.get_weights(), x)
+    for data in (tf.data.Dataset.from_tensor_slices(x).batch(8), plain_dataset(x, y, batch=8)):
+        found = loop.predict(data)
+        assert found.shape == (examples, 1)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert loop.predict(tf.data.Dataset.from_tensor_slices(x).batch(4).repeat(), steps=3).shape == (
+        min(examples, 4) * 3,
+        1,
+    )
+
+
+def test_predict_compiles_once(make_loop: Any, numbers: Any) -> None:
+    traces = []
+
+    class Count(L.Layer):
+        def call(self, x: Any) -> Any:
+            traces.append(x)
+            return x
+
+    loop = make_loop(("mirrored", 2), lambda: sequential((4,), Count(), L.Dense(1)))
+    loop.predict(plain_dataset(*numbers, batch=30))
+    first = len(traces)
+    loop.predict(plain_dataset(*numbers, batch=30))
+    assert len(traces) == first

@@ -1,0 +1,99 @@
+"""Any data in Loop: recipes and the user's own datasets, of known, unknown and endless length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import largest_difference, linear, plain_dataset, set_values, values_of
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+# --- data of every kind
+
+
+def _slices(numbers: Any) -> tf.data.Dataset:
+    return plain_dataset(*numbers, batch=12)
+
+
+def _from_generator(numbers: Any) -> tf.data.Dataset:
+    x, y = numbers
+
+    def batches() -> Iterator[Any]:
+        for i in range(0, 60, 12):
+            yield x[i : i + 12], y[i : i + 12]
+
+    signature = (tf.TensorSpec((None, 4), tf.float32), tf.TensorSpec((None, 1), tf.float32))
+    return tf.data.Dataset.from_generator(batches, output_signature=signature)
+
+
+_DATA: dict[str, Callable[[Any], Any]] = {
+    "recipe": lambda numbers: mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12),
+    "known length": _slices,
+    "static batches": lambda numbers: tf.data.Dataset.from_tensor_slices(numbers).batch(12, drop_remainder=True),
+    "unknown length": lambda numbers: _slices(numbers).filter(lambda x, y: True),
+    "generator": _from_generator,
+    "cached": lambda numbers: _slices(numbers).cache().prefetch(1),
+}
+
+
+@pytest.mark.parametrize("kind", _DATA)
+def test_any_dataset_trains_the_same(kind: str, line: Any, numbers: Any) -> None:
+    start = values_of(line)
+    line.fit(_DATA["known length"](numbers), epochs=2, verbose=0)
+    expected = values_of(line)
+    set_values(line, start)
+    report = line.fit(_DATA[kind](numbers), epochs=2, verbose=0)
+    assert [(epoch.examples, epoch.steps) for epoch in report.epochs] == [(60, 5)] * 2
+    assert largest_difference(values_of(line), expected) < 1e-6
+
+
+def _losses_of(line: Any, numbers: Any, *batches: range) -> list[float]:
+    """The mean squared error of the untouched `line` on each set of batches of 10."""
+    weights = values_of(line)
+    error = (linear(weights, numbers[0]) - numbers[1]) ** 2
+    return [float(np.mean([error[i * 10 : i * 10 + 10] for i in indices])) for indices in batches]
+
+
+@pytest.mark.parametrize("finite", [False, True], ids=["endless", "finite"])
+def test_steps_per_epoch_goes_on_through_the_data(finite: bool, line: Any, numbers: Any) -> None:
+    """Six batches, four in an epoch: 0 1 2 3, then 4 5 0 1. With a learning rate of 0 the loss tells which."""
+    line.step.optimizer.learning_rate = 0.0
+    data = plain_dataset(*numbers, batch=10)
+    report = line.fit(data if finite else data.repeat(), epochs=2, steps_per_epoch=4, verbose=0)
+    expected = _losses_of(line, numbers, range(4), [4, 5, 0, 1])
+    np.testing.assert_allclose(report.history["loss"], expected, rtol=1e-5)
+    assert [epoch.steps for epoch in report.epochs] == [4, 4]
+
+
+def test_endless_validation_data_starts_anew(line: Any, numbers: Any) -> None:
+    line.step.optimizer.learning_rate = 0.0
+    data = plain_dataset(*numbers, batch=10)
+    history = line.fit(data, epochs=3, validation_data=data.repeat(), validation_steps=2, verbose=0).history
+    np.testing.assert_allclose(history["val_loss"], _losses_of(line, numbers, range(2)) * 3, rtol=1e-5)
+
+
+def test_a_users_shuffle_goes_on_from_epoch_to_epoch(line: Any, numbers: Any) -> None:
+    """The order in which Loop sees a reshuffled dataset is the one that a plain `for` would see."""
+    line.step.optimizer.learning_rate = 0.0
+
+    def shuffled() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(numbers).shuffle(60, seed=5).batch(10).take(1)
+
+    tf.random.set_seed(1)
+    data, weights, expected = shuffled(), values_of(line), []
+    for _ in range(3):
+        for x, y in data:
+            expected.append(np.mean((linear(weights, x.numpy()) - y) ** 2))
+    assert len(set(expected)) == 3
+    tf.random.set_seed(1)
+    history = line.fit(shuffled(), epochs=3, verbose=0).history
+    np.testing.assert_allclose(history["loss"], expected, rtol=1e-5)

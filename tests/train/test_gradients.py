@@ -1,0 +1,132 @@
+"""What becomes of gradients: summed over replicas, clipped once, dense, and left out where there are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import keras_twin, largest_difference, plain_dataset, sequential
+
+from mirrorkit._keras import keras
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+@pytest.mark.parametrize("clipping", ["step", "optimizer"])
+def test_the_global_gradient_is_clipped(clipping: str, make_loop: Any, numbers: Any) -> None:
+    limit = 0.5
+    by_step = clipping == "step"
+    loop = make_loop(
+        ("mirrored", 4),
+        lambda: sequential((4,), L.Dense(1)),
+        lambda: keras.optimizers.SGD(1.0, **({} if by_step else {"global_clipnorm": limit})),
+        clip_norm=limit if by_step else None,
+    )
+    before = loop.step.model.get_weights()
+    x, y = numbers[0][:30], numbers[1][:30]
+    error = x @ before[0] + before[1] - y
+    gradient = [2 * x.T @ error / 30, 2 * error.mean(0)]
+    norm = np.sqrt(sum(np.sum(g**2) for g in gradient))
+    assert norm > 2 * limit
+    loop.fit(plain_dataset(x, y, batch=30), verbose=0)
+    after = loop.step.model.get_weights()
+    for old, new, g in zip(before, after, gradient, strict=True):
+        np.testing.assert_allclose(old - new, g * limit / norm, atol=1e-5)
+
+
+def test_regularisers_and_added_losses_count_once(make_loop: Any, numbers: Any) -> None:
+    class Penalty(L.Layer):
+        def call(self, x: Any) -> Any:
+            self.add_loss(0.3 * keras.ops.mean(keras.ops.square(x)))
+            return x
+
+    def net() -> Any:
+        l2 = keras.regularizers.L2(0.2)
+        return sequential((4,), L.Dense(3, kernel_regularizer=l2, activity_regularizer=l2), Penalty(), L.Dense(1))
+
+    loop = make_loop(("mirrored", 4), net)
+    model = keras_twin(net, loop)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    data = plain_dataset(*numbers, batch=30)  # 8, 8, 8, 6
+    expected = model.fit(data, epochs=3, verbose=0).history["loss"]
+    np.testing.assert_allclose(loop.fit(data, epochs=3, verbose=0).history["loss"], expected, rtol=1e-5)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5  # measured: 1.2e-7
+    assert loop.evaluate(data)["loss"] == pytest.approx(model.evaluate(data, verbose=0), rel=1e-5)
+
+
+def test_embeddings_get_dense_gradients(make_loop: Any) -> None:
+    """Keras updates the rows of an embedding that a batch lacks differently for sparse gradients; N replicas cannot."""
+
+    def net() -> Any:
+        return sequential((3,), L.Embedding(20, 4), L.Flatten(), L.Dense(1))
+
+    rng = np.random.default_rng(0)
+    tokens, y = rng.integers(0, 20, (12, 3)), rng.normal(size=(12, 1)).astype("float32")
+    loop = make_loop(("mirrored", 2), net, lambda: keras.optimizers.Adam(0.05))
+    model, optimizer = keras_twin(net, loop), keras.optimizers.Adam(0.05)
+    optimizer.build(model.trainable_variables)
+    data = plain_dataset(tokens, y, batch=4)
+    for x, target in data:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - target) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        assert isinstance(gradients[0], tf.IndexedSlices)
+        optimizer.apply([tf.convert_to_tensor(gradient) for gradient in gradients])
+    loop.fit(data, verbose=0)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5  # measured: 1.2e-7
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_a_weight_that_the_loss_does_not_reach_stays(make_loop: Any, numbers: Any) -> None:
+    class HalfUsed(L.Layer):
+        def build(self, shape: Any) -> None:
+            self.used = self.add_weight(shape=(4, 1), name="used")
+            self.unused = self.add_weight(shape=(5,), name="unused", initializer="ones")
+
+        def call(self, x: Any) -> Any:
+            return keras.ops.matmul(x, self.used)
+
+    def net() -> Any:
+        return sequential((4,), HalfUsed(), L.Dense(1))
+
+    loop = make_loop(("mirrored", 2), net, lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1))
+    model = keras_twin(net, loop)
+    model.compile(keras.optimizers.AdamW(0.05, weight_decay=0.1), "mse")
+    data = plain_dataset(*numbers, batch=30)
+    model.fit(data, epochs=2, verbose=0)
+    loop.fit(data, epochs=2, verbose=0)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5  # measured: 6e-8
+    np.testing.assert_array_equal(loop.step.model.layers[0].unused.numpy(), np.ones(5))
+
+
+def test_a_compiled_computation_gives_the_same_result(make_loop: Any, numbers: Any) -> None:
+    def net() -> Any:
+        return sequential((4,), L.Dense(5, activation="relu"), L.BatchNormalization(), L.Dense(1))
+
+    results = []
+    for jit_compile in (False, True):
+        loop = make_loop(("mirrored", 2), net, metrics=["mae"], jit_compile=jit_compile)
+        history = loop.fit(plain_dataset(*numbers, batch=20), verbose=0).history
+        results.append([*loop.step.model.get_weights(), *history.values()])
+    assert largest_difference(*results) < 1e-5  # measured: 2.4e-7
+
+
+def test_bfloat16_computes_the_same_on_two_replicas(make_loop: Any, numbers: Any, assert_replicas_equal: Any) -> None:
+    def net() -> Any:
+        return sequential((4,), L.Dense(8, activation="relu"), L.Dense(1, dtype="float32"))
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        weights = []
+        for where in (("one_device", 1), ("mirrored", 2)):
+            loop = make_loop(where, net)
+            loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
+            assert_replicas_equal(loop)
+            weights.append(loop.step.model.get_weights())
+            assert weights[-1][0].dtype == np.float32
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert largest_difference(*weights) < 5e-3  # bfloat16 has 8 bits; measured: 6e-4

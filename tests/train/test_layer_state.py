@@ -1,0 +1,127 @@
+"""Layer state on N replicas: BatchNorm's statistics, Dropout's seeds, frozen and synchronized layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import largest_difference, plain_dataset, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+def _noisy_net() -> Any:
+    return sequential((4,), L.BatchNormalization(momentum=0.5), L.Dense(6), L.Dropout(0.4), L.Dense(1))
+
+
+@pytest.mark.parametrize("where", [("mirrored", 4), ("central_storage", 2)], ids=str)
+def test_batchnorm_statistics_and_seeds_stay_equal(
+    where: Any, make_loop: Any, numbers: Any, assert_replicas_equal: Any
+) -> None:
+    loop = make_loop(where, _noisy_net, lambda: keras.optimizers.Adam(0.01))
+    state = loop.step.model.non_trainable_variables
+    assert any("seed" in variable.path for variable in state)
+    before = [variable.value.numpy() for variable in state]
+    loop.fit(plain_dataset(*numbers, batch=59), epochs=2, verbose=0)  # 15, 15, 15, 14, then 1, 0, 0, 0
+    assert_replicas_equal(loop)
+    for variable, old in zip(state, before, strict=True):
+        assert not np.array_equal(variable.value.numpy(), old), f"{variable.path} did not change"
+    assert all(np.isfinite(value).all() for value in loop.step.model.get_weights())
+
+
+@pytest.mark.parametrize("batch", [58, 5])
+def test_moving_statistics_are_the_mean_over_the_examples(batch: int, make_loop: Any, numbers: Any) -> None:
+    """One step: shards count by their number of examples; 58 gives 15, 15, 15, 13, 5 gives 2, 2, 1, 0."""
+    x, y = numbers[0][:batch] + 3, numbers[1][:batch]
+    loop = make_loop(("mirrored", 4), _noisy_net)
+    loop.fit(plain_dataset(x, y, batch=batch), verbose=0)
+    shards = [s for s in np.split(x, np.cumsum(mk.batching.per_replica_sizes(batch, 4))[:-1]) if len(s)]
+    mean = sum(len(s) * s.mean(0) for s in shards) / batch
+    variance = sum(len(s) * s.var(0) for s in shards) / batch
+    layer = loop.step.model.layers[0]
+    np.testing.assert_allclose(layer.moving_mean.value.numpy(), 0.5 * mean, rtol=1e-5)
+    np.testing.assert_allclose(layer.moving_variance.value.numpy(), 0.5 + 0.5 * variance, rtol=1e-5)
+
+
+class _Block(L.Layer):
+    """A layer with layers inside, as users write them."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def build(self, shape: Any) -> None:
+        self.inner.build(shape)
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        return self.inner(x, training=training)
+
+
+@pytest.mark.parametrize("place", ["in the model", "in a layer", "wrapped"])
+def test_synchronized_batchnorm_equals_one_replica(
+    place: str, make_loop: Any, numbers: Any, assert_replicas_equal: Any
+) -> None:
+    def net() -> Any:
+        synchronized = L.BatchNormalization(synchronized=True)
+        if place == "wrapped":
+            return sequential((4,), L.Reshape((2, 2)), L.TimeDistributed(synchronized), L.Flatten(), L.Dense(1))
+        return sequential((4,), L.Dense(3), _Block(synchronized) if place == "in a layer" else synchronized, L.Dense(1))
+
+    weights = []
+    for where in (("one_device", 1), ("mirrored", 2)):
+        loop = make_loop(where, net)
+        loop.fit(plain_dataset(*numbers, batch=20), epochs=2, verbose=0)
+        assert_replicas_equal(loop)
+        weights.append(loop.step.model.get_weights())
+    assert largest_difference(*weights) < 1e-5  # measured: 4.8e-7
+
+
+def test_synchronized_layers_need_an_example_on_every_replica(make_loop: Any, numbers: Any) -> None:
+    """An error that says so, not a replica that waits for the other for ever; evaluation needs none."""
+    loop = make_loop(("mirrored", 2), lambda: sequential((4,), L.BatchNormalization(synchronized=True), L.Dense(1)))
+    uneven = plain_dataset(numbers[0][:13], numbers[1][:13], batch=4)  # the last batch holds one example
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"no example.*drop_remainder=True"):
+        loop.fit(uneven, verbose=0)
+    assert np.isfinite(loop.evaluate(uneven)["loss"])
+
+
+def test_dropout_draws_differ_between_replicas(make_loop: Any) -> None:
+    def net() -> Any:
+        return sequential((64,), L.Dropout(0.5), L.Dense(1, use_bias=False, kernel_initializer="ones"))
+
+    loop = make_loop(("mirrored", 4), net, loss=lambda y, y_pred: y_pred[:, 0])
+    (batch,) = mk.data.distribute(plain_dataset(np.ones((4, 64), "float32"), np.ones((4, 1)), batch=4), loop.strategy)
+    masks = []
+    for _ in range(2):  # the gradient of sum(mask * w) is the mask: one example on each replica
+        sums = tf.function(lambda: loop.strategy.run(loop.step.compute, args=(batch,)), autograph=False)()
+        masks += [m.numpy().ravel() for m in loop.strategy.experimental_local_results(sums["gradients"][0])]
+        loop.step.update(loop.strategy, sums)
+    for mask in masks:
+        assert set(np.unique(mask)) == {0.0, 2.0}
+    assert len({mask.tobytes() for mask in masks}) == 8, "two of 4 replicas x 2 steps drew the same mask"
+
+
+def test_frozen_layers_are_neither_sent_nor_changed(make_loop: Any, numbers: Any) -> None:
+    def net() -> Any:
+        model = sequential((4,), L.Dense(7), L.BatchNormalization(), L.Dense(1))
+        model.layers[0].trainable = model.layers[1].trainable = False
+        return model
+
+    loop = make_loop(("mirrored", 2), net)
+    model, strategy = loop.step.model, loop.strategy
+    frozen = [w.value.numpy() for layer in model.layers[:2] for w in layer.weights]
+    before = model.layers[2].kernel.numpy()
+    loop.fit(plain_dataset(*numbers, batch=30), verbose=0)
+    for variable, value in zip([w for layer in model.layers[:2] for w in layer.weights], frozen, strict=True):
+        np.testing.assert_array_equal(variable.value.numpy(), value)
+    assert not np.array_equal(model.layers[2].kernel.numpy(), before)
+    (batch,) = mk.data.distribute(plain_dataset(*numbers, batch=60), strategy)
+    sums = tf.function(lambda: strategy.run(loop.step.compute, args=(batch,)), autograph=False)()
+    shapes = [strategy.experimental_local_results(value)[0].shape for value in tf.nest.flatten(sums)]
+    assert sum(shape.num_elements() for shape in shapes) < 7 + 1 + 10, f"more is sent than the last layer: {shapes}"
