@@ -5,6 +5,7 @@ The references are made without mirrorkit: a GradientTape over the whole batch, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -175,35 +176,53 @@ def test_a_batch_of_one_trains_like_on_one_device(where: Any, static: bool, make
     np.testing.assert_allclose(loop.predict(data), predicted, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_real_mnist_on_four_replicas_equals_plain_tensorflow(strategy_of: Any, assert_replicas_equal: Any) -> None:
-    import os
+def _smooth_cnn() -> Any:
+    """No ReLU, no max pooling: at ties they flip, and twenty steps make 6e-4 of it.
 
+    Plain TensorFlow differs from itself by as much when the examples of each batch are merely permuted.
+    """
+    return sequential(
+        (28, 28, 1),
+        L.Rescaling(1 / 255),
+        L.Conv2D(16, 5, activation="tanh"),
+        L.AveragePooling2D(4),
+        L.Flatten(),
+        L.Dense(32, activation="tanh"),
+        L.Dense(10),
+    )
+
+
+@pytest.mark.slow
+def test_real_mnist_on_replicas_equals_plain_tensorflow(strategy_of: Any, copies: Any) -> None:
     if not os.environ.get("MIRRORKIT_DATA"):
         pytest.skip("needs MNIST: set MIRRORKIT_DATA to the folder that holds it")
-    train = mk.data.batches(mk.data.load("mnist").train, global_batch_size=250, shuffle=True, seed=3)
-    steps, strategy = 20, strategy_of("mirrored", 4)
+    digits = mk.data.load("mnist").train
+    train = mk.data.batches(digits[:4990], global_batch_size=250, shuffle=True, seed=3)  # 19 batches of 250, one of 240
+    results = []
+    for where in KINDS:
+        strategy = strategy_of(*where)
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model, optimizer = _smooth_cnn(), _momentum()
+        loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=_logits_loss))
+        loop.fit(train, verbose=0)
+        results.append([values[0] for values in copies(loop)])
+        for values in copies(loop):
+            assert all(np.array_equal(values[0], value) for value in values)
+
     keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = mk.models.create("mnist_cnn")
-        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
-    if any(isinstance(layer, (L.Dropout, L.BatchNormalization)) for layer in model.layers):
-        pytest.fail("mnist_cnn depends on the split into replicas; take another net for this test")
-    plain = keras.models.clone_model(model)
-    plain.set_weights(model.get_weights())
-    reference = keras.optimizers.SGD(0.05, momentum=0.9)
-    reference.build(plain.trainable_variables)
-    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=_logits_loss))
-    loop.fit(train, steps_per_epoch=steps, verbose=0)
+    model, optimizer = _smooth_cnn(), _momentum()
+    optimizer.build(model.trainable_variables)
 
     @tf.function
     def step(images: tf.Tensor, labels: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
-            loss = _logits_loss(labels, plain(images, training=True))
-        reference.apply(tape.gradient(loss, plain.trainable_variables))
+            loss = _logits_loss(labels, model(images, training=True))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables))
 
-    for batch in train.dataset(epoch=0).take(steps):
+    for batch in train.dataset(epoch=0):
         step(*batch)
-    assert_replicas_equal(loop)
-    assert int(optimizer.iterations.numpy()) == steps
-    assert largest_difference(model.get_weights(), plain.get_weights()) < 1e-5
+    assert int(optimizer.iterations.numpy()) == 20
+    expected = [v.value.numpy() for v in (*model.trainable_variables, *optimizer.variables)]
+    differences = [largest_difference(result, expected) for result in results]
+    assert max(differences) < 1e-5, differences  # measured: 1.5e-6 to 2.0e-6
