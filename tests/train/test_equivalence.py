@@ -87,9 +87,9 @@ def by_hand() -> tuple[list[np.ndarray], list[float]]:
 def test_twenty_steps_equal_plain_tensorflow_on_the_whole_batch(where: Any, train_20_steps: Any, by_hand: Any) -> None:
     values, history = train_20_steps(where)
     expected, losses = by_hand
-    assert int(expected[len(values) - len(expected)].size) > 0
-    assert largest_difference([v[0] for v in values], expected) < 1e-5  # measured: 1.8e-7 to 3.6e-7
+    assert largest_difference([v[0] for v in values], expected) < 1e-5  # measured: 1.8e-7
     np.testing.assert_allclose(history["loss"], losses, rtol=1e-5)
+    keras.utils.set_random_seed(0)
     moved = largest_difference([v[0] for v in values][:2], [w.value.numpy() for w in _small_cnn().weights[:2]])
     assert moved > 0.01
 
@@ -98,7 +98,7 @@ def test_twenty_steps_equal_plain_tensorflow_on_the_whole_batch(where: Any, trai
 def test_twenty_steps_equal_those_of_one_replica(where: Any, train_20_steps: Any) -> None:
     values, history = train_20_steps(where)
     expected, one_history = train_20_steps(("one_device", 1))
-    assert largest_difference([v[0] for v in values], [v[0] for v in expected]) < 1e-5  # measured: 2.4e-7
+    assert largest_difference([v[0] for v in values], [v[0] for v in expected]) < 1e-5  # measured: 1.8e-7
     assert history["accuracy"] == one_history["accuracy"]
     assert len(values[0]) == (where[1] if where[0] == "mirrored" else 1), "the strategy has not that many copies"
     for copies in values:
@@ -170,7 +170,7 @@ def test_a_batch_of_one_trains_like_on_one_device(where: Any, static: bool, make
         ):
             variable.assign_sub(0.1 * gradient)
     np.testing.assert_allclose(loop.fit(data, verbose=0).history["loss"], np.mean(losses), rtol=1e-4)
-    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5  # measured: 1.2e-7
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5  # measured: 2.4e-7
     predicted = model(x).numpy()
     assert loop.evaluate(data)["loss"] == pytest.approx(np.mean((predicted - y) ** 2), rel=1e-4)
     np.testing.assert_allclose(loop.predict(data), predicted, atol=1e-5)

@@ -22,7 +22,8 @@ def largest_difference(one: Sequence[Any], other: Sequence[Any]) -> float:
     """The largest absolute difference between two lists of arrays."""
     assert len(one) == len(other)
     assert all(np.shape(a) == np.shape(b) for a, b in zip(one, other, strict=True))
-    return max(float(np.abs(np.asarray(a, "float64") - b).max()) for a, b in zip(one, other, strict=True))
+    # NumPy's maximum, as Python's would pass over a NaN
+    return float(np.max([np.max(np.abs(np.asarray(a, "float64") - b)) for a, b in zip(one, other, strict=True)]))
 
 
 def keras_twin(net: Any, loop: Any) -> Any:
