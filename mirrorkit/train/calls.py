@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from mirrorkit.train.share import own_share
+from mirrorkit.train.share import HOST, own_share
 from mirrorkit.train.update import first_replica
 
 _CALL_SECONDS = 0.5  # what "auto" aims at: long enough to hide the dispatch, short enough for a progress bar
@@ -71,11 +71,14 @@ def _many(one: Any, step: Any) -> Any:
     def many(iterator: Any, totals: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         def fetch(index: tf.Tensor) -> Any:
             # An optional, since at the end of the data `next` would raise in the midst of a half-done step.
-            nothing = tf.experimental.Optional.empty(iterator.element_spec)
-            return tf.cond(index < steps, iterator.get_next_as_optional, lambda: nothing)
+            with tf.device(HOST):
+                nothing = tf.experimental.Optional.empty(iterator.element_spec)
+                return tf.cond(index < steps, iterator.get_next_as_optional, lambda: nothing)
 
         def body(index: tf.Tensor, batch: Any, totals: tf.Tensor, bad: tf.Tensor) -> tuple[Any, ...]:
-            step_totals = tf.cast(one(batch.get_value()), tf.float64)
+            with tf.device(HOST):
+                value = batch.get_value()
+            step_totals = tf.cast(one(value), tf.float64)
             newly_bad = (bad < 0) & ~tf.math.is_finite(step_totals[step.loss_index])
             return index + 1, fetch(index + 1), totals + step_totals, tf.where(newly_bad, index, bad)
 

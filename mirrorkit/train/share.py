@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+HOST = "/device:CPU:0"  # of whichever worker the replica is on
+
 
 def own_share(batch: Any) -> Any:
     """Return this replica's rows of a global batch; call it in replica context.
@@ -27,7 +29,8 @@ def own_share(batch: Any) -> Any:
         return batch
     replica = context.replica_id_in_sync_group
     static = tf.get_static_value(replica)
-    return tf.nest.map_structure(lambda t: _rows(t, replica if static is None else int(static), replicas), batch)
+    with tf.device(HOST):  # cut first, so that only a replica's own rows travel to its device
+        return tf.nest.map_structure(lambda t: _rows(t, replica if static is None else int(static), replicas), batch)
 
 
 def _rows(tensor: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
