@@ -140,6 +140,20 @@ def test_a_layer_that_draws_from_nowhere(make_loop: Any, numbers: Any) -> None:
         loop.fit(plain_dataset(*numbers, batch=30), verbose=0)
 
 
+@pytest.mark.parametrize("static", [True, False])
+def test_a_layer_that_draws_from_tensorflow(static: bool, make_loop: Any, numbers: Any) -> None:
+    """`tf.random` would give every replica the same numbers, and warm_up could not put its counter back."""
+
+    class Noise(L.Layer):
+        def call(self, x: Any) -> Any:
+            return x + tf.random.normal(tf.shape(x))
+
+    loop = make_loop(("mirrored", 2), lambda: keras.Sequential([keras.Input((4,)), Noise(), L.Dense(1)]))
+    data = tf.data.Dataset.from_tensor_slices(numbers).batch(30, drop_remainder=static)
+    with pytest.raises(StepError, match="SeedGenerator"):
+        loop.fit(data, verbose=0)
+
+
 def test_layers_frozen_behind_the_steps_back(make_loop: Any, numbers: Any) -> None:
     loop = make_loop(("mirrored", 2), _net)
     loop.step.model.layers[0].trainable = False
