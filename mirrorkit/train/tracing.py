@@ -46,15 +46,32 @@ class TraceOnce:
         return self._traces[key](*args)
 
 
+_STATEFUL_RANDOM = {
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "TruncatedNormal",
+}
+
+
 def _require_pure(trace: Any) -> None:
     try:
-        names = [variable.name for variable in trace.variables]
+        found = {variable.name for variable in trace.variables}
     except AssertionError:  # created while tracing, and gone with its thread
-        names = ["one of Keras's own random seeds"]
-    if names:
+        found = {"one of Keras's own random seeds"}
+    graph = trace.graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    found |= {f"the operation {node.op}" for node in nodes if node.op in _STATEFUL_RANDOM}
+    if found:
         raise StepError(
-            f"The model uses variables that are not among its own: {', '.join(names)}. A layer that draws random "
-            "numbers needs a keras.random.SeedGenerator as an attribute; other state must be a layer's add_weight."
+            f"The model uses state that is not among its own: {', '.join(sorted(found))}. Replicas would share it, and "
+            "a run could not be repeated. A layer that draws random numbers needs a keras.random.SeedGenerator as an "
+            "attribute and keras.random's functions; other state must come from a layer's add_weight."
         )
 
 
