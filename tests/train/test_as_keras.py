@@ -71,9 +71,9 @@ def test_class_weights_leave_other_classes_at_one(one_hot: bool, make_loop: Any,
     loop = make_loop(("one_device", 1), _probabilities, loss=loss)
     before = loop.step.model(x).numpy()
     data = plain_dataset(x, np.eye(3, dtype="float32")[y] if one_hot else y, batch=60)
-    history = loop.fit(data, class_weight={0: 3.0}, verbose=0).history
+    history = loop.fit(data, class_weight={1: 3.0}, verbose=0).history
     crossentropy = -np.log(before[np.arange(60), y])
-    np.testing.assert_allclose(history["loss"][0], np.mean(crossentropy * np.where(y == 0, 3, 1)), rtol=1e-5)
+    np.testing.assert_allclose(history["loss"][0], np.mean(crossentropy * np.where(y == 1, 3, 1)), rtol=1e-5)
 
 
 def test_several_outputs_as_in_keras(make_loop: Any, numbers: Any, classes: Any) -> None:
