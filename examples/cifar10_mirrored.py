@@ -37,7 +37,7 @@ def main() -> None:
     strategy = mk.strategy.create(options.strategy, devices=options.devices)
     name, fallback = ("cifar10", "synthetic") if options.data == "auto" else (options.data, None)
     images = mk.data.load(name, data_dir=options.data_dir, fallback=fallback)
-    crop = [mk.data.augment.pad_and_crop(3, mode="reflect"), mk.data.augment.flip()]
+    crop = [mk.data.augment.pad_and_crop(2, mode="reflect"), mk.data.augment.flip()]
     train = mk.data.batches(
         images.train, global_batch_size=options.batch_size, shuffle=True, seed=0, one_hot=True, augment=crop
     )
@@ -45,13 +45,14 @@ def main() -> None:
     print(f"{mk.strategy.describe(strategy)}; {len(images.train):,} images of {images.name} ({images.source})")
 
     rise = options.epochs * train.steps_per_epoch // 5  # the rate rises over a fifth of the steps, then falls to zero
-    peak = mk.batching.scale_learning_rate(0.8, batch_size=options.batch_size, base_batch_size=1024, rule="sqrt")
+    batch = {"batch_size": options.batch_size, "base_batch_size": 1024, "rule": "sqrt"}
+    peak, decay = mk.batching.scale_learning_rate(0.8, **batch), mk.batching.scale_learning_rate(0.01, **batch)
     rate = keras.optimizers.schedules.CosineDecay(peak / 5, 4 * rise, warmup_target=peak, warmup_steps=rise)
     with strategy.scope():
         model = mk.models.create("speed_net", input_shape=images.train.images.shape[1:])
-        optimizer = keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=0.015)
+        optimizer = keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=decay)
         optimizer.exclude_from_weight_decay(var_names=["gamma", "beta"])
-    loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.05)
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"]))
     loop.warm_up(train, validation_data=test)
     report = loop.fit(train, epochs=options.epochs, validation_data=test)
