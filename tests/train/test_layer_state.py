@@ -107,6 +107,28 @@ def test_dropout_draws_differ_between_replicas(make_loop: Any) -> None:
     assert len({mask.tobytes() for mask in masks}) == 8, "two of 4 replicas x 2 steps drew the same mask"
 
 
+def test_counters_and_flags_of_a_layer_advance_once_per_step(
+    make_loop: Any, numbers: Any, assert_replicas_equal: Any
+) -> None:
+    class Counts(L.Layer):
+        def build(self, shape: Any) -> None:
+            self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="calls")
+            self.seen = self.add_weight(shape=(), dtype="bool", initializer="zeros", trainable=False, name="seen")
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if training:
+                self.calls.assign_add(1)
+                self.seen.assign(True)
+            return x
+
+    loop = make_loop(("mirrored", 4), lambda: sequential((4,), Counts(), L.Dense(1)))
+    loop.fit(plain_dataset(*numbers, batch=59), epochs=3, verbose=0)  # two steps each, the second with empty shares
+    assert_replicas_equal(loop)
+    layer = loop.step.model.layers[0]
+    assert int(layer.calls.numpy()) == 6
+    assert bool(layer.seen.numpy())
+
+
 def test_frozen_layers_are_neither_sent_nor_changed(make_loop: Any, numbers: Any) -> None:
     def net() -> Any:
         model = sequential((4,), L.Dense(7), L.BatchNormalization(), L.Dense(1))

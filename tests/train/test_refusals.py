@@ -121,10 +121,13 @@ def test_an_optimizer_that_belongs_to_another_model(loop: Any) -> None:
         mk.train.Loop(loop.strategy, mk.train.Step(model, loop.step.optimizer, loss="mse"))
 
 
-def test_a_layer_that_assigns_its_own_kernel(strategy_of: Any) -> None:
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_layer_that_assigns_its_own_kernel(hidden: bool, strategy_of: Any) -> None:
     strategy = strategy_of("one_device", 1)
     with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), L.SpectralNormalization(L.Dense(2), name="lipschitz"), L.Dense(1)])
+        layer = L.SpectralNormalization(L.Dense(2), name="lipschitz")
+        layers = [L.Reshape((2, 2)), L.TimeDistributed(layer), L.Flatten()] if hidden else [layer]
+        model = keras.Sequential([keras.Input((4,)), *layers, L.Dense(1)])
         optimizer = keras.optimizers.SGD(0.1)
     with pytest.raises(StepError, match=r"'lipschitz'.*SpectralNormalization"):
         mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))

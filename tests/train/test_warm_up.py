@@ -19,12 +19,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 class Count(L.Layer):
-    """Passes its input on, and counts how often it is traced."""
+    """Passes its input on, and counts how often it is traced; a trace draws from Python's and NumPy's generators."""
 
     traces = 0
 
     def call(self, x: Any) -> Any:
         Count.traces += 1
+        random.random()
+        np.random.random()
         return x
 
 
@@ -79,7 +81,9 @@ def test_everything_is_as_it_was_and_nothing_is_left_to_trace(make_loop: Any, da
     _seed_all()
     expected = _draws()
     _seed_all()
+    traces = Count.traces
     loop.warm_up(given, validation_data=given)
+    assert Count.traces > traces
     for want, got in zip(expected, _draws(), strict=True):
         np.testing.assert_array_equal(want, got)
     _assert_same(before, copies(loop))
@@ -92,6 +96,32 @@ def test_everything_is_as_it_was_and_nothing_is_left_to_trace(make_loop: Any, da
     loop.evaluate(given)
     assert Count.traces == traces
     assert [function.experimental_get_tracing_count() for function in functions] == [1, 1]
+
+
+def test_tensorflows_global_generator_is_put_back(strategy_of: Any) -> None:
+    class Draws:
+        """A step of the user's own that draws from the generator."""
+
+        def build(self, strategy: Any) -> None:
+            with strategy.scope():
+                self.variables = [tf.Variable(0.0)]
+            self.update_ = mk.train.Update(strategy, self.variables, lambda sums, values: ([sums], {"loss": sums}))
+
+        def compute(self, batch: Any) -> Any:
+            return tf.reduce_sum(tf.random.get_global_generator().normal(tf.shape(batch)))
+
+        def update(self, strategy: Any, sums: Any) -> Any:
+            return self.update_(sums)
+
+    data = tf.data.Dataset.from_tensor_slices(tf.ones(8)).batch(4)
+    losses = []
+    for warm in (False, True):
+        _seed_all()
+        loop = mk.train.Loop(strategy_of("one_device", 1), Draws())
+        if warm:
+            loop.warm_up(data)
+        losses.append(loop.fit(data, verbose=0).history["loss"])
+    assert losses[0] == losses[1]
 
 
 def test_central_variables_are_put_back(make_loop: Any, numbers: Any, copies: Any) -> None:
