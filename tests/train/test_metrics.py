@@ -36,7 +36,6 @@ def test_multiclass_metrics_equal_keras_on_one_device(make_loop: Any, numbers: A
             "top2": m.TopKCategoricalAccuracy(k=2, name="top2"),
             "iou": m.OneHotMeanIoU(num_classes=3, name="iou"),
             "auc": m.AUC(multi_label=True, num_labels=3, name="auc"),
-            "kl": m.KLDivergence(name="kl"),
             "cosine": m.CosineSimilarity(name="cosine"),
         }
 

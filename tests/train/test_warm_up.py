@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import plain_dataset
+from training_helpers import line_net, plain_dataset
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -155,7 +155,7 @@ def test_the_users_dataset_is_not_read(make_loop: Any, numbers: Any) -> None:
 
     spec = (tf.TensorSpec((None, 4), tf.float32), tf.TensorSpec((None, 1), tf.float32))
     data = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    loop = make_loop(("mirrored", 2), _net)
+    loop = make_loop(("mirrored", 2), line_net)
     loop.warm_up(data)
     assert not read
     loop.fit(data, verbose=0)
@@ -193,7 +193,7 @@ def test_a_failed_rehearsal_restores_as_well(make_loop: Any, numbers: Any, copie
         with tf.control_dependencies([tf.debugging.assert_less(tf.reduce_max(y), -1e9, message="as planned")]):
             return tf.identity(y_pred[:, 0])
 
-    loop = make_loop(("mirrored", 2), _net, loss=fails_in_training)
+    loop = make_loop(("mirrored", 2), line_net, loss=fails_in_training)
     before = copies(loop)
     _seed_all()
     expected = _draws()
@@ -207,7 +207,7 @@ def test_a_failed_rehearsal_restores_as_well(make_loop: Any, numbers: Any, copie
 
 def test_endless_data_can_be_rehearsed(make_loop: Any, numbers: Any) -> None:
     data = plain_dataset(*numbers, batch=12).repeat()
-    loop = make_loop(("mirrored", 2), _net)
+    loop = make_loop(("mirrored", 2), line_net)
     loop.warm_up(data)
     assert loop.fit(data, steps_per_epoch=3, verbose=0).epochs[0].steps == 3
 
