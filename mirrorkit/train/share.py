@@ -1,4 +1,4 @@
-"""Which part of a global batch belongs to this replica.
+"""Which part of a global batch belongs to this replica, and what to do when that is nothing.
 
 Loop reads global batches on the host, and every replica cuts out its own rows inside the compiled call. So a batch is
 split in one way on every strategy, its size stays static where it is, and no iterator lives on a device: TensorFlow's
@@ -7,9 +7,12 @@ per-device iterators each run a tuning thread that can hold up the end of an epo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+
+from mirrorkit.train.outputs import count_examples, unpack_batch
 
 HOST = "/device:CPU:0"  # of whichever worker the replica is on
 
@@ -41,3 +44,24 @@ def _rows(tensor: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
     if isinstance(size, int) and isinstance(replica, int):
         return tensor[min(replica * largest, size) : min((replica + 1) * largest, size)]
     return tensor[tf.minimum(replica * largest, size) : tf.minimum((replica + 1) * largest, size)]
+
+
+def unless_empty(batch: Any, full: Callable[[], Any], empty: Callable[[], Any]) -> Any:
+    """Call `full`, or `empty` where the share has no examples; both return the same nest of tensors.
+
+    An empty share would make statistics NaN, and the gradient of max pooling kills the process on CPU.
+    """
+    size = tf.nest.flatten(batch)[0].shape[0]
+    if size is None:
+        return tf.cond(count_examples(unpack_batch(batch)) > 0, full, empty)
+    return full() if size else empty()
+
+
+def require_examples(batch: Any, full: Callable[[], Any]) -> Any:
+    """Call `full`, and fail when it runs on a share without examples: for layers that wait for every replica."""
+    message = (
+        "A replica got no example of this batch, and the model has synchronized layers, which need one on every "
+        "replica. Use drop_remainder=True, or a batch size whose remainder is as large as the number of replicas."
+    )
+    with tf.control_dependencies([tf.debugging.assert_positive(count_examples(unpack_batch(batch)), message)]):
+        return full()

@@ -23,7 +23,7 @@ from mirrorkit.train.losses import Losses, warn_on_logits_mismatch
 from mirrorkit.train.metrics import Metrics
 from mirrorkit.train.outputs import Batch, count_examples, match, output_names, per_output, unpack_batch
 from mirrorkit.train.requirements import check_batched, check_built_for, check_model, check_optimizer, check_variables
-from mirrorkit.train.share import own_share
+from mirrorkit.train.share import own_share, require_examples, unless_empty
 from mirrorkit.train.tracing import TraceOnce, outside_replica
 from mirrorkit.train.update import Update, native
 
@@ -253,11 +253,11 @@ class Step:
             }
 
         if self._state.synchronized:
-            return _not_empty(batch, sums)
-        return _unless_empty(batch, sums, nothing)
+            return require_examples(batch, sums)
+        return unless_empty(batch, sums, nothing)
 
     def _pure_test_totals(self, weights: Any, state: Any, batch: Any) -> tf.Tensor:
-        return _unless_empty(
+        return unless_empty(
             batch,
             lambda: self._forward(weights, state, batch, training=False)[1],
             lambda: tf.zeros([self.totals_size]),
@@ -297,23 +297,6 @@ class Step:
 def _dense(gradient: Any, weight: tf.Tensor) -> tf.Tensor:
     # Some optimizers treat sparse gradients differently, and some gradients have lost their static shape.
     return tf.ensure_shape(tf.convert_to_tensor(gradient), weight.shape)
-
-
-def _unless_empty(batch: Any, full: Callable[[], Any], empty: Callable[[], Any]) -> Any:
-    # An empty share makes statistics NaN, and the gradient of max pooling kills the process on CPU.
-    size = tf.nest.flatten(batch)[0].shape[0]
-    if size is None:
-        return tf.cond(count_examples(unpack_batch(batch)) > 0, full, empty)
-    return full() if size else empty()
-
-
-def _not_empty(batch: Any, full: Callable[[], Any]) -> Any:
-    message = (
-        "A replica got no example of this batch, and the model has synchronized layers, which need one on every "
-        "replica. Use drop_remainder=True, or a batch size whose remainder is as large as the number of replicas."
-    )
-    with tf.control_dependencies([tf.debugging.assert_positive(count_examples(unpack_batch(batch)), message)]):
-        return full()
 
 
 def _values(variables: list[Any]) -> list[tf.Tensor]:
