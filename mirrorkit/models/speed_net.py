@@ -40,7 +40,8 @@ def speed_net(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 
 
     Parameters: 190,864
     FLOPs per image: 44,532,992
-    Accuracy on CIFAR-10: not run here.
+    Accuracy on CIFAR-10: 85.26 % of the test images (JPEG-recompressed, quality about 75) after 10 epochs over 4 CPU
+    replicas, one run, by `python examples/cifar10_mirrored.py --devices cpu:4 --batch-size 128`.
     Paper: in the spirit of the short-training nets of DAWNBench (Coleman et al. 2018,
     arXiv:1806.01427) and of Jordan 2024, arXiv:2404.00498.
 
