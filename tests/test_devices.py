@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 from collections import defaultdict
 from types import SimpleNamespace
@@ -249,3 +250,20 @@ def test_the_nvidia_driver_is_read_through_nvidia_smi(monkeypatch):
     report = devices.Report((gpu,), tensorflow="2", keras="3", cuda="12.5", cudnn="9", driver="565.57.01")
     assert "NVIDIA H200, 140.4 GiB, compute capability 9.0" in str(report)
     assert "built for CUDA 12.5 and cuDNN 9, NVIDIA driver 565.57.01" in str(report)
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, max(1, (os.cpu_count() or 1) // 4)), (3, 3)])
+def test_virtual_devices_share_the_cores_unless_the_program_says_otherwise(run_python, own, expected):
+    result = run_python(
+        f"""
+        import json
+        import tensorflow as tf
+        from mirrorkit import devices
+        if {own}:
+            tf.config.threading.set_intra_op_parallelism_threads({own})
+        devices.split_cpu(4)
+        print(json.dumps(tf.config.threading.get_intra_op_parallelism_threads()))
+        """,
+        env={"TF_NUM_INTRAOP_THREADS": None},
+    )
+    assert result.json() == expected

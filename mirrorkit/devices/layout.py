@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -34,7 +35,9 @@ def find(kind: str | None = None) -> tuple[str, ...]:
 def split_cpu(n: int) -> tuple[str, ...]:
     """Split the CPU into `n` virtual devices and return their names. Does nothing when it is already split so.
 
-    The virtual devices share the same cores and memory: they serve to rehearse and test several replicas.
+    The virtual devices share the same cores and memory: they serve to rehearse and test several replicas. Each operation
+    gets its replica's part of the cores (at least one), unless the program or $TF_NUM_INTRAOP_THREADS says otherwise:
+    operations of several replicas that each take all cores hold one another up.
 
     Raises:
         DeviceError: `n` is not a positive whole number, or TensorFlow has started with another layout.
@@ -51,6 +54,9 @@ def split_cpu(n: int) -> tuple[str, ...]:
                 f"{_cpus_laid_out()}. Move mk.devices.split_cpu({n}), or mk.strategy.create(..., devices='cpu:{n}'), "
                 "to the top of the program, before the first tensor, variable, model or dataset is made."
             ) from error
+        threads = tf.config.threading
+        if n > 1 and not threads.get_intra_op_parallelism_threads() and "TF_NUM_INTRAOP_THREADS" not in os.environ:
+            threads.set_intra_op_parallelism_threads(max(1, (os.cpu_count() or 1) // n))
     return find("cpu")
 
 
