@@ -35,9 +35,9 @@ def find(kind: str | None = None) -> tuple[str, ...]:
 def split_cpu(n: int) -> tuple[str, ...]:
     """Split the CPU into `n` virtual devices and return their names. Does nothing when it is already split so.
 
-    The virtual devices share the same cores and memory: they serve to rehearse and test several replicas. Each operation
-    gets its replica's part of the cores (at least one), unless the program or $TF_NUM_INTRAOP_THREADS says otherwise:
-    operations of several replicas that each take all cores hold one another up.
+    The virtual devices share the same cores and memory: they serve to rehearse and test several replicas. Operations
+    of several replicas that each take all cores hold one another up; so each gets its replica's part of the cores (at
+    least one), unless the program or $TF_NUM_INTRAOP_THREADS says otherwise.
 
     Raises:
         DeviceError: `n` is not a positive whole number, or TensorFlow has started with another layout.
