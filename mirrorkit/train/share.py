@@ -61,7 +61,7 @@ def require_examples(batch: Any, full: Callable[[], Any]) -> Any:
     """Call `full`, and fail when it runs on a share without examples: for layers that wait for every replica."""
     message = (
         "A replica got no example of this batch, and the model has synchronized layers, which need one on every "
-        "replica. Use drop_remainder=True, or a batch size whose remainder is as large as the number of replicas."
+        "replica. Use drop_remainder=True and a global batch size that is a multiple of the number of replicas."
     )
     with tf.control_dependencies([tf.debugging.assert_positive(count_examples(unpack_batch(batch)), message)]):
         return full()
