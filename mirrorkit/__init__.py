@@ -17,7 +17,19 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_SUBMODULES = ("batching", "data", "devices", "errors", "models", "optim", "strategy", "testing", "timing", "train")
+_SUBMODULES = (
+    "batching",
+    "cluster",
+    "data",
+    "devices",
+    "errors",
+    "models",
+    "optim",
+    "strategy",
+    "testing",
+    "timing",
+    "train",
+)
 
 __all__ = [*_SUBMODULES, "__version__"]
 

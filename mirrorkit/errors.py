@@ -22,6 +22,10 @@ class StrategyError(MirrorkitError, ValueError):
     """A strategy was asked for that is unknown or that these devices cannot give."""
 
 
+class ClusterError(MirrorkitError, ValueError):
+    """The cluster this process belongs to is described wrongly, or one of its tasks does not answer."""
+
+
 class DataError(MirrorkitError, ValueError):
     """A data set is missing, damaged, or not what it says it is."""
 

@@ -9,21 +9,21 @@ print(mk.strategy.describe(strategy))                         # MirroredStrategy
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from collections.abc import Callable
 
 import tensorflow as tf
 
+from mirrorkit import cluster as _cluster
 from mirrorkit import devices as _devices
+from mirrorkit.cluster import Cluster
 from mirrorkit.devices import Devices
 from mirrorkit.errors import StrategyError
 
 _log = logging.getLogger("mirrorkit")
 
 
-def create(kind: str = "auto", *, devices: Devices = None, cluster: object | None = None) -> tf.distribute.Strategy:
+def create(kind: str = "auto", *, devices: Devices = None, cluster: Cluster | None = None) -> tf.distribute.Strategy:
     """Make the strategy of this kind on these devices, and log one INFO line that says what was chosen and why.
 
     Make it before the first tensor, variable or dataset of the program: "cpu:4" splits the CPU, which is only possible
@@ -35,10 +35,11 @@ def create(kind: str = "auto", *, devices: Devices = None, cluster: object | Non
             several replicas).
         devices: None (all GPUs, or else the CPU), "gpu", "cpu:4" (four virtual CPU devices), 4 (four GPUs) or a list of
             names; see `mirrorkit.devices.resolve`.
-        cluster: the cluster this process is a part of; None reads TF_CONFIG.
+        cluster: the cluster this process is a part of; None asks `mk.cluster.detect()`.
 
     Raises:
         StrategyError: unknown kind, or one that these devices or this cluster cannot give.
+        ClusterError: the environment describes a cluster, but wrongly.
         DeviceError: a device was asked for that is not there.
     """
     if kind not in _BUILDERS:
@@ -58,7 +59,7 @@ def describe(strategy: tf.distribute.Strategy) -> str:
 _Built = tuple[tf.distribute.Strategy, str]
 
 
-def _auto(devices: Devices, cluster: object | None) -> _Built:
+def _auto(devices: Devices, cluster: Cluster | None) -> _Built:
     workers, servers = _cluster_size(cluster)
     if servers:
         return _BUILDERS["parameter_server"](devices, cluster)
@@ -70,7 +71,7 @@ def _auto(devices: Devices, cluster: object | None) -> _Built:
     return strategy, f"'auto' took '{chosen}' for {len(names)} device{'s' if len(names) > 1 else ''}; {why}"
 
 
-def _one_device(devices: Devices, cluster: object | None) -> _Built:
+def _one_device(devices: Devices, cluster: Cluster | None) -> _Built:
     names = _devices.resolve(devices)
     if devices is not None and len(names) > 1:
         raise StrategyError(
@@ -80,7 +81,7 @@ def _one_device(devices: Devices, cluster: object | None) -> _Built:
     return tf.distribute.OneDeviceStrategy(names[0]), f"everything on {names[0]}"
 
 
-def _mirrored(devices: Devices, cluster: object | None) -> _Built:
+def _mirrored(devices: Devices, cluster: Cluster | None) -> _Built:
     _refuse_cluster("mirrored", cluster)
     names = _devices.resolve(devices)
     if _devices.share_hardware(names):
@@ -97,7 +98,7 @@ def _mirrored(devices: Devices, cluster: object | None) -> _Built:
     return tf.distribute.MirroredStrategy(list(names), cross_device_ops=reduction), why
 
 
-def _central_storage(devices: Devices, cluster: object | None) -> _Built:
+def _central_storage(devices: Devices, cluster: Cluster | None) -> _Built:
     _refuse_cluster("central_storage", cluster)
     names = _devices.resolve(devices)
     home = names[0] if len(names) == 1 else "/device:CPU:0"
@@ -105,8 +106,8 @@ def _central_storage(devices: Devices, cluster: object | None) -> _Built:
     return strategy, f"variables on {home}"
 
 
-def _not_yet(kind: str) -> Callable[[Devices, object | None], _Built]:
-    def build(devices: Devices, cluster: object | None) -> _Built:
+def _not_yet(kind: str) -> Callable[[Devices, Cluster | None], _Built]:
+    def build(devices: Devices, cluster: Cluster | None) -> _Built:
         raise StrategyError(
             f"'{kind}' is not available in this version of mirrorkit yet. "
             "Available: 'auto', 'one_device', 'mirrored', 'central_storage'."
@@ -115,36 +116,26 @@ def _not_yet(kind: str) -> Callable[[Devices, object | None], _Built]:
     return build
 
 
-def _refuse_cluster(kind: str, cluster: object | None) -> None:
-    workers, _ = _cluster_size(cluster)
-    if workers > 1:
+def _refuse_cluster(kind: str, cluster: Cluster | None) -> None:
+    workers, servers = _cluster_size(cluster)
+    if workers > 1 or servers:
         raise StrategyError(
-            f"{kind!r} was asked for inside a cluster of {workers} workers (TF_CONFIG): it works on one machine, so "
-            "each worker would train an unrelated model. Take 'multi_worker', or unset TF_CONFIG to train on this one "
-            "alone."
+            f"{kind!r} was asked for inside a cluster of {workers} worker{'s' if workers > 1 else ''} and {servers} "
+            "parameter servers: it works on one machine, so each task would train an unrelated model. Take "
+            f"{'parameter_server' if servers else 'multi_worker'!r}, or start this process alone, without TF_CONFIG, "
+            "srun or an Indexed Job."
         )
 
 
-def _cluster_size(cluster: object | None) -> tuple[int, int]:
-    """How many workers train together with this process, and how many parameter servers, by TF_CONFIG."""
-    if cluster is not None:
-        raise StrategyError(f"cluster={cluster!r} was given, but clusters are not available in this version yet.")
-    text = os.environ.get("TF_CONFIG", "{}")
-    try:
-        config = json.loads(text)
-        if config.get("task", {}).get("type") == "evaluator":  # trains with nobody
-            return 1, 0
-        members = config.get("cluster", {})
-        chief, worker, ps = (len(members.get(job, ())) for job in ("chief", "worker", "ps"))
-    except (ValueError, AttributeError, TypeError) as error:
-        raise StrategyError(
-            f"TF_CONFIG is set but cannot be read ({error}): {text[:200]!r}. "
-            "It must be a JSON object with 'cluster' and 'task'; unset it to train on this machine alone."
-        ) from error
-    return max(1, chief + worker), ps
+def _cluster_size(cluster: Cluster | None) -> tuple[int, int]:
+    """How many workers train together with this process, and how many parameter servers."""
+    found = _cluster.detect() if cluster is None else cluster
+    if found is None or found.task_type == "evaluator":  # which trains with nobody
+        return 1, 0
+    return found.num_workers, len(found.ps)
 
 
-_BUILDERS: dict[str, Callable[[Devices, object | None], _Built]] = {
+_BUILDERS: dict[str, Callable[[Devices, Cluster | None], _Built]] = {
     "auto": _auto,
     "one_device": _one_device,
     "mirrored": _mirrored,

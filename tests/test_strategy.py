@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import mirrorkit as mk
-from mirrorkit.errors import DeviceError, StrategyError
+from mirrorkit.errors import ClusterError, DeviceError, StrategyError
 
 KINDS = [
     ("one_device", 1, "OneDeviceStrategy"),
@@ -151,13 +151,13 @@ def test_a_lone_worker_or_an_evaluator_may_mirror(monkeypatch, config):
     assert mk.strategy.create("mirrored", devices="cpu:2").num_replicas_in_sync == 2
 
 
-@pytest.mark.parametrize("config", ["", "{", "[1]", '{"cluster": 3}'])
-def test_an_unreadable_tf_config_is_shown(monkeypatch, config):
-    monkeypatch.setenv("TF_CONFIG", config)
-    with pytest.raises(StrategyError, match="TF_CONFIG is set but cannot be read"):
+def test_an_unreadable_tf_config_is_an_error_before_a_strategy_is_made(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+    with pytest.raises(ClusterError, match="TF_CONFIG is set but cannot be read"):
         mk.strategy.create("mirrored", devices="cpu:2")
 
 
-def test_a_cluster_object_is_refused_for_now():
-    with pytest.raises(StrategyError, match="not available in this version"):
-        mk.strategy.create("mirrored", devices="cpu:2", cluster=object())
+def test_a_cluster_that_is_given_goes_before_the_environment(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+    with pytest.raises(StrategyError, match="2 workers"):
+        mk.strategy.create("mirrored", devices="cpu:2", cluster=mk.cluster.Cluster(workers=("a:1", "b:1")))

@@ -1,0 +1,141 @@
+"""Cluster: the tasks that train together, their addresses, and which of them this process is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from mirrorkit.errors import ClusterError
+
+TASK_TYPES = ("chief", "worker", "ps", "evaluator")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The tasks that train together; wrong ones are refused with a `ClusterError` when it is made.
+
+    Attributes:
+        workers: address "host:port" of each worker, in the order of their indices.
+        ps: address of each parameter server.
+        chief: address of the chief, where it is a task of its own. It then trains too, as the first of the workers;
+            with parameter servers it is the coordinator instead. Without it worker 0 is the chief.
+        task_type: of this process: "chief", "worker", "ps", or "evaluator" (which trains with nobody).
+        task_index: of this process among the tasks of its type, from 0.
+        source: where this was read from, for messages: "TF_CONFIG", "Slurm", ...
+    """
+
+    workers: tuple[str, ...]
+    ps: tuple[str, ...] = ()
+    chief: str | None = None
+    task_type: str = "worker"
+    task_index: int = 0
+    source: str = "given"
+
+    def __post_init__(self) -> None:
+        """Check everything that can be checked without a network."""
+        object.__setattr__(self, "workers", self._addresses("worker", self.workers))
+        object.__setattr__(self, "ps", self._addresses("ps", self.ps))
+        if self.chief is not None:
+            self._addresses("chief", (self.chief,))
+        self._check_tasks()
+        self._check_duplicates()
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Address by name of the task ("chief", "worker 0", "ps 1"), the chief first."""
+        tasks = {} if self.chief is None else {"chief": self.chief}
+        tasks |= {task_name("worker", i): address for i, address in enumerate(self.workers)}
+        return tasks | {task_name("ps", i): address for i, address in enumerate(self.ps)}
+
+    @property
+    def task(self) -> str:
+        """Name of this process: "chief", "worker 0", ..."""
+        return task_name(self.task_type, self.task_index)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes: the chief, or worker 0 where there is none."""
+        return self.task == ("worker 0" if self.chief is None else "chief")
+
+    @property
+    def num_workers(self) -> int:
+        """How many processes train together: the workers, and the chief unless it coordinates parameter servers."""
+        return len(self.workers) + (self.chief is not None and not self.ps)
+
+    def to_tf_config(self) -> str:
+        """Return the value of TF_CONFIG that says the same (JSON)."""
+        jobs = {"chief": [self.chief] if self.chief else [], "worker": list(self.workers), "ps": list(self.ps)}
+        return json.dumps(
+            {
+                "cluster": {job: addresses for job, addresses in jobs.items() if addresses},
+                "task": {"type": self.task_type, "index": self.task_index},
+            }
+        )
+
+    def __str__(self) -> str:
+        """Say in one line which task this is, of how many, and where that was read from."""
+        count = f"{self.num_workers} worker{'s' if self.num_workers != 1 else ''}"
+        servers = f" and {len(self.ps)} ps" if self.ps else ""
+        address = self.addresses.get(self.task)
+        return f"{self.task} of {count}{servers} ({self.source}){f', {address}' if address else ''}"
+
+    def _addresses(self, job: str, given: object) -> tuple[str, ...]:
+        if not isinstance(given, (list, tuple)):
+            raise ClusterError(
+                f"{self.source}: the addresses of {job!r} must be a list such as ['host:2222'], found {given!r}."
+            )
+        for index, address in enumerate(given):
+            _check_address(address, f"{self.source}: {task_name(job, index)}")
+        return tuple(given)
+
+    def _check_tasks(self) -> None:
+        if not self.workers and self.chief is None:
+            raise ClusterError(f"{self.source}: there is no worker and no chief. Name at least one worker's address.")
+        if self.task_type not in TASK_TYPES:
+            raise ClusterError(
+                f"{self.source}: the task type {self.task_type!r} is unknown. The types are "
+                f"{', '.join(map(repr, TASK_TYPES))}; an old 'master' is now called 'chief'."
+            )
+        if isinstance(self.task_index, bool) or not isinstance(self.task_index, int):
+            raise ClusterError(f"{self.source}: the task index must be a whole number, found {self.task_index!r}.")
+        tasks = {"worker": len(self.workers), "ps": len(self.ps), "chief": int(self.chief is not None)}
+        count = tasks.get(self.task_type, self.task_index + 1)  # evaluators need no address
+        if not 0 <= self.task_index < count:
+            raise ClusterError(
+                f"{self.source}: this process is {self.task_type} {self.task_index}, but there "
+                f"{'is' if count == 1 else 'are'} {count} of type {self.task_type!r}. Indices start at 0; give this "
+                "process another index, or add its address to the cluster."
+            )
+
+    def _check_duplicates(self) -> None:
+        addresses = list(self.addresses.values())
+        for address, count in Counter(addresses).items():
+            if count == 1:
+                continue
+            tasks = [task for task, used in self.addresses.items() if used == address]
+            raise ClusterError(
+                f"{self.source}: {' and '.join(tasks)} have the same address {address}. "
+                + (
+                    "A chief is a task of its own beside the workers: take its address out of the workers."
+                    if "chief" in tasks
+                    else "Every task needs its own; on one host give each another port."
+                )
+            )
+
+
+def task_name(task_type: str, index: int) -> str:
+    """Return "chief", "worker 0", "ps 1": how messages and log lines name a task."""
+    return "chief" if task_type == "chief" and index == 0 else f"{task_type} {index}"
+
+
+def _check_address(address: object, who: str) -> None:
+    match = re.fullmatch(r"(\[[^\]\s]+\]|[^:/\s]+):(\d+)", address) if isinstance(address, str) else None
+    if match is None:
+        raise ClusterError(f"{who} has the address {address!r}. Write host:port, such as 'gpu01:2222'; no 'grpc://'.")
+    if not 1 <= int(match[2]) <= 65535:
+        raise ClusterError(
+            f"{who} has the address {address!r}. The port must be between 1 and 65535: the others have to know it, so "
+            "it cannot be left open."
+        )

@@ -1,0 +1,51 @@
+"""Kubernetes: the pods of an Indexed Job behind a headless service are the workers. (A TFJob sets TF_CONFIG.)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mirrorkit.cluster.cluster import Cluster
+from mirrorkit.cluster.variables import number
+from mirrorkit.errors import ClusterError
+
+_PORT = 2222
+
+
+def read(environ: Mapping[str, str]) -> Cluster | None:
+    """Return the cluster of an Indexed Job's pods; None elsewhere, and in a Job whose pods work each for itself.
+
+    Kubernetes sets JOB_COMPLETION_INDEX and gives pod i the host name <job>-<i>; the headless service makes it known
+    to the others as <job>-<i>.<service>. How many pods there are only the user knows. So the pod's template sets
+
+    - $MIRRORKIT_WORKERS: the number of pods, the Job's `completions` and `parallelism`;
+    - $MIRRORKIT_SERVICE: the name of the headless service, also the pod's `subdomain`;
+    - $MIRRORKIT_PORT: 2222 by default, the same in every pod.
+
+    Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
+
+    Raises:
+        ClusterError: one of the two is not set, or they contradict the pod.
+    """
+    if "JOB_COMPLETION_INDEX" not in environ or not {"MIRRORKIT_WORKERS", "MIRRORKIT_SERVICE"} & environ.keys():
+        return None
+    if missing := [name for name in ("MIRRORKIT_WORKERS", "MIRRORKIT_SERVICE", "HOSTNAME") if not environ.get(name)]:
+        raise ClusterError(
+            f"A Kubernetes Indexed Job, but {' and '.join(missing)} not set. Set MIRRORKIT_WORKERS to the Job's number "
+            "of completions and MIRRORKIT_SERVICE to the name of its headless service."
+        )
+    index, count = number(environ, "JOB_COMPLETION_INDEX"), number(environ, "MIRRORKIT_WORKERS")
+    port = number(environ, "MIRRORKIT_PORT", _PORT)
+    if count < 2:
+        return None
+    job, separator, end = environ["HOSTNAME"].rpartition("-")
+    if not separator or end != str(index):
+        raise ClusterError(
+            f"The host name of this pod is {environ['HOSTNAME']!r}, but pod {index} of an Indexed Job is called "
+            f"<job>-{index}. Leave `hostname` out of the pod's template, and `hostNetwork` off."
+        )
+    service = environ["MIRRORKIT_SERVICE"]
+    return Cluster(
+        workers=tuple(f"{job}-{i}.{service}:{port}" for i in range(count)),
+        task_index=index,
+        source="Kubernetes Indexed Job",
+    )

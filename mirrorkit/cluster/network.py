@@ -1,0 +1,93 @@
+"""What only the network can tell about a cluster: whether its hosts have addresses and whether my port is free."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterable
+
+from mirrorkit.cluster.cluster import Cluster
+from mirrorkit.errors import ClusterError
+
+_log = logging.getLogger("mirrorkit")
+
+
+def check_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
+    """Refuse a cluster on which TensorFlow would hang: a host without address, or this process's port in use.
+
+    Host names are asked for again until `timeout`, since the name of a Kubernetes pod appears only with the pod.
+
+    Args:
+        cluster: from `detect`.
+        timeout: seconds for all names together.
+
+    Raises:
+        ClusterError: naming the tasks whose host is unknown, or the port that is taken.
+    """
+    _check_hosts(cluster, timeout)
+    if cluster.task in cluster.addresses:
+        _check_port_is_free(cluster)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Split "host:port" or "[::1]:port"."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _check_hosts(cluster: Cluster, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    tasks_by_host: dict[str, list[str]] = {}
+    for task, address in cluster.addresses.items():
+        tasks_by_host.setdefault(host_and_port(address)[0], []).append(task)
+    unknown = _unknown(tasks_by_host, deadline)
+    if unknown and time.monotonic() < deadline:
+        _log.warning("Waiting up to %.0f s for the host names %s to become known.", timeout, ", ".join(unknown))
+    while unknown and time.monotonic() < deadline:
+        time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
+        unknown = _unknown(unknown, deadline)
+    if unknown:
+        named = ", ".join(f"{host!r} ({', '.join(tasks_by_host[host])})" for host in unknown)
+        raise ClusterError(
+            f"No address was found within {timeout:g} s for {named} ({cluster.source}). Look for a misspelt host name; "
+            "this machine must be able to resolve the names of all tasks."
+        )
+
+
+def _unknown(hosts: Iterable[str], deadline: float) -> list[str]:
+    """Return the hosts that do not resolve. The system's resolver knows no time limit, hence the threads."""
+    known: set[str] = set()
+
+    def look_up(host: str) -> None:
+        try:
+            socket.getaddrinfo(host, None)
+        except (OSError, UnicodeError):
+            return
+        known.add(host)
+
+    hosts = list(hosts)
+    threads = [threading.Thread(target=look_up, args=(host,), daemon=True) for host in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.01, deadline - time.monotonic()))
+    return [host for host in hosts if host not in known]
+
+
+def _check_port_is_free(cluster: Cluster) -> None:
+    address = cluster.addresses[cluster.task]
+    port = host_and_port(address)[1]
+    with socket.socket(socket.AF_INET6 if address.startswith("[") else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a past run's closed connections do not matter
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ClusterError(f"{cluster.task} cannot listen at port {port} ({address}): {error}.") from error
+            raise ClusterError(
+                f"{cluster.task} is to listen at port {port} ({address}, {cluster.source}), but another process of "
+                "this machine does. End it (an earlier run?) or choose another port."
+            ) from error
