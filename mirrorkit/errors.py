@@ -38,6 +38,10 @@ class StepError(MirrorkitError, ValueError):
     """A step or a loop was put together wrongly: model, loss, metrics and data do not fit each other."""
 
 
+class CheckpointError(MirrorkitError, RuntimeError):
+    """A checkpoint cannot be written, cannot be read, or belongs to another model."""
+
+
 class NonFiniteLossError(MirrorkitError, ArithmeticError):
     """The loss became NaN or infinite; `step` is the 0-based training step of the run at which it was first seen."""
 
