@@ -26,10 +26,10 @@ class LayerState:
         self._is_seed = [_is_seed(variable) for variable in self.variables]
         self._changed: list[int] = []  # what training changes; known once the model was traced
 
-    def seeded(self, state: Sequence[tf.Tensor], replica: tf.Tensor) -> list[tf.Tensor]:
-        """Return the state with every seed made this replica's own."""
+    def seeded(self, state: Sequence[tf.Tensor], shard: tf.Tensor) -> list[tf.Tensor]:
+        """Return the state with every seed made this shard's own (int32 scalar: part * replicas + replica)."""
         return [
-            tf.cast(tf.random.experimental.stateless_fold_in(value, replica), value.dtype) if seed else value
+            tf.cast(tf.random.experimental.stateless_fold_in(value, shard), value.dtype) if seed else value
             for value, seed in zip(state, self._is_seed, strict=True)
         ]
 

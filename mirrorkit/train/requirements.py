@@ -40,8 +40,8 @@ def check_batched(model: Any, x: Any) -> None:
     """Refuse data that yields single examples where batches are needed."""
     inputs = getattr(model, "inputs", None) or []
     for spec, given in zip(tf.nest.flatten(x), inputs, strict=False):
-        example = tuple(given.shape[1:])
-        if example and None not in example and spec.shape.rank is not None and tuple(spec.shape) == example:
+        example, found = tuple(given.shape[1:]), tf.TensorShape(spec.shape)
+        if example and None not in example and found.rank is not None and tuple(found) == example:
             raise StepError(
                 f"The data yields single examples of shape {example}; a step takes global batches. Batch the dataset: "
                 "dataset.batch(256)."

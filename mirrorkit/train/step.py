@@ -18,6 +18,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply
+from mirrorkit.train.accumulation import RunningSums
 from mirrorkit.train.layer_state import LayerState
 from mirrorkit.train.losses import Losses, warn_on_logits_mismatch
 from mirrorkit.train.metrics import Metrics
@@ -48,6 +49,7 @@ class Step:
         weighted_metrics: the same; these see the sample weights.
         loss_weights: for several outputs, the number that multiplies each loss.
         clip_norm: largest global norm of the reduced gradient (Pascanu et al. 2013, arXiv:1211.5063).
+        accumulate: global batches for one update, which is then that of one batch so many times as large.
         jit_compile: compile the replica's computation with XLA; slower for convolutions on CPU.
 
     Raises:
@@ -64,15 +66,19 @@ class Step:
         weighted_metrics: Any = None,
         loss_weights: Any = None,
         clip_norm: float | None = None,
+        accumulate: int = 1,
         jit_compile: bool = False,
     ) -> None:
         check_optimizer(optimizer)
         if clip_norm is not None and not clip_norm > 0:
             raise StepError(f"clip_norm must be a positive number, found {clip_norm!r}.")
+        if not isinstance(accumulate, int) or accumulate < 1:
+            raise StepError(f"accumulate must be a whole number from 1 on, found {accumulate!r}.")
         warn_on_logits_mismatch(model, loss)
         self.model = model
         self.optimizer = optimizer
         self.clip_norm = clip_norm
+        self.accumulate = accumulate
         self._given = {"loss": loss, "loss_weights": loss_weights}
         self._given_metrics = {"metrics": metrics, "weighted_metrics": weighted_metrics}
         self._jit_compile = jit_compile
@@ -141,6 +147,7 @@ class Step:
         self._test_totals = TraceOnce(self._pure_test_totals, jit_compile=self._jit_compile)
         self._apply = TraceOnce(self._pure_apply)
         self._update = Update(strategy, [*self._weights, *self._slots, *self._state.variables], self._new_values)
+        self._running = RunningSums(strategy)
         self._strategy = strategy
 
     def _compile_model(self) -> None:
@@ -179,21 +186,26 @@ class Step:
         return _FIXED + len(self._losses.own_names) + self._metrics.size
 
     @tf.autograph.experimental.do_not_convert
-    def compute(self, batch: Any) -> Any:
+    def compute(self, batch: Any, part: int | tf.Tensor = 0) -> Any:
         """Compute this replica's sums over its share of the global batch; call it through `strategy.run`.
 
         Args:
             batch: `(x, y)` or `(x, y, sample_weight)`; an empty share is not run and adds nothing.
+            part: which of the update's global batches this is, from 0 on; each draws random numbers of its own.
 
         Returns:
-            A nest of float tensors: summed gradients, layer state weighted by the number of examples, totals.
+            A nest of float tensors: summed gradients, layer state weighted by the number of examples, totals. Nests of
+            several batches can be added up before `update`.
         """
         if self._strategy is None:
             raise StepError("This step is not built yet. Call step.build(strategy) before the first step.")
         self.prepare(batch)
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        context = tf.distribute.get_replica_context()
+        shard = context.replica_id_in_sync_group
+        if tf.get_static_value(part) != 0:
+            shard = shard + tf.cast(part, tf.int32) * context.num_replicas_in_sync
         weights, state = _values(self._weights), _values(self._state.variables)
-        return self._train_sums(weights, state, _present(batch), tf.convert_to_tensor(replica))
+        return self._train_sums(weights, state, _present(batch), tf.convert_to_tensor(shard))
 
     @tf.autograph.experimental.do_not_convert
     def update(self, strategy: tf.distribute.Strategy, sums: Any) -> dict[str, tf.Tensor]:
@@ -201,9 +213,31 @@ class Step:
         self.build(strategy)
         return self.logs(self._update(sums))
 
-    def train(self, batch: Any) -> tf.Tensor:
-        """Compute and update in one `strategy.run`, from a whole global batch; returns the totals (see `logs`)."""
-        return self._update.after(lambda batch: self.compute(own_share(batch)))(batch)
+    def train(self, batch: Any, share: Callable[[Any], Any] = own_share) -> tf.Tensor:
+        """Compute and update in one `strategy.run`; call it in cross-replica context.
+
+        Args:
+            batch: what `share` takes; a whole global batch by default.
+            share: called on each replica; returns its share of the global batch.
+
+        Returns:
+            The totals (see `logs`).
+        """
+        return self._update.after(lambda batch: self.compute(share(batch)))(batch)
+
+    def add(self, batch: Any, part: int | tf.Tensor, share: Callable[[Any], Any] = own_share) -> None:
+        """Compute the sums of one of an update's global batches and add them to the others'; `finish` comes last.
+
+        Args:
+            batch: as in `train`.
+            part: 0 for the first batch of an update (it begins the sums anew), then 1, 2, ...; a tensor will do.
+            share: as in `train`.
+        """
+        self._strategy.run(lambda batch: self._running.add(self.compute(share(batch), part), part), args=(batch,))
+
+    def finish(self) -> tf.Tensor:
+        """Update from what `add` has added up; returns the totals of all its batches."""
+        return self._update.after(self._running.read)()
 
     @tf.autograph.experimental.do_not_convert
     def test(self, batch: Any) -> tf.Tensor:
@@ -227,9 +261,9 @@ class Step:
 
     # Below: pure functions of tensors.
 
-    def _pure_train_sums(self, weights: Any, state: Any, batch: Any, replica: tf.Tensor) -> Any:
+    def _pure_train_sums(self, weights: Any, state: Any, batch: Any, shard: tf.Tensor) -> Any:
         def sums() -> Any:
-            own_state = self._state.seeded(state, replica)
+            own_state = self._state.seeded(state, shard)
             with tf.GradientTape() as tape:
                 tape.watch(weights)
                 objective, totals, new_state = self._forward(weights, own_state, batch, training=True)

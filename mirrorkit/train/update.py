@@ -69,8 +69,13 @@ class Update:
         if self._central:
             return variable
         copies = self._strategy.experimental_local_results(variable)
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return copies[0] if len(copies) == 1 else copies[tf.get_static_value(replica)]
+        return copies[0] if len(copies) == 1 else copies[local_replica(self._strategy)]
+
+
+def local_replica(strategy: tf.distribute.Strategy) -> int:
+    """Return which of this worker's replicas is running; call it in replica context."""
+    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    return int(tf.get_static_value(replica)) % len(strategy.extended.worker_devices)
 
 
 def all_reduce(sums: Any) -> Any:

@@ -1,0 +1,66 @@
+"""Gradient accumulation: several global batches for one update, by nothing but more shards.
+
+The sums of `k` successive batches are added up on each replica before the one reduction, so the update is that of one
+batch `k` times as large, cut into `k` times as many shards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit.errors import StepError
+from mirrorkit.train.tracing import outside_replica
+from mirrorkit.train.update import local_replica
+
+
+class RunningSums:
+    """Sums that each replica of this worker adds up over the parts of an update.
+
+    They are plain variables on the replicas' devices, made when the sums are first seen, and part of no checkpoint: the
+    first part of an update overwrites them.
+
+    Args:
+        strategy: its local worker devices hold one set of sums each.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self._strategy = strategy
+        self._like: Any = None
+        self._sets: list[list[tf.Variable]] = []
+
+    def add(self, sums: Any, part: int | tf.Tensor) -> None:
+        """Add a nest of float tensors of static shape, or begin anew with it where `part` is 0; in replica context."""
+        values = tf.nest.flatten(sums)
+        if not self._sets:
+            self._like = tf.nest.map_structure(lambda _: None, sums)
+            outside_replica(lambda: self._create([tf.TensorSpec(value.shape, value.dtype) for value in values]))
+        variables = self._sets[local_replica(self._strategy)]
+
+        def begin() -> tf.Operation:
+            return tf.group(*[v.assign(value).op for v, value in zip(variables, values, strict=True)])
+
+        def go_on() -> tf.Operation:
+            return tf.group(*[v.assign_add(value).op for v, value in zip(variables, values, strict=True)])
+
+        first = tf.get_static_value(part)
+        if first is None:
+            tf.cond(tf.equal(part, 0), begin, go_on)
+        elif first == 0:
+            begin()
+        else:
+            go_on()
+
+    def read(self) -> Any:
+        """Return what this replica has added up, as one nest; in replica context."""
+        if not self._sets:
+            raise StepError("There are no sums to finish. Call step.add(batch, part) first, with part 0.")
+        return tf.nest.pack_sequence_as(
+            self._like, [tf.convert_to_tensor(v) for v in self._sets[local_replica(self._strategy)]]
+        )
+
+    def _create(self, specs: list[tf.TensorSpec]) -> None:
+        for device in self._strategy.extended.worker_devices:
+            with tf.device(device):
+                self._sets.append([tf.Variable(tf.zeros(s.shape, s.dtype), trainable=False) for s in specs])
