@@ -18,6 +18,7 @@ from mirrorkit.data.batches import Batches, batches
 from mirrorkit.data.distribute import distribute
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.records import Records, records
+from mirrorkit.data.resident import Resident, resident
 from mirrorkit.data.shards import write_records
 from mirrorkit.data.sources import load
 from mirrorkit.data.splits import DataSet, Split, arrays, class_indices, one_hot
@@ -28,6 +29,7 @@ __all__ = [
     "DataSet",
     "Recipe",
     "Records",
+    "Resident",
     "Split",
     "arrays",
     "augment",
@@ -37,6 +39,7 @@ __all__ = [
     "load",
     "one_hot",
     "records",
+    "resident",
     "synthetic",
     "write_records",
 ]

@@ -115,16 +115,25 @@ def normalize(mean: float | Sequence[float], std: float | Sequence[float]) -> Au
 
 
 def apply(
-    augmentations: Sequence[Augmentation], images: tf.Tensor, *, seed: int, epoch: int, step: int | tf.Tensor
+    augmentations: Sequence[Augmentation],
+    images: tf.Tensor,
+    *,
+    seed: int,
+    epoch: int | tf.Tensor,
+    step: int | tf.Tensor,
+    replica: int | tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Run augmentations on the batch of one step, each with a seed of its own made from (seed, epoch, step).
 
-    Any int64 that stands for the batch may take the place of the step's number.
+    Any int64 that stands for the batch may take the place of the step's number. A `replica` that holds only its own
+    rows of the batch draws its own numbers.
     """
     if not augmentations:
         return images
-    here = tf.constant([seed, epoch], tf.int64)
+    here = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
     here = tf.random.experimental.stateless_fold_in(here, tf.cast(step, tf.int64))
+    if replica is not None:
+        here = tf.random.experimental.stateless_fold_in(here, replica)
     for place, augmentation in enumerate(augmentations):
         images = augmentation(images, tf.random.experimental.stateless_fold_in(here, place))
     return images

@@ -67,12 +67,18 @@ class Batches(Recipe):
             return tf.nest.map_structure(lambda tensor: _rows(tensor, first, length), whole)
 
         def batch(step: tf.Tensor) -> Any:
-            map_here = None if self.cache else self.map
-            depth = self.split.num_classes if self.one_hot else None
-            return finish(take(step), map_here, self.augment, depth, seed=self.seed, epoch=epoch, step=step)
+            return self.finish(take(step), epoch=epoch, step=step)
 
         steps = tf.data.Dataset.range(start, self.steps_per_epoch)
         return steps.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(self.prefetch)
+
+    def finish(
+        self, element: tuple[Any, ...], *, epoch: Any, step: tf.Tensor, replica: int | tf.Tensor | None = None
+    ) -> Any:
+        """The work on the gathered examples of a batch, or on those of one replica: map, augment, one-hot labels."""
+        depth = self.split.num_classes if self.one_hot else None
+        map_here = None if self.cache else self.map
+        return finish(element, map_here, self.augment, depth, seed=self.seed, epoch=epoch, step=step, replica=replica)
 
     @functools.cached_property
     def element_spec(self) -> Any:
@@ -165,12 +171,13 @@ def finish(
     one_hot: int | None,
     *,
     seed: int,
-    epoch: int,
+    epoch: int | tf.Tensor,
     step: tf.Tensor,
+    replica: int | tf.Tensor | None = None,
 ) -> Any:
     """The work on one gathered batch, in this order: `map`, `augment`, one-hot labels of that many classes."""
     x, y, *weight = element if map is None else map(*element)
-    x = apply(augment, x, seed=seed, epoch=epoch, step=step)
+    x = apply(augment, x, seed=seed, epoch=epoch, step=step, replica=replica)
     return (x, y if one_hot is None else tf.one_hot(y, one_hot, dtype=tf.float32), *weight)
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from mirrorkit.train.share import HOST, own_share
+from mirrorkit.errors import StepError
+from mirrorkit.train.share import HOST, Share, own_share
+from mirrorkit.train.stream import Sizes, Stream
 from mirrorkit.train.update import first_replica
+
+_log = logging.getLogger("mirrorkit")
 
 _CALL_SECONDS = 0.5  # what "auto" aims at: long enough to hide the dispatch, short enough for a progress bar
 _PROBE_STEPS = 4
@@ -29,34 +34,30 @@ class Calls:
 
     Args:
         strategy: the strategy for which `step` is built.
-        step: has `train(batch)` in cross-replica context and `test(batch)` on a replica, both giving totals, whose
-            entry `step.loss_index` is not finite when the loss is not.
+        step: has `train(batch, share)` in cross-replica context and `test(batch)` on a replica, both giving totals,
+            whose entry `step.loss_index` is not finite when the loss is not.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, step: Any) -> None:
-        def train_one(batch: Any) -> tf.Tensor:
-            return step.train(batch)
-
-        def test_one(batch: Any) -> tf.Tensor:
-            sums = strategy.run(lambda batch: step.test(own_share(batch)), args=(batch,))
-            return strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
-
-        self._train = _many(train_one, step)
-        self._test = _many(test_one, step)
+        self._strategy = strategy
+        self._step = step
+        self._traces: dict[Any, Any] = {}
 
         def predict_one(batch: Any) -> Any:
             return strategy.run(lambda batch: step.predict(own_share(batch)), args=(batch,))
 
-        self._predict = tf.function(predict_one, autograph=False)
-        self._strategy = strategy
+        self._predict = tf.function(predict_one, autograph=False, reduce_retracing=True)
 
-    def train(self, iterator: Iterator[Any], totals: tf.Tensor, steps: int) -> Result:
-        """Train on the next `steps` batches, or as many as are left, adding to `totals`."""
-        return _timed(self._train, iterator, totals, steps)
+    def train(self, stream: Stream, totals: tf.Tensor, steps: int) -> Result:
+        """Train on the next `steps` batches, or as many as are left, adding to `totals`.
 
-    def test(self, iterator: Iterator[Any], totals: tf.Tensor, steps: int) -> Result:
+        A call ends with an update: with `accumulate`, `steps` is a multiple of it or reaches to the end of the data.
+        """
+        return self._call(self._train_update, stream, totals, steps, self._step.accumulate)
+
+    def test(self, stream: Stream, totals: tf.Tensor, steps: int) -> Result:
         """Evaluate the next `steps` batches, or as many as are left, adding to `totals`."""
-        return _timed(self._test, iterator, totals, steps)
+        return self._call(self._test_one, stream, totals, steps, 1)
 
     def predict(self, batch: Any) -> list[Any]:
         """Return the outputs for one global batch, one nest for each replica, in order."""
@@ -64,37 +65,130 @@ class Calls:
         parts = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
         return [tf.nest.pack_sequence_as(first_replica(self._strategy, outputs), p) for p in zip(*parts, strict=True)]
 
+    def _train_update(self, batches: list[tuple[Any, Share]]) -> tf.Tensor:
+        if self._step.accumulate == 1:
+            return self._step.train(*batches[0])
+        for part, (batch, share) in enumerate(batches):
+            self._step.add(batch, part, share)
+        return self._step.finish()
 
-def _many(one: Any, step: Any) -> Any:
+    def _test_one(self, batches: list[tuple[Any, Share]]) -> tf.Tensor:
+        ((batch, share),) = batches
+        sums = self._strategy.run(lambda batch: self._step.test(share(batch)), args=(batch,))
+        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
+
+    def _call(self, update: Any, stream: Stream, totals: tf.Tensor, steps: int, accumulate: int) -> Result:
+        start = time.perf_counter()
+        if stream.steps is None:
+            _require_known_length(accumulate)
+            function = self._trace(_until_the_end, update, stream, (None,))
+            done, totals, good = function(stream.source, totals, _int64(steps))
+            taken, finite = int(done), int(good)
+        else:
+            taken, counts = 0, []
+            for updates, sizes in stream.parts(steps, accumulate):
+                function = self._trace(_counted, update, stream, sizes)
+                first = _int64(stream.position + taken)
+                totals, good = function(stream.source, totals, _int64(updates), first)
+                counts.append((updates, len(sizes), good))
+                taken += updates * len(sizes)
+            finite = _finite_steps(counts)
+        stream.position += taken
+        return Result(taken, totals, finite if finite < taken else None, time.perf_counter() - start)
+
+    def _trace(self, make: Callable[..., Any], update: Any, stream: Stream, sizes: Sizes) -> Any:
+        """Return the compiled function for this kind of call; traces it when there is none."""
+        function = (make, update.__name__, stream.kind, sizes)
+        specs = tuple(map(repr, tf.nest.flatten(stream.element_spec)))
+        if (function, specs) not in self._traces:
+            known = [other for name, other in self._traces if name == function]
+            if known:
+                changes = [f"{old} became {new}" for old, new in zip(known[-1], specs, strict=False) if old != new]
+                _log.warning("The data changed shape or dtype, so the loop compiles anew: %s.", "; ".join(changes))
+            many = make(update, stream.take, sizes, self._step.loss_index)
+            arguments = [_int64(0)] * (2 if make is _counted else 1)
+            totals = tf.zeros([self._step.totals_size], tf.float64)
+            self._traces[function, specs] = many.get_concrete_function(stream.source, totals, *arguments)
+        return self._traces[function, specs]
+
+    @property
+    def traces(self) -> int:
+        """How many functions were compiled; a number that grows during training names a loss of time."""
+        return len(self._traces)
+
+
+def _require_known_length(accumulate: int) -> None:
+    if accumulate > 1:
+        raise StepError(
+            f"accumulate={accumulate} needs data of known length, so that the last update is complete. Give "
+            "steps_per_epoch, or say how many batches there are: dataset.apply("
+            "tf.data.experimental.assert_cardinality(n))."
+        )
+
+
+def _counted(update: Any, take: Any, sizes: Sizes, loss_index: int) -> Any:
+    """Make a function of a number of updates, each of batches of these sizes."""
+
     # AutoGraph would rewrite the user's code too, and with it the errors that it raises.
     @tf.function(autograph=False)
-    def many(iterator: Any, totals: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        def fetch(index: tf.Tensor) -> Any:
-            # An optional, since at the end of the data `next` would raise in the midst of a half-done step.
-            with tf.device(HOST):
-                nothing = tf.experimental.Optional.empty(iterator.element_spec)
-                return tf.cond(index < steps, iterator.get_next_as_optional, lambda: nothing)
+    def many(source: Any, totals: tf.Tensor, updates: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def body(index: tf.Tensor, totals: tf.Tensor, good: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            place = first + index * len(sizes)
+            totals += tf.cast(update([take(source, place + i, size) for i, size in enumerate(sizes)]), tf.float64)
+            return index + 1, totals, good + _is_finite(totals, loss_index)
 
-        def body(index: tf.Tensor, batch: Any, totals: tf.Tensor, bad: tf.Tensor) -> tuple[Any, ...]:
-            with tf.device(HOST):
-                value = batch.get_value()
-            step_totals = tf.cast(one(value), tf.float64)
-            newly_bad = (bad < 0) & ~tf.math.is_finite(step_totals[step.loss_index])
-            return index + 1, fetch(index + 1), totals + step_totals, tf.where(newly_bad, index, bad)
-
-        none_yet = tf.constant(0, tf.int64)
-        start = (none_yet, fetch(none_yet), totals, tf.constant(-1, tf.int64))
-        index, _, totals, bad = tf.while_loop(lambda index, batch, *_: batch.has_value(), body, start)
-        return index, totals, bad
+        zero = _int64(0)
+        _, totals, good = tf.while_loop(lambda index, *_: index < updates, body, (zero, totals, zero))
+        return totals, good
 
     return many
 
 
-def _timed(function: Any, iterator: Iterator[Any], totals: tf.Tensor, steps: int) -> Result:
-    start = time.perf_counter()
-    done, totals, bad = function(iterator, totals, tf.constant(steps, tf.int64))
-    first_bad = int(bad)  # waits for the call to end
-    return Result(int(done), totals, None if first_bad < 0 else first_bad, time.perf_counter() - start)
+def _until_the_end(update: Any, take: Any, sizes: Sizes, loss_index: int) -> Any:
+    """Make a function of steps on data that may end before; an optional batch says so, where `next` would raise.
+
+    An error in the midst of a step would leave it half done.
+    """
+    del take, sizes
+
+    @tf.function(autograph=False)
+    def many(iterator: Any, totals: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        def fetch(index: tf.Tensor) -> Any:
+            with tf.device(HOST):
+                nothing = tf.experimental.Optional.empty(iterator.element_spec)
+                return tf.cond(index < steps, iterator.get_next_as_optional, lambda: nothing)
+
+        def body(index: tf.Tensor, batch: Any, totals: tf.Tensor, good: tf.Tensor) -> tuple[Any, ...]:
+            with tf.device(HOST):
+                value = batch.get_value()
+            totals += tf.cast(update([(value, own_share)]), tf.float64)
+            return index + 1, fetch(index + 1), totals, good + _is_finite(totals, loss_index)
+
+        zero = _int64(0)
+        start = (zero, fetch(zero), totals, zero)
+        index, _, totals, good = tf.while_loop(lambda index, batch, *_: batch.has_value(), body, start)
+        return index, totals, good
+
+    return many
+
+
+def _is_finite(totals: tf.Tensor, loss_index: int) -> tf.Tensor:
+    # A sum that is not finite stays so: the number of finite ones is the index of the first that is not.
+    return tf.cast(tf.math.is_finite(totals[loss_index]), tf.int64)
+
+
+def _finite_steps(counts: list[tuple[int, int, tf.Tensor]]) -> int:
+    """Count the steps before the first whose update had no finite loss, from (updates, steps of each, finite ones)."""
+    steps = 0
+    for updates, size, good in counts:
+        steps += int(good) * size  # waits for the call to end
+        if int(good) < updates:
+            break
+    return steps
+
+
+def _int64(value: int) -> tf.Tensor:
+    return tf.constant(value, tf.int64)
 
 
 class CallLength:
@@ -102,20 +196,24 @@ class CallLength:
 
     Args:
         asked: a number, or "auto".
+        multiple: calls are a multiple of this many steps long (rounded up), for updates that take several.
     """
 
-    def __init__(self, asked: int | str) -> None:
+    def __init__(self, asked: int | str, multiple: int = 1) -> None:
         self._auto = asked == "auto"
+        self._multiple = multiple
         self._steps = 1 if self._auto else int(asked)
         self._calls = 0
 
     def next(self, left: int | None) -> int:
         """Return the length of the next call when `left` steps remain, or None where nobody knows how many do."""
-        return self._steps if left is None else min(self._steps, left)
+        steps = -(-self._steps // self._multiple) * self._multiple
+        return steps if left is None else min(steps, left)
 
     def probes(self) -> tuple[int, ...]:
         """Return the lengths of the calls with which to rehearse: one that compiles, and one to learn from."""
-        return (1, _PROBE_STEPS) if self._auto and self._calls < 2 else (1,)
+        lengths = (1, _PROBE_STEPS) if self._auto and self._calls < 2 else (1,)
+        return tuple(-(-steps // self._multiple) * self._multiple for steps in lengths)
 
     def learn(self, steps: int, seconds: float) -> None:
         """Take in how long a call of `steps` took: the first compiles, the second is a probe, the third decides."""

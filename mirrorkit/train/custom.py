@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
 from mirrorkit.errors import StepError
-from mirrorkit.train.outputs import count_examples, unpack_batch
-from mirrorkit.train.share import own_share
+from mirrorkit.train.share import Share, own_share
 
 
 @runtime_checkable
@@ -46,6 +45,7 @@ class CustomStep:
         self._names: list[str] = []
         # Keras callbacks need a model to leave their wish to stop with.
         self.model = getattr(step, "model", None) or SimpleNamespace(stop_training=False)
+        self.accumulate = 1  # successive batches of one update; such a step may do that by itself
         self.loss_index = 1  # holds the sum of all logs: not finite when one of them is not
 
     @property
@@ -62,21 +62,22 @@ class CustomStep:
         """Build the user's step."""
         self._step.build(strategy)
 
-    def prepare(self, iterator: Iterator[Any]) -> None:
-        """Trace the step once to learn the names of its logs; reads no batch."""
+    def prepare(self, element_spec: Any) -> None:
+        """Trace the step once to learn the names of its logs."""
         if not self._names:
-            logs = tf.function(lambda it: self._logs(next(it)), autograph=False)
-            self._names = sorted(logs.get_concrete_function(iterator).structured_outputs)
+            logs = tf.function(lambda batch: self._logs(batch, own_share), autograph=False)
+            self._names = sorted(logs.get_concrete_function(element_spec).structured_outputs)
 
-    def train(self, batch: Any) -> tf.Tensor:
+    def train(self, batch: Any, share: Share = own_share) -> tf.Tensor:
         """Compute, update, and return the totals."""
-        examples = tf.cast(count_examples(unpack_batch(batch)), tf.float32)
-        logs = self._logs(batch)
+        examples = tf.cast(share.examples(batch), tf.float32)
+        logs = self._logs(batch, share)
         values = [tf.cast(logs[name], tf.float32) * examples for name in sorted(logs)]
         return tf.stack([examples, tf.add_n(values), *values])
 
-    def _logs(self, batch: Any) -> Mapping[str, tf.Tensor]:
-        logs = self._step.update(self._strategy, self._sums(batch))
+    def _logs(self, batch: Any, share: Share) -> Mapping[str, tf.Tensor]:
+        sums = self._strategy.run(lambda batch: self._step.compute(share(batch)), args=(batch,))
+        logs = self._step.update(self._strategy, sums)
         if not logs:
             raise StepError(
                 f"update of {type(self._step).__name__} returned no logs. Return at least the loss by name."
@@ -88,9 +89,6 @@ class CustomStep:
                 "from the sums inside the function given to mk.train.Update, and return scalars by name."
             )
         return logs
-
-    def _sums(self, batch: Any) -> Any:
-        return self._strategy.run(lambda batch: self._step.compute(own_share(batch)), args=(batch,))
 
     def logs(self, totals: tf.Tensor) -> dict[str, tf.Tensor]:
         """Return the mean of each log over the examples."""

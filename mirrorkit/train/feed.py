@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit import batching
-from mirrorkit.data import Recipe
+from mirrorkit.data import Recipe, Resident
 from mirrorkit.data.distribute import untuned
 from mirrorkit.errors import StepError
 from mirrorkit.train.outputs import unpack_batch
+from mirrorkit.train.stream import ResidentStream, Stream
 
 _STAND_IN_SIZE = 32  # of a dimension that the data does not tell, in a stand-in batch; per replica for the batch size
 
 
 class Feed:
-    """Global batches on the host, epoch by epoch.
+    """Streams of global batches, epoch by epoch.
 
     Args:
         strategy: its replicas share each batch.
@@ -52,9 +55,10 @@ class Feed:
             data = data.repeat()
         self._strategy = strategy
         self._data = data
-        self._class_weight = class_weight
-        self._endless: Iterator[Any] | None = None
-        self.element_spec = _weigh(self._dataset(), class_weight).element_spec
+        self._endless: Stream | None = None
+        dataset = self._dataset()
+        self._weigh = _class_weights(dataset.element_spec, class_weight) if class_weight else None
+        self.element_spec = self._weighed(dataset).element_spec
         found = data.steps_per_epoch if isinstance(data, Recipe) else int(data.cardinality())
         if found == 0:
             raise StepError("The data set is empty. Check its path, filters and drop_remainder.")
@@ -64,6 +68,7 @@ class Feed:
                 "The data never ends. Say how many batches to take: steps_per_epoch, validation_steps or steps."
             )
         self.steps: int | None = steps if found < 0 else found if steps is None else min(steps, found)
+        self._known = found >= 0 or self._is_endless  # that there are as many batches as `steps` says
         size = data.global_batch_size if isinstance(data, Recipe) else _batch_size(self.element_spec)
         self.global_batch_size: int | None = size
         if size is not None:
@@ -73,35 +78,84 @@ class Feed:
         """Return how many batches of the epoch are left after `done`; None where nobody knows."""
         return None if self.steps is None else self.steps - done
 
-    def _dataset(self, epoch: int = 0) -> tf.data.Dataset:
-        return self._data.dataset(epoch=epoch) if isinstance(self._data, Recipe) else self._data
+    def epoch(self, epoch: int, *, start: int = 0, restart: bool = False, resume: bool = False) -> Stream:
+        """Return the stream of the epoch's batches.
 
-    def epoch(self, epoch: int, *, restart: bool = False) -> Iterator[Any]:
-        """Return an iterator over the epoch's batches; endless data goes on where it was, unless it is to `restart`."""
-        if self._endless is not None and not restart:
-            return self._endless
-        dataset = _weigh(self._dataset(epoch), self._class_weight)
-        iterator = iter(untuned(dataset))
-        if self._is_endless:
-            self._endless = iterator
-        return iterator
-
-    def rehearsal(self) -> Iterator[Any]:
-        """Return an endless iterator over one batch of the real shape, which leaves the data's position alone.
-
-        A recipe's first batch; zeros for a `tf.data.Dataset`, since to read it could move a shuffle on.
+        Args:
+            epoch: fixes the order of a recipe's examples.
+            start: batches of this epoch that are done already.
+            restart: endless data begins anew; otherwise it goes on where it was.
+            resume: endless data skips what the epochs before took, in another run.
         """
+        if self._endless is not None and not restart:
+            self._endless.position = start
+            return self._endless
+        if isinstance(self._data, Resident):
+            assert self.steps is not None  # a recipe says so
+            where = {"steps": self.steps, "position": start}
+            return ResidentStream(self._data, self._strategy, epoch, weigh=self._weigh, **where)
+        stream = self._stream(self._batches(epoch, start, resume), position=start)
+        if self._is_endless:
+            self._endless = stream
+        return stream
+
+    def batches(self) -> Iterator[Any]:
+        """Return an iterator over the global batches on the host, from the beginning."""
+        return itertools.islice(iter(untuned(self._batches(0, 0, False))), self.steps)
+
+    def rehearsals(self, accumulate: int = 1) -> Iterator[tuple[Stream, int]]:
+        """Yield streams that leave the data's position alone, with the number of steps to take of each.
+
+        One stream for each kind of update that an epoch has: the first is as long as one likes, another holds the
+        smaller update at the end of a recipe's epoch. Of a recipe they give its first batch over and over; of a
+        `tf.data.Dataset` zeros, since to read it could move a shuffle on.
+        """
+        end = 0
+        if isinstance(self._data, Recipe) and self.steps is not None:
+            whole = self._whole()
+            end = whole % accumulate + self.steps - whole if whole else self.steps % accumulate
+        if self.steps != end:
+            yield self._rehearsal(start=0), accumulate
+        if end:
+            assert self.steps is not None
+            yield self._rehearsal(start=self.steps - end), end
+
+    def _whole(self) -> int:
+        """Return how many batches of a recipe's epoch have the global batch size, if its replicas share it equally."""
+        data, replicas = self._data, self._strategy.num_replicas_in_sync
+        if not isinstance(data, Recipe) or self.steps is None or data.global_batch_size % replicas:
+            return 0
+        return min(self.steps, data.num_examples // data.global_batch_size)
+
+    def _stream(self, dataset: tf.data.Dataset, *, position: int = 0) -> Stream:
+        size = self.global_batch_size if self._whole() else None
+        steps = self.steps if self._known else None
+        return Stream(iter(untuned(dataset)), steps=steps, size=size, whole=self._whole(), position=position)
+
+    def _dataset(self) -> tf.data.Dataset:
+        return self._data.dataset(epoch=0) if isinstance(self._data, Recipe) else self._data
+
+    def _weighed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        return dataset if self._weigh is None else dataset.map(self._weigh, num_parallel_calls=tf.data.AUTOTUNE)
+
+    def _batches(self, epoch: int, start: int, resume: bool) -> tf.data.Dataset:
+        if isinstance(self._data, Recipe):
+            return self._weighed(self._data.dataset(epoch=epoch, start=start))
+        before = epoch * self.steps if resume and self._is_endless and self.steps is not None else 0
+        return self._weighed(self._data.skip(before + start))
+
+    def _rehearsal(self, *, start: int) -> Stream:
+        if isinstance(self._data, Resident):
+            return self.epoch(0, start=start)
         if isinstance(self._data, Recipe):
             batch = self._data.dataset(epoch=0).take(1)
-            dataset = _weigh(batch, self._class_weight).cache().repeat()
-        else:
-            size = self.global_batch_size or _STAND_IN_SIZE * self._strategy.num_replicas_in_sync
-            spec = self.element_spec
-            zeros = tf.nest.map_structure(
-                lambda s: tf.zeros([size, *(d or _STAND_IN_SIZE for d in s.shape[1:])], s.dtype), spec
-            )
-            dataset = tf.data.Dataset.from_tensors(zeros).repeat().map(lambda *parts: _like(parts, spec))
-        return iter(untuned(dataset))
+            return self._stream(self._weighed(batch).cache().repeat(), position=start)
+        size = self.global_batch_size or _STAND_IN_SIZE * self._strategy.num_replicas_in_sync
+        spec = self.element_spec
+        zeros = tf.nest.map_structure(
+            lambda s: tf.zeros([size, *(d or _STAND_IN_SIZE for d in s.shape[1:])], s.dtype), spec
+        )
+        return self._stream(tf.data.Dataset.from_tensors(zeros).repeat().map(lambda *parts: _like(parts, spec)))
 
 
 def _like(parts: tuple[Any, ...], spec: Any) -> Any:
@@ -117,25 +171,27 @@ def _batch_size(element_spec: Any) -> int | None:
     return tf.nest.flatten(unpack_batch(element_spec).x)[0].shape[0]
 
 
-def _weigh(dataset: tf.data.Dataset, class_weight: Mapping[int, float] | None) -> tf.data.Dataset:
-    """Turn class weights into sample weights."""
-    if not class_weight:
-        return dataset
-    spec = unpack_batch(dataset.element_spec)
-    if spec.weight is not None or not isinstance(spec.y, tf.TypeSpec):
+@dataclass(frozen=True)
+class _ClassWeights:
+    """Turns class weights into sample weights: `(x, y) -> (x, y, sample_weight)`."""
+
+    table: tuple[float, ...]
+
+    def __call__(self, x: Any, y: tf.Tensor) -> tuple[Any, tf.Tensor, tf.Tensor]:
+        classes = len(self.table)
+        one_hot = len(y.shape) == 2 and y.shape[-1] != 1
+        index = tf.argmax(y, -1) if one_hot else tf.reshape(tf.cast(y, tf.int64), [-1])
+        weight = tf.gather(tf.constant(self.table), tf.minimum(index, classes - 1))
+        return x, y, tf.where(index < classes, weight, 1.0)
+
+
+def _class_weights(spec: Any, class_weight: Mapping[int, float]) -> _ClassWeights:
+    batch = unpack_batch(spec)
+    if batch.weight is not None or not isinstance(batch.y, tf.TypeSpec):
         raise StepError(
             "class_weight needs elements (x, y) with a single target: classes or one-hot. "
             "With sample weights in the data, multiply the class weights into them."
         )
     if not all(isinstance(index, int) and index >= 0 for index in class_weight):
         raise StepError(f"class_weight maps class indices (whole numbers from 0 on) to weights, found {class_weight}.")
-    classes = max(class_weight) + 1
-    table = tf.constant([float(class_weight.get(index, 1.0)) for index in range(classes)])
-
-    def weigh(x: Any, y: tf.Tensor) -> tuple[Any, tf.Tensor, tf.Tensor]:
-        one_hot = len(y.shape) == 2 and y.shape[-1] != 1
-        index = tf.argmax(y, -1) if one_hot else tf.reshape(tf.cast(y, tf.int64), [-1])
-        weight = tf.where(index < classes, tf.gather(table, tf.minimum(index, classes - 1)), 1.0)
-        return x, y, weight
-
-    return dataset.map(weigh, num_parallel_calls=tf.data.AUTOTUNE)
+    return _ClassWeights(tuple(float(class_weight.get(index, 1.0)) for index in range(max(class_weight) + 1)))

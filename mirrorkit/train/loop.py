@@ -10,14 +10,14 @@ loop.evaluate(test)
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit.data import Recipe
 from mirrorkit.errors import NonFiniteLossError, StepError
 from mirrorkit.timing import Throughput
 from mirrorkit.train.calls import CallLength, Calls
@@ -53,7 +53,7 @@ class Loop:
         self.step = step
         self._step: Any = step if isinstance(step, Step) else CustomStep(step, strategy)
         self._step.build(strategy)
-        self._length = CallLength(steps_per_call)
+        self._length = CallLength(steps_per_call, self._step.accumulate)
         self._calls = Calls(strategy, self._step)
         self._warm = False
         self._steps_done = 0
@@ -141,9 +141,7 @@ class Loop:
         """
         self._require_model("predict")
         feed = Feed(self.strategy, data, steps=steps)
-        parts = []
-        for batch in itertools.islice(feed.epoch(0, restart=True), feed.steps):
-            parts += self._calls.predict(batch)
+        parts = [part for batch in feed.batches() for part in self._calls.predict(batch)]
         return tf.nest.map_structure(lambda *part: np.concatenate([p.numpy() for p in part]), *parts)
 
     def warm_up(self, data: Any, *, validation_data: Any = None) -> None:
@@ -164,25 +162,28 @@ class Loop:
                 "property `variables`: a list of all variables that its update writes."
             )
         with unchanged(self.strategy, variables):
-            feed = Feed(self.strategy, data, steps=1)
-            iterator = feed.rehearsal()
-            self._prepare(feed, iterator)
-            for steps in self._length.probes():
-                self._length.learn(steps, self._calls.train(iterator, self._zeros(), steps).seconds)
+            feed = self._whole_feed(data)
+            self._step.prepare(feed.element_spec)
+            for number, (stream, least) in enumerate(feed.rehearsals(self._step.accumulate)):
+                for steps in self._length.probes() if number == 0 else (least,):
+                    result = self._calls.train(stream, self._zeros(), min(steps, stream.left or steps))
+                    stream.position -= result.steps
+                    self._length.learn(result.steps, result.seconds)
             if isinstance(self._step, Step):
-                feed = feed if validation_data is None else Feed(self.strategy, validation_data, steps=1)
-                self._calls.test(feed.rehearsal(), self._zeros(), 1)
+                feed = feed if validation_data is None else self._whole_feed(validation_data)
+                for stream, _ in feed.rehearsals():
+                    self._calls.test(stream, self._zeros(), 1)
         self._warm = True
 
     def _train_epoch(self, feed: Feed, epoch: int, hooks: Any, report: Report) -> dict[str, Any]:
-        iterator = feed.epoch(epoch)
-        self._prepare(feed, iterator)
+        stream = feed.epoch(epoch)
+        self._step.prepare(feed.element_spec)
         totals, logs = self._zeros(), {}
         record = Epoch(examples=0, steps=0, seconds=0.0)
         for first in iter(lambda: record.steps, feed.steps):
             steps = self._length.next(feed.left(first))
             hooks.on_train_batch_begin(first)
-            result = self._calls.train(iterator, totals, steps)
+            result = self._calls.train(stream, totals, steps)
             if result.steps == 0:  # the end of data whose length nobody knew
                 break
             self._check_finite(result.first_bad_step, epoch, first)
@@ -203,14 +204,14 @@ class Loop:
 
     def _evaluate(self, feed: Feed, hooks: Any) -> dict[str, Any]:
         self._require_model("evaluate")
-        iterator = feed.epoch(0, restart=True)
-        self._prepare(feed, iterator)
+        stream = feed.epoch(0, restart=True)
+        self._step.prepare(feed.element_spec)
         totals, done = self._zeros(), 0
         hooks.on_test_begin()
         while done != feed.steps:
             steps = self._length.next(feed.left(done))
             hooks.on_test_batch_begin(done)
-            result = self._calls.test(iterator, totals, steps)
+            result = self._calls.test(stream, totals, steps)
             if result.steps == 0:
                 break
             totals = result.totals
@@ -222,8 +223,9 @@ class Loop:
         hooks.on_test_end(logs)
         return logs
 
-    def _prepare(self, feed: Feed, iterator: Iterator[Any]) -> None:
-        self._step.prepare(feed.element_spec if isinstance(self._step, Step) else iterator)
+    def _whole_feed(self, data: Any) -> Feed:
+        # A dataset of the user's may never end, and zeros stand in for it anyway.
+        return Feed(self.strategy, data, steps=None if isinstance(data, Recipe) else 1)
 
     def _zeros(self) -> tf.Tensor:
         return tf.zeros([self._step.totals_size], tf.float64)

@@ -8,7 +8,7 @@ per-device iterators each run a tuning thread that can hold up the end of an epo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -17,33 +17,56 @@ from mirrorkit.train.outputs import count_examples, unpack_batch
 HOST = "/device:CPU:0"  # of whichever worker the replica is on
 
 
-def own_share(batch: Any) -> Any:
-    """Return this replica's rows of a global batch; call it in replica context.
+class Share(Protocol):
+    """How a replica comes to its rows of a global batch, whatever stands for that batch."""
+
+    def __call__(self, batch: Any) -> Any:
+        """Return this replica's rows; called in replica context."""
+
+    def examples(self, batch: Any) -> tf.Tensor:
+        """Return the number of examples in the whole global batch (int32 scalar)."""
+
+
+class _OwnShare:
+    """Return this replica's rows of a global batch (a nest of tensors with the same first dimension).
 
     The rows are consecutive and in the order of the replicas; the first replicas get `ceil(batch / replicas)` each,
     the last ones what is left, which may be nothing.
-
-    Args:
-        batch: a nest of tensors with the same first dimension.
     """
+
+    def __call__(self, batch: Any) -> Any:
+        replica, replicas = this_replica()
+        if replicas == 1:
+            return batch
+        with tf.device(HOST):  # cut first, so that only a replica's own rows travel to its device
+            return tf.nest.map_structure(lambda tensor: _rows(tensor, replica, replicas), batch)
+
+    def examples(self, batch: Any) -> tf.Tensor:
+        return count_examples(unpack_batch(batch))
+
+
+own_share: Share = _OwnShare()
+
+
+def this_replica() -> tuple[Any, int]:
+    """Return this replica's number (a Python int where it is known) and how many there are; in replica context."""
     context = tf.distribute.get_replica_context()
-    replicas = context.num_replicas_in_sync
-    if replicas == 1:
-        return batch
     replica = context.replica_id_in_sync_group
     static = tf.get_static_value(replica)
-    with tf.device(HOST):  # cut first, so that only a replica's own rows travel to its device
-        return tf.nest.map_structure(lambda t: _rows(t, replica if static is None else int(static), replicas), batch)
+    return (replica if static is None else int(static)), context.num_replicas_in_sync
+
+
+def bounds(size: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
+    """Return the first row of a batch of `size` rows that belongs to `replica`, and the first that no longer does."""
+    largest = -(-size // replicas)
+    least = min if isinstance(size, int) and isinstance(replica, int) else tf.minimum
+    return least(replica * largest, size), least((replica + 1) * largest, size)
 
 
 def _rows(tensor: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
-    size = tensor.shape[0]
-    if size is None:
-        size = tf.shape(tensor)[0]
-    largest = -(-size // replicas)
-    if isinstance(size, int) and isinstance(replica, int):
-        return tensor[min(replica * largest, size) : min((replica + 1) * largest, size)]
-    return tensor[tf.minimum(replica * largest, size) : tf.minimum((replica + 1) * largest, size)]
+    size = tf.shape(tensor)[0] if tensor.shape[0] is None else tensor.shape[0]
+    first, end = bounds(size, replica, replicas)
+    return tensor[first:end]
 
 
 def unless_empty(batch: Any, full: Callable[[], Any], empty: Callable[[], Any]) -> Any:
