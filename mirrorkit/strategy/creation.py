@@ -1,11 +1,4 @@
-"""Choose and make a `tf.distribute.Strategy`, and say in one line what was chosen.
-
-```python
-strategy = mk.strategy.create("auto")                         # every GPU, or else the CPU
-strategy = mk.strategy.create("mirrored", devices="cpu:4")    # four replicas on virtual CPU devices
-print(mk.strategy.describe(strategy))                         # MirroredStrategy, 4 replicas on CPU:0 CPU:1 CPU:2 CPU:3
-```
-"""
+"""Choose a strategy by its kind, the devices and the cluster, and make it."""
 
 from __future__ import annotations
 
