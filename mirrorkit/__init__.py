@@ -19,12 +19,14 @@ __version__ = "0.1.0"
 
 _SUBMODULES = (
     "batching",
+    "checks",
     "cluster",
     "data",
     "devices",
     "errors",
     "models",
     "optim",
+    "reproducible",
     "strategy",
     "testing",
     "timing",

@@ -1,0 +1,114 @@
+"""Reproducible mode, always in a fresh process: it cannot be switched off again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import mirrorkit as mk
+from mirrorkit.errors import MirrorkitError
+
+# Everything that draws or sums: augmentation of uint8 images, BatchNorm, Dropout, Adam, four replicas, an uneven batch.
+TRAIN = """
+    import hashlib, json
+    import mirrorkit as mk
+    {first}
+    strategy = mk.strategy.create("mirrored", devices="cpu:4")
+    import numpy as np, keras
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 8, 8, 3), "uint8")  # the data is given, not drawn
+    split = mk.data.arrays(pixels, np.arange(90) % 5)
+    crop = mk.data.augment.pad_and_crop(2)
+    train = mk.data.batches(split, global_batch_size=16, shuffle=True, augment=[mk.data.augment.flip(), crop])
+    L = keras.layers
+    with strategy.scope():
+        layers = [L.Rescaling(1 / 255), L.Conv2D(8, 3), L.BatchNormalization(), L.ReLU(), L.Flatten(), L.Dropout(0.5)]
+        model = keras.Sequential([keras.Input((8, 8, 3)), *layers, L.Dense(5)])
+        optimizer = keras.optimizers.Adam(0.01)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
+    report = mk.train.Loop(strategy, step).fit(train, epochs=2, verbose=0)
+    bits = b"".join(variable.numpy().tobytes() for variable in step.variables)
+    print(json.dumps([hashlib.sha256(bits).hexdigest(), report.history["loss"]]))
+"""
+
+
+def test_two_runs_give_equal_bits_and_another_seed_gives_others(run_python: Callable[..., Any]) -> None:
+    firsts = ["mk.reproducible.enable()", "mk.reproducible.enable(seed=0)", "mk.reproducible.enable(seed=1)"]
+    with ThreadPoolExecutor(2) as two:
+        one, again, other = two.map(lambda first: run_python(TRAIN.format(first=first)).json(), firsts)
+    assert one == again
+    assert other != one
+
+
+# Seeds alone do not make these repeatable on several CPU threads: random numbers drawn in parallel by tf.data, and
+# rows added to a table, whose sum depends on the order in which they come.
+REPEAT = """
+    import json
+    import tensorflow as tf
+    import mirrorkit as mk
+    from mirrorkit._keras import keras
+
+    def drawn():
+        numbers = tf.data.Dataset.range(64).map(
+            lambda i: tf.random.uniform([1000]) + tf.cast(i, tf.float32), num_parallel_calls=8
+        )
+        return b"".join(value.numpy().tobytes() for value in numbers)
+
+    def added():
+        table = tf.Variable(tf.zeros([50, 8]))
+        rows = tf.random.stateless_uniform([50_000], [1, 2], 0, 50, tf.int32)
+        table.scatter_add(tf.IndexedSlices(tf.random.stateless_normal([50_000, 8], [3, 4]), rows))
+        return table.numpy().tobytes()
+
+    def several(function):
+        results = set()
+        for _ in range(20):
+            keras.utils.set_random_seed(0)
+            results.add(function())
+        return len(results)
+
+    {first}
+    print(json.dumps([several(drawn), several(added)]))
+"""
+
+
+def test_random_numbers_drawn_in_parallel_and_rows_added_in_parallel_repeat(run_python: Callable[..., Any]) -> None:
+    threads = {"TF_NUM_INTRAOP_THREADS": "4"}  # more than one, however few cores there are
+    assert run_python(REPEAT.format(first="mk.reproducible.enable()"), env=threads).json() == [1, 1]
+    seeds_only = run_python(REPEAT.format(first=""), env=threads).json()
+    assert max(seeds_only) > 1, "seeds alone were enough: this test guards nothing any more"
+
+
+def test_a_call_that_comes_too_late_says_what_it_missed(run_python: Callable[..., Any]) -> None:
+    result = run_python(
+        """
+        import json, warnings
+        import mirrorkit as mk
+
+        def warned():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                mk.reproducible.enable()
+            return [str(warning.message) for warning in caught]
+
+        mk.strategy.create("mirrored", devices="cpu:2")  # starts TensorFlow, which does no harm
+        early = warned()
+        model = mk.models.create("linear")
+        data = mk.data.batches(mk.data.synthetic(train=64, test=8).train, global_batch_size=8).dataset()
+        print(json.dumps([early, warned()]))
+        """
+    )
+    early, late = result.json()
+    assert early == []
+    assert len(late) == 1
+    for part in ("variables and", "datasets were made", "Call mk.reproducible.enable() at the top"):
+        assert part in late[0]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True, None, "0"])
+def test_what_is_no_seed(seed: Any) -> None:
+    with pytest.raises(MirrorkitError, match="whole number from 0"):
+        mk.reproducible.enable(seed=seed)
