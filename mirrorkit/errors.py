@@ -42,9 +42,25 @@ class CheckpointError(MirrorkitError, RuntimeError):
     """A checkpoint cannot be written, cannot be read, or belongs to another model."""
 
 
-class NonFiniteLossError(MirrorkitError, ArithmeticError):
-    """The loss became NaN or infinite; `step` is the 0-based training step of the run at which it was first seen."""
+class OutOfSyncError(MirrorkitError, RuntimeError):
+    """Replicas that must hold the same values do not; `report` is the `mk.checks.SyncReport` that says which."""
 
-    def __init__(self, message: str, *, step: int) -> None:
+    def __init__(self, message: str, *, report: object) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class NonFiniteLossError(MirrorkitError, ArithmeticError):
+    """The loss became NaN or infinite; the attributes say where it was first seen, all counted from 0.
+
+    Attributes:
+        step: the training step of the run.
+        epoch: the epoch.
+        batch: the global batch of that epoch; with `accumulate`, the first one of the update.
+    """
+
+    def __init__(self, message: str, *, step: int, epoch: int, batch: int) -> None:
         super().__init__(message)
         self.step = step
+        self.epoch = epoch
+        self.batch = batch

@@ -10,6 +10,7 @@ loop.evaluate(test)
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,16 +19,17 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.data import Recipe
-from mirrorkit.errors import NonFiniteLossError, StepError
+from mirrorkit.errors import StepError
 from mirrorkit.timing import Throughput
 from mirrorkit.train.calls import CallLength, Calls
+from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.custom import CustomStep, TrainStep
 from mirrorkit.train.feed import Feed
-from mirrorkit.train.report import Epoch, Report
-from mirrorkit.train.snapshot import unchanged
+from mirrorkit.train.hooks import callback_list, release
+from mirrorkit.train.passes import Passes
+from mirrorkit.train.position import Position
+from mirrorkit.train.report import Report
 from mirrorkit.train.step import Step
-
-_EXAMPLES = 0  # index into a step's totals
 
 
 class Loop:
@@ -39,6 +41,9 @@ class Loop:
             strategy's scope.
         steps_per_call: training steps per compiled call; "auto" finds about half a second's worth. Batch hooks of
             callbacks come once per call, as with Keras's `steps_per_execution`.
+
+    Attributes:
+        position: where the training stands: epoch, batch, steps, history.
 
     Raises:
         StepError: something that is no step, a step of another strategy, a call length below 1.
@@ -53,10 +58,11 @@ class Loop:
         self.step = step
         self._step: Any = step if isinstance(step, Step) else CustomStep(step, strategy)
         self._step.build(strategy)
-        self._length = CallLength(steps_per_call, self._step.accumulate)
         self._calls = Calls(strategy, self._step)
+        self._passes = Passes(strategy, self._step, self._calls, CallLength(steps_per_call, self._step.accumulate))
         self._warm = False
-        self._steps_done = 0
+        self._restored = False  # and not gone on since
+        self.position = Position()
 
     def fit(
         self,
@@ -72,7 +78,7 @@ class Loop:
         verbose: int | str = "auto",
         class_weight: Mapping[int, float] | None = None,
     ) -> Report:
-        """Train for `epochs - initial_epoch` epochs.
+        """Train for `epochs - initial_epoch` epochs, or what is left of them after `restore`.
 
         Args:
             data: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches `(x, y)` or
@@ -94,29 +100,44 @@ class Loop:
         Raises:
             NonFiniteLossError: the loss became NaN or infinite.
             StepError: data that the step cannot train on.
+            CheckpointError: what was restored does not fit this data or these metrics; see also `Checkpoints`.
         """
         if validation_freq < 1:
             raise StepError(f"validation_freq must be a whole number from 1 on, found {validation_freq!r}.")
+        if validation_data is not None:
+            self._require_model("evaluate")
         feed = Feed(self.strategy, data, steps=steps_per_epoch, carry_on=True, class_weight=class_weight)
         validation = None if validation_data is None else Feed(self.strategy, validation_data, steps=validation_steps)
         report = Report(throughput=Throughput(warm=self._warm))
-        level = 1 if verbose == "auto" else int(verbose)
-        hooks = self._callback_list(callbacks, add_history=True, verbose=level, epochs=epochs, steps=feed.steps)
         model = self._step.model
         model.stop_training = False
-        hooks.on_train_begin()
-        logs: dict[str, float] = {}
-        for epoch in range(initial_epoch, epochs):
-            hooks.on_epoch_begin(epoch)
-            logs = self._train_epoch(feed, epoch, hooks, report)
-            if validation is not None and (epoch + 1) % validation_freq == 0:
-                logs |= {f"val_{name}": value for name, value in self._evaluate(validation, hooks).items()}
-            hooks.on_epoch_end(epoch, logs)
-            if model.stop_training:
-                break
-        hooks.on_train_end(logs)
-        history = next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History))
-        report.history = {name: list(values) for name, values in history.history.items()}
+        if not self._restored:
+            self.position = Position(epoch=initial_epoch, steps=self.position.steps)
+        level = 1 if verbose == "auto" else int(verbose)
+        hooks = callback_list(self, model, callbacks, history=True, verbose=level, epochs=epochs, steps=feed.steps)
+        try:
+            hooks.on_train_begin()  # may restore
+            position, resumed, self._restored = self.position, self._restored, False
+            keras_history = next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History))
+            keras_history.history = position.history
+            logs: dict[str, float] = {}
+            while position.epoch < epochs and position.ended < epochs:
+                epoch = position.epoch
+                hooks.on_epoch_begin(epoch)
+                logs = self._passes.train(feed, position, hooks, report, resumed=resumed)
+                if validation is not None and (epoch + 1) % validation_freq == 0:
+                    val_logs = self._passes.test(validation, hooks)
+                    logs |= {f"val_{name}": value for name, value in val_logs.items()}
+                position.next_epoch()
+                hooks.on_epoch_end(epoch, logs)
+                resumed = False
+                if model.stop_training:
+                    break
+            position.ended = epochs
+            hooks.on_train_end(logs)
+        finally:
+            release(hooks)
+        report.history = {name: list(values) for name, values in position.history.items()}
         return report
 
     def evaluate(
@@ -129,8 +150,9 @@ class Loop:
             steps: batches to evaluate; all by default.
             callbacks: Keras callbacks (`on_test_...`).
         """
+        self._require_model("evaluate")
         feed = Feed(self.strategy, data, steps=steps)
-        return self._evaluate(feed, self._callback_list(callbacks, steps=feed.steps))
+        return self._passes.test(feed, callback_list(self, self._step.model, callbacks, steps=feed.steps))
 
     def predict(self, data: Any, *, steps: int | None = None) -> Any:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
@@ -161,109 +183,35 @@ class Loop:
                 f"{type(self.step).__name__} does not say what it changes, so warm_up could not put it back. Give it a "
                 "property `variables`: a list of all variables that its update writes."
             )
-        with unchanged(self.strategy, variables):
-            feed = self._whole_feed(data)
-            self._step.prepare(feed.element_spec)
-            for number, (stream, least) in enumerate(feed.rehearsals(self._step.accumulate)):
-                for steps in self._length.probes() if number == 0 else (least,):
-                    result = self._calls.train(stream, self._zeros(), min(steps, stream.left or steps))
-                    stream.position -= result.steps
-                    self._length.learn(result.steps, result.seconds)
-            if isinstance(self._step, Step):
-                feed = feed if validation_data is None else self._whole_feed(validation_data)
-                for stream, _ in feed.rehearsals():
-                    self._calls.test(stream, self._zeros(), 1)
+        training = self._whole_feed(data)
+        testing = None
+        if isinstance(self._step, Step):
+            testing = training if validation_data is None else self._whole_feed(validation_data)
+        self._passes.rehearse(training, testing)
         self._warm = True
 
-    def _train_epoch(self, feed: Feed, epoch: int, hooks: Any, report: Report) -> dict[str, Any]:
-        stream = feed.epoch(epoch)
-        self._step.prepare(feed.element_spec)
-        totals, logs = self._zeros(), {}
-        record = Epoch(examples=0, steps=0, seconds=0.0)
-        for first in iter(lambda: record.steps, feed.steps):
-            steps = self._length.next(feed.left(first))
-            hooks.on_train_batch_begin(first)
-            result = self._calls.train(stream, totals, steps)
-            if result.steps == 0:  # the end of data whose length nobody knew
-                break
-            self._check_finite(result.first_bad_step, epoch, first)
-            examples = int(result.totals[_EXAMPLES]) - int(totals[_EXAMPLES])
-            totals = result.totals
-            self._length.learn(result.steps, result.seconds)
-            self._steps_done += result.steps
-            report.throughput.record(examples=examples, steps=result.steps, seconds=result.seconds)
-            record.add(examples, result.steps, result.seconds)
-            logs = self._logs(totals)
-            hooks.on_train_batch_end(first + result.steps - 1, logs)
-            if self._step.model.stop_training:
-                break
-        if record.steps == 0:
-            raise StepError("The data gave no batch. Check its path, filters and drop_remainder.")
-        report.epochs.append(record)
-        return dict(logs)
+    def restore(self, folder: str | os.PathLike[str]) -> Position:
+        """Put everything back to where the newest whole checkpoint in a folder was made; the next `fit` goes on there.
 
-    def _evaluate(self, feed: Feed, hooks: Any) -> dict[str, Any]:
-        self._require_model("evaluate")
-        stream = feed.epoch(0, restart=True)
-        self._step.prepare(feed.element_spec)
-        totals, done = self._zeros(), 0
-        hooks.on_test_begin()
-        while done != feed.steps:
-            steps = self._length.next(feed.left(done))
-            hooks.on_test_batch_begin(done)
-            result = self._calls.test(stream, totals, steps)
-            if result.steps == 0:
-                break
-            totals = result.totals
-            done += result.steps
-            hooks.on_test_batch_end(done - 1, self._logs(totals))
-        if done == 0:
-            raise StepError("The data gave no batch. Check its path, filters and drop_remainder.")
-        logs = self._logs(totals)
-        hooks.on_test_end(logs)
-        return logs
+        `mk.train.Checkpoints` calls this at the beginning of `fit`; call it yourself to evaluate or to look.
+
+        Args:
+            folder: that of `mk.train.Checkpoints`.
+
+        Returns:
+            Epoch, batch, steps and history of the run.
+
+        Raises:
+            CheckpointError: there is no checkpoint, none is whole, or it is of another model; then nothing is changed.
+        """
+        self.position = restore_newest(folder, self.strategy, require_variables(self.step))
+        self._restored = True
+        return self.position
 
     def _whole_feed(self, data: Any) -> Feed:
         # A dataset of the user's may never end, and zeros stand in for it anyway.
         return Feed(self.strategy, data, steps=None if isinstance(data, Recipe) else 1)
 
-    def _zeros(self) -> tf.Tensor:
-        return tf.zeros([self._step.totals_size], tf.float64)
-
-    def _logs(self, totals: tf.Tensor) -> dict[str, Any]:
-        values = {name: np.asarray(value) for name, value in self._step.logs(totals).items()}
-        return {name: value.item() if value.ndim == 0 else value for name, value in values.items()}
-
-    def _check_finite(self, bad: int | None, epoch: int, first: int) -> None:
-        if bad is not None:
-            raise NonFiniteLossError(
-                f"The loss became NaN or infinite at training step {self._steps_done + bad} (epoch {epoch}, batch "
-                f"{first + bad} of it; all counted from 0). Lower the learning rate, give Step a clip_norm, or look "
-                "for bad values in that batch.",
-                step=self._steps_done + bad,
-            )
-
     def _require_model(self, what: str) -> None:
         if not isinstance(self._step, Step):
             raise StepError(f"{what} needs a mk.train.Step; {type(self.step).__name__} only trains. Call its model.")
-
-    def _callback_list(
-        self,
-        callbacks: Sequence[Any] | None,
-        *,
-        steps: int | None,
-        add_history: bool = False,
-        verbose: int = 0,
-        epochs: int = 1,
-    ) -> Any:
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = callbacks.callbacks
-        return keras.callbacks.CallbackList(
-            keras.tree.flatten(callbacks or []),
-            add_history=add_history,
-            add_progbar=verbose != 0,
-            model=self._step.model,
-            verbose=verbose,
-            epochs=epochs,
-            steps=steps,
-        )

@@ -1,0 +1,52 @@
+"""The Keras callbacks of a loop: in which order they are called, and what they may know of the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mirrorkit._keras import keras
+from mirrorkit.train.checkpoints import Checkpoints
+
+
+def callback_list(
+    loop: Any, model: Any, callbacks: Sequence[Any] | None, *, verbose: int = 0, history: bool = False, **params: Any
+) -> Any:
+    """Return a `keras.callbacks.CallbackList`: the user's callbacks in their order, then what Keras adds, then savers.
+
+    A checkpoint holds what the other callbacks did (a learning rate, the history), so it comes after them. A callback
+    that has `set_loop` is given the loop.
+
+    Args:
+        loop: the loop.
+        model: what the callbacks get as their `model`.
+        callbacks: the user's.
+        verbose: 0 for no progress bar.
+        history: add a `keras.callbacks.History`.
+        **params: for the callbacks' `params`: epochs, steps.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    given = keras.tree.flatten(callbacks or [])
+    if history and not any(isinstance(c, keras.callbacks.History) for c in given):
+        given.append(keras.callbacks.History())
+    if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
+        given.append(keras.callbacks.ProgbarLogger())
+    given.sort(key=lambda callback: isinstance(callback, Checkpoints))
+    for callback in given:
+        if hasattr(callback, "set_loop"):
+            callback.set_loop(loop)
+    return keras.callbacks.CallbackList(given, model=model, verbose=verbose, **params)
+
+
+def periods(hooks: Any) -> list[int]:
+    """Return after how many training steps callbacks want a call to end: `every` of those that have `set_loop`."""
+    wanted = [getattr(callback, "every", None) for callback in hooks.callbacks if hasattr(callback, "set_loop")]
+    return [every for every in wanted if isinstance(every, int)]
+
+
+def release(hooks: Any) -> None:
+    """Let the savers finish and give back signals, however the training ended."""
+    for callback in hooks.callbacks:
+        if isinstance(callback, Checkpoints):
+            callback.release()

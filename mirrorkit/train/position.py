@@ -1,0 +1,63 @@
+"""Where a training run stands, beside the values of its variables."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Position:
+    """What a run needs, together with the step's variables, to go on as if it had not stopped.
+
+    Attributes:
+        epoch: the epoch that is going on, counted from 0.
+        batch: how many of its global batches are done.
+        totals: what the step's totals of these batches add up to (float64).
+        steps: training steps of the whole run.
+        history: for each log name its values at the ends of the epochs so far.
+        ended: `epochs` of the last fit that came to its end, perhaps early because a callback stopped it; asked again
+            for as many, there is nothing more to do.
+        global_batch_size: of the data; None where it is not known.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    totals: list[float] = field(default_factory=list)
+    steps: int = 0
+    history: dict[str, list[Any]] = field(default_factory=dict)
+    ended: int = 0
+    global_batch_size: int | None = None
+
+    def advance(self, steps: int, totals: list[float]) -> None:
+        """Count a call in."""
+        self.batch += steps
+        self.steps += steps
+        self.totals = totals
+
+    def next_epoch(self) -> None:
+        """Go to the beginning of the next epoch."""
+        self.epoch, self.batch, self.totals = self.epoch + 1, 0, []
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the position as JSON can hold it, every number exactly."""
+        return {**asdict(self), "history": {name: [_plain(v) for v in self.history[name]] for name in self.history}}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Position:
+        """Make a position of what `as_json` returned."""
+        history = {name: [_restored(v) for v in values["history"][name]] for name in values["history"]}
+        return cls(**{**values, "history": history})
+
+
+def _plain(value: Any) -> Any:
+    array = np.asarray(value)
+    if array.ndim:  # a metric with a value for each class
+        return {"values": array.tolist(), "dtype": array.dtype.name}
+    return array.item()
+
+
+def _restored(value: Any) -> Any:
+    return np.array(value["values"], value["dtype"]) if isinstance(value, dict) else value

@@ -1,0 +1,94 @@
+"""The values of a step's variables on their way to a checkpoint and back."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit.errors import CheckpointError
+from mirrorkit.train.update import first_replica, native
+
+_SHOWN = 10  # differences in an error message
+
+
+def capture(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> list[np.ndarray]:
+    """Copy the values off the device. All replicas hold the same, so the first one's stand for all."""
+    return [first_replica(strategy, native(variable)).numpy() for variable in variables]
+
+
+def describe(variables: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return path, shape and dtype of each variable.
+
+    Raises:
+        CheckpointError: a variable whose values are no numbers.
+    """
+    found = [
+        {"path": _path(v), "shape": [int(size) for size in v.shape], "dtype": getattr(v.dtype, "name", v.dtype)}
+        for v in variables
+    ]
+    for one in found:
+        if one["dtype"] in ("string", "resource", "variant"):
+            raise CheckpointError(f"The variable {one['path']} is of dtype {one['dtype']}; checkpoints hold numbers.")
+    return found
+
+
+def assign(strategy: tf.distribute.Strategy, variables: Sequence[Any], values: Sequence[np.ndarray]) -> None:
+    """Write the values into every replica's copy."""
+    for variable, value in zip(variables, values, strict=True):
+        for copy in strategy.experimental_local_results(native(variable)):
+            copy.assign(value)
+
+
+def require_same(file: Path, saved: Sequence[dict[str, Any]], present: Sequence[dict[str, Any]]) -> None:
+    """Refuse a checkpoint whose variables are not those of the step.
+
+    They must agree in order, shape, dtype and path. Keras's running numbers in the paths do not count, as they depend
+    on what else the process has made (`dense_3/kernel` is `dense/kernel`).
+
+    Raises:
+        CheckpointError: it lists what is missing, what is too much, and what differs.
+    """
+    known, wanted = _numbered(saved), _numbered(present)
+    lines = [f"not in the checkpoint: {_text(wanted[key])}" for key in wanted.keys() - known.keys()]
+    lines += [f"only in the checkpoint: {_text(known[key])}" for key in known.keys() - wanted.keys()]
+    both = [(known[key], wanted[key]) for key in known.keys() & wanted.keys()]
+    lines += [
+        f"other shape or dtype: {_text(there)} in the checkpoint, {_text(here)} here"
+        for there, here in both
+        if (there["shape"], there["dtype"]) != (here["shape"], here["dtype"])
+    ]
+    if not lines and list(known) != list(wanted):
+        lines = ["the same variables, but in another order"]
+    if lines:
+        lines = sorted(lines)
+        more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+        raise CheckpointError(
+            f"The checkpoint {file} is of another model or optimizer:\n  " + "\n  ".join(lines[:_SHOWN] + more) + "\n"
+            "Nothing was restored. Build model, optimizer and step as they were when it was saved, or use another "
+            "folder."
+        )
+
+
+def _numbered(described: Sequence[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the descriptions by path without Keras's running numbers, and a count of our own to tell them apart."""
+    seen: Counter[str] = Counter()
+    numbered = {}
+    for one in described:
+        bare = re.sub(r"_\d+", "", one["path"])
+        numbered[bare, seen[bare]] = one
+        seen[bare] += 1
+    return numbered
+
+
+def _text(described: dict[str, Any]) -> str:
+    return f"{described['path']} {described['dtype']} {described['shape']}"
+
+
+def _path(variable: Any) -> str:
+    return getattr(variable, "path", None) or variable.name
