@@ -47,6 +47,6 @@ def periods(hooks: Any) -> list[int]:
 
 def release(hooks: Any) -> None:
     """Let the savers finish and give back signals, however the training ended."""
-    for callback in hooks.callbacks:
+    for callback in reversed(hooks.callbacks):  # the last one to install handlers gives them back first
         if isinstance(callback, Checkpoints):
             callback.release()

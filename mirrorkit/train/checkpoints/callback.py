@@ -12,20 +12,15 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import warnings
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NoReturn
-
-import numpy as np
-import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import CheckpointError
-from mirrorkit.train import checkpoint_file, saved_variables
-from mirrorkit.train.position import Position
-from mirrorkit.train.preemption import StopSignals, agreed_signal
+from mirrorkit.train.checkpoints import file as checkpoint_file
+from mirrorkit.train.checkpoints.restore import local_folder, require_variables
+from mirrorkit.train.checkpoints.signals import StopSignals, agreed_signal
+from mirrorkit.train.checkpoints.variables import capture, describe
+from mirrorkit.train.checkpoints.writer import Writer, make_writable
 
 _log = logging.getLogger("mirrorkit")
 
@@ -63,12 +58,12 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
             raise CheckpointError(f"keep must be a whole number from 1 on, found {keep!r}.")
         if every != "epoch" and (not isinstance(every, int) or every < 1):
             raise CheckpointError(f"every must be 'epoch' or a number of training steps from 1 on, found {every!r}.")
-        self.folder = _local(folder)
+        self.folder = local_folder(folder)
         self.keep = keep
         self.every = every
         self.exit_code = exit_code
         self._loop: Any = None
-        self._writer: _Writer | None = None
+        self._writer: Writer | None = None
         self._signals = StopSignals()
         self._began = self._saved = (0, 0, 0)  # place (see `_place`) where this training began, and of the last save
 
@@ -83,11 +78,11 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
                 "mk.train.Checkpoints works with mk.train.Loop. With model.fit use keras.callbacks.BackupAndRestore."
             )
         require_variables(self._loop.step)
-        _make_writable(self.folder)
+        make_writable(self.folder)
         checkpoint_file.remove_unfinished(self.folder)
         if checkpoint_file.find(self.folder):
             self._loop.restore(self.folder)
-        self._writer = _Writer(self.folder, self.keep)
+        self._writer = Writer(self.folder, self.keep)
         self._began = self._saved = self._place()
         self._signals.install()
 
@@ -135,8 +130,8 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
             return
         self._writer.wait()
         position, variables = self._loop.position, self._loop.step.variables
-        about = {"variables": saved_variables.describe(variables), "position": position.as_json()}
-        self._writer.start(position.steps, saved_variables.capture(self._loop.strategy, variables), about)
+        about = {"variables": describe(variables), "position": position.as_json()}
+        self._writer.start(position.steps, capture(self._loop.strategy, variables), about)
         self._saved = self._place()
 
     def _leave_if_asked(self) -> None:
@@ -152,118 +147,3 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(self.exit_code)
-
-
-def restore_newest(
-    folder: str | os.PathLike[str], strategy: tf.distribute.Strategy, variables: Sequence[Any]
-) -> Position:
-    """Write the newest whole checkpoint of a folder into the variables; return its position in the run.
-
-    A damaged one is named in a warning, and the one before it taken.
-
-    Raises:
-        CheckpointError: there is none, none is whole, or it is of another model; then no variable was written.
-    """
-    place = _local(folder)
-    files = checkpoint_file.find(place)
-    if not files:
-        raise CheckpointError(f"There is no checkpoint in {place}. Checkpoints are files step-<number>.npz.")
-    damaged = []
-    for file in files:
-        try:
-            about, values = checkpoint_file.read(file)
-        except checkpoint_file.DamagedError as error:
-            damaged.append(str(error))
-            continue
-        saved_variables.require_same(file, about["variables"], saved_variables.describe(variables))
-        if damaged:
-            warnings.warn(f"Damaged checkpoint, the one before it is used: {'; '.join(damaged)}.", stacklevel=3)
-        saved_variables.assign(strategy, variables, values)
-        position = Position.from_json(about["position"])
-        _log.info("%s: goes on in epoch %d at batch %d.", file, position.epoch, position.batch)
-        return position
-    raise CheckpointError(
-        f"No checkpoint in {place} is whole: {'; '.join(damaged)}. To begin anew, use another folder or move these "
-        "files away."
-    )
-
-
-def require_variables(step: Any) -> list[Any]:
-    """Return the variables of a step.
-
-    Raises:
-        CheckpointError: it does not say which they are.
-    """
-    variables = list(getattr(step, "variables", []))
-    if not variables:
-        raise CheckpointError(
-            f"{type(step).__name__} does not say what it changes, so a checkpoint would be empty. Give it a property "
-            "`variables`: a list of all variables that its update writes."
-        )
-    return variables
-
-
-class _Writer:
-    """Writes one checkpoint at a time, in a thread of its own."""
-
-    def __init__(self, folder: Path, keep: int) -> None:
-        self._folder = folder
-        self._keep = keep
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._pending: Future[None] | None = None
-
-    def start(self, steps: int, values: list[np.ndarray], about: dict[str, Any]) -> None:
-        """Begin to write; call `wait` first."""
-        self._pending = self._thread.submit(self._write, checkpoint_file.path_of(self._folder, steps), values, about)
-
-    def wait(self) -> None:
-        """Wait until the last one is written.
-
-        Raises:
-            CheckpointError: it could not be written.
-        """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-    def raise_failure(self) -> None:
-        """Raise what `wait` would, if the last write is over."""
-        if self._pending is not None and self._pending.done():
-            self.wait()
-
-    def close(self) -> None:
-        """Wait for the last write and end the thread; a failure that nobody has seen yet becomes a warning."""
-        try:
-            self.wait()
-        except CheckpointError as error:
-            warnings.warn(str(error), stacklevel=2)
-        self._thread.shutdown()
-
-    def _write(self, path: Path, values: list[np.ndarray], about: dict[str, Any]) -> None:
-        try:
-            checkpoint_file.write(path, values, about)
-            checkpoint_file.keep_newest(path, self._keep)
-        except Exception as error:
-            size = sum(value.nbytes for value in values) / 2**20
-            raise CheckpointError(
-                f"{path} could not be written: {type(error).__name__}: {error}. It needs {size:.1f} MiB. The "
-                "checkpoints before it are whole: make room or mend the folder, then start again to go on from there."
-            ) from error
-
-
-def _local(folder: str | os.PathLike[str]) -> Path:
-    if "://" in os.fspath(folder):
-        raise CheckpointError(f"Checkpoints need a folder of the file system, found {folder}. Mount the storage.")
-    return Path(folder)
-
-
-def _make_writable(folder: Path) -> None:
-    probe = folder / ".writable"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"checkpoints can be written here")
-        probe.unlink()
-    except OSError as error:
-        raise CheckpointError(
-            f"Checkpoints cannot be written to {folder}: {error}. Choose a folder in which you may create files."
-        ) from error

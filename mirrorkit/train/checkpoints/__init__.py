@@ -1,0 +1,15 @@
+"""Checkpoints: save a run now and then, go on from the newest one, save and leave when the machine is taken away.
+
+```python
+report = loop.fit(train, epochs=90, callbacks=[mk.train.Checkpoints("runs/first", keep=3)])
+```
+
+Started again after it was interrupted, the same script finishes the epochs that it was asked for.
+"""
+
+from __future__ import annotations
+
+from mirrorkit.train.checkpoints.callback import Checkpoints
+from mirrorkit.train.checkpoints.restore import require_variables, restore_newest
+
+__all__ = ["Checkpoints", "require_variables", "restore_newest"]

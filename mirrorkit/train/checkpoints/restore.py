@@ -1,0 +1,79 @@
+"""Go back to the newest whole checkpoint of a folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit.errors import CheckpointError
+from mirrorkit.train.checkpoints import file as checkpoint_file
+from mirrorkit.train.checkpoints.variables import assign, describe, require_same
+from mirrorkit.train.position import Position
+
+_log = logging.getLogger("mirrorkit")
+
+
+def restore_newest(
+    folder: str | os.PathLike[str], strategy: tf.distribute.Strategy, variables: Sequence[Any]
+) -> Position:
+    """Write the newest whole checkpoint of a folder into the variables; return its position in the run.
+
+    A damaged one is named in a warning, and the one before it taken.
+
+    Raises:
+        CheckpointError: there is none, none is whole, or it is of another model; then no variable was written.
+    """
+    place = local_folder(folder)
+    files = checkpoint_file.find(place)
+    if not files:
+        raise CheckpointError(f"There is no checkpoint in {place}. Checkpoints are files step-<number>.npz.")
+    damaged = []
+    for file in files:
+        try:
+            about, values = checkpoint_file.read(file)
+        except checkpoint_file.DamagedError as error:
+            damaged.append(str(error))
+            continue
+        require_same(file, about["variables"], describe(variables))
+        if damaged:
+            warnings.warn(f"Damaged checkpoint, the one before it is used: {'; '.join(damaged)}.", stacklevel=3)
+        assign(strategy, variables, values)
+        position = Position.from_json(about["position"])
+        _log.info("%s: goes on in epoch %d at batch %d.", file, position.epoch, position.batch)
+        return position
+    raise CheckpointError(
+        f"No checkpoint in {place} is whole: {'; '.join(damaged)}. To begin anew, use another folder or move these "
+        "files away."
+    )
+
+
+def require_variables(step: Any) -> list[Any]:
+    """Return the variables of a step.
+
+    Raises:
+        CheckpointError: it does not say which they are.
+    """
+    variables = list(getattr(step, "variables", []))
+    if not variables:
+        raise CheckpointError(
+            f"{type(step).__name__} does not say what it changes, so a checkpoint would be empty. Give it a property "
+            "`variables`: a list of all variables that its update writes."
+        )
+    return variables
+
+
+def local_folder(folder: str | os.PathLike[str]) -> Path:
+    """Return the folder as a path.
+
+    Raises:
+        CheckpointError: it is an address (`gs://...`).
+    """
+    if "://" in os.fspath(folder):
+        raise CheckpointError(f"Checkpoints need a folder of the file system, found {folder}. Mount the storage.")
+    return Path(folder)

@@ -1,0 +1,83 @@
+"""Writing checkpoints in the background, one at a time, so that training waits for no disk."""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mirrorkit.errors import CheckpointError
+from mirrorkit.train.checkpoints import file as checkpoint_file
+
+
+class Writer:
+    """Writes one checkpoint at a time, in a thread of its own.
+
+    Args:
+        folder: where to.
+        keep: how many of the newest ones stay.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def start(self, steps: int, values: list[np.ndarray], about: dict[str, Any]) -> None:
+        """Begin to write; call `wait` first."""
+        self._pending = self._thread.submit(self._write, checkpoint_file.path_of(self._folder, steps), values, about)
+
+    def wait(self) -> None:
+        """Wait until the last one is written.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def raise_failure(self) -> None:
+        """Raise what `wait` would, if the last write is over."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def close(self) -> None:
+        """Wait for the last write and end the thread; a failure that nobody has seen yet becomes a warning."""
+        try:
+            self.wait()
+        except CheckpointError as error:
+            warnings.warn(str(error), stacklevel=2)
+        self._thread.shutdown()
+
+    def _write(self, path: Path, values: list[np.ndarray], about: dict[str, Any]) -> None:
+        try:
+            checkpoint_file.write(path, values, about)
+            checkpoint_file.keep_newest(path, self._keep)
+        except Exception as error:
+            size = sum(value.nbytes for value in values) / 2**20
+            raise CheckpointError(
+                f"{path} could not be written: {type(error).__name__}: {error}. It needs {size:.1f} MiB. The "
+                "checkpoints before it are whole: make room or mend the folder, then start again to go on from there."
+            ) from error
+
+
+def make_writable(folder: Path) -> None:
+    """Make the folder and try to write to it.
+
+    Raises:
+        CheckpointError: it cannot be written to.
+    """
+    probe = folder / ".writable"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"checkpoints can be written here")
+        probe.unlink()
+    except OSError as error:
+        raise CheckpointError(
+            f"Checkpoints cannot be written to {folder}: {error}. Choose a folder in which you may create files."
+        ) from error
