@@ -44,6 +44,10 @@ class Batches(Recipe):
             return np.arange(self.num_examples)
         return np.random.default_rng([self.seed, epoch]).permutation(self.num_examples)
 
+    @property
+    def _as_written(self) -> bool:
+        return not self.shuffle
+
     def dataset(self, epoch: int = 0, start: int = 0) -> tf.data.Dataset:
         """The global batches `start`, `start + 1`, ... of `epoch`, without touching those before.
 
@@ -55,7 +59,7 @@ class Batches(Recipe):
         size, total = self.global_batch_size, self.num_examples
         even = self.drop_remainder or total % size == 0
         with tf.init_scope(), tf.device("CPU:0"):
-            order = tf.constant(self.order(epoch)) if self.shuffle else None
+            order = None if self._as_written else tf.constant(self.order(epoch))
 
         def take(step: tf.Tensor) -> Any:
             first = step * size

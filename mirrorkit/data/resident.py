@@ -36,6 +36,10 @@ class Resident(Batches):
         pieces = [part[first : first + own] for first in range(0, size, own) for part in parts]
         return np.concatenate(pieces)
 
+    @property
+    def _as_written(self) -> bool:
+        return not self.shuffle and self.shards == 1
+
     def shard_order(self, epoch: int, shard: int) -> np.ndarray:
         """The examples of one shard in the order of `epoch`, as indices into that shard, int64 [N / shards]."""
         size = self.num_examples // self.shards

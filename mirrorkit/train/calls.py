@@ -89,7 +89,13 @@ class Calls:
             for updates, sizes in stream.parts(steps, accumulate):
                 function = self._trace(_counted, update, stream, sizes)
                 first = _int64(stream.position + taken)
-                totals, good = function(stream.source, totals, _int64(updates), first)
+                try:
+                    totals, good = function(stream.source, totals, _int64(updates), first)
+                except tf.errors.OutOfRangeError as error:
+                    raise StepError(
+                        f"The data said that it holds {stream.steps} batches, but ended before. Mend its cardinality "
+                        "(tf.data.experimental.assert_cardinality), and begin anew: the last step is half done."
+                    ) from error
                 counts.append((updates, len(sizes), good))
                 taken += updates * len(sizes)
             finite = _finite_steps(counts)

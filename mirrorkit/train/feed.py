@@ -51,6 +51,8 @@ class Feed:
             )
         if steps is not None and (not isinstance(steps, int) or steps < 1):
             raise StepError(f"The number of steps must be a whole number from 1 on, found {steps!r}.")
+        # Whether there are as many batches as `steps` says; a repeated dataset claims to be endless even when empty.
+        self._known = isinstance(data, Recipe) or int(data.cardinality()) != tf.data.UNKNOWN_CARDINALITY
         if carry_on and steps is not None and isinstance(data, tf.data.Dataset):
             data = data.repeat()
         self._strategy = strategy
@@ -68,7 +70,6 @@ class Feed:
                 "The data never ends. Say how many batches to take: steps_per_epoch, validation_steps or steps."
             )
         self.steps: int | None = steps if found < 0 else found if steps is None else min(steps, found)
-        self._known = found >= 0 or self._is_endless  # that there are as many batches as `steps` says
         size = data.global_batch_size if isinstance(data, Recipe) else _batch_size(self.element_spec)
         self.global_batch_size: int | None = size
         if size is not None:

@@ -22,7 +22,7 @@ from training_helpers import (
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import NonFiniteLossError
+from mirrorkit.errors import NonFiniteLossError, StepError
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -158,7 +158,7 @@ def test_a_bad_loss_names_its_step(where: Any, bad: float, fixed_line: Any, numb
     start = values_of(loop)
     x = numbers[0].copy()
     x[37] = bad  # batch 3 of 10
-    done = loop._steps_done
+    done = loop.position.steps
     try:
         with pytest.raises(NonFiniteLossError, match=r"\(epoch 2, batch 3 of it.*clip_norm") as error:
             loop.fit(
@@ -208,7 +208,7 @@ def test_an_error_on_one_replica_ends_the_step(make_loop: Any, numbers: Any) -> 
 
 
 def test_nothing_is_traced_twice(make_loop: Any, numbers: Any) -> None:
-    """Epochs, calls, validation and a partial last batch: one trace each; and the model once, not once per replica."""
+    """Whole batches and a smaller last one, in training and validation: a trace each, and not one per replica."""
     traces: list[bool] = []
 
     class Count(L.Layer):
@@ -220,11 +220,40 @@ def test_nothing_is_traced_twice(make_loop: Any, numbers: Any) -> None:
     recipe = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=16, shuffle=True)  # the last one has 12
     traces.clear()
     loop.fit(recipe, epochs=3, validation_data=recipe, verbose=0)
-    assert traces.count(True) == 1
-    calls = loop._calls
-    assert [f.experimental_get_tracing_count() for f in (calls._train, calls._test)] == [1, 1]
+    assert traces.count(True) == 2
+    assert loop._calls.traces == 4
     before = len(traces)
     loop.fit(recipe, epochs=2, validation_data=recipe, verbose=0)
     loop.evaluate(recipe)
     assert len(traces) == before
-    assert [f.experimental_get_tracing_count() for f in (calls._train, calls._test)] == [1, 1]
+    assert loop._calls.traces == 4
+
+
+def test_data_of_another_shape_is_compiled_anew_and_the_log_says_what_changed(
+    make_loop: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = make_loop(("mirrored", 2), lambda: sequential((None, 4), L.Dense(1)), steps_per_call=2)
+
+    def data(length: int) -> mk.data.Batches:
+        x = np.zeros((8, length, 4), "float32")
+        return mk.data.batches(mk.data.arrays(x, x[:, :, :1]), global_batch_size=4)
+
+    loop.fit(data(3), epochs=2, verbose=0)
+    assert not caplog.records
+    loop.fit(data(5), verbose=0)
+    (record,) = caplog.records
+    assert "shape=(4, 3, 4)" in record.message
+    assert "became" in record.message
+    assert "shape=(4, 5, 4)" in record.message
+    loop.fit(data(3), verbose=0)
+    assert len(caplog.records) == 1
+
+
+def test_a_recipe_that_holds_less_than_it_says_is_an_error(line: Any, recipe: Any) -> None:
+    class Fewer(mk.data.Batches):
+        def dataset(self, epoch: int = 0, start: int = 0) -> tf.data.Dataset:
+            return super().dataset(epoch, start).take(3 - start)
+
+    fewer = Fewer(**{name: getattr(recipe, name) for name in mk.data.Batches.__dataclass_fields__})
+    with pytest.raises(StepError, match="holds 5 batches, but ended before"):
+        line.fit(fewer, verbose=0)

@@ -1,0 +1,141 @@
+"""Resident data: the batches of `mk.data.batches`, gathered on the devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import DataError
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+KINDS = [("one_device", 1), ("mirrored", 2), ("mirrored", 4), ("central_storage", 2)]
+
+
+@pytest.fixture(scope="module")
+def split() -> Any:
+    rng = np.random.default_rng(0)
+    return mk.data.arrays(rng.integers(0, 256, (58, 6, 6, 1), dtype=np.uint8), rng.integers(0, 5, 58))
+
+
+def _train(strategy: Any, recipe: Any, **options: Any) -> tuple[list[np.ndarray], dict[str, Any]]:
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((6, 6, 1)), L.Rescaling(1 / 255), L.Conv2D(3, 3), L.Flatten(), L.Dropout(0.2), L.Dense(5)]
+        )
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], **options)
+    loop = mk.train.Loop(strategy, step, steps_per_call=3)
+    report = loop.fit(recipe, epochs=2, verbose=0, class_weight={1: 3.0})
+    return [*model.get_weights(), loop.predict(recipe)], report.history | loop.evaluate(recipe)
+
+
+@pytest.mark.parametrize(
+    ("where", "options"), [*((where, {}) for where in KINDS), (KINDS[2], {"accumulate": 2})], ids=str
+)
+def test_it_trains_bit_for_bit_as_streamed_batches_do(where: Any, options: Any, strategy_of: Any, split: Any) -> None:
+    """58 examples in batches of 12: the last has 10, which four replicas share 3, 3, 3, 1."""
+    arguments: dict[str, Any] = {"global_batch_size": 12, "shuffle": True, "seed": 3}
+    streamed, streamed_logs = _train(strategy_of(*where), mk.data.batches(split, **arguments), **options)
+    resident, resident_logs = _train(strategy_of(*where), mk.data.resident(split, **arguments), **options)
+    assert streamed_logs == resident_logs
+    for one, other in zip(streamed, resident, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _seen(strategy: Any, recipe: Any) -> list[np.ndarray]:
+    """What the replicas together get of each batch of the second epoch, in their order."""
+    from mirrorkit.train.feed import Feed
+
+    stream = Feed(strategy, recipe).epoch(1)
+    batches = []
+    for index in range(recipe.steps_per_epoch):
+
+        @tf.function
+        def rows(source: Any, index: int = index) -> Any:
+            batch, share = stream.take(source, tf.constant(index, tf.int64), None)
+            return strategy.run(lambda batch: share(batch)[0], args=(batch,))
+
+        parts = strategy.experimental_local_results(rows(stream.source))
+        batches.append(np.concatenate([part.numpy() for part in parts]))
+    return batches
+
+
+@pytest.mark.parametrize("size", [12, 13])
+def test_every_replica_gets_its_rows_of_the_same_order(size: int, strategy_of: Any, split: Any) -> None:
+    recipe = mk.data.resident(split, global_batch_size=size, shuffle=True, seed=1)
+    expected = [images.numpy() for images, _ in recipe.dataset(epoch=1)]
+    for got, want in zip(_seen(strategy_of("mirrored", 4), recipe), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_each_replica_holds_a_shard_and_draws_from_it_alone(shuffle: bool, strategy_of: Any, split: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    recipe = mk.data.resident(split, global_batch_size=12, shuffle=shuffle, seed=1, shards=2)
+    assert [len(images) for images, _ in recipe.place(strategy)] == [29, 29]
+    order = recipe.order(1)
+    assert sorted(order) == list(range(58))
+    for first in range(0, 58, 12):
+        batch = order[first : first + 12]
+        np.testing.assert_array_equal(batch < 29, np.arange(len(batch)) < len(batch) // 2)
+    expected = [images.numpy() for images, _ in recipe.dataset(epoch=1)]
+    for got, want in zip(_seen(strategy, recipe), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_augmentation_on_one_device_is_that_of_streamed_batches(strategy_of: Any, split: Any) -> None:
+    arguments: dict[str, Any] = {"global_batch_size": 12, "shuffle": True, "augment": [mk.data.augment.flip()]}
+    expected = [images.numpy() for images, _ in mk.data.batches(split, **arguments).dataset(epoch=1)]
+    got = _seen(strategy_of("one_device", 1), mk.data.resident(split, **arguments))
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_every_replica_augments_in_its_own_way_and_the_same_each_time(strategy_of: Any) -> None:
+    images = np.tile(np.arange(64, dtype=np.uint8).reshape(1, 8, 8, 1), (16, 1, 1, 1))
+    recipe = mk.data.resident(
+        mk.data.arrays(images, np.zeros(16, int)), global_batch_size=16, augment=[mk.data.augment.pad_and_crop(4)]
+    )
+    (first,), (again,) = (_seen(strategy_of("mirrored", 2), recipe) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first[:8], first[8:])
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"shards": 0}, "shards=0"),
+        ({"shards": 3}, r"3 shards cannot share the set of 58 equally.*such as 57"),
+        ({"shards": 2, "global_batch_size": 7}, "2 shards cannot share global_batch_size of 7"),
+        ({"global_batch_size": 0}, "at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: Any, match: str, split: Any) -> None:
+    with pytest.raises(DataError, match=match):
+        mk.data.resident(split, **({"global_batch_size": 12} | options))
+
+
+def test_shards_for_another_number_of_replicas_are_an_error(strategy_of: Any, split: Any) -> None:
+    recipe = mk.data.resident(split, global_batch_size=12, shards=2)
+    with pytest.raises(DataError, match=r"shards=2.*4 replicas"):
+        recipe.place(strategy_of("mirrored", 4))
+
+
+def test_a_set_that_does_not_fit_says_how_much_it_needs(
+    strategy_of: Any, split: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+
+    recipe = mk.data.resident(split, global_batch_size=12)
+    monkeypatch.setattr(tf, "constant", full)
+    with pytest.raises(DataError, match=r"MiB on .*CPU:0.*OOM.*shards="):
+        recipe.place(strategy_of("mirrored", 2))
