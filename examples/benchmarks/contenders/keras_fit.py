@@ -1,0 +1,30 @@
+"""Keras's own model.fit under the same strategy."""
+
+from __future__ import annotations
+
+import keras
+
+from contenders.work import Laps, Work, model_and_optimizer, pipeline, strategy
+
+
+class Contender:
+    """See contenders/__init__.py."""
+
+    def __init__(self, work: Work, *, data: str = "memory", steps_per_execution: int = 1) -> None:
+        self.strategy = strategy(work, own=False)
+        self.dataset = pipeline(work, data=data)
+        self.model, self.optimizer = model_and_optimizer(work, self.strategy)
+        self.steps_per_execution = steps_per_execution
+
+    def build(self) -> None:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        with self.strategy.scope():
+            self.model.compile(
+                self.optimizer, loss=loss, metrics=["accuracy"], steps_per_execution=self.steps_per_execution
+            )
+
+    def train(self, epochs: int, steps: int | None = None) -> tuple[list[float], float]:
+        laps = Laps()
+        dataset = self.dataset if steps is None else self.dataset.take(steps)
+        history = self.model.fit(dataset, epochs=epochs, callbacks=[laps.callback()], verbose=0)
+        return laps.seconds, history.history["accuracy"][-1]
