@@ -14,18 +14,23 @@ from mirrorkit.train.layer_state import layers_of
 from mirrorkit.train.update import native
 
 
-def check_model(model: Any) -> None:
-    """Refuse a model that has no variables yet, or nothing to train."""
+def check_model(model: Any, *, scaled: bool) -> None:
+    """Refuse a model that has no variables yet, nothing to train, or float16 without a `scaled` loss."""
     if not getattr(model, "built", False):
         raise StepError(
             f"The model {model.name!r} is not built, so it has no variables yet. Give it an Input, or call "
             "model.build(input_shape) in the strategy's scope."
         )
     for layer in layers_of(model):
-        if getattr(layer, "compute_dtype", None) == "float16":
+        if getattr(layer, "variable_dtype", None) == "float16":
+            raise StepError(
+                f"The layer {layer.name!r} keeps its weights in float16, which small updates leave as they are. Use "
+                'keras.config.set_dtype_policy("mixed_float16").'
+            )
+        if getattr(layer, "compute_dtype", None) == "float16" and not scaled:
             raise StepError(
                 f"The layer {layer.name!r} computes in float16, whose small gradients vanish without a loss scale. Use "
-                'keras.config.set_dtype_policy("mixed_bfloat16"), which needs none.'
+                'Step(..., loss_scale="dynamic"), or keras.config.set_dtype_policy("mixed_bfloat16"), which needs none.'
             )
         if isinstance(layer, keras.layers.SpectralNormalization):
             raise StepError(
@@ -60,17 +65,31 @@ def check_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise StepError(
             "LossScaleOptimizer decides on one replica whether a step is skipped, so replicas drift apart. Pass its "
-            "inner optimizer and use mixed_bfloat16, which needs no loss scale."
+            'inner_optimizer, and loss_scale="dynamic" to the Step.'
         )
-    refused = {
-        "gradient_accumulation_steps": "use a larger global batch",
-        "ema_overwrite_frequency": "leave it out and call optimizer.finalize_variable_values after training",
-        "loss_scale_factor": "use mixed_bfloat16, which needs no loss scale",
+    cures = {
+        "gradient_accumulation_steps": "Step(..., accumulate={value})",
+        "ema_overwrite_frequency": "Step(..., ema={optimizer.ema_momentum}) and `with step.averaged():`",
+        "loss_scale_factor": "Step(..., loss_scale={value})",
     }
-    for name, cure in refused.items():
-        if getattr(optimizer, name, None) is not None:
-            value = getattr(optimizer, name)
-            raise StepError(f"{type(optimizer).__name__}({name}={value}) is not supported in a Step: {cure}.")
+    for name, cure in cures.items():
+        value = getattr(optimizer, name, None)
+        if value is not None:
+            use = cure.format(value=value, optimizer=optimizer)
+            raise StepError(f"{type(optimizer).__name__}({name}={value}) is not supported in a Step. Use {use}.")
+
+
+def check_options(*, clip_norm: Any, clip_value: Any, accumulate: Any, ema: Any) -> None:
+    """Refuse options of a step that are out of range, or that exclude each other."""
+    for name, bound in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+        if bound is not None and not bound > 0:
+            raise StepError(f"{name} must be a positive number, found {bound!r}.")
+    if clip_norm is not None and clip_value is not None:
+        raise StepError(f"clip_norm={clip_norm} and clip_value={clip_value} exclude each other. Give one of them.")
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise StepError(f"accumulate must be a whole number from 1 on, found {accumulate!r}.")
+    if ema is not None and not 0 < ema < 1:
+        raise StepError(f"ema must be a decay between 0 and 1, such as 0.999; found {ema!r}.")
 
 
 def check_built_for(optimizer: Any, model: Any) -> None:

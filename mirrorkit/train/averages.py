@@ -1,0 +1,52 @@
+"""Exponential moving averages of the weights, which often generalise better than the last weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.train.update import native
+
+
+class Averages:
+    """One average for each weight, by the formula of Keras's `use_ema`; make it in the strategy's scope.
+
+    The first update sets an average to the weight, each later one to `decay * average + (1 - decay) * weight`.
+
+    Args:
+        decay: between 0 and 1.
+        weights: the trainable variables.
+    """
+
+    def __init__(self, decay: float, weights: Sequence[Any]) -> None:
+        self._decay = decay
+        self._weights = list(weights)
+        with keras.name_scope("average"):
+            self.variables = [
+                keras.Variable(
+                    weight.value.numpy(), dtype=weight.dtype, trainable=False, name=weight.path.replace("/", "_")
+                )
+                for weight in weights
+            ]
+
+    def new_values(
+        self, averages: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], iterations: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """Return the averages after an update that made `weights`; `iterations` counts the updates before it."""
+        decay = tf.where(iterations == 0, 0.0, self._decay)
+        return [
+            tf.cast(decay, weight.dtype) * average + tf.cast(1 - decay, weight.dtype) * weight
+            for average, weight in zip(averages, weights, strict=True)
+        ]
+
+    def swap(self, strategy: tf.distribute.Strategy) -> None:
+        """Exchange weights and averages, on every replica of this worker; a second call exchanges them back."""
+        for pair in zip(self._weights, self.variables, strict=True):
+            copies = [strategy.experimental_local_results(native(variable)) for variable in pair]
+            for weight, average in zip(*copies, strict=True):
+                value = tf.identity(weight)
+                weight.assign(average)
+                average.assign(value)

@@ -1,0 +1,38 @@
+"""What `model.compile` was given, as arguments of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.train.loss_scale import LossScale
+
+
+def compiled_parts(model: Any) -> dict[str, Any]:
+    """Return optimizer, loss, metrics and loss scale of a compiled model as keyword arguments of `Step`.
+
+    Raises:
+        StepError: the model is not compiled, or a custom loss is not registered with Keras.
+    """
+    if not getattr(model, "compiled", False):
+        raise StepError("The model is not compiled. Call model.compile(...) in the strategy's scope, or use Step.")
+    config = model.get_compile_config()
+    if config.get("loss") is None:
+        raise StepError("The model is compiled without a loss. Call model.compile(optimizer, loss=...).")
+    try:
+        parts = {
+            name: keras.saving.deserialize_keras_object(config[name])
+            for name in ("loss", "metrics", "weighted_metrics", "loss_weights")
+            if config.get(name) is not None
+        }
+    except (TypeError, ValueError) as error:
+        raise StepError(
+            "A custom loss or metric of the compiled model cannot be copied. Register it with "
+            "keras.saving.register_keras_serializable, or call Step(model, model.optimizer, loss=...)."
+        ) from error
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # compile adds it to a mixed_float16 model
+        parts["loss_scale"] = LossScale(initial=optimizer.initial_scale, growth_steps=optimizer.dynamic_growth_steps)
+        optimizer = optimizer.inner_optimizer
+    return {"optimizer": optimizer, **parts}

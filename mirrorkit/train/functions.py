@@ -1,0 +1,241 @@
+"""The arithmetic of a step: pure functions of tensors, traced once and the same on every replica.
+
+`train_sums` and `test_totals` give what one shard adds; `new_values` what follows from the sums over all shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.optim import functional_apply
+from mirrorkit.train.averages import Averages
+from mirrorkit.train.layer_state import LayerState
+from mirrorkit.train.loss_scale import LossScale, all_finite, only_if
+from mirrorkit.train.losses import Losses
+from mirrorkit.train.metrics import Metrics
+from mirrorkit.train.outputs import Batch, count_examples, match, output_names, per_output, unpack_batch
+from mirrorkit.train.share import require_examples, unless_empty
+from mirrorkit.train.tracing import TraceOnce, outside_replica
+from mirrorkit.train.update import all_reduce
+
+# Layout of the totals, a flat float32 vector: these three, then each output's own loss, then the metrics' states.
+EXAMPLES, LOSS, DENOMINATOR, FIXED = 0, 1, 2, 3
+
+
+class Changing(NamedTuple):
+    """What an update changes, in groups: variables, or their values."""
+
+    weights: list[Any]
+    slots: list[Any]
+    state: list[Any]
+    averages: list[Any]
+    scale: list[Any]
+
+    def regroup(self, flat: Sequence[Any]) -> Changing:
+        """Put a flat list of as many things into the same groups."""
+        rest = iter(flat)
+        return Changing(*[[next(rest) for _ in group] for group in self])
+
+    @property
+    def flat(self) -> list[Any]:
+        """All groups in one list."""
+        return [thing for group in self for thing in group]
+
+
+class Clip(NamedTuple):
+    """Bounds for the mean gradient, after the reduction; at most one of them is set."""
+
+    norm: float | None  # of all gradients together
+    value: float | None  # of each number
+
+    def __call__(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the gradients within the bounds."""
+        if self.norm is not None:
+            return tf.clip_by_global_norm(gradients, self.norm)[0]
+        if self.value is not None:
+            return [tf.clip_by_value(gradient, -self.value, self.value) for gradient in gradients]
+        return gradients
+
+
+class Functions:
+    """The functions of one step.
+
+    Args:
+        model: a built Keras model.
+        optimizer: a built Keras optimizer.
+        state: the model's layer state.
+        variables: all that the step changes.
+        clip: bounds for the mean gradient.
+        averages: averages of the weights, or None.
+        loss_scale: how the loss is scaled, or None.
+        jit_compile: compile what a replica computes with XLA.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        *,
+        state: LayerState,
+        variables: Changing,
+        clip: Clip,
+        averages: Averages | None,
+        loss_scale: LossScale | None,
+        jit_compile: bool,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._iterations = next(i for i, v in enumerate(variables.slots) if v is optimizer.iterations)
+        self._state = state
+        self._variables = variables
+        self._clip = clip
+        self._averages = averages
+        self._loss_scale = loss_scale
+        if state.synchronized:  # it talks to the other replicas, so it must be traced on each of them
+            self.train_sums: Callable[..., Any] = self._train_sums
+        else:
+            self.train_sums = TraceOnce(self._train_sums, jit_compile=jit_compile)
+        self.test_totals = TraceOnce(self._test_totals, jit_compile=jit_compile)
+        self._apply = TraceOnce(self._pure_apply)
+        self._names: list[str | None] = []  # of the model's outputs
+
+    def resolve(self, batch: Batch, losses: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+        """Find out, once, which loss and metrics belong to which output.
+
+        Args:
+            batch: tensors or specs.
+            losses: arguments of `Losses`.
+            metrics: arguments of `Metrics`.
+        """
+        if not self._names:
+            outside_replica(lambda: self._resolve(batch, losses, metrics))
+        self._losses.require_targets(per_output(self._names, batch.y, "targets"))
+
+    def _resolve(self, batch: Batch, losses: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+        def symbolic(spec: Any) -> Any:
+            return keras.KerasTensor((None, *spec.shape[1:]), dtype=spec.dtype.name)
+
+        y_pred = self._model.compute_output_spec(tf.nest.map_structure(symbolic, batch.x))
+        names = output_names(self._model, y_pred)
+        outputs = match(names, batch.y, y_pred, None)
+        self._losses = Losses(outputs=outputs, **losses)
+        self._metrics = Metrics(outputs=outputs, **metrics)
+        self._names = names
+
+    @property
+    def totals_size(self) -> int:
+        """Number of values in the totals."""
+        return FIXED + len(self._losses.own_names) + self._metrics.size
+
+    def logs(self, totals: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Turn totals into Keras's logs."""
+        denominator = tf.maximum(totals[DENOMINATOR], 1e-12)
+        logs = {"loss": totals[LOSS] / denominator}
+        own = self._losses.own_names
+        for index, name in enumerate(own, start=FIXED):
+            logs[name] = totals[index] / denominator
+        return {**logs, **self._metrics.results(totals[FIXED + len(own) :])}
+
+    def _train_sums(self, values: Changing, batch: Any, shard: tf.Tensor) -> Any:
+        """Return what a shard adds; of `values` only weights, state and scale are there."""
+        weights = values.weights
+
+        def sums() -> Any:
+            own_state = self._state.seeded(values.state, shard)
+            with tf.GradientTape() as tape:
+                tape.watch(weights)
+                objective, totals, new_state = self._forward(weights, own_state, batch, training=True)
+                objective, unscale = self._scaled(objective, totals, values.scale)
+            gradients = tape.gradient(objective, weights)
+            self._has_gradient = [gradient is not None for gradient in gradients]
+            if not any(self._has_gradient):
+                raise StepError(
+                    "The loss does not depend on any trainable weight of the model. Look at loss and model."
+                )
+            dense = [_dense(g, w) for g, w in zip(gradients, weights, strict=True) if g is not None]
+            return {
+                "gradients": [unscale(gradient) for gradient in dense],
+                "state": self._state.sums(own_state, new_state, totals[EXAMPLES]),
+                "totals": totals,
+            }
+
+        def nothing() -> Any:
+            return {
+                "gradients": [tf.zeros_like(w) for w, has in zip(weights, self._has_gradient, strict=True) if has],
+                "state": self._state.no_sums(),
+                "totals": tf.zeros([self.totals_size]),
+            }
+
+        if self._state.synchronized:
+            return require_examples(batch, sums)
+        return unless_empty(batch, sums, nothing)
+
+    def _test_totals(self, values: Changing, batch: Any) -> tf.Tensor:
+        return unless_empty(
+            batch,
+            lambda: self._forward(values.weights, values.state, batch, training=False)[1],
+            lambda: tf.zeros([self.totals_size]),
+        )
+
+    def _forward(self, weights: Any, state: Any, batch: Any, *, training: bool) -> tuple[tf.Tensor, tf.Tensor, Any]:
+        """Return the objective (a sum over examples), the totals, and the layer state after the pass."""
+        batch = unpack_batch(batch)
+        y_pred, new_state, extra = self._model.stateless_call(
+            weights, state, batch.x, training=training, return_losses=True
+        )
+        outputs = match(self._names, batch.y, y_pred, batch.weight)
+        examples = tf.cast(count_examples(batch), tf.float32)
+        loss, denominator, own = self._losses.sums(outputs, examples)
+        if extra:  # regularisers and add_loss: once for the whole batch, so each shard carries its part
+            loss += denominator * tf.add_n([tf.cast(value, tf.float32) for value in extra])
+        head = tf.stack([examples, loss, denominator, *own])
+        return loss, tf.concat([head, *self._metrics.sums(outputs)], 0), new_state
+
+    def _scaled(
+        self, objective: tf.Tensor, totals: tf.Tensor, scale: list[tf.Tensor]
+    ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        """Return the objective as float16 is to see it, and what makes its gradient that of the objective again."""
+        if self._loss_scale is None:
+            return objective, lambda gradient: gradient
+        # A sum over the examples would overflow where Keras's mean does not. Synchronized layers mix the gradients of
+        # all replicas, so these must divide by the same number.
+        denominator = totals[DENOMINATOR]
+        mean_of = all_reduce(denominator) if self._state.synchronized else denominator
+        unscale = mean_of / scale[0]
+        return tf.math.divide_no_nan(objective * scale[0], mean_of), lambda g: g * tf.cast(unscale, g.dtype)
+
+    def new_values(self, sums: Any, flat: list[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+        """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
+        old = self._variables.regroup(flat)
+        totals, gradients = sums["totals"], sums["gradients"]
+
+        def updated() -> list[tf.Tensor | None]:
+            weights, slots, averages = self._apply(old.weights, old.slots, old.averages, gradients, totals[DENOMINATOR])
+            return [*weights, *slots, *self._state.new_values(sums["state"], old.state, totals[EXAMPLES]), *averages]
+
+        if self._loss_scale is None:
+            return updated(), totals
+        finite = all_finite(gradients)
+        changed = Changing(*[[True] * len(group) for group in old])._replace(state=self._state.changed, scale=[])
+        new = only_if(finite, updated, old._replace(scale=[]).flat, changed.flat)
+        return [*new, *self._loss_scale.new_values(finite, old.scale)], totals
+
+    def _pure_apply(self, weights: Any, slots: Any, averages: Any, gradients: Any, denominator: tf.Tensor) -> Any:
+        gradients = self._clip([tf.math.divide_no_nan(g, tf.cast(denominator, g.dtype)) for g in gradients])
+        dense = iter(gradients)
+        new_weights, new_slots = functional_apply(
+            self._optimizer, weights, slots, [next(dense) if has else None for has in self._has_gradient]
+        )
+        if self._averages is not None:
+            averages = self._averages.new_values(averages, new_weights, slots[self._iterations])
+        return new_weights, new_slots, averages
+
+
+def _dense(gradient: Any, weight: tf.Tensor) -> tf.Tensor:
+    # Some optimizers treat sparse gradients differently, and some gradients have lost their static shape.
+    return tf.ensure_shape(tf.convert_to_tensor(gradient), weight.shape)

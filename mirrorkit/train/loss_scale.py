@@ -1,0 +1,96 @@
+"""Loss scaling for float16: small gradients survive, and a step whose gradient overflowed is skipped.
+
+Whether a gradient is finite is read from the *reduced* gradient (Inf and NaN survive a sum), so all replicas skip the
+same steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The factor by which the loss is multiplied before its gradient is taken (Micikevicius et al. 2018,
+    arXiv:1710.03740); the rule and its constants are those of Keras's `LossScaleOptimizer`.
+
+    Args:
+        initial: the first scale.
+        growth_steps: after so many finite steps in a row the scale doubles; after a skipped step it halves. `None` for
+            a scale that stays as it is.
+    """
+
+    initial: float = 2.0**15
+    growth_steps: int | None = 2000
+
+    def __post_init__(self) -> None:
+        """Refuse constants that are out of range."""
+        if not (self.initial > 0 and math.isfinite(self.initial)):
+            raise StepError(f"A loss scale must be a positive number, found {self.initial!r}.")
+        if self.growth_steps is not None and self.growth_steps < 1:
+            raise StepError(f"growth_steps must be a whole number from 1 on, or None; found {self.growth_steps!r}.")
+
+    @classmethod
+    def of(cls, given: Any) -> LossScale | None:
+        """Understand what `Step(loss_scale=...)` takes: None, "dynamic", a number (a fixed scale) or a `LossScale`."""
+        if given is None or isinstance(given, LossScale):
+            return given
+        if given == "dynamic":
+            return cls()
+        if isinstance(given, (int, float)) and not isinstance(given, bool):
+            return cls(initial=float(given), growth_steps=None)
+        raise StepError(f'loss_scale must be None, "dynamic", a number or a mk.train.LossScale; found {given!r}.')
+
+    def create(self) -> list[Any]:
+        """Create its variables: the scale, finite steps since it last changed, skipped steps; in a strategy's scope."""
+        with keras.name_scope("loss_scale"):
+            scale = keras.Variable(self.initial, dtype="float32", trainable=False, name="scale")
+            counters = [
+                keras.Variable(0, dtype="int64", trainable=False, name=name) for name in ("good_steps", "skipped_steps")
+            ]
+        return [scale, *counters]
+
+    def new_values(self, finite: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+        """Return the variables' new values after a step that was `finite` or skipped."""
+        scale, good, skipped = values
+        skipped += tf.cast(~finite, skipped.dtype)
+        if self.growth_steps is None:
+            return [None, None, skipped]
+        grows = finite & (good + 1 >= self.growth_steps)
+        scale = tf.where(finite, tf.where(grows, scale * 2, scale), scale / 2)
+        return [scale, tf.where(finite & ~grows, good + 1, 0), skipped]
+
+
+def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return whether every number in `tensors` is finite (bool scalar)."""
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
+
+
+def only_if(
+    condition: tf.Tensor,
+    new: Callable[[], Sequence[tf.Tensor | None]],
+    old: Sequence[tf.Tensor],
+    changed: Sequence[bool],
+) -> list[tf.Tensor | None]:
+    """Return `new()`, or the `old` values where the condition does not hold; None for what never changes.
+
+    Args:
+        condition: bool scalar.
+        new: gives a value for each of `old`, or None.
+        old: values.
+        changed: which values of `new` are not None.
+    """
+
+    def some(values: Sequence[Any]) -> list[tf.Tensor]:
+        return [value for value, is_changed in zip(values, changed, strict=True) if is_changed]
+
+    results = iter(tf.cond(condition, lambda: some(new()), lambda: some(old)))
+    return [next(results) if is_changed else None for is_changed in changed]
