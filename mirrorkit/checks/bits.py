@@ -1,0 +1,53 @@
+"""Tensors as whole numbers that hold their bits: to compare them, to sum them up, and to send them unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from mirrorkit.errors import StepError
+
+_WORDS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int32, 16: tf.int32}  # by the bytes of an element
+_SEED = (2, 71)
+
+
+def to_words(value: tf.Tensor) -> tf.Tensor:
+    """Return the bits of a tensor of any numeric dtype as int64 [n], each holding a word of at most 32 bits."""
+    if value.dtype == tf.bool:
+        value = tf.cast(value, tf.int8)
+    if value.dtype not in _BITCASTABLE:
+        raise StepError(f"Only numbers can be compared between replicas, found a variable of {value.dtype.name}.")
+    return tf.cast(tf.reshape(tf.bitcast(value, _WORDS[value.dtype.size]), [-1]), tf.int64)
+
+
+def from_words(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Undo `to_words`: the tensor of the dtype and shape of `like` with these bits."""
+    if like.dtype == tf.bool:
+        return tf.reshape(tf.cast(words, tf.bool), like.shape)
+    word = _WORDS[like.dtype.size]
+    several = [like.dtype.size // word.size] if like.dtype.size > word.size else []
+    return tf.bitcast(tf.reshape(tf.cast(words, word), [*like.shape, *several]), like.dtype)
+
+
+def checksums(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return a checksum of each tensor, int64 [len(values)], that any change of bits or of their order changes.
+
+    The sum, modulo 2**64, of each word times an odd random 64-bit number of its place. A single word that changes is
+    always seen, since an odd factor can be undone; another change goes unseen with a chance of at most 2**-32.
+    After Dietzfelbinger 1996, "Universal hashing and k-wise independent random variables via integer arithmetic
+    without primes".
+    """
+    return tf.stack([_checksum(to_words(value)) for value in values])
+
+
+def _checksum(words: tf.Tensor) -> tf.Tensor:
+    # the same on every kind of device: the algorithm must not be chosen by it
+    places = tf.random.stateless_uniform(tf.shape(words), _SEED, None, None, tf.int64, alg="philox")
+    return tf.reduce_sum(words * tf.bitwise.bitwise_or(places, tf.constant(1, tf.int64)))
+
+
+_BITCASTABLE = {
+    *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
+    *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64),
+}

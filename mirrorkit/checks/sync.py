@@ -1,0 +1,226 @@
+"""Whether all replicas hold the same values: by checksums made on the devices, and values only where those differ."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit.checks.bits import checksums, from_words, to_words
+from mirrorkit.errors import StepError
+from mirrorkit.train.tracing import TraceOnce
+from mirrorkit.train.update import first_replica, local_replica, native
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one replica's copy of a variable differs from replica 0's.
+
+    Attributes:
+        variable: its path.
+        replica: the first replica that differs.
+        elements: how many of its elements differ.
+        size: how many elements there are.
+        largest: the largest absolute difference; inf where one of the two is NaN; 0 where only bits differ (-0 and 0).
+    """
+
+    variable: str
+    replica: int
+    elements: int
+    size: int
+    largest: float
+
+    def __str__(self) -> str:
+        """Say it in one sentence."""
+        return (
+            f"{self.variable!r} on replica {self.replica}: {self.elements} of {self.size} elements are not those of "
+            f"replica 0, by at most {self.largest:.3g}"
+        )
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """What a check found; true where all replicas hold the same bits.
+
+    Attributes:
+        replicas: how many were compared.
+        variables: how many variables.
+        differing: the paths of those that differ, in their order.
+        first: how the first of them differs.
+    """
+
+    replicas: int
+    variables: int
+    differing: tuple[str, ...] = ()
+    first: Difference | None = None
+
+    def __bool__(self) -> bool:
+        """Whether all replicas hold the same bits."""
+        return not self.differing
+
+    def __str__(self) -> str:
+        """Say it in one sentence."""
+        if self:
+            return f"{self.replicas} replicas hold the same bits in {self.variables} variables"
+        return (
+            f"{len(self.differing)} of {self.variables} variables differ between {self.replicas} replicas: {self.first}"
+        )
+
+
+def in_sync(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
+    """Check that every replica holds the same bits.
+
+    ```python
+    report = mk.checks.in_sync(strategy, step)
+    if not report:
+        print(report)  # the first variable that differs, on which replica, and by how much
+    ```
+
+    Each replica makes one 64-bit checksum of each variable on its own device, and only these travel. On several workers
+    all of them must call it, and all get the same report. Where there is one copy of the variables (one device,
+    central_storage, parameter servers) there is nothing to compare.
+
+    Args:
+        strategy: the one that made the variables.
+        of: a step, a model, an optimizer, anything with `variables`, or a list of variables. Variables that are meant
+            to differ (`tf.VariableSynchronization.ON_READ`) do not belong in it.
+
+    Raises:
+        StepError: there are no variables, or another strategy made them.
+    """
+    return _replicas(strategy, of).check()
+
+
+def repair(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
+    """Give every replica the values of replica 0, where they differ; returns what `in_sync` found before.
+
+    Arguments and errors are those of `in_sync`.
+    """
+    return _replicas(strategy, of).repair()
+
+
+class Replicas:
+    """The copies of a list of variables on all replicas; compares them with a function that is compiled once.
+
+    Args:
+        strategy: the one that made the variables.
+        variables: Keras or TensorFlow variables.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
+        self.strategy = strategy
+        self.variables = list(variables)
+        self._native = [native(variable) for variable in self.variables]
+        for variable, own in zip(self.variables, self._native, strict=True):
+            if not strategy.extended.variable_created_in_scope(own):
+                raise StepError(
+                    f"The variable {_path(variable)!r} was not created in the scope of this {type(strategy).__name__}, "
+                    "so its replicas cannot be compared. Pass the strategy under which it was made."
+                )
+        single = (tf.distribute.experimental.CentralStorageStrategy, tf.distribute.ParameterServerStrategy)
+        self._copies = 1 if isinstance(strategy, single) else strategy.num_replicas_in_sync
+        pure = TraceOnce(lambda *values: checksums(values))
+        self._all_checksums = self._compiled(lambda: _of_all_replicas(pure(*map(tf.convert_to_tensor, self._native))))
+
+    def check(self) -> SyncReport:
+        """Compare the checksums; see `in_sync`."""
+        return self._report(self._differing())
+
+    def repair(self) -> SyncReport:
+        """Copy replica 0 to all; see `repair`."""
+        differing = self._differing()
+        report = self._report(differing)
+
+        def write() -> None:
+            for variable in (self._native[i] for i in differing):
+                value = tf.convert_to_tensor(variable)
+                copies = self.strategy.experimental_local_results(variable)
+                copies[local_replica(self.strategy)].assign(from_words(_of_replica_0(to_words(value)), value))
+
+        if differing:
+            self._compiled(write)()
+        return report
+
+    def _differing(self) -> list[int]:
+        if self._copies == 1:
+            return []
+        sums = self._all_checksums().numpy()
+        return [int(i) for i in np.flatnonzero((sums != sums[0]).any(axis=0))]
+
+    def _report(self, differing: list[int]) -> SyncReport:
+        names = tuple(_path(self.variables[i]) for i in differing)
+        first = self._difference(differing[0]) if differing else None
+        return SyncReport(self._copies, len(self.variables), names, first)
+
+    def _difference(self, index: int) -> Difference:
+        variable = self._native[index]
+
+        def compare() -> tf.Tensor:
+            value = tf.convert_to_tensor(variable)
+            words = to_words(value)
+            reference = _of_replica_0(words)
+            per_element = tf.reshape(tf.not_equal(words, reference), [value.shape.num_elements(), -1])
+            elements = tf.math.count_nonzero(tf.reduce_any(per_element, axis=1))
+            return _of_all_replicas(
+                tf.stack([tf.cast(elements, tf.float64), _distance(value, from_words(reference, value))])
+            )
+
+        found = self._compiled(compare)().numpy()
+        replica = int(np.flatnonzero(found[:, 0])[0])
+        elements, largest = found[replica]
+        path = _path(self.variables[index])
+        return Difference(path, replica, int(elements), variable.shape.num_elements(), float(largest))
+
+    def _compiled(self, on_replica: Callable[[], Any]) -> Any:
+        @tf.function(autograph=False)
+        def run() -> Any:
+            return first_replica(self.strategy, self.strategy.run(on_replica))
+
+        return run
+
+
+def _of_all_replicas(value: tf.Tensor) -> tf.Tensor:
+    """Stack the replicas' values, [replicas, ...], on every replica; call it in replica context."""
+    context = tf.distribute.get_replica_context()
+    replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    own_row = tf.scatter_nd([[replica]], value[None], [replicas, *value.shape])
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, own_row)
+
+
+def _of_replica_0(words: tf.Tensor) -> tf.Tensor:
+    context = tf.distribute.get_replica_context()
+    own = tf.where(tf.equal(context.replica_id_in_sync_group, 0), words, tf.zeros_like(words))
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+
+def _distance(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    wide = tf.complex128 if one.dtype.is_complex else tf.float64
+    distance = tf.abs(tf.cast(one, wide) - tf.cast(other, wide))
+    same = tf.equal(one, other)  # two infinities are, though their distance is NaN
+    nothing, endless = tf.zeros_like(distance), tf.fill(tf.shape(distance), tf.constant(float("inf"), tf.float64))
+    return tf.reduce_max(tf.where(same, nothing, tf.where(tf.math.is_nan(distance), endless, distance)))
+
+
+def _path(variable: Any) -> str:
+    return getattr(variable, "path", variable.name)
+
+
+# What was compiled for a model or a step, kept for as long as that lives, so that a check in a loop compiles once.
+_compiled_for: weakref.WeakKeyDictionary[Any, Replicas] = weakref.WeakKeyDictionary()
+
+
+def _replicas(strategy: tf.distribute.Strategy, of: Any) -> Replicas:
+    variables = list(of if isinstance(of, (list, tuple)) else getattr(of, "variables", ()))
+    if not variables:
+        raise StepError(f"There are no variables to compare in {type(of).__name__}. Build it first, or pass a list.")
+    try:
+        known = _compiled_for.get(of)
+    except TypeError:  # a list
+        return Replicas(strategy, variables)
+    if known is None or known.strategy is not strategy or [*map(id, known.variables)] != [*map(id, variables)]:
+        known = _compiled_for[of] = Replicas(strategy, variables)
+    return known

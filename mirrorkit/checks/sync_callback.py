@@ -1,0 +1,90 @@
+"""The check of the replicas as a Keras callback."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from mirrorkit._keras import keras
+from mirrorkit.checks.sync import Replicas
+from mirrorkit.errors import OutOfSyncError, StepError
+
+
+class InSync(keras.callbacks.Callback):  # type: ignore[name-defined]
+    """Checks every so many steps, and at the end of training, that all replicas hold the same bits.
+
+    ```python
+    loop.fit(train, epochs=10, callbacks=[mk.checks.InSync(every=500)])
+    ```
+
+    It looks at all that the step changes: weights, layer state, optimizer slots. In Keras's own `fit` it looks at model
+    and optimizer.
+
+    Args:
+        every: how many training steps from one check to the next, rounded up to the end of a call of several steps.
+        repair: copy replica 0 to all and warn, instead of raising.
+
+    Raises:
+        OutOfSyncError: from training, where replicas differ; its `report` says which variable, where and by how much.
+        StepError: `every` below 1; a step that does not say what it changes.
+    """
+
+    def __init__(self, *, every: int = 500, repair: bool = False) -> None:
+        super().__init__()
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise StepError(f"InSync(every={every!r}): it must be a whole number of steps from 1 on.")
+        self.every = every
+        self.repair = repair
+        self._loop: Any = None
+        self._replicas: Replicas | None = None
+        self._first = self._unchecked = 0
+
+    def set_loop(self, loop: Any) -> None:
+        """Take the loop whose step is to be checked; Loop calls it."""
+        if not getattr(loop.step, "variables", None):
+            raise StepError(
+                f"{type(loop.step).__name__} does not say what it changes, so InSync has nothing to compare. Give it a "
+                "property `variables`: a list of all variables that its update writes."
+            )
+        self._loop = loop
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin to count."""
+        self._replicas, self._unchecked = None, 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Remember where the call begins."""
+        self._first = batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Check when enough steps have passed."""
+        self._unchecked += batch + 1 - self._first
+        if self._unchecked >= self.every:
+            self._check()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Check the result."""
+        if self._unchecked:
+            self._check()
+
+    def _check(self) -> None:
+        self._unchecked = 0
+        if self._replicas is None:
+            self._replicas = self._find_replicas()
+        report = self._replicas.repair() if self.repair else self._replicas.check()
+        if report:
+            return
+        if self.repair:
+            warnings.warn(f"{report}. All replicas now have replica 0's values.", stacklevel=2)
+            return
+        raise OutOfSyncError(
+            f"{report}. Either an update used something that is not the same on all replicas (a gradient that was not "
+            "reduced, state that a layer assigns by itself), or a device does not compute rightly "
+            "(mk.devices.verify()). mk.checks.repair(strategy, step) copies replica 0 to all.",
+            report=report,
+        )
+
+    def _find_replicas(self) -> Replicas:
+        if self._loop is not None:
+            return Replicas(self._loop.strategy, self._loop.step.variables)
+        return Replicas(self.model.distribute_strategy, [*self.model.variables, *self.model.optimizer.variables])

@@ -1,0 +1,156 @@
+"""in_sync and repair: what differs between replicas is found, named and put right."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.checks import sync
+from mirrorkit.errors import StepError
+
+KINDS = [("one_device", 1), ("mirrored", 2), ("mirrored", 4), ("central_storage", 2)]
+
+
+def change(strategy: Any, variable: Any, replica: int, index: Any, value: Any) -> None:
+    """Set one element of one replica's copy."""
+    copy = strategy.experimental_local_results(variable.value)[replica]
+    array = copy.numpy()
+    array[index] = value
+    copy.assign(array)
+
+
+def bits(strategy: Any, variables: Any) -> list[list[bytes]]:
+    return [[c.numpy().tobytes() for c in strategy.experimental_local_results(v.value)] for v in variables]
+
+
+@pytest.mark.parametrize("where", KINDS, ids=str)
+def test_a_right_step_keeps_all_replicas_in_sync(where: Any, step_of: Callable[..., Any], numbers: Any) -> None:
+    strategy, step = step_of(*where)
+    mk.train.Loop(strategy, step).fit(numbers, epochs=1, verbose=0)
+    report = mk.checks.in_sync(strategy, step)
+    assert report
+    copies = where[1] if where[0] == "mirrored" else 1
+    assert str(report) == f"{copies} replicas hold the same bits in {len(step.variables)} variables"
+    assert mk.checks.repair(strategy, step)
+
+
+def test_the_report_names_the_first_variable_the_replica_and_by_how_much(step_of: Callable[..., Any]) -> None:
+    strategy, step = step_of("mirrored", 4)
+    kernel, mean = step.model.layers[0].kernel, step.model.layers[1].moving_mean
+    kernel.assign(np.ones((4, 6)))
+    change(strategy, mean, 1, 2, 0.25)
+    change(strategy, kernel, 3, (0, 0), 1.5)
+    change(strategy, kernel, 3, (2, 5), 0.75)
+    report = mk.checks.in_sync(strategy, step)
+    assert not report
+    assert report.differing == (kernel.path, mean.path)
+    assert report.first == mk.checks.Difference(kernel.path, 3, 2, 24, 0.5)
+    assert (report.replicas, report.variables) == (4, len(step.variables))
+    for part in (
+        f"2 of {len(step.variables)} variables",
+        "first/kernel' on replica 3: 2 of 24 elements",
+        "at most 0.5",
+    ):
+        assert part in str(report)
+
+
+@pytest.mark.parametrize(("value", "largest"), [(np.nan, np.inf), (np.inf, np.inf), (-0.0, 0.0), (1e-30, 1e-30)])
+def test_differences_that_are_no_ordinary_numbers(value: float, largest: float, step_of: Callable[..., Any]) -> None:
+    strategy, step = step_of("mirrored", 2)
+    bias = step.model.layers[0].bias
+    change(strategy, bias, 1, 0, value)
+    first = mk.checks.in_sync(strategy, step).first
+    assert first is not None
+    assert (first.variable, first.elements) == (bias.path, 1)
+    assert first.largest == pytest.approx(largest, rel=1e-3, abs=0)
+
+
+def test_the_same_nan_on_all_replicas_is_in_sync(step_of: Callable[..., Any]) -> None:
+    strategy, step = step_of("mirrored", 2)
+    step.model.layers[0].bias.assign([np.nan, np.inf, 0, 0, 0, 0])
+    assert mk.checks.in_sync(strategy, step)
+
+
+def test_variables_of_other_dtypes(strategy_of: Callable[..., Any]) -> None:
+    strategy = strategy_of("mirrored", 2)
+    values = {tf.bool: True, tf.uint8: 3, tf.int64: 2**40, tf.float16: 1.5, tf.bfloat16: 1.5, tf.float64: 1.5}
+    with strategy.scope():
+        variables = [tf.Variable(value, dtype=dtype, trainable=False) for dtype, value in values.items()]
+    assert mk.checks.in_sync(strategy, variables)
+    for variable in variables:
+        strategy.experimental_local_results(variable)[1].assign(tf.zeros([], variable.dtype))
+    report = mk.checks.repair(strategy, variables)
+    assert report.differing == tuple(variable.name for variable in variables)
+    assert report.first == mk.checks.Difference(variables[0].name, 1, 1, 1, 1.0)
+    for variable, value in zip(variables, values.values(), strict=True):
+        assert [copy.numpy() for copy in strategy.experimental_local_results(variable)] == [value] * 2
+
+
+def test_repair_copies_replica_0_and_leaves_the_rest(step_of: Callable[..., Any]) -> None:
+    strategy, step = step_of("mirrored", 4)
+    before = bits(strategy, step.variables)
+    kernel = step.model.layers[0].kernel
+    seed = next(v for v in step.variables if "seed" in v.path)
+    for variable, index in [(kernel, (1, 1)), (seed, 1), (step.optimizer.variables[-1], 0)]:
+        change(strategy, variable, 2, index, 7)
+    report = mk.checks.repair(strategy, step)
+    assert len(report.differing) == 3  # what was found before
+    assert bits(strategy, step.variables) == before
+    change(strategy, kernel, 0, (1, 1), 9)  # replica 0 is right by definition
+    assert mk.checks.repair(strategy, step).first.largest > 1
+    assert [copy.numpy()[1, 1] for copy in strategy.experimental_local_results(kernel.value)] == [9.0] * 4
+
+
+def test_models_optimizers_and_lists_are_checked_too(step_of: Callable[..., Any]) -> None:
+    strategy, step = step_of("mirrored", 2)
+    slot = step.optimizer.variables[-1]
+    change(strategy, slot, 1, 0, 7)
+    assert mk.checks.in_sync(strategy, step.model)
+    for of in (step, step.optimizer, [slot], step.optimizer.variables):
+        assert mk.checks.in_sync(strategy, of).differing == (slot.path,)
+
+
+def test_values_are_fetched_only_where_checksums_differ(
+    step_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy, step = step_of("mirrored", 2)
+    looked_at: list[int] = []
+    original = sync.Replicas._difference
+    monkeypatch.setattr(sync.Replicas, "_difference", lambda self, i: looked_at.append(i) or original(self, i))
+    assert mk.checks.in_sync(strategy, step)
+    assert looked_at == []
+    change(strategy, step.variables[3], 1, 0, 7)
+    change(strategy, step.variables[4], 1, 0, 7)
+    assert not mk.checks.in_sync(strategy, step)
+    assert looked_at == [3]
+
+
+def test_a_check_in_a_loop_compiles_once_and_keeps_nothing_alive(step_of: Callable[..., Any]) -> None:
+    strategy, step = step_of("mirrored", 2)
+    for _ in range(3):
+        assert mk.checks.in_sync(strategy, step)
+    replicas = sync._compiled_for[step]
+    assert replicas._all_checksums.experimental_get_tracing_count() == 1
+    dead, also_dead = weakref.ref(step), weakref.ref(replicas)
+    del step, replicas
+    gc.collect()
+    assert dead() is None
+    assert also_dead() is None
+
+
+def test_what_cannot_be_compared(step_of: Callable[..., Any], strategy_of: Callable[..., Any]) -> None:
+    _, step = step_of("mirrored", 2)
+    with pytest.raises(StepError, match=r"first/kernel' was not created in the scope of this MirroredStrategy.*Pass"):
+        mk.checks.in_sync(strategy_of("mirrored", 4), step)
+    with pytest.raises(StepError, match="no variables to compare in Sequential"):
+        mk.checks.in_sync(strategy_of("mirrored", 2), keras.Sequential())
+    with pytest.raises(StepError, match="no variables to compare in str"):
+        mk.checks.in_sync(strategy_of("mirrored", 2), "model")
