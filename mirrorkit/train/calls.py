@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mirrorkit.errors import StepError
+from mirrorkit.strategy import num_workers, of_all_workers
 from mirrorkit.train.share import HOST, Share, own_share
 from mirrorkit.train.stream import Sizes, Stream
 from mirrorkit.train.update import first_replica
@@ -44,7 +45,10 @@ class Calls:
         self._traces: dict[Any, Any] = {}
 
         def predict_one(batch: Any) -> Any:
-            return strategy.run(lambda batch: step.predict(own_share(batch)), args=(batch,))
+            outputs = strategy.run(lambda batch: step.predict(own_share(batch)), args=(batch,))
+            if num_workers(strategy) > 1:  # every worker gets the rows of all
+                outputs = tf.nest.map_structure(lambda value: strategy.gather(value, axis=0), outputs)
+            return outputs
 
         self._predict = tf.function(predict_one, autograph=False, reduce_retracing=True)
 
@@ -201,11 +205,13 @@ class CallLength:
     """How many steps a call takes: what the user said, or about half a second's worth, found from the first calls.
 
     Args:
+        strategy: its chief decides for all workers.
         asked: a number, or "auto".
         multiple: calls are a multiple of this many steps long (rounded up), for updates that take several.
     """
 
-    def __init__(self, asked: int | str, multiple: int = 1) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, asked: int | str, multiple: int = 1) -> None:
+        self._strategy = strategy
         self._auto = asked == "auto"
         self._multiple = multiple
         self._steps = 1 if self._auto else int(asked)
@@ -227,4 +233,5 @@ class CallLength:
         if self._auto and self._calls == 1:
             self._steps = _PROBE_STEPS
         elif self._auto and self._calls == 2:
-            self._steps = max(1, round(_CALL_SECONDS * steps / max(seconds, 1e-6)))
+            wanted = max(1, round(_CALL_SECONDS * steps / max(seconds, 1e-6)))
+            self._steps = int(of_all_workers(self._strategy, wanted)[0])

@@ -59,7 +59,9 @@ class Loop:
         self._step: Any = step if isinstance(step, Step) else CustomStep(step, strategy)
         self._step.build(strategy)
         self._calls = Calls(strategy, self._step)
-        self._passes = Passes(strategy, self._step, self._calls, CallLength(steps_per_call, self._step.accumulate))
+        self._passes = Passes(
+            strategy, self._step, self._calls, CallLength(strategy, steps_per_call, self._step.accumulate)
+        )
         self._warm = False
         self._restored = False  # and not gone on since
         self.position = Position()

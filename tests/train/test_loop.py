@@ -115,7 +115,7 @@ def test_the_number_of_steps_per_call_changes_no_bit(line: Any, recipe: Any) -> 
 def test_auto_makes_calls_of_about_half_a_second() -> None:
     from mirrorkit.train.calls import CallLength
 
-    length = CallLength("auto")
+    length = CallLength(tf.distribute.get_strategy(), "auto")
     assert length.next(1000) == 1
     length.learn(1, 3.0)  # compiles
     probe = length.next(1000)
@@ -123,7 +123,7 @@ def test_auto_makes_calls_of_about_half_a_second() -> None:
     assert length.next(1000) == 50
     assert length.next(20) == 20
     assert length.next(None) == 50  # a call says itself how many steps it found data for
-    slow = CallLength("auto")
+    slow = CallLength(tf.distribute.get_strategy(), "auto")
     slow.learn(1, 9.0)
     slow.learn(slow.next(9), 30.0)
     assert slow.next(1000) == 1

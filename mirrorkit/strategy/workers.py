@@ -1,0 +1,64 @@
+"""What the workers of a strategy know of each other: how many, who is the chief, and numbers on which to agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def num_workers(strategy: tf.distribute.Strategy) -> int:
+    """Return how many processes train together under this strategy."""
+    cluster = _cluster(strategy)
+    return 1 if cluster is None else sum(cluster.num_tasks(job) for job in _training_jobs(cluster))
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether this process is the one that writes: logs, checkpoints, the progress bar."""
+    return worker_index(strategy) == 0
+
+
+def worker_index(strategy: tf.distribute.Strategy) -> int:
+    """Return this process's number among the workers, from 0; a chief of its own goes before worker 0."""
+    cluster = _cluster(strategy)
+    if cluster is None:
+        return 0
+    resolver = strategy.cluster_resolver
+    before = 1 if resolver.task_type == "worker" and "chief" in cluster.jobs else 0
+    return before + resolver.task_id
+
+
+def of_all_workers(strategy: tf.distribute.Strategy, value: float) -> list[float]:
+    """Return the values of all workers in their order, the chief's first; float64.
+
+    Collective: every worker must call it, and waits for the others (2 ms where they are on one machine). `[0]` of it
+    is a number that the chief decided, `max` of it says whether any worker wants to stop.
+    """
+    count = num_workers(strategy)
+    if count == 1:
+        return [float(value)]
+    mine = tf.one_hot(worker_index(strategy), count, tf.constant(value, tf.float64), dtype=tf.float64)
+    return [float(v) for v in _sum_over_workers(strategy, mine).numpy()]
+
+
+@tf.function(autograph=False)
+def _sum_over_workers(strategy: Any, value: tf.Tensor) -> tf.Tensor:
+    replicas_here = strategy.num_replicas_in_sync // num_workers(strategy)
+
+    def on_replica(value: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        counts = context.replica_id_in_sync_group % replicas_here == 0  # once for each worker
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(counts, value, tf.zeros_like(value)))
+
+    return strategy.experimental_local_results(strategy.run(on_replica, args=(value,)))[0]
+
+
+def _cluster(strategy: tf.distribute.Strategy) -> Any:
+    """Return TensorFlow's description of the cluster; None under a strategy of one process."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return None
+    return strategy.cluster_resolver.cluster_spec() or None
+
+
+def _training_jobs(cluster: Any) -> list[str]:
+    return [job for job in ("chief", "worker") if job in cluster.jobs]
