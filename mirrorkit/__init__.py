@@ -24,6 +24,7 @@ _SUBMODULES = (
     "data",
     "devices",
     "errors",
+    "launch",
     "models",
     "optim",
     "reproducible",

@@ -1,4 +1,4 @@
-"""The command line: `python -m mirrorkit devices [--require gpu] [--cpu N]`."""
+"""The command line: `python -m mirrorkit devices`, `python -m mirrorkit launch --workers 2 script.py`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import sys
 from collections.abc import Sequence
 
 from mirrorkit.errors import MirrorkitError
+from mirrorkit.launch import command as launch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code: 0, 1 with a message on stderr, or argparse's 2."""
+    """Run a command and return the exit code: its own, 1 with a message on stderr, or argparse's 2."""
     options = _parser().parse_args(arguments)
     try:
-        options.run(options)
+        return options.run(options)
     except MirrorkitError as error:
         print(f"mirrorkit {options.command}: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -31,16 +31,18 @@ def _parser() -> argparse.ArgumentParser:
     devices.add_argument("--require", metavar="KIND[:N]", help="fail unless there are such devices: gpu, or gpu:4")
     devices.add_argument("--cpu", metavar="N", type=int, help="split the CPU into N virtual devices first")
     devices.set_defaults(run=_devices)
+    launch.add(commands)
     return parser
 
 
-def _devices(options: argparse.Namespace) -> None:
+def _devices(options: argparse.Namespace) -> int:
     # Here, so that --help and mistakes in the arguments are answered before TensorFlow loads.
     from mirrorkit import devices
 
     if options.cpu is not None:
         devices.split_cpu(options.cpu)
     print(devices.verify(require=options.require))
+    return 0
 
 
 if __name__ == "__main__":

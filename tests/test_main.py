@@ -42,9 +42,23 @@ def test_a_failing_device_is_exit_code_1(monkeypatch, capsys):
     assert "/device:CPU:2: broken" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["trian"], ["devices", "--cpu", "x"], ["devices", "--nonsense"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["trian"], ["launch", "script.py"], ["devices", "--cpu", "x"], ["devices", "--nonsense"]]
+)
 def test_mistakes_in_the_arguments_are_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         command.main(arguments)
     assert caught.value.code == 2
     assert "usage: python -m mirrorkit" in capsys.readouterr().err
+
+
+def test_launch_gives_the_exit_code_of_the_script_and_passes_its_arguments_on(tmp_path, capsys):
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.argv[1:]); sys.exit(6)")
+    assert command.main(["launch", "--workers", "2", str(script), "--workers", "9", "-h"]) == 6
+    assert "worker 0 | ['--workers', '9', '-h']" in capsys.readouterr().out
+
+
+def test_launch_without_the_script_is_one_message_and_exit_code_1(capsys):
+    assert command.main(["launch", "--workers", "2", "nowhere.py"]) == 1
+    assert capsys.readouterr().err == "mirrorkit launch: There is no script 'nowhere.py'. Name a Python file.\n"

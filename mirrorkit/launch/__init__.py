@@ -1,0 +1,14 @@
+"""Rehearse a cluster on one machine: start a script once for every task, and leave nothing behind.
+
+```
+python -m mirrorkit launch --workers 2 train.py --epochs 3
+```
+
+Each task gets its own TF_CONFIG, so the script is the one that runs on a real cluster. No TensorFlow in here.
+"""
+
+from __future__ import annotations
+
+from mirrorkit.launch.launcher import launch
+
+__all__ = ["launch"]

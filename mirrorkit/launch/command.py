@@ -1,0 +1,41 @@
+"""The command `python -m mirrorkit launch`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from mirrorkit.launch.launcher import launch
+
+
+def add(commands: Any) -> None:
+    """Add `launch` to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "launch",
+        help="run a script as a cluster of processes on this machine",
+        usage="python -m mirrorkit launch --workers N [options] script.py [arguments of the script]",
+        description="Start a script once for every task of a cluster on this machine, each with its own TF_CONFIG. The "
+        "first task that fails ends the others; the exit code is the script's.",
+    )
+    parser.add_argument("--workers", type=int, required=True, metavar="N", help="number of workers")
+    parser.add_argument("--ps", type=int, default=0, metavar="N", help="number of parameter servers; adds a chief")
+    parser.add_argument("--chief", action="store_true", help="a chief beside the workers")
+    parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start all again after a failure")
+    parser.add_argument("--devices-per-worker", metavar="cpu|gpu:N", help="by default the GPUs are shared out")
+    parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS", help="between SIGTERM and SIGKILL")
+    parser.add_argument("script", help="a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for the script")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    return launch(
+        options.script,
+        options.arguments,
+        workers=options.workers,
+        ps=options.ps,
+        chief=options.chief,
+        max_restarts=options.max_restarts,
+        devices_per_worker=options.devices_per_worker,
+        grace=options.grace,
+    )

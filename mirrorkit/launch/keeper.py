@@ -1,0 +1,45 @@
+"""Stands between the launcher and a task's script, so that the script cannot outlive the launcher.
+
+Run as `python -I -S keeper.py LIFELINE COMMAND...`, as the leader of a process group. LIFELINE is the reading end of a
+pipe that only the launcher holds open: it ends when the launcher does, however that comes about, SIGKILL included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+_PR_SET_PDEATHSIG = 1  # Linux: the signal that this process gets when its parent dies
+
+
+def main() -> None:
+    """Run the command; exit with its exit code, 128 + n where signal n killed it."""
+    lifeline, command = int(sys.argv[1]), sys.argv[2:]
+    # Sent to the whole group; the script decides what comes of them. Not SIG_IGN, which the script would inherit.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def end_with_the_keeper() -> None:
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    script = subprocess.Popen(command, preexec_fn=end_with_the_keeper)  # no threads yet
+    threading.Thread(target=_watch, args=(lifeline,), daemon=True).start()
+    code = script.wait()
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _watch(lifeline: int) -> None:
+    with contextlib.suppress(OSError):
+        os.read(lifeline, 1)
+    os.killpg(0, signal.SIGKILL)  # this process too
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Start all tasks of a job on this machine, watch them, end them together, and start them again where asked."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mirrorkit.errors import ClusterError
+from mirrorkit.launch import layout
+from mirrorkit.launch.task import Task, say
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# After a failure the others cannot go on; they only get the time to say what they saw.
+_SECONDS_AFTER_FAILURE = 5.0
+
+
+def launch(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    workers: int,
+    ps: int = 0,
+    chief: bool = False,
+    max_restarts: int = 0,
+    devices_per_worker: str | None = None,
+    grace: float = 30.0,
+) -> int:
+    """Run a Python script once for every task of a cluster on this machine, and return its exit code.
+
+    The first task that fails ends the others: SIGTERM, and SIGKILL 5 s later, since TensorFlow swallows SIGTERM. Then
+    the whole job is started again on new ports while `max_restarts` allows; a script that keeps checkpoints goes on
+    from there. SIGTERM, SIGHUP and Ctrl-C are passed on to every task, and nothing is started again; `grace` seconds
+    later, or at the second such signal, what still runs is killed. No task outlives this process, not even when it is
+    killed. Call it from the main thread.
+
+    Args:
+        script: a Python file.
+        arguments: what it finds in `sys.argv[1:]`.
+        workers: number of workers.
+        ps: number of parameter servers; adds a chief, which coordinates, and whose end is the job's.
+        chief: whether to have a chief beside the workers.
+        max_restarts: how often to start the job again after a failure.
+        devices_per_worker: "cpu", or "gpu:1" for one GPU each; None shares the GPUs out where there are enough.
+        grace: seconds between a signal passed on and SIGKILL.
+
+    Returns:
+        0, or the exit code of the task that failed first; 128 + n when signal n killed it.
+
+    Raises:
+        ClusterError: no such script, no worker, not enough GPUs.
+    """
+    if not Path(script).is_file():
+        raise ClusterError(f"There is no script {str(script)!r}. Name a Python file.")
+    command = [sys.executable, str(script), *arguments]
+    with _signals() as events:
+        for restart in range(max_restarts + 1):
+            tasks = layout.clusters(workers, ps=ps, chief=chief)
+            environments = layout.environments(tasks, devices_per_worker=devices_per_worker)
+            job = _Job(command, environments, events, has_servers=ps > 0, grace=grace)
+            code = job.run()
+            if code == 0 or job.interrupted or restart == max_restarts:
+                break
+            say("launch", f"restart {restart + 1} of {max_restarts}", sys.stderr)
+    return code
+
+
+@contextmanager
+def _signals() -> Iterator[queue.SimpleQueue]:
+    """Turn signals to this process into events."""
+    events: queue.SimpleQueue = queue.SimpleQueue()  # may be written to from a signal handler
+    if threading.current_thread() is not threading.main_thread():
+        raise ClusterError("launch must be called from the main thread: only that one can pass signals on.")
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        for number in _SIGNALS:
+            if before[number] is not signal.SIG_IGN:  # as SIGHUP is under nohup
+                signal.signal(number, lambda received, frame: events.put(received))
+        yield events
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+class _Job:
+    """One start of all tasks."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environments: dict[str, dict[str, str]],
+        events: queue.SimpleQueue,
+        *,
+        has_servers: bool,
+        grace: float,
+    ) -> None:
+        self.interrupted: int | None = None
+        self._command = command
+        self._environments = environments
+        self._events = events
+        self._has_servers = has_servers
+        self._grace = grace
+        self._running: set[Task] = set()
+        self._code: int | None = None  # of the first failure
+        self._over = False
+        self._deadline: float | None = None  # when to kill what still runs
+
+    def run(self) -> int:
+        """Return 0, or the exit code of the first failure."""
+        try:
+            for name, environment in self._environments.items():
+                self._running.add(Task(name, self._command, environment, self._events))
+            while self._running:
+                self._handle(self._next_event())
+        finally:
+            for task in self._running:
+                task.end()
+        return self._code or 0
+
+    def _next_event(self) -> Any:
+        try:
+            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            return self._events.get(timeout=left)
+        except queue.Empty:
+            return signal.SIGKILL
+
+    def _handle(self, event: Any) -> None:
+        if isinstance(event, tuple):
+            self._ended(*event)
+        elif event == signal.SIGKILL or self.interrupted:
+            self._end_all(signal.SIGKILL, None)
+        else:
+            self.interrupted = event
+            say("launch", f"{signal.Signals(event).name}: passed on to every task", sys.stderr)
+            self._end_all(event, self._grace)
+
+    def _ended(self, task: Task, code: int) -> None:
+        self._running.discard(task)
+        if self._over or self._code is not None:
+            return
+        if code != 0:
+            self._code = code
+            if not self.interrupted:
+                others = "; ending the others" if self._running else ""
+                say("launch", f"{task.name} ended with {_described(code)}{others}", sys.stderr)
+                self._end_all(signal.SIGTERM, _SECONDS_AFTER_FAILURE)
+        elif self._has_servers and task.name == "chief":  # the others only served it
+            self._over = True
+            self._end_all(signal.SIGTERM, _SECONDS_AFTER_FAILURE)
+
+    def _end_all(self, number: int, grace: float | None) -> None:
+        for task in self._running:
+            task.send(number)
+        self._deadline = None if grace is None else time.monotonic() + grace
+
+
+def _described(code: int) -> str:
+    if code > 128 and code - 128 in set(signal.Signals):
+        return f"exit code {code} ({signal.Signals(code - 128).name})"
+    return f"exit code {code}"

@@ -1,0 +1,117 @@
+"""Which tasks a job on this machine has: their addresses, and what each finds in its environment."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Mapping
+from glob import glob
+
+from mirrorkit.cluster import Cluster
+from mirrorkit.errors import ClusterError
+
+_PORTS = range(12000, 32000)  # Linux takes local ports of outgoing connections from 32768 on
+
+
+def clusters(workers: int, *, ps: int = 0, chief: bool = False) -> dict[str, Cluster]:
+    """Return for each task, by name, the cluster as it sees it, on ports of this machine that are free now.
+
+    Args:
+        workers: how many.
+        ps: number of parameter servers; with any there is a chief too, which coordinates.
+        chief: whether there is a chief beside the workers.
+    """
+    if workers < 1 or ps < 0:
+        raise ClusterError(f"A job needs at least one worker and no negative number of ps; found {workers} and {ps}.")
+    tasks = [("chief", 0)] if chief or ps else []
+    tasks += [("worker", i) for i in range(workers)] + [("ps", i) for i in range(ps)]
+    addresses = dict(zip(tasks, (f"127.0.0.1:{port}" for port in _free_ports(len(tasks))), strict=True))
+    found = [
+        Cluster(
+            workers=tuple(addresses["worker", i] for i in range(workers)),
+            ps=tuple(addresses["ps", i] for i in range(ps)),
+            chief=addresses.get(("chief", 0)),
+            task_type=job,
+            task_index=index,
+            source="launch",
+        )
+        for job, index in tasks
+    ]
+    return {cluster.task: cluster for cluster in found}
+
+
+def environments(
+    tasks: Mapping[str, Cluster], *, devices_per_worker: str | None = None, environ: Mapping[str, str] = os.environ
+) -> dict[str, dict[str, str]]:
+    """Return the environment variables of each task: TF_CONFIG, its part of the GPUs and of the cores.
+
+    Args:
+        tasks: from `clusters`.
+        devices_per_worker: "cpu" (or "cpu:1") hides the GPUs; "gpu:2" gives each worker two of its own; None shares
+            all GPUs out when there is one for each worker at least, and hides them otherwise.
+        environ: what all of them find.
+
+    Raises:
+        ClusterError: there are not enough GPUs, or `devices_per_worker` is written otherwise.
+    """
+    workers = [name for name, cluster in tasks.items() if _computes(cluster)]
+    gpus = _gpus(environ)
+    each = _gpus_per_worker(devices_per_worker, len(workers), len(gpus))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found = {}
+    for name, cluster in tasks.items():
+        own = {**environ, "TF_CONFIG": cluster.to_tf_config(), "PYTHONUNBUFFERED": "1"}
+        own.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, cores // len(workers))))
+        if gpus:
+            place = workers.index(name) * each if name in workers else 0
+            visible = gpus[place : place + each] if name in workers else []
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(visible) or "-1"
+        found[name] = own
+    return found
+
+
+def _computes(cluster: Cluster) -> bool:
+    return cluster.task_type == "worker" or (cluster.task_type == "chief" and not cluster.ps)
+
+
+def _gpus_per_worker(asked: str | None, workers: int, found: int) -> int:
+    if asked is None:
+        return found // workers
+    kind, _, count = asked.lower().partition(":")
+    if kind == "cpu" and count in ("", "1"):
+        return 0
+    if kind != "gpu" or not (count.isdigit() and int(count)):
+        raise ClusterError(
+            f"devices per worker: {asked!r} is not understood. Write 'gpu:2' (two GPUs for each worker), or 'cpu': "
+            "a worker without GPUs is one replica, since TensorFlow does not split the CPU there."
+        )
+    if int(count) * workers > found:
+        raise ClusterError(
+            f"{workers} workers with {count} GPU{'s' if count != '1' else ''} each need {int(count) * workers}, but "
+            f"{found} were found. Take fewer, or rehearse with --devices-per-worker cpu."
+        )
+    return int(count)
+
+
+def _gpus(environ: Mapping[str, str]) -> list[str]:
+    if "CUDA_VISIBLE_DEVICES" in environ:
+        names = [name.strip() for name in environ["CUDA_VISIBLE_DEVICES"].split(",")]
+        return [name for name in names if name and name != "-1"]
+    return [str(i) for i in range(len(glob("/dev/nvidia[0-9]*")))]
+
+
+def _free_ports(count: int) -> list[int]:
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        if len(ports) == count:
+            break
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        ports.append(port)
+    if len(ports) < count:
+        raise ClusterError(f"{count} free ports are needed between {_PORTS.start} and {_PORTS.stop}; close some.")
+    return ports

@@ -1,0 +1,84 @@
+"""One task of a job: a script in a process group of its own, its lines passed on with the task's name in front."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TextIO
+
+_KEEPER = Path(__file__).with_name("keeper.py")
+_print = threading.Lock()
+
+
+class Task:
+    """A script that runs until it ends or is ended.
+
+    Args:
+        name: goes in front of each line that the script prints.
+        command: what to run.
+        environment: all of its environment variables.
+        events: gets `(task, exit code)` at its end; 128 + n where signal n killed it.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], events: queue.SimpleQueue
+    ) -> None:
+        self.name = name
+        self._events = events
+        lifeline, self._lifeline = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_KEEPER), str(lifeline), *command],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=(lifeline,),
+            )
+        finally:
+            os.close(lifeline)
+        streams = ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
+        self._readers = [threading.Thread(target=_pass_on, args=(name, *pair), daemon=True) for pair in streams]
+        self._waiter = threading.Thread(target=self._wait, daemon=True)
+        for thread in (*self._readers, self._waiter):
+            thread.start()
+
+    def send(self, number: int) -> None:
+        """Send a signal to the script and all that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def end(self) -> None:
+        """Kill the script and wait until it is gone."""
+        self.send(signal.SIGKILL)
+        self._waiter.join()
+
+    def _wait(self) -> None:
+        code = self._process.wait()
+        self.send(signal.SIGKILL)  # what the script started and left
+        for reader in self._readers:
+            reader.join(2)  # a process that left the group may hold the pipe open for ever
+        os.close(self._lifeline)
+        self._events.put((self, code if code >= 0 else 128 - code))
+
+
+def say(name: str, text: str, to: TextIO) -> None:
+    """Print a line with a task's name in front; lines of several tasks do not mix."""
+    with _print, contextlib.suppress(OSError, ValueError):  # nobody may be reading any more
+        to.write(f"{name} | {text}\n")
+        to.flush()
+
+
+def _pass_on(name: str, pipe: IO[bytes] | None, to: TextIO) -> None:
+    assert pipe is not None
+    with pipe:
+        for line in pipe:
+            say(name, line.decode(errors="replace").rstrip("\r\n"), to)

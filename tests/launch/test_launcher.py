@@ -1,0 +1,228 @@
+"""The launcher with scripts of plain Python, which start and end at once; with TensorFlow in tests/multiworker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import mirrorkit as mk
+from mirrorkit.errors import ClusterError
+from mirrorkit.launch import launch, launcher
+
+TASK = "import json, os, sys; task = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+# Says which processes there are, and stays: itself, and a child that a script of its kind may have.
+STAYS = (
+    "import os, signal, subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
+    "{before}\n"
+    "print('pids', os.getpid(), os.getppid(), child.pid)\n"
+    "time.sleep(300)\n"
+)
+IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(code: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text(code)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Start `python -m mirrorkit launch` in a process of its own; it is gone at the end of the test."""
+    processes = []
+
+    def start(*arguments: object) -> subprocess.Popen:
+        environment = {**os.environ, "PYTHONPATH": str(Path(mk.__file__).parents[1])}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mirrorkit", "launch", *map(str, arguments)],
+            env=environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def pids(process: subprocess.Popen, tasks: int) -> list[list[int]]:
+    """For each task: its script, its keeper, and its script's child."""
+    found: dict[str, list[int]] = {}
+    while len(found) < tasks:
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        if match := re.fullmatch(r"(.+) \| pids (\d+) (\d+) (\d+)\n", line):
+            found[match[1]] = [int(pid) for pid in match.groups()[1:]]
+    return [found[name] for name in sorted(found)]
+
+
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while left := [pid for pid in pids if is_running(pid)]:
+        assert time.monotonic() < deadline, f"still running: {left}"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_each_task_runs_the_script_with_its_arguments_and_its_lines_carry_its_name(script, capsys):
+    code = TASK + "print('out', task, sys.argv[1:]); print('two\\nlines'); print('err', task, file=sys.stderr)"
+    assert launch(script(code), ["--epochs", "3"], workers=2) == 0
+    out, err = capsys.readouterr()
+    expected = [f"worker {i} | {line}" for i in (0, 1) for line in (f"out {i} ['--epochs', '3']", "two", "lines")]
+    assert sorted(out.splitlines()) == sorted(expected)
+    assert sorted(err.splitlines()) == ["worker 0 | err 0", "worker 1 | err 1"]
+
+
+def test_a_job_with_ps_has_a_chief_and_is_over_when_the_chief_is(script, capsys):
+    code = "import json, os, time; task = json.loads(os.environ['TF_CONFIG'])['task']['type']; print('I am', task)\n"
+    code += "time.sleep(1 if task == 'chief' else 300)"
+    assert launch(script(code), workers=1, ps=1) == 0
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        *("chief | I am chief", "ps 0 | I am ps", "worker 0 | I am worker"),
+    ]
+
+
+@pytest.mark.parametrize("before", ["pass", IGNORES], ids=["", "ignores SIGTERM"])
+def test_the_first_failure_ends_the_others_and_gives_the_exit_code(script, capsys, monkeypatch, before):
+    monkeypatch.setattr(launcher, "_SECONDS_AFTER_FAILURE", 0.5)
+    code = TASK + "import time\nif task == 1: time.sleep(1); print('bye'); sys.exit(7)\n" + STAYS.format(before=before)
+    assert launch(script(code), workers=3) == 7
+    out, err = capsys.readouterr()
+    assert "worker 1 | bye" in out.splitlines()
+    assert "launch | worker 1 ended with exit code 7; ending the others" in err.splitlines()
+    left = [int(pid) for line in out.splitlines() if "pids" in line for pid in line.split()[-3:]]
+    assert len(left) == 6
+    assert_gone(left)
+
+
+def test_a_task_that_is_killed_gives_128_and_the_signal(script, capsys):
+    assert launch(script(TASK + "if task == 0: os.kill(os.getpid(), 9)"), workers=2) == 137
+    assert "worker 0 ended with exit code 137 (SIGKILL)" in capsys.readouterr().err
+
+
+def test_a_failed_job_starts_again_on_new_ports_until_it_is_through(script, capsys, tmp_path, monkeypatch):
+    code = TASK + (
+        "print('ports', json.loads(os.environ['TF_CONFIG'])['cluster']['worker'])\n"
+        "if task == 1: seen = open('seen', 'a'); seen.write('x'); sys.exit(5 if seen.tell() < 3 else 0)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert launch(script(code), workers=2, max_restarts=3) == 0
+    out, err = capsys.readouterr()
+    assert [line for line in err.splitlines() if "restart" in line] == [
+        "launch | restart 1 of 3",
+        "launch | restart 2 of 3",
+    ]
+    assert len({line for line in out.splitlines() if line.startswith("worker 1 | ports")}) == 3
+
+
+def test_restarts_end_with_the_exit_code_of_the_last_failure(script, capsys):
+    assert launch(script("import sys; sys.exit(4)"), workers=1, max_restarts=2) == 4
+    assert capsys.readouterr().err.count("restart") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_is_passed_on_once_and_nothing_starts_again(script, started, number):
+    leave = f"signal.signal({int(number)}, lambda *_: (print('saved'), os._exit(9)))"
+    process = started("--workers", 2, "--max-restarts", 3, script(STAYS.format(before=leave)))
+    tasks = pids(process, 2)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 9
+    assert sorted(out.splitlines()) == ["worker 0 | saved", "worker 1 | saved"]
+    assert f"launch | {number.name}: passed on to every task" in err.splitlines()
+    assert_gone([pid for task in tasks for pid in task])
+
+
+def test_a_script_that_does_not_leave_is_killed_after_the_grace(script, started):
+    process = started("--workers", 1, "--grace", 0.5, script(STAYS.format(before=IGNORES)))
+    tasks = pids(process, 1)
+    process.terminate()
+    assert process.wait(20) == 137
+    assert_gone(tasks[0])
+
+
+def test_the_second_ctrl_c_kills(script, started):
+    ignores = "signal.signal(signal.SIGINT, lambda *_: print('no'))"
+    process = started("--workers", 1, script(STAYS.format(before=ignores)))
+    tasks = pids(process, 1)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "worker 0 | no\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 137
+    assert_gone(tasks[0])
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(script, started):
+    process = started("--workers", 2, script(STAYS.format(before=IGNORES)))
+    tasks = pids(process, 2)
+    process.kill()
+    assert_gone([pid for task in tasks for pid in task])
+
+
+def test_a_script_does_not_outlive_its_keeper(script, started):
+    process = started("--workers", 2, script(STAYS.format(before="pass")))
+    (own, keeper, child), other = pids(process, 2)
+    process.send_signal(signal.SIGSTOP)  # so that it is not the launcher which ends the script
+    os.kill(keeper, signal.SIGKILL)
+    assert_gone([own])
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(20) == 137
+    assert_gone([child, *other])
+
+
+def test_what_a_script_leaves_running_is_ended_with_it(script, started):
+    process = started("--workers", 1, script(STAYS.replace("time.sleep(300)\n", "").format(before="pass")))
+    tasks = pids(process, 1)
+    assert process.wait(20) == 0
+    assert_gone(tasks[0])
+
+
+def test_a_job_goes_on_when_nobody_reads_its_lines_any_more(script, started, tmp_path):
+    code = "import time\nprint('first', flush=True); time.sleep(1)\nfor _ in range(20000): print('x' * 100)\n"
+    process = started("--workers", 1, script(code + "open('done', 'w').close()"))
+    assert process.stdout.readline() == "worker 0 | first\n"
+    process.stdout.close()
+    process.stdout = None
+    assert process.wait(20) == 0
+    assert (tmp_path / "done").exists()
+
+
+def test_no_tensorflow_in_the_launcher(run_python, script):
+    result = run_python(
+        f"""
+        import json, sys
+        from mirrorkit.__main__ import main
+        code = main(["launch", "--workers", "1", {str(script("print('ran')"))!r}])
+        print(json.dumps([code, sorted({{"tensorflow", "keras", "numpy"}} & set(sys.modules))]))
+        """
+    )
+    assert "worker 0 | ran" in result.stdout
+    assert result.json() == [0, []]
+
+
+def test_a_script_that_is_not_there_is_refused_before_anything_starts():
+    with pytest.raises(ClusterError, match=r"There is no script 'nowhere\.py'"):
+        launch("nowhere.py", workers=2)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from mirrorkit.cluster import detect
+from mirrorkit.errors import ClusterError
+from mirrorkit.launch import layout
+
+
+def gpus_of(workers, asked, *, gpus="0,1,2,3", **tasks):
+    environ = {"CUDA_VISIBLE_DEVICES": gpus}
+    found = layout.environments(layout.clusters(workers, **tasks), devices_per_worker=asked, environ=environ)
+    return {name: own["CUDA_VISIBLE_DEVICES"] for name, own in found.items()}
+
+
+def test_every_task_finds_the_same_cluster_and_its_own_place():
+    tasks = layout.clusters(2, ps=1)
+    assert list(tasks) == ["chief", "worker 0", "worker 1", "ps 0"]
+    found = {name: detect(own) for name, own in layout.environments(tasks, environ={}).items()}
+    assert [cluster.task for cluster in found.values()] == list(tasks)
+    assert len({tuple(cluster.addresses.items()) for cluster in found.values()}) == 1
+    assert list(layout.clusters(2)) == ["worker 0", "worker 1"]
+    assert list(layout.clusters(1, chief=True)) == ["chief", "worker 0"]
+
+
+def test_ports_are_free_different_and_below_those_that_linux_hands_out():
+    addresses = layout.clusters(40)["worker 0"].workers
+    ports = {int(address.rpartition(":")[2]) for address in addresses}
+    assert len(ports) == 40
+    assert max(ports) < 32768
+    for port in ports:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+
+
+def test_ports_in_use_are_left_out(monkeypatch):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        taken = busy.getsockname()[1]
+        monkeypatch.setattr(layout, "_PORTS", range(taken, taken + 1))
+        with pytest.raises(ClusterError, match="2 free ports are needed"):
+            layout.clusters(2)
+
+
+def test_workers_share_the_cores_unless_the_user_says_otherwise(monkeypatch):
+    monkeypatch.setattr(layout.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+
+    def threads(tasks, **environ):
+        return {own["TF_NUM_INTRAOP_THREADS"] for own in layout.environments(tasks, environ=environ).values()}
+
+    assert threads(layout.clusters(2)) == {"4"}
+    assert threads(layout.clusters(2, chief=True)) == {"2"}  # the chief trains too
+    assert threads(layout.clusters(2, ps=1)) == {"4"}  # here it coordinates
+    assert threads(layout.clusters(20)) == {"1"}
+    assert threads(layout.clusters(2), TF_NUM_INTRAOP_THREADS="3") == {"3"}
+
+
+def test_gpus_are_shared_out_or_hidden():
+    assert gpus_of(2, None) == {"worker 0": "0,1", "worker 1": "2,3"}
+    assert gpus_of(2, "gpu:1") == {"worker 0": "0", "worker 1": "1"}
+    assert gpus_of(2, "cpu") == gpus_of(2, "cpu:1") == {"worker 0": "-1", "worker 1": "-1"}
+    assert gpus_of(2, None, gpus="5") == {"worker 0": "-1", "worker 1": "-1"}  # not enough for all
+    assert gpus_of(1, "gpu:1", ps=1) == {"chief": "-1", "worker 0": "0", "ps 0": "-1"}
+    assert gpus_of(1, "gpu:1", chief=True, gpus="7,5") == {"chief": "7", "worker 0": "5"}
+    assert gpus_of(1, None, gpus="-1") == {"worker 0": "-1"}
+
+
+@pytest.mark.parametrize(
+    ("workers", "asked", "message"),
+    [
+        (2, "gpu:3", "2 workers with 3 GPUs each need 6, but 4 were found"),
+        (2, "cpu:4", "does not split the CPU"),
+        (2, "gpu:0", "not understood"),
+        (2, "tpu", "not understood"),
+        (0, None, "at least one worker"),
+    ],
+)
+def test_what_cannot_be_given_is_refused(workers, asked, message):
+    with pytest.raises(ClusterError, match=message):
+        gpus_of(workers, asked)
