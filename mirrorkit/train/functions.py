@@ -73,6 +73,7 @@ class Functions:
         clip: bounds for the mean gradient.
         averages: averages of the weights, or None.
         loss_scale: how the loss is scaled, or None.
+        shards: into how many shards one update's examples are cut (replicas times accumulated batches).
         jit_compile: compile what a replica computes with XLA.
     """
 
@@ -86,6 +87,7 @@ class Functions:
         clip: Clip,
         averages: Averages | None,
         loss_scale: LossScale | None,
+        shards: int,
         jit_compile: bool,
     ) -> None:
         self._model = model
@@ -96,6 +98,7 @@ class Functions:
         self._clip = clip
         self._averages = averages
         self._loss_scale = loss_scale
+        self._shards = shards
         if state.synchronized:  # it talks to the other replicas, so it must be traced on each of them
             self.train_sums: Callable[..., Any] = self._train_sums
         else:
@@ -202,12 +205,14 @@ class Functions:
         """Return the objective as float16 is to see it, and what makes its gradient that of the objective again."""
         if self._loss_scale is None:
             return objective, lambda gradient: gradient
-        # A sum over the examples would overflow where Keras's mean does not. Synchronized layers mix the gradients of
-        # all replicas, so these must divide by the same number.
-        denominator = totals[DENOMINATOR]
-        mean_of = all_reduce(denominator) if self._state.synchronized else denominator
-        unscale = mean_of / scale[0]
-        return tf.math.divide_no_nan(objective * scale[0], mean_of), lambda g: g * tf.cast(unscale, g.dtype)
+        # Scaled is the mean over the whole batch, as in Keras: a sum would overflow earlier. Its size is not known yet,
+        # but near the share's times the shards. Synchronized layers mix the replicas' gradients: one number for all.
+        share = totals[DENOMINATOR]
+        if self._state.synchronized:
+            share = all_reduce(share) / tf.distribute.get_replica_context().num_replicas_in_sync
+        examples = share * self._shards
+        unscale = examples / scale[0]
+        return tf.math.divide_no_nan(objective * scale[0], examples), lambda g: g * tf.cast(unscale, g.dtype)
 
     def new_values(self, sums: Any, flat: list[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""

@@ -34,7 +34,7 @@ class LossScale:
     def __post_init__(self) -> None:
         """Refuse constants that are out of range."""
         if not (self.initial > 0 and math.isfinite(self.initial)):
-            raise StepError(f"A loss scale must be a positive number, found {self.initial!r}.")
+            raise StepError(f"The loss scale must be a positive number, found {self.initial!r}.")
         if self.growth_steps is not None and self.growth_steps < 1:
             raise StepError(f"growth_steps must be a whole number from 1 on, or None; found {self.growth_steps!r}.")
 

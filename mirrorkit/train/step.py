@@ -154,6 +154,7 @@ class Step:
             clip=self._clip,
             averages=self._averages,
             loss_scale=self._loss_scale,
+            shards=strategy.num_replicas_in_sync * self.accumulate,
             jit_compile=self._jit_compile,
         )
         self._update = Update(strategy, self._changing.flat, self._functions.new_values)

@@ -1,0 +1,280 @@
+"""Loss scaling: mixed_float16 trains, and a step whose reduced gradient is not finite is skipped on every replica.
+
+Overflow needs no poisoned data here: with a scale near float32's end, an example far off makes the scaled gradient
+infinite, while the loss stays finite.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from step_helpers import cut, numbers_of, train, train_by_hand, updates, with_policy
+from training_helpers import KINDS, keras_twin, largest_difference, line_net, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.train.loss_scale import LossScale
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+_HUGE = 2.0**120
+
+
+def _net() -> Any:
+    return sequential((4,), L.Dense(5, activation="tanh"), L.Dense(1))
+
+
+def _adam() -> Any:
+    return keras.optimizers.Adam(0.01)
+
+
+def _with_far_ones(numbers: Any, *, batch: int, far: tuple[int, ...]) -> list[Any]:
+    """Six batches; in those of `far` the last example, which is on the last replica, is far off."""
+    x, y = numbers[0], numbers[1].copy()
+    for index in far:
+        y[(index + 1) * batch - 1] = 1e4
+    return cut(x, y, sizes=[batch] * 6)
+
+
+@pytest.mark.parametrize("where", KINDS, ids=str)
+def test_scale_skips_and_weights_are_those_of_keras(
+    where: Any, make_loop: Any, numbers: Any, assert_replicas_equal: Any
+) -> None:
+    """Against Keras's LossScaleOptimizer on one device and whole batches: halved at a skip, doubled after two steps."""
+    batches = _with_far_ones(numbers, batch=10, far=(1, 2))
+    loop = make_loop(where, _net, _adam, loss_scale=LossScale(initial=_HUGE, growth_steps=2))
+    model, inner = keras_twin(_net, loop), _adam()
+    scaling = keras.optimizers.LossScaleOptimizer(inner, initial_scale=_HUGE, dynamic_growth_steps=2)
+    scaling.build(model.trainable_variables)
+    scales = []
+    for x, y in batches:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+            scaled = scaling.scale_loss(loss)
+        assert np.isfinite(loss)
+        scaling.apply(tape.gradient(scaled, model.trainable_variables))
+        scales.append(float(scaling.dynamic_scale.numpy()) / _HUGE)
+    assert scales == [1, 0.5, 0.25, 0.25, 0.5, 0.5], "the reference did not skip as the test wants it to"
+
+    found = []
+    for batch in batches:
+        train(loop, [batch])
+        found.append(loop.step.current_loss_scale / _HUGE)
+    assert found == scales
+    assert loop.step.skipped_steps == 2
+    assert int(loop.step.optimizer.iterations.numpy()) == 4
+    weights = numbers_of([*loop.step.model.trainable_variables, *loop.step.optimizer.variables])
+    expected = numbers_of([*model.trainable_variables, *inner.variables])
+    assert largest_difference(weights, expected) < 1e-6
+    assert_replicas_equal(loop)
+
+
+@pytest.mark.parametrize("where", KINDS, ids=str)
+def test_a_skipped_step_leaves_every_bit_as_it_was(where: Any, make_loop: Any, numbers: Any) -> None:
+    """Weights, slots, iterations, averages, moving statistics, seeds, a layer's counter; the loss is still reported."""
+
+    class Counts(L.Layer):
+        def build(self, shape: Any) -> None:
+            self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="calls")
+
+        def call(self, x: Any) -> Any:
+            self.calls.assign_add(1)
+            return x
+
+    def net() -> Any:
+        frozen = L.Dense(3, trainable=False)
+        return sequential((4,), frozen, L.BatchNormalization(), Counts(), L.Dropout(0.5), L.Dense(1))
+
+    loop = make_loop(where, net, _adam, loss_scale=LossScale(initial=_HUGE, growth_steps=50), ema=0.9)
+    step, (good, far, last) = loop.step, _with_far_ones(numbers, batch=10, far=(1,))[:3]
+    train(loop, [good])
+    before = numbers_of(step.variables)
+    assert step.skipped_steps == 0
+    (logs,) = train(loop, [far])
+    after = numbers_of(step.variables)
+    changed = [v.path for v, a, b in zip(step.variables, before, after, strict=True) if not np.array_equal(a, b)]
+    assert changed == ["loss_scale/scale", "loss_scale/good_steps", "loss_scale/skipped_steps"]
+    assert step.skipped_steps == 1
+    assert step.current_loss_scale == _HUGE / 2
+    assert logs["loss"] > 1e6
+    train(loop, [last])
+    still = [
+        v.path for v, a, b in zip(step.variables, after, numbers_of(step.variables), strict=True) if (a == b).all()
+    ]
+    assert {path.rpartition("/")[2] for path in still} <= {"kernel", "bias", "learning_rate", "scale", "skipped_steps"}
+
+
+@pytest.mark.parametrize("where", KINDS, ids=str)
+def test_an_overflow_in_one_part_skips_the_update_of_all(where: Any, make_loop: Any, numbers: Any) -> None:
+    batches = _with_far_ones(numbers, batch=10, far=(2,))
+    loop = make_loop(where, _net, _adam, loss_scale=LossScale(initial=_HUGE), accumulate=2)
+    model, optimizer = keras_twin(_net, loop), _adam()
+    updates(loop, [batches[0:2], batches[2:4], batches[4:6]])
+    whole = [tuple(np.concatenate(part) for part in zip(*batches[i : i + 2], strict=True)) for i in (0, 4)]
+    train_by_hand(model, optimizer, whole)
+    assert loop.step.skipped_steps == 1
+    assert largest_difference(numbers_of(loop.step.model.trainable_variables), model.get_weights()) < 1e-6
+
+
+@pytest.mark.parametrize("where", [("mirrored", 4), ("central_storage", 2)], ids=str)
+@pytest.mark.parametrize("synchronized", [False, True])
+def test_a_fixed_scale_changes_no_result(where: Any, synchronized: bool, make_loop: Any, numbers: Any) -> None:
+    """Unequal and empty shares too: what a share is divided by before the scale comes back after it."""
+
+    def net() -> Any:
+        layer = L.BatchNormalization(synchronized=True) if synchronized else L.ReLU()
+        return sequential((4,), L.Dense(4, use_bias=False), layer, L.Dense(1))
+
+    results = []
+    for loss_scale in (None, 1024.0):
+        loop = make_loop(where, net, _adam, loss_scale=loss_scale)
+        train(loop, cut(*numbers, sizes=[22, 30] if synchronized else [22, 30, 3]))
+        results.append(numbers_of([*loop.step.model.variables, *loop.step.optimizer.variables]))
+    assert loop.step.current_loss_scale == 1024
+    assert loop.step.skipped_steps == 0
+    assert largest_difference(*results) < 1e-6
+
+
+# --- float16
+
+
+def _half_net() -> Any:
+    with with_policy("mixed_float16"):
+        return sequential((4,), L.Dense(8, activation="tanh"), L.BatchNormalization(), L.Dense(1, dtype="float32"))
+
+
+@pytest.mark.parametrize("where", KINDS, ids=str)
+def test_mixed_float16_equals_one_device_that_computes_the_shards(
+    where: Any, make_loop: Any, numbers: Any, assert_replicas_equal: Any
+) -> None:
+    """By hand: each shard's part of the mean loss scaled, its gradient taken through float16, brought back, summed."""
+    scale = 256.0
+    loop = make_loop(where, _half_net, _adam, loss_scale=LossScale(scale))
+    model, optimizer = keras_twin(_half_net, loop), _adam()
+    optimizer.build(model.trainable_variables)
+    batches = cut(*numbers, sizes=[24, 22, 3])
+    logs = train(loop, batches)
+    state = numbers_of(model.non_trainable_variables)
+    for (x, y), log in zip(batches, logs, strict=True):
+        gradients, statistics, total = [], [], 0.0
+        for own, target in cut(x, y, sizes=mk.batching.per_replica_sizes(len(x), where[1])):
+            if len(own) == 0:
+                continue
+            for variable, value in zip(model.non_trainable_variables, state, strict=True):
+                variable.assign(value)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((tf.cast(model(own, training=True), tf.float32) - target) ** 2)
+                scaled = loss / where[1] * scale
+            parts = tape.gradient(scaled, model.trainable_variables)
+            gradients.append([g * (len(own) * where[1] / scale) for g in parts])
+            statistics.append([len(own) * v for v in numbers_of(model.non_trainable_variables)])
+            total += float(loss) * len(own)
+        optimizer.apply([tf.add_n(parts) / len(x) for parts in zip(*gradients, strict=True)])
+        state = [np.sum(parts, 0) / len(x) for parts in zip(*statistics, strict=True)]
+        np.testing.assert_allclose(log["loss"], total / len(x), rtol=1e-5)
+    found = numbers_of([*loop.step.model.trainable_variables, *loop.step.optimizer.variables])
+    expected = numbers_of([*model.trainable_variables, *optimizer.variables])
+    assert largest_difference(found, expected) < 1e-6
+    assert largest_difference(numbers_of(loop.step.model.non_trainable_variables), state) < 1e-6
+    assert loop.step.skipped_steps == 0
+    assert_replicas_equal(loop)
+
+
+def test_float16_overflows_at_first_and_then_trains(make_loop: Any, numbers: Any) -> None:
+    """Gradients beyond 65504: the scale halves until they fit, on one replica as on two; at the limit the cut decides."""
+
+    def net() -> Any:
+        with with_policy("mixed_float16"):
+            return sequential((4,), L.Dense(8, activation="tanh"), L.Dense(1, dtype="float32"))
+
+    x, y = numbers
+    skipped, losses = [], []
+    for where in (("one_device", 1), ("mirrored", 2)):
+        loop = make_loop(where, net, lambda: keras.optimizers.SGD(1e-3), loss_scale="dynamic")
+        logs = train(loop, cut(x, 100 * y, sizes=[30, 30]) * 10)
+        skipped.append(loop.step.skipped_steps)
+        losses.append([float(log["loss"]) for log in logs])
+        assert loop.step.current_loss_scale == 2.0 ** (15 - skipped[-1])
+        assert int(loop.step.optimizer.iterations.numpy()) == 20 - skipped[-1]
+    assert min(skipped) > 1
+    assert abs(skipped[0] - skipped[1]) <= 1
+    assert losses[0][-1] < 0.9 * losses[0][1]
+    np.testing.assert_allclose(*losses, rtol=0.1)
+
+
+def test_small_gradients_survive_float16(make_loop: Any, numbers: Any) -> None:
+    """A loss so small that float16 rounds its gradient to zero, unless it is scaled."""
+    moved = []
+    for scale in (1.0, "dynamic"):
+        loop = make_loop(
+            ("mirrored", 2),
+            lambda: sequential((4,), L.Dense(1, dtype="mixed_float16")),
+            lambda: keras.optimizers.SGD(1e8),
+            loss=lambda y, y_pred: 1e-9 * (y_pred[:, 0] - y[:, 0]) ** 2,
+            loss_scale=scale,
+        )
+        before = loop.step.model.get_weights()
+        train(loop, cut(*numbers, sizes=[40]))
+        moved.append(before[0] - loop.step.model.get_weights()[0])
+    error = numbers[0][:40] @ before[0] + before[1] - numbers[1][:40]
+    gradient = 2 * numbers[0][:40].T @ error / 40
+    np.testing.assert_array_equal(moved[0], np.zeros((4, 1)))
+    np.testing.assert_allclose(moved[1], 0.1 * gradient, rtol=0.02, atol=0.002)
+
+
+def test_float16_needs_a_scale(make_loop: Any) -> None:
+    with pytest.raises(StepError, match=r"computes in float16.*loss_scale=\"dynamic\""):
+        make_loop(("mirrored", 2), _half_net)
+
+
+def test_weights_in_float16_are_refused(make_loop: Any) -> None:
+    with pytest.raises(StepError, match=r"weights in float16.*mixed_float16"):
+        make_loop(("mirrored", 2), lambda: sequential((4,), L.Dense(1, dtype="float16")), loss_scale="dynamic")
+
+
+def test_a_compiled_float16_model_brings_its_scale(strategy_of: Any, numbers: Any) -> None:
+    """Keras wraps the optimizer of a mixed_float16 model in a LossScaleOptimizer by itself."""
+    strategy = strategy_of("mirrored", 2)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = _half_net()
+        with with_policy("mixed_float16"):
+            model.compile(keras.optimizers.SGD(0.01), "mse")
+        other = line_net()
+        other.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), 64.0, 7), "mse")
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    step = mk.train.Step.from_compiled(model)
+    loop = mk.train.Loop(strategy, step)
+    assert isinstance(step.optimizer, keras.optimizers.SGD)
+    assert step.model.optimizer is step.optimizer  # callbacks set its learning rate
+    assert step.current_loss_scale == 2.0**15
+    before = model.get_weights()
+    train(loop, cut(*numbers, sizes=[30]) * 9)  # the first ones overflow
+    assert largest_difference(before, model.get_weights()) > 1e-3
+    step = mk.train.Step.from_compiled(other)
+    step.build(strategy)
+    assert (step.current_loss_scale, step._loss_scale) == (64.0, LossScale(initial=64.0, growth_steps=7))
+    assert mk.train.Step.from_compiled(model, loss_scale=8.0)._loss_scale == LossScale(8.0, None)
+
+
+@pytest.mark.parametrize("given", ["Dynamic", 0, -2.0, float("inf"), float("nan"), True, [1.0]], ids=str)
+def test_what_is_no_scale(given: Any) -> None:
+    with pytest.raises(StepError, match=r"loss.scale must be"):
+        mk.train.Step(line_net(), keras.optimizers.SGD(), loss="mse", loss_scale=given)
+
+
+def test_constants_of_a_scale() -> None:
+    reference = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    assert LossScale() == LossScale.of("dynamic") == LossScale(reference.initial_scale, reference.dynamic_growth_steps)
+    with pytest.raises(StepError, match="growth_steps must be"):
+        LossScale(growth_steps=0)
+
+
+def test_without_a_scale_nothing_is_skipped(make_loop: Any) -> None:
+    step = make_loop(("mirrored", 2), line_net).step
+    assert (step.skipped_steps, step.current_loss_scale) == (0, 1.0)
