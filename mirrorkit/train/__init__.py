@@ -9,10 +9,26 @@ report = loop.fit(train, epochs=2, validation_data=test)
 
 from __future__ import annotations
 
+from mirrorkit.train.checkpoints import Checkpoints
 from mirrorkit.train.custom import TrainStep
+from mirrorkit.train.export import export
 from mirrorkit.train.loop import Loop
+from mirrorkit.train.loss_scale import LossScale
+from mirrorkit.train.position import Position
 from mirrorkit.train.report import Epoch, Report
 from mirrorkit.train.step import Step
 from mirrorkit.train.update import Update, all_reduce
 
-__all__ = ["Epoch", "Loop", "Report", "Step", "TrainStep", "Update", "all_reduce"]
+__all__ = [
+    "Checkpoints",
+    "Epoch",
+    "Loop",
+    "LossScale",
+    "Position",
+    "Report",
+    "Step",
+    "TrainStep",
+    "Update",
+    "all_reduce",
+    "export",
+]

@@ -186,7 +186,7 @@ def test_mixed_float16_equals_one_device_that_computes_the_shards(
 
 
 def test_float16_overflows_at_first_and_then_trains(make_loop: Any, numbers: Any) -> None:
-    """Gradients beyond 65504: the scale halves until they fit, on one replica as on two; at the limit the cut decides."""
+    """Gradients beyond 65504: the scale halves until they fit; at the limit the cut of the batch decides."""
 
     def net() -> Any:
         with with_policy("mixed_float16"):
