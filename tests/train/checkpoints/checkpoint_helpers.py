@@ -1,0 +1,71 @@
+"""Plain functions for the tests of checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from training_helpers import sequential, values_of
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+L = keras.layers
+
+
+def net() -> Any:
+    """A small net with every kind of layer state: seeds of augmentation and Dropout, statistics of BatchNorm."""
+    return sequential(
+        *((4, 4, 1), L.Rescaling(1 / 255), L.RandomFlip(), L.Flatten(), L.Dense(6), L.BatchNormalization()),
+        *(L.Dropout(0.3), L.Dense(1)),
+    )
+
+
+class Interrupted(Exception):
+    """What breaks a run off in these tests."""
+
+
+class Interrupt(keras.callbacks.Callback):  # type: ignore[name-defined]
+    """Breaks the run off at the end of the call in which this training step falls."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def set_loop(self, loop: Any) -> None:
+        self.loop = loop
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.loop.position.steps >= self.at:
+            raise Interrupted
+
+
+def break_off(loop: Any, data: Any, *callbacks: Any, at: int, **options: Any) -> None:
+    """Train until this step, break off, and spoil every value, so that only what is restored can be right."""
+    loop.position = mk.train.Position()  # a loop that served another test has steps behind it
+    with pytest.raises(Interrupted):
+        loop.fit(data, callbacks=[*callbacks, Interrupt(at)], verbose=0, **options)
+    spoil(loop)
+
+
+def spoil(loop: Any) -> None:
+    """Overwrite every variable."""
+    for variable in loop.step.variables:
+        variable.assign(np.full(variable.shape, 7, np.dtype(variable.dtype)))
+
+
+def bits(loop: Any) -> list[bytes]:
+    """The exact values of all variables."""
+    return [value.tobytes() for value in values_of(loop)]
+
+
+def names(folder: Path) -> list[str]:
+    """The files of a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def saved_at(*steps: int) -> list[str]:
+    """The names of checkpoints after these numbers of steps."""
+    return [f"step-{n:010d}.npz" for n in steps]

@@ -1,0 +1,68 @@
+"""A run with everything in it that a checkpoint must hold, and ways to break it off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_helpers import net
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+
+@pytest.fixture(scope="session")
+def pictures() -> mk.data.Recipe:
+    """60 small pictures in five batches of 12, shuffled and augmented."""
+    rng = np.random.default_rng(3)
+    split = mk.data.arrays(rng.integers(0, 256, (60, 4, 4, 1), "uint8"), rng.normal(size=(60, 1)).astype("float32"))
+    return mk.data.batches(split, global_batch_size=12, shuffle=True, seed=5, augment=[mk.data.augment.flip()])
+
+
+@pytest.fixture(scope="session")
+def run_on(strategy_of: Callable[..., Any]) -> Callable[[tuple[str, int]], mk.train.Loop]:
+    """`run_on(where)`: a loop that draws random numbers, keeps statistics and has slots; compiled once per strategy.
+
+    Take `as_new` of it first.
+    """
+    made: dict[tuple[str, int], mk.train.Loop] = {}
+
+    def get(where: tuple[str, int]) -> mk.train.Loop:
+        if where not in made:
+            strategy = strategy_of(*where)
+            keras.utils.set_random_seed(0)
+            with strategy.scope():
+                model, optimizer = net(), keras.optimizers.Adam(0.01)
+            step = mk.train.Step(model, optimizer, loss="mse", metrics=["mae"])
+            made[where] = mk.train.Loop(strategy, step, steps_per_call=3)
+        return made[where]
+
+    return get
+
+
+@pytest.fixture
+def loop(run_on: Any, as_new: Any) -> mk.train.Loop:
+    """The run on two replicas, as new."""
+    return as_new(run_on(("mirrored", 2)))
+
+
+@pytest.fixture(scope="session")
+def _first_values() -> dict[int, list[np.ndarray]]:
+    return {}
+
+
+@pytest.fixture
+def as_new(_first_values: dict[int, list[np.ndarray]]) -> Callable[[mk.train.Loop], mk.train.Loop]:
+    """`as_new(loop)`: the same loop as it was when it was made."""
+
+    def reset(loop: mk.train.Loop) -> mk.train.Loop:
+        variables = loop.step.variables
+        first = _first_values.setdefault(id(loop), [v.value.numpy() for v in variables])
+        for variable, value in zip(variables, first, strict=True):
+            variable.assign(value)
+        loop.position = mk.train.Position()
+        return loop
+
+    return reset

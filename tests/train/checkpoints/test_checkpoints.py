@@ -1,0 +1,367 @@
+"""The callback: when it saves and what it keeps, damaged and foreign checkpoints, folders and disks that fail."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_helpers import Interrupt, Interrupted, bits, break_off, names, saved_at, spoil
+from training_helpers import line_net, sequential, values_of
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import CheckpointError
+from mirrorkit.train.checkpoints import file as checkpoint_file
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+@pytest.fixture
+def fresh(line: Any) -> Any:
+    """The linear model on two replicas, at the beginning of its run; epochs of `recipe` have five steps."""
+    line.position = mk.train.Position()
+    return line
+
+
+# --- when it saves, what it keeps
+
+
+@pytest.mark.parametrize(
+    ("every", "keep", "expected"),
+    [("epoch", 3, (10, 15, 20)), ("epoch", 1, (20,)), (7, 99, (7, 14, 20)), (1, 2, (19, 20)), (99, 3, (20,))],
+)
+def test_it_saves_when_asked_and_keeps_the_newest(
+    every: Any, keep: int, expected: Any, fresh: Any, recipe: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new" / "folder"
+    fresh.fit(recipe, epochs=4, callbacks=[mk.train.Checkpoints(folder, every=every, keep=keep)], verbose=0)
+    assert names(folder) == saved_at(*expected)
+
+
+def test_it_saves_what_the_callbacks_after_it_did(fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    saver = mk.train.Checkpoints(tmp_path, keep=9)
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1e9)
+    with pytest.raises(Interrupted):
+        fresh.fit(recipe, epochs=3, callbacks=[saver, plateau, Interrupt(12)], verbose=0)
+    fresh.restore(tmp_path)
+    assert float(fresh.step.optimizer.learning_rate.numpy()) == pytest.approx(0.025)
+    assert fresh.position.history["learning_rate"] == pytest.approx([0.05, 0.05])
+
+
+def test_training_does_not_wait_for_the_disk_but_the_next_save_does(
+    fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, events = threading.Event(), []
+    write = checkpoint_file.write
+
+    def slow(path: Path, *args: Any) -> None:
+        events.append(f"write {path.name[-5]}")
+        assert go_on.wait(20), "training waited for the disk"
+        write(path, *args)
+        events.append(f"written {path.name[-5]}")
+
+    monkeypatch.setattr(checkpoint_file, "write", slow)
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            events.append(f"batch {batch}")
+            if batch == 3:
+                go_on.set()
+
+    loop = mk.train.Loop(fresh.strategy, fresh.step, steps_per_call=1)
+    loop.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path, every=2), Watch()], verbose=0)
+    assert [event for event in events if event != "written 2"][:6] == [
+        *("batch 0", "batch 1", "write 2", "batch 2", "batch 3", "write 4"),
+    ]
+    assert events.index("written 2") < events.index("write 4")
+    assert events.index("written 4") < events.index("write 5")  # the end of the training
+
+
+def test_the_values_are_those_of_their_step_though_training_goes_on(
+    fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[int, list[np.ndarray]] = {}
+    go_on, write = threading.Event(), checkpoint_file.write
+
+    def late(path: Path, *args: Any) -> None:
+        go_on.wait(20)
+        write(path, *args)
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen[batch + 1] = values_of(loop)
+            if batch == 3:
+                go_on.set()
+
+    monkeypatch.setattr(checkpoint_file, "write", late)
+    loop = mk.train.Loop(fresh.strategy, fresh.step, steps_per_call=1)
+    loop.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path, every=2, keep=9), Watch()], verbose=0)
+    for step in (2, 4):
+        _, values = checkpoint_file.read(checkpoint_file.path_of(tmp_path, step))
+        for value, expected in zip(values, seen[step], strict=True):
+            np.testing.assert_array_equal(value, expected)
+
+
+def test_what_a_killed_writer_left_is_cleaned_up(fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    (tmp_path / "step-0000000003.npz.tmp").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("mine")
+    fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert names(tmp_path) == ["notes.txt", *saved_at(5)]
+
+
+# --- damaged and foreign checkpoints
+
+
+def _one_bit(whole: bytes) -> bytes:
+    half = len(whole) // 2
+    return whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :]
+
+
+DAMAGE = {
+    "empty": lambda whole: b"",
+    "cut off": lambda whole: whole[: len(whole) // 2],
+    "one bit": _one_bit,
+    "noise": lambda whole: bytes(255 - byte for byte in whole),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_newest_one_is_named_and_the_one_before_it_used(
+    kind: str, fresh: Any, recipe: Any, tmp_path: Path
+) -> None:
+    start = values_of(fresh)
+    history = fresh.fit(recipe, epochs=4, verbose=0).history
+    expected = bits(fresh)
+    for variable, value in zip(fresh.step.variables, start, strict=True):
+        variable.assign(value)
+    break_off(fresh, recipe, mk.train.Checkpoints(tmp_path), at=17, epochs=4)
+    newest = tmp_path / saved_at(15)[0]
+    newest.write_bytes(DAMAGE[kind](newest.read_bytes()))
+    saver = mk.train.Checkpoints(tmp_path)
+    with pytest.warns(
+        UserWarning, match=rf"Damaged checkpoint, the one before it is used: {newest} cannot be read: \w+"
+    ):
+        report = fresh.fit(recipe, epochs=4, callbacks=[saver], verbose=0)
+    assert len(report.epochs) == 2
+    assert report.history == history
+    assert bits(fresh) == expected
+    spoil(fresh)
+    fresh.fit(recipe, epochs=4, callbacks=[saver], verbose=0)  # and no warning: it has been written anew
+    assert bits(fresh) == expected
+
+
+def test_when_none_is_whole_nothing_is_touched(fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    fresh.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:-100])
+    before, files = bits(fresh), names(tmp_path)
+    with pytest.raises(CheckpointError, match=r"(?s)No checkpoint in .* is whole: .*0010.*0005.*another folder"):
+        fresh.fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert bits(fresh) == before
+    assert names(tmp_path) == files
+
+
+def _other_width() -> Any:
+    return sequential((4,), L.Dense(2, name="line"), L.Dense(1))
+
+
+def _other_order() -> Any:
+    inputs = keras.Input((4,))
+    second, first = L.Dense(4, name="b", use_bias=False), L.Dense(4, name="a", use_bias=False)
+    return keras.Model(inputs, first(second(inputs)))
+
+
+def _one_order() -> Any:
+    inputs = keras.Input((4,))
+    first, second = L.Dense(4, name="a", use_bias=False), L.Dense(4, name="b", use_bias=False)
+    return keras.Model(inputs, second(first(inputs)))
+
+
+@pytest.mark.parametrize(
+    ("saved", "present", "lines"),
+    [
+        (
+            (line_net, keras.optimizers.SGD),
+            (_other_width, keras.optimizers.SGD),
+            [
+                r"  not in the checkpoint: \S+dense/bias float32 \[1\]",
+                r"  not in the checkpoint: \S+dense/kernel float32 \[2, 1\]",
+                r"  other shape or dtype: \S+/bias float32 \[1\] in the checkpoint, \S+line/bias float32 \[2\] here",
+                r"  other shape or dtype: \S+ float32 \[4, 1\] in the checkpoint, \S+line/kernel float32 \[4, 2\] here",
+            ],
+        ),
+        (
+            (line_net, keras.optimizers.Adam),
+            (line_net, keras.optimizers.SGD),
+            [
+                r"  not in the checkpoint: sgd/iteration int64 \[\]",
+                r"  not in the checkpoint: sgd/learning_rate float32 \[\]",
+                r"  only in the checkpoint: adam/iteration int64 \[\]",
+                r"  only in the checkpoint: adam/learning_rate float32 \[\]",
+                *[r"  only in the checkpoint: adam/\w*line_\w+ float32 \[.*\]"] * 4,
+            ],
+        ),
+        (
+            (line_net, keras.optimizers.SGD),
+            (lambda: sequential((4,), L.Dense(1, name="line", dtype="bfloat16")), keras.optimizers.SGD),
+            [
+                r"  other shape or dtype: \S+/bias float32 \[1\] in the checkpoint, \S+/bias bfloat16 \[1\] here",
+                r"  other shape or dtype: \S+/kernel float32 .* in the checkpoint, \S+/kernel bfloat16 .* here",
+            ],
+        ),
+        (
+            (_one_order, keras.optimizers.SGD),
+            (_other_order, keras.optimizers.SGD),
+            ["  the same variables, but in another order"],
+        ),
+    ],
+    ids=["shapes", "optimizer", "dtype", "order"],
+)
+def test_a_checkpoint_of_another_model_lists_what_does_not_fit(
+    saved: Any, present: Any, lines: list[str], make_loop: Any, recipe: Any, tmp_path: Path
+) -> None:
+    one, other = (make_loop(("one_device", 1), net, optimizer) for net, optimizer in (saved, present))
+    one.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    before = bits(other)
+    with pytest.raises(CheckpointError) as error:
+        other.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    head, *listed, cure = str(error.value).splitlines()
+    assert head == f"The checkpoint {tmp_path}/{saved_at(5)[0]} is of another model or optimizer:"
+    assert len(listed) == len(lines)
+    assert all(re.fullmatch(pattern, line) for pattern, line in zip(lines, listed, strict=True)), listed
+    assert cure.startswith("Nothing was restored.")
+    assert bits(other) == before
+    assert names(tmp_path) == saved_at(5)
+
+
+# --- folders and disks
+
+
+@pytest.fixture
+def not_root() -> Iterator[None]:
+    """Root may write everywhere."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(user)
+
+
+class NoStep(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        pytest.fail("trained before it was known that nothing can be saved")
+
+
+@pytest.mark.parametrize("kind", ["read only", "inside a read-only one", "a file", "below a file"])
+def test_a_folder_that_cannot_be_written_is_an_error_before_the_training(
+    kind: str, fresh: Any, recipe: Any, tmp_path: Path, request: Any
+) -> None:
+    folder = tmp_path / "runs"
+    if "read" in kind:
+        folder.mkdir()
+        folder.chmod(0o555)
+        tmp_path.chmod(0o755)
+        request.getfixturevalue("not_root")
+    else:
+        folder.write_text("a file")
+    target = folder / "first" if kind in ("inside a read-only one", "below a file") else folder
+    with pytest.raises(CheckpointError, match=f"cannot be written to {target}: .*Choose a folder"):
+        fresh.fit(recipe, callbacks=[mk.train.Checkpoints(target), NoStep()], verbose=0)
+
+
+def test_a_full_disk_ends_the_training_and_leaves_the_old_ones_whole(
+    fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    savez, made = np.savez, []
+
+    def full(file: Any, **entries: Any) -> None:
+        made.append(file.name)
+        if len(made) >= 3:
+            file.write(b"x" * 100)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        savez(file, **entries)
+
+    monkeypatch.setattr(np, "savez", full)
+    steps: list[int] = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            steps.append(fresh.position.steps)
+
+    with pytest.raises(
+        CheckpointError,
+        match=rf"{tmp_path}/step-0000000006.npz could not be written: OSError.*No space.*needs 0\.0 MiB",
+    ):
+        fresh.fit(recipe, epochs=9, callbacks=[mk.train.Checkpoints(tmp_path, every=2), Watch()], verbose=0)
+    assert 6 <= max(steps) <= 8  # known at the latest when the next one is due
+    assert names(tmp_path) == saved_at(2, 4)
+    monkeypatch.undo()
+    spoil(fresh)
+    assert fresh.restore(tmp_path).steps == 4
+
+
+def test_a_write_that_fails_at_the_very_end_is_an_error_too(
+    fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "replace", lambda *args: (_ for _ in ()).throw(OSError("the disk is gone")))
+    with pytest.raises(CheckpointError, match="the disk is gone"):
+        fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+
+
+def test_an_error_in_the_training_is_not_hidden_by_one_in_the_writing(
+    fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, failed = threading.Event(), threading.Event()
+
+    def gone(*args: Any) -> None:
+        started.set()
+        failed.wait(20)
+        raise OSError("the disk is gone")
+
+    class Fail(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                assert started.wait(20)
+                threading.Timer(0.2, failed.set).start()
+                raise Interrupted
+
+    monkeypatch.setattr(checkpoint_file, "write", gone)
+    with pytest.raises(Interrupted), pytest.warns(UserWarning, match="could not be written: OSError: the disk is gone"):
+        fresh.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path), Fail()], verbose=0)
+
+
+# --- options and places where it cannot work
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": 0}, "keep must be .* found 0"),
+        ({"every": 0}, "every must be .* found 0"),
+        ({"every": "step"}, "found 'step'"),
+        ({"folder": "gs://bucket/runs"}, "found gs://bucket/runs. Mount"),
+    ],
+)
+def test_options_that_mean_nothing(options: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        mk.train.Checkpoints(**{"folder": tmp_path, **options})
+
+
+def test_model_fit_is_told_what_to_use(numbers: Any, tmp_path: Path) -> None:
+    model = line_net()
+    model.compile("sgd", "mse")
+    with pytest.raises(CheckpointError, match="BackupAndRestore"):
+        model.fit(*numbers, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+
+
+def test_evaluate_with_it_does_nothing(fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    fresh.evaluate(recipe, callbacks=[mk.train.Checkpoints(tmp_path)])
+    assert names(tmp_path) == []

@@ -1,0 +1,181 @@
+"""SIGTERM and Ctrl-C: the call ends, the run is saved, the process leaves with the right code, the next goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_helpers import Interrupted, bits, names, saved_at, spoil
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.train.checkpoints import callback as checkpoint_callback
+
+HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
+@pytest.fixture(autouse=True)
+def _handlers_are_given_back() -> Any:
+    before = {number: signal.getsignal(number) for number in HANDLERS}
+    yield
+    assert {number: signal.getsignal(number) for number in HANDLERS} == before
+
+
+class Send(keras.callbacks.Callback):  # type: ignore[name-defined]
+    """Sends this process a signal within the hook of that name, when the run has done so many steps."""
+
+    def __init__(self, number: int, hook: str, *, at: int, times: int = 1) -> None:
+        super().__init__()
+        self.left = times
+        setattr(self, hook, lambda *args, **kwargs: self._send(number, at))
+
+    def set_loop(self, loop: Any) -> None:
+        self.loop = loop
+
+    def _send(self, number: int, at: int) -> None:
+        if self.loop.position.steps >= at and self.left:
+            self.left -= 1
+            os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+    ("number", "hook", "at", "saved"),
+    [
+        (signal.SIGTERM, "on_train_batch_begin", 3, 5),  # the call of steps 3 and 4 still ends
+        (signal.SIGTERM, "on_test_batch_begin", 10, 10),  # in the validation of the second epoch
+        (signal.SIGTERM, "on_epoch_end", 5, 5),
+        (signal.SIGINT, "on_train_batch_begin", 3, 5),
+        (signal.SIGINT, "on_train_batch_end", 8, 8),
+    ],
+)
+def test_a_signal_saves_and_leaves_and_the_next_start_goes_on(
+    number: int, hook: str, at: int, saved: int, loop: Any, as_new: Any, pictures: Any, tmp_path: Path, capfd: Any
+) -> None:
+    options = {"epochs": 3, "validation_data": pictures, "verbose": 0}
+    history = loop.fit(pictures, **options).history
+    expected = bits(loop)
+    saver = mk.train.Checkpoints(tmp_path, every=99)
+    leaving = pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit)
+    with leaving as left:
+        as_new(loop).fit(pictures, callbacks=[saver, Send(number, hook, at=at)], **options)
+    assert number == signal.SIGINT or left.value.code == 143
+    assert names(tmp_path) == saved_at(saved)
+    assert f"{signal.Signals(number).name}: saving a checkpoint after this call" in capfd.readouterr().err
+    spoil(loop)
+    report = loop.fit(pictures, callbacks=[saver], **options)
+    assert report.history == history
+    assert bits(loop) == expected
+
+
+def test_the_exit_code_is_the_schedulers_choice(loop: Any, pictures: Any, tmp_path: Path) -> None:
+    saver = mk.train.Checkpoints(tmp_path, exit_code=75)
+    with pytest.raises(SystemExit) as left:
+        loop.fit(pictures, callbacks=[saver, Send(signal.SIGTERM, "on_train_batch_begin", at=0)], verbose=0)
+    assert left.value.code == 75
+
+
+def test_a_signal_in_the_last_call_is_not_lost(loop: Any, pictures: Any, tmp_path: Path) -> None:
+    saver = mk.train.Checkpoints(tmp_path)
+    for hook in ("on_epoch_end", "on_train_end"):
+        with pytest.raises(SystemExit):
+            loop.fit(pictures, callbacks=[saver, Send(signal.SIGTERM, hook, at=1)], verbose=0)
+    assert names(tmp_path) == saved_at(5)
+
+
+def test_a_second_ctrl_c_interrupts_at_once(loop: Any, pictures: Any, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        loop.fit(
+            pictures,
+            callbacks=[
+                mk.train.Checkpoints(tmp_path),
+                Send(signal.SIGINT, "on_train_batch_begin", at=0, times=1),
+                Send(signal.SIGINT, "on_train_batch_begin", at=0, times=1),
+            ],
+            verbose=0,
+        )
+    assert names(tmp_path) == []
+
+
+def test_handlers_are_given_back_after_an_error(loop: Any, pictures: Any, tmp_path: Path) -> None:
+    class Fail(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            assert signal.getsignal(signal.SIGTERM) != HANDLERS[signal.SIGTERM]
+            raise Interrupted
+
+    for savers in (1, 2):
+        callbacks = [mk.train.Checkpoints(tmp_path / str(i)) for i in range(savers)]
+        with pytest.raises(Interrupted):
+            loop.fit(pictures, callbacks=[*callbacks, Fail()], verbose=0)
+        assert signal.getsignal(signal.SIGTERM) == HANDLERS[signal.SIGTERM]
+
+
+def test_a_signal_that_is_ignored_stays_ignored(loop: Any, pictures: Any, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        loop.fit(
+            *(pictures,),
+            verbose=0,
+            callbacks=[mk.train.Checkpoints(tmp_path), Send(signal.SIGINT, "on_train_batch_begin", at=0)],
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert names(tmp_path) == saved_at(5)
+
+
+def test_outside_of_the_main_thread_it_saves_and_leaves_signals_alone(loop: Any, pictures: Any, tmp_path: Path) -> None:
+    thread = threading.Thread(target=lambda: loop.fit(pictures, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0))
+    thread.start()
+    thread.join()
+    assert names(tmp_path) == saved_at(5)
+
+
+def test_one_function_decides_whether_to_leave(
+    loop: Any, pictures: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster's workers must agree: none leaves on its own signal, all leave on another's."""
+    asked: list[int] = []
+
+    def agreed(strategy: Any, signals: Any) -> int:
+        asked.append(signals.received)
+        return signal.SIGTERM if len(asked) == 2 else 0
+
+    monkeypatch.setattr(checkpoint_callback, "agreed_signal", agreed)
+    with pytest.raises(SystemExit):
+        loop.fit(
+            *(pictures,),
+            epochs=2,
+            verbose=0,
+            callbacks=[mk.train.Checkpoints(tmp_path, every=99), Send(signal.SIGTERM, "on_train_batch_begin", at=0)],
+        )
+    assert asked == [signal.SIGTERM, signal.SIGTERM]
+    assert names(tmp_path) == saved_at(5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGINT", -signal.SIGINT)])
+def test_the_exit_code_of_a_real_process(number: str, code: int, run_python: Any, tmp_path: Path) -> None:
+    result = run_python(
+        f"""
+        import os, signal
+        import numpy as np
+        import mirrorkit as mk
+        from mirrorkit._keras import keras
+
+        strategy = mk.testing.virtual_replicas(2)
+        with strategy.scope():
+            model, optimizer = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), keras.optimizers.SGD()
+        data = mk.data.batches(mk.data.arrays(np.ones((8, 3), "float32"), np.ones((8, 1))), global_batch_size=2)
+        loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=1)
+        send = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: None)
+        send.on_train_batch_begin = lambda batch, logs=None: batch == 2 and os.kill(os.getpid(), signal.{number})
+        loop.fit(data, callbacks=[mk.train.Checkpoints({str(tmp_path)!r}), send], verbose=0)
+        """,
+        check=False,
+    )
+    assert result.returncode == code, result.stderr[-2000:]
+    assert names(tmp_path) == saved_at(3)
+    assert "start again to go on" in result.stderr

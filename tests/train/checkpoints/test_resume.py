@@ -1,0 +1,319 @@
+"""A run that was broken off and goes on from its checkpoint ends with the bits and the history of one that was not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from checkpoint_helpers import Interrupt, Interrupted, bits, break_off, names, net, saved_at, spoil
+from training_helpers import KINDS, largest_difference, line_net, plain_dataset, sequential, set_values, values_of
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import CheckpointError
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+@pytest.mark.parametrize(
+    ("where", "at"),  # in the middle of an epoch; and once after its last batch, before its validation
+    [*((where, 4) for where in KINDS), (KINDS[1], 10)],
+    ids=str,
+)
+def test_bits_and_history_are_those_of_an_unbroken_run(
+    where: Any, at: int, run_on: Any, as_new: Any, pictures: Any, tmp_path: Path, assert_replicas_equal: Any
+) -> None:
+    options = {"epochs": 3, "validation_data": pictures}
+    loop = as_new(run_on(where))
+    whole = loop.fit(pictures, verbose=0, **options)
+    expected = bits(loop)
+    saver = mk.train.Checkpoints(tmp_path, every=2)
+    break_off(as_new(loop), pictures, saver, at=at + 1, **options)
+    assert saved_at(at)[0] in names(tmp_path)
+    report = loop.fit(pictures, callbacks=[saver], verbose=0, **options)
+    assert bits(loop) == expected
+    assert report.history == whole.history
+    assert sum(epoch.steps for epoch in report.epochs) == 15 - at  # the report is of what this process did
+    assert_replicas_equal(loop)
+
+
+def test_a_run_broken_off_again_and_again(loop: Any, as_new: Any, pictures: Any, tmp_path: Path) -> None:
+    history = loop.fit(pictures, epochs=2, verbose=0).history
+    expected = bits(loop)
+    as_new(loop)
+    for at in range(2, 10, 2):
+        break_off(loop, pictures, mk.train.Checkpoints(tmp_path, every=1), at=at, epochs=2)
+    report = loop.fit(pictures, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert bits(loop) == expected
+    assert report.history == history
+
+
+def test_saving_changes_no_bit_whatever_the_lengths_of_calls(
+    loop: Any, as_new: Any, pictures: Any, tmp_path: Path
+) -> None:
+    history = loop.fit(pictures, epochs=2, verbose=0).history
+    expected = bits(loop)
+    for number, (length, every) in enumerate([(1, 3), (100, 3), (4, "epoch"), ("auto", 1)]):
+        again = mk.train.Loop(loop.strategy, as_new(loop).step, steps_per_call=length)
+        saver = mk.train.Checkpoints(tmp_path / str(number), every=every, keep=99)
+        assert again.fit(pictures, epochs=2, callbacks=[saver], verbose=0).history == history
+        assert bits(again) == expected
+    assert names(tmp_path / "1") == saved_at(3, 6, 9, 10)  # calls are cut so that a save comes when it should
+    assert names(tmp_path / "2") == saved_at(5, 10)
+
+
+def test_a_new_process_names_its_layers_anew(make_loop: Any, pictures: Any, tmp_path: Path) -> None:
+    """Models made one after the other have layers dense, dense_1, ...: the number says nothing about the model."""
+    one = make_loop(("mirrored", 2), net, lambda: keras.optimizers.Adam(0.01))
+    one.fit(pictures, epochs=2, verbose=0)
+    two = make_loop(("mirrored", 2), net, lambda: keras.optimizers.Adam(0.01))
+    assert [v.path for v in one.step.variables] != [v.path for v in two.step.variables]
+    break_off(two, pictures, mk.train.Checkpoints(tmp_path, every=3), at=7, epochs=2)
+    three = make_loop(("mirrored", 2), net, lambda: keras.optimizers.Adam(0.01))
+    spoil(three)
+    three.fit(pictures, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path, every=3)], verbose=0)
+    assert bits(three) == bits(one)
+
+
+def test_four_replicas_go_on_as_fewer_with_the_same_order(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+    data, shuffled_otherwise = (
+        mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12, shuffle=True, seed=seed) for seed in (1, 2)
+    )
+
+    def run(where: Any) -> Any:
+        return make_loop(where, line_net, lambda: keras.optimizers.SGD(0.05, momentum=0.9))
+
+    four = run(("mirrored", 4))
+    start = values_of(four)
+    history = four.fit(data, epochs=2, verbose=0).history
+    expected = values_of(four)
+    set_values(four, start)
+    break_off(four, data, mk.train.Checkpoints(tmp_path, every=3), at=4, epochs=2)
+    for where in (("mirrored", 2), ("one_device", 1), ("central_storage", 2)):
+        fewer = run(where)
+        fewer.restore(tmp_path)
+        resumed = fewer.fit(data, epochs=2, verbose=0).history
+        assert largest_difference(values_of(fewer), expected) < 1e-6
+        np.testing.assert_allclose(resumed["loss"], history["loss"], rtol=1e-6)
+    four.restore(tmp_path)
+    four.fit(shuffled_otherwise, epochs=2, verbose=0)
+    assert largest_difference(values_of(four), expected) > 1e-3  # so the order matters here
+
+
+@pytest.mark.parametrize("kind", ["finite", "endless", "carried on", "unknown length"])
+def test_a_users_dataset_is_skipped_to_the_position(kind: str, line: Any, numbers: Any, tmp_path: Path) -> None:
+    plain = plain_dataset(*numbers, batch=12)
+    data = {
+        "finite": plain,
+        "endless": plain.repeat(),
+        "carried on": plain,  # epochs of three batches, one after the other
+        "unknown length": plain.filter(lambda x, y: True),
+    }[kind]
+    options = {"epochs": 4, "steps_per_epoch": 3 if kind in ("endless", "carried on") else None}
+    start = values_of(line)
+    history = line.fit(data, verbose=0, **options).history
+    expected = bits(line)
+    set_values(line, start)
+    break_off(line, data, mk.train.Checkpoints(tmp_path, every=2), at=9, **options)
+    report = line.fit(data, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0, **options)
+    assert bits(line) == expected
+    assert report.history == history
+
+
+def test_data_on_the_devices(loop: Any, as_new: Any, pictures: Any, tmp_path: Path) -> None:
+    data = mk.data.resident(pictures.split, global_batch_size=16, shuffle=True, seed=5)  # the last batch has 12
+    history = loop.fit(data, epochs=3, verbose=0).history
+    expected = bits(loop)
+    break_off(as_new(loop), data, mk.train.Checkpoints(tmp_path, every=2), at=7, epochs=3)
+    assert loop.fit(data, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0).history == history
+    assert bits(loop) == expected
+
+
+def test_accumulation_is_never_cut(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+    """Five batches are two updates of two and one of one; a save that falls into an update waits for its end."""
+    data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12, shuffle=True)
+
+    def run() -> Any:
+        return make_loop(("mirrored", 2), line_net, lambda: keras.optimizers.Adam(0.1), accumulate=2)
+
+    whole, broken = run(), run()
+    history = whole.fit(data, epochs=3, verbose=0).history
+    break_off(broken, data, mk.train.Checkpoints(tmp_path, every=3, keep=9), at=12, epochs=3)
+    assert names(tmp_path) == saved_at(4, 7, 9)
+    resumed = broken.fit(data, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path, every=3, keep=9)], verbose=0)
+    assert bits(broken) == bits(whole)
+    assert resumed.history == history
+
+
+@pytest.mark.parametrize("options", [{"ema": 0.9}, {"loss_scale": "dynamic"}], ids=lambda options: next(iter(options)))
+def test_averages_and_loss_scale(options: Any, make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+    data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12, shuffle=True)
+    whole, broken = (make_loop(("mirrored", 2), line_net, **options) for _ in range(2))
+    whole.fit(data, epochs=2, verbose=0)
+    break_off(broken, data, mk.train.Checkpoints(tmp_path, every=3), at=7, epochs=2)
+    broken.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert bits(broken) == bits(whole)
+    assert len(bits(whole)) > len(bits(make_loop(("mirrored", 2), line_net)))
+
+
+def test_a_metric_with_a_value_for_each_class(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+    data = mk.data.batches(mk.data.arrays(numbers[0], np.eye(3)[np.arange(60) % 3]), global_batch_size=12)
+
+    def run() -> Any:
+        return make_loop(
+            ("mirrored", 2),
+            lambda: sequential((4,), L.Dense(3, activation="softmax")),
+            loss="categorical_crossentropy",
+            metrics=[keras.metrics.F1Score(average=None, name="f1")],
+        )
+
+    whole, broken = run(), run()
+    history = whole.fit(data, epochs=3, verbose=0).history
+    break_off(broken, data, mk.train.Checkpoints(tmp_path, every=2), at=13, epochs=3)
+    resumed = broken.fit(data, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0).history
+    assert resumed["loss"] == history["loss"]
+    assert np.shape(resumed["f1"]) == (3, 3)
+    np.testing.assert_array_equal(resumed["f1"], history["f1"])
+
+
+# --- a run that is over
+
+
+def test_a_finished_run_trains_nothing_more_and_goes_on_when_asked_for_more(
+    loop: Any, as_new: Any, pictures: Any, tmp_path: Path
+) -> None:
+    history = loop.fit(pictures, epochs=4, validation_data=pictures, verbose=0).history
+    expected = bits(loop)
+    saver = mk.train.Checkpoints(tmp_path)
+    as_new(loop).fit(pictures, epochs=2, validation_data=pictures, callbacks=[saver], verbose=0)
+    after_two, files = bits(loop), {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    spoil(loop)
+    for epochs in (2, 1):
+        report = loop.fit(pictures, epochs=epochs, validation_data=pictures, callbacks=[saver], verbose=0)
+        assert bits(loop) == after_two
+        assert report.epochs == []
+        assert report.history == {name: values[:2] for name, values in history.items()}
+        assert report.summary()
+    assert files == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    report = loop.fit(pictures, epochs=4, validation_data=pictures, callbacks=[saver], verbose=0)
+    assert report.history == history
+    assert bits(loop) == expected
+    assert len(report.epochs) == 2
+
+
+def test_a_run_that_a_callback_stopped_is_over_too(loop: Any, pictures: Any, tmp_path: Path) -> None:
+    def fit(epochs: int) -> Any:
+        # with mode="max" the loss gets worse at once, so the first epoch stays the best
+        stopping = keras.callbacks.EarlyStopping("loss", mode="max", patience=1, restore_best_weights=True)
+        return loop.fit(pictures, epochs=epochs, callbacks=[mk.train.Checkpoints(tmp_path), stopping], verbose=0)
+
+    first = fit(9)
+    best = bits(loop)
+    assert 2 <= len(first.history["loss"]) < 9
+    spoil(loop)
+    again = fit(9)
+    assert again.epochs == []
+    assert again.history == first.history
+    assert bits(loop) == best  # with the best weights, which the callback put back after the last epoch
+    assert len(fit(11).epochs) >= 1
+
+
+# --- restore by hand
+
+
+def test_restore_by_hand_to_evaluate_or_to_go_on(loop: Any, as_new: Any, pictures: Any, tmp_path: Path) -> None:
+    history = loop.fit(pictures, epochs=3, validation_data=pictures, verbose=0).history
+    expected = bits(loop)
+    with pytest.raises(Interrupted):
+        as_new(loop).fit(
+            *(pictures,),
+            epochs=3,
+            validation_data=pictures,
+            verbose=0,
+            callbacks=[mk.train.Checkpoints(tmp_path), Interrupt(12)],
+        )
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    spoil(loop)
+    position = loop.restore(tmp_path)
+    assert (position.epoch, position.batch, position.steps) == (2, 0, 10)
+    assert position.history == {name: values[:2] for name, values in history.items()}
+    assert loop.evaluate(pictures)["loss"] == history["val_loss"][1]
+    loop.warm_up(pictures)
+    report = loop.fit(pictures, epochs=3, validation_data=pictures, verbose=0)
+    assert report.history == history
+    assert bits(loop) == expected
+    assert len(report.epochs) == 1
+    assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(loop.fit(pictures, verbose=0).history["loss"]) == 1  # the next fit is one of its own
+
+
+def test_restore_without_a_checkpoint(loop: Any, tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(CheckpointError, match=f"no checkpoint in {folder}"):
+            loop.restore(folder)
+
+
+def test_within_an_epoch_batch_size_and_metrics_must_stay(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+    split = mk.data.arrays(*numbers)
+    data, others = (mk.data.batches(split, global_batch_size=n) for n in (12, 20))
+    loop = make_loop(("mirrored", 2), line_net)
+    more = make_loop(("mirrored", 2), line_net, metrics=["mae"])
+    break_off(loop, data, mk.train.Checkpoints(tmp_path, every=2), at=3, epochs=2)
+    for run, recipe, found in ((loop, others, "batches of 20"), (more, data, "5 sums")):
+        with pytest.raises(CheckpointError, match=f"after 2 batches of 12 .* 3 sums.*{found}.*at the end of an epoch"):
+            run.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    break_off(loop, data, mk.train.Checkpoints(tmp_path, every="epoch"), at=7, epochs=2)
+    more.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert len(loop.fit(others, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0).epochs) == 1
+
+
+# --- a step of the user's own
+
+
+class Slope:
+    """The smallest step of one's own: a line through the origin."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, tell: bool) -> None:
+        with strategy.scope():
+            self.slope = tf.Variable([[0.0]] * 4, name="slope")
+        if tell:
+            self.variables = [self.slope]
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        self.write = mk.train.Update(strategy, [self.slope], self.new_values)
+
+    def compute(self, batch: Any) -> Any:
+        x, y = batch
+        error = x @ tf.convert_to_tensor(self.slope) - y
+        return {
+            "gradient": tf.matmul(x, error, transpose_a=True),
+            "n": tf.cast(tf.shape(x)[0], tf.float32),
+            "loss": tf.reduce_sum(error**2),
+        }
+
+    def new_values(self, sums: Any, values: Any) -> Any:
+        return [values[0] - 0.1 * sums["gradient"] / sums["n"]], {"loss": sums["loss"] / sums["n"]}
+
+    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> Any:
+        return self.write(sums)
+
+
+def test_a_step_of_ones_own(strategy_of: Any, recipe: Any, tmp_path: Path) -> None:
+    strategy = strategy_of("mirrored", 2)
+
+    def run(tell: bool = True) -> Any:
+        return mk.train.Loop(strategy, Slope(strategy, tell), steps_per_call=2)
+
+    whole, broken = run(), run()
+    history = whole.fit(recipe, epochs=2, verbose=0).history
+    with pytest.raises(Interrupted):
+        broken.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path, every=3), Interrupt(7)], verbose=0)
+    broken.step.slope.assign([[9.0]] * 4)
+    assert broken.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0).history == history
+    np.testing.assert_array_equal(broken.step.slope.numpy(), whole.step.slope.numpy())
+    with pytest.raises(CheckpointError, match="Slope does not say what it changes"):
+        run(tell=False).fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
