@@ -1,0 +1,210 @@
+"""Export: a trained model as a file or folder that loads without mirrorkit and without a strategy.
+
+```python
+mk.train.export(loop, "digits.keras")   # model = keras.saving.load_model("digits.keras")
+mk.train.export(loop, "digits")         # served = tf.saved_model.load("digits"); served.serve(images)
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.strategy import is_chief
+from mirrorkit.train.layer_state import layers_of
+from mirrorkit.train.snapshot import unchanged
+from mirrorkit.train.tracing import outside_replica
+
+_KERAS = ".keras"
+_OTHER_FORMATS = (".h5", ".hdf5", ".pb", ".pbtxt", ".tf", ".tflite", ".onnx", ".npz", ".ckpt", ".zip")
+
+
+def export(of: Any, path: str | os.PathLike[str], *, averaged: bool = False, input_signature: Any = None) -> Path:
+    """Write a model for use elsewhere: a `.keras` file, or a SavedModel folder when the path has another name.
+
+    A `.keras` file holds the model's configuration and weights, without optimizer and loss (and, like every Keras
+    file, without the state of random seeds, which `Checkpoints` keep): plain `keras.saving.load_model(path)` gives an
+    uncompiled model on one device. The code of custom layers is not in it: they must be registered with Keras, and
+    their module imported before loading.
+
+    A SavedModel holds the computation itself, so custom layers need no code where it is loaded: `tf.saved_model.load`
+    (its `serve(x)` works while the object that was loaded lives), TensorFlow Serving, or `keras.layers.TFSMLayer`. It
+    is the pass with `training=False`; Keras's own `model.export` leaves random augmentation layers switched on.
+
+    Nothing of the training changes, random generators included. It is written under another name first: an existing
+    file or folder is whole until the new one is, and is then replaced. On several workers all may call it; the chief
+    writes.
+
+    Sources: https://keras.io/api/models/model_saving_apis/model_saving_and_loading/ and
+    https://keras.io/api/models/model_saving_apis/export/
+
+    Args:
+        of: a loop, a step, or a Keras model.
+        path: ends in `.keras`, or names a folder.
+        averaged: write the averages of the weights (`Step(..., ema=...)`) instead of the weights.
+        input_signature: for a SavedModel of a subclassed model, which does not tell its inputs: a nest of
+            `tf.TensorSpec` in the structure of one batch of inputs, the first dimension None.
+
+    Returns:
+        The path.
+
+    Raises:
+        StepError: a model that is not built, that has layers which such a file cannot hold, or whose inputs are not
+            known; no averages; a path that cannot be written, or at which something else is.
+    """
+    step = of if isinstance(of, keras.Model) else getattr(of, "step", of)
+    model = step if isinstance(step, keras.Model) else getattr(step, "model", None)
+    if not isinstance(model, keras.Model):
+        raise StepError(f"export takes a loop, a step or a Keras model, found {type(of).__name__}.")
+    if not model.built:
+        raise StepError(f"The model {model.name!r} is not built, so it has no weights yet. Give it an Input.")
+    if averaged and not hasattr(step, "averaged"):
+        raise StepError("The averages belong to the step, not to the model: export(step, path, averaged=True).")
+    target = _checked(path)
+    write = _write_keras if target.suffix == _KERAS else _write_saved_model
+    strategy = model.distribute_strategy
+    with step.averaged() if averaged else contextlib.nullcontext():
+        if is_chief(strategy):
+            with unchanged(strategy, []):
+                outside_replica(lambda: _replace(target, lambda new: write(model, new, input_signature)))
+    return target
+
+
+def _write_keras(model: Any, path: Path, input_signature: Any) -> None:
+    config = keras.saving.serialize_keras_object
+    try:
+        description = config(model)
+        description.pop("compile_config", None)  # a loss of the user's would have to be registered too
+        copy = keras.saving.deserialize_keras_object(description)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise StepError(_why_not(model, error)) from error
+    old, new = model.variables, copy.variables
+    if [(v.shape, v.dtype, v.name) for v in old] != [(v.shape, v.dtype, v.name) for v in new]:
+        raise StepError(
+            f"The model {model.name!r} made from its own configuration has other variables ({len(new)} in place of "
+            f"{len(old)}), so its weights would not fit. Look at its get_config, or export a SavedModel: a path "
+            f"without {_KERAS}."
+        )
+    for variable, value in zip(new, old, strict=True):
+        variable.assign(value.numpy())
+    for layer, twin in zip(_with_tables(model), _with_tables(copy), strict=True):
+        with tempfile.TemporaryDirectory() as folder:
+            layer.save_assets(folder)
+            twin.load_assets(folder)
+    copy.save(path)
+
+
+def _with_tables(model: Any) -> list[Any]:
+    """Return the layers that hold a vocabulary beside their variables."""
+    return [layer for layer in layers_of(model) if hasattr(layer, "save_assets")]
+
+
+def _why_not(model: Any, error: Exception) -> str:
+    """Name the innermost layers that cannot be made from their configuration."""
+
+    def fails(layer: Any) -> bool:
+        try:
+            keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+        except (TypeError, ValueError, NotImplementedError):
+            return True
+        return False
+
+    failing = {id(layer): layer for layer in layers_of(model) if fails(layer)}
+    causes = [layer for layer in failing.values() if not any(id(inner) in failing for inner in layers_of(layer)[1:])]
+    names = ", ".join(f"{layer.name!r} ({type(layer).__name__})" for layer in causes) or repr(model.name)
+    return (
+        f"A {_KERAS} file cannot hold the layer {names}: {str(error).splitlines()[0][:300]} "
+        "Decorate its class with @keras.saving.register_keras_serializable() and give it a get_config, instead of a "
+        f"Lambda too; or export a SavedModel, which needs no code: a path without {_KERAS}."
+    )
+
+
+def _write_saved_model(model: Any, folder: Path, input_signature: Any) -> None:
+    def plain(variables: Any) -> list[tf.Variable]:
+        return [tf.Variable(v.numpy(), trainable=v.trainable, name=v.path) for v in variables]
+
+    trainable, other = plain(model.trainable_variables), plain(model.non_trainable_variables)
+
+    def serve(x: Any) -> Any:
+        return model.stateless_call(trainable, other, x, training=False)[0]
+
+    archive = keras.export.ExportArchive()
+    for layer in _with_tables(model):
+        archive.track(layer)
+    archive.add_variable_collection("trainable_variables", trainable)
+    archive.add_variable_collection("non_trainable_variables", other)
+    archive.add_variable_collection("variables", [*trainable, *other])
+    archive.add_endpoint("serve", serve, [_inputs(model) if input_signature is None else input_signature])
+    archive.write_out(folder, verbose=False)
+
+
+def _inputs(model: Any) -> Any:
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
+        raise StepError(
+            f"The model {model.name!r} ({type(model).__name__}) does not tell its inputs. Say what they are: "
+            "export(..., input_signature=tf.TensorSpec([None, 28, 28, 1], tf.float32)); a dict or list of them for "
+            f"several. A {_KERAS} file needs none."
+        )
+    return inputs[0] if isinstance(model, keras.Sequential) else model.input
+
+
+def _checked(path: str | os.PathLike[str]) -> Path:
+    """Return the path when something can be written there.
+
+    Raises:
+        StepError: it names another format, another machine, or something that is not to be overwritten.
+    """
+    text, target = os.fspath(path), Path(path)
+    if "://" in text:
+        raise StepError(f"export writes to this machine's file system, found {text!r}. Export to a folder and copy it.")
+    if target.suffix != _KERAS and target.suffix.lower() in (_KERAS, *_OTHER_FORMATS):
+        raise StepError(
+            f"export(..., {text!r}): {target.suffix} is not written. A path that ends in {_KERAS} gives a Keras file, "
+            "one without an ending a SavedModel folder."
+        )
+    if target.suffix == _KERAS and target.is_dir():
+        raise StepError(f"{text!r} is a folder. Remove it, or give another name to the file.")
+    if target.suffix != _KERAS and target.exists() and not _is_ours(target):
+        raise StepError(
+            f"{text!r} is there already and is no SavedModel, so it is not replaced. Name a new folder inside or "
+            f"beside it, or end the path in {_KERAS} for a file."
+        )
+    return target
+
+
+def _is_ours(target: Path) -> bool:
+    return target.is_dir() and ((target / "saved_model.pb").exists() or not any(target.iterdir()))
+
+
+def _replace(target: Path, write: Callable[[Path], None]) -> None:
+    """Write beside the target, then give it the target's name."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            dir=target.parent, prefix=f".{target.name}-", ignore_cleanup_errors=True
+        ) as beside:
+            new, old = Path(beside, "new" + target.suffix), Path(beside, "old")
+            write(new)
+            if target.is_dir():  # a folder cannot be renamed over another
+                os.rename(target, old)
+            try:
+                os.replace(new, target)
+            except OSError:
+                if old.exists():
+                    os.rename(old, target)
+                raise
+    except (OSError, tf.errors.OpError) as error:
+        raise StepError(
+            f"Nothing could be written to {os.fspath(target)!r}: {error}. What was there is as it was. Choose a folder "
+            "with enough space in which you may write."
+        ) from error

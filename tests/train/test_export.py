@@ -1,0 +1,332 @@
+"""Exported models load in a fresh process, without mirrorkit and without a strategy, and predict the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import line_net, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+MODULE = sys.modules["mirrorkit.train.export"]  # `mk.train.export` is the function
+
+CUSTOM_LAYER = """
+import keras
+
+@keras.saving.register_keras_serializable("export_test")
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+"""
+
+
+class Thrice(L.Layer):
+    """Not registered, and made from something that no configuration holds."""
+
+    def __init__(self, function: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.function = function
+
+    def call(self, x: Any) -> Any:
+        return self.function(x)
+
+
+class Own(keras.Model):
+    """A subclassed model, which does not tell its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = L.BatchNormalization(), L.Dense(1)
+
+    def build(self, shape: Any) -> None:
+        self.inner.build(shape)
+        self.head.build(shape)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.head(self.inner(x, training=training))
+
+
+def own() -> Any:
+    model = Own()
+    model.build((None, 4))
+    return model
+
+
+def image_net() -> Any:
+    """Everything that behaves differently in training, and seeds."""
+    layers = [L.RandomFlip(), L.Conv2D(4, 3), L.BatchNormalization(), L.ReLU(), L.Flatten(), L.Dropout(0.5), L.Dense(3)]
+    return sequential((8, 8, 3), *layers)
+
+
+def two_inputs() -> Any:
+    """A dict of inputs, a dict of outputs, mixed precision."""
+    policy = "mixed_bfloat16"
+    a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
+    x = L.BatchNormalization(dtype=policy)(L.Dense(5, dtype=policy)(L.Concatenate()([a, b])))
+    outputs = {"u": L.Dense(2, dtype="float32", name="u")(x), "v": L.Dense(1, dtype="float32", name="v")(x)}
+    return keras.Model({"a": a, "b": b}, outputs)
+
+
+def with_words() -> Any:
+    words = L.StringLookup()
+    words.adapt(["a", "b", "c"])
+    inputs = keras.Input((1,), dtype="string")
+    return keras.Model(inputs, L.Dense(2)(L.Embedding(5, 3)(words(inputs))))
+
+
+def custom(layer: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: sequential((4,), L.Dense(2), layer(), L.Dense(1))
+
+
+def mean_loss(y: Any, y_pred: Any) -> Any:  # not registered with Keras: nothing of it may be in the file
+    return tf.reduce_mean(tf.square(y - y_pred), -1)
+
+
+@pytest.fixture(scope="module")
+def differences(strategy_of: Any, run_python: Any, tmp_path_factory: Any) -> dict[str, float]:
+    """For each case, the largest difference between the model's predictions and those of what a new process loads."""
+    folder = tmp_path_factory.mktemp("exported")
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(24, 8, 8, 3)).astype("float32")
+    numbers = rng.normal(size=(24, 4)).astype("float32")
+    pairs = {"a": numbers, "b": numbers[:, :3]}
+
+    def export(name: str, of: Any, model: Any, inputs: Any, **options: Any) -> None:
+        arrays = inputs if isinstance(inputs, dict) else {"x": inputs}
+        expected = tf.nest.flatten(model(tf.nest.map_structure(tf.constant, inputs), training=False))
+        np.savez(folder / f"{name}.npz", *[value.numpy() for value in expected], **arrays)
+        if "thrice" not in name and "own" not in name:
+            mk.train.export(of, folder / f"{name}.keras", **options)
+        if "own" in name:
+            options["input_signature"] = tf.TensorSpec([None, 4], tf.float32)
+        mk.train.export(of, folder / name, **options)
+
+    for kind, replicas in [("one_device", 1), ("mirrored", 2), ("central_storage", 2)]:
+        strategy = strategy_of(kind, replicas)
+        with strategy.scope():
+            model, optimizer = image_net(), keras.optimizers.Adam(0.01)
+        step = mk.train.Step(model, optimizer, loss=mean_loss, ema=0.9)
+        loop = mk.train.Loop(strategy, step, steps_per_call=3)
+        if kind == "mirrored":
+            loop.fit(tf.data.Dataset.from_tensor_slices((images, images[:, 0, 0])).batch(8), epochs=2, verbose=0)
+        else:  # as if trained, without the time that it takes to compile
+            for variable in step.variables:
+                if "float" in variable.dtype:
+                    variable.assign(rng.uniform(0.1, 0.5, variable.shape))
+            optimizer.iterations.assign(1)
+        export(kind, loop, model, images)
+        with step.averaged():
+            np.savez(folder / f"{kind}-averaged.npz", model(images, training=False).numpy(), x=images)
+        mk.train.export(step, folder / f"{kind}-averaged.keras", averaged=True)
+        mk.train.export(step, folder / f"{kind}-averaged", averaged=True)
+
+    scope: dict[str, Any] = {}
+    exec(CUSTOM_LAYER, scope)
+    (folder / "twice_layer.py").write_text(CUSTOM_LAYER)
+    nets = {
+        "two": (two_inputs, pairs),
+        "words": (with_words, np.array([["a"], ["c"], ["other"]])),
+        "own": (own, numbers),
+    }
+    nets |= {"twice": (custom(scope["Twice"]), numbers), "thrice": (custom(lambda: Thrice(tf.sin)), numbers)}
+    with strategy_of("mirrored", 2).scope():
+        models = {name: net() for name, (net, _) in nets.items()}
+    for name, model in models.items():
+        export(name, model, model, nets[name][1])
+
+    result = run_python(
+        f"""
+        import json, pathlib, sys
+        import numpy as np, tensorflow as tf, keras
+        folder = pathlib.Path({str(folder)!r})
+        differences = {{}}
+        for file in sorted(folder.glob("*.npz")):
+            with np.load(file) as arrays:
+                arrays = dict(arrays)
+            expected = [arrays.pop(name) for name in sorted(arrays) if name.startswith("arr_")]
+            x = dict(arrays) if len(arrays) > 1 else arrays["x"]
+            x = tf.nest.map_structure(tf.constant, x)
+            name = file.stem
+            served = tf.saved_model.load(str(folder / name))
+            predictions = {{name: served.serve(x)}}
+            if (folder / f"{{name}}.keras").exists():
+                if name == "twice":
+                    sys.path.append(str(folder))
+                    import twice_layer
+                model = keras.saving.load_model(folder / f"{{name}}.keras")
+                assert not model.compiled
+                predictions[name + ".keras"] = model(x, training=False)
+            for kind, found in predictions.items():
+                pairs = zip(tf.nest.flatten(found), expected, strict=True)
+                differences[kind] = float(max(np.abs(one.numpy() - other).max() for one, other in pairs))
+        assert "mirrorkit" not in sys.modules
+        print(json.dumps(differences))
+        """
+    )
+    return result.json()
+
+
+KINDS = [
+    f"{kind}{averaged}" for kind in ("one_device", "mirrored", "central_storage") for averaged in ("", "-averaged")
+]
+
+
+@pytest.mark.parametrize("ending", ["", ".keras"])
+@pytest.mark.parametrize("name", [*KINDS, "two", "words", "twice", "thrice", "own"])
+def test_a_new_process_predicts_the_same(name: str, ending: str, differences: dict[str, float]) -> None:
+    if name in ("thrice", "own") and ending:
+        assert name + ending not in differences  # refused, see below
+        return
+    assert differences[name + ending] <= 1e-6
+
+
+@pytest.fixture(scope="module")
+def trained(strategy_of: Any, numbers: Any) -> mk.train.Loop:
+    """A loop whose weights, averages, statistics and seeds have all moved; leave it as it is."""
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = sequential((4,), L.Dense(4), L.BatchNormalization(), L.Dropout(0.5), L.Dense(1))
+        optimizer = keras.optimizers.SGD(0.1)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", ema=0.5))
+    loop.fit(tf.data.Dataset.from_tensor_slices(numbers).batch(12), verbose=0)
+    return loop
+
+
+def test_a_keras_file_holds_every_weight_and_training_goes_on_undisturbed(trained: Any, tmp_path: Path) -> None:
+    model = trained.step.model
+    before = [v.numpy() for v in trained.step.variables]
+    states = random.getstate(), np.random.get_state()[1].tolist()
+    with trained.strategy.scope():  # as a user may well do
+        mk.train.export(trained, tmp_path / "m.keras")
+        mk.train.export(trained, tmp_path / "m")
+    assert states == (random.getstate(), np.random.get_state()[1].tolist())
+    for old, new in zip(before, trained.step.variables, strict=True):
+        np.testing.assert_array_equal(old, new.numpy())
+    loaded = keras.saving.load_model(tmp_path / "m.keras")
+    served = tf.saved_model.load(str(tmp_path / "m"))
+    assert len(served.variables) == len(model.variables)
+    for old, new in zip(model.variables, loaded.variables, strict=True):
+        assert type(new.value).__name__ == "ResourceVariable"  # of one device
+        if "seed" not in new.path:  # no Keras file holds those
+            np.testing.assert_array_equal(old.numpy(), new.numpy())
+
+
+def test_averages_are_other_weights(trained: Any, tmp_path: Path) -> None:
+    paths = [mk.train.export(trained, tmp_path / f"{a}.keras", averaged=a) for a in (False, True)]
+    weights, averages = (keras.saving.load_model(path).trainable_variables for path in paths)
+    assert np.abs(weights[0].numpy() - averages[0].numpy()).max() > 1e-4
+
+
+def test_only_the_chief_writes(trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "is_chief", lambda strategy: False)
+    assert mk.train.export(trained, tmp_path / "m.keras") == tmp_path / "m.keras"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["m.keras", "m"])
+def test_an_old_export_is_replaced_when_the_new_one_is_whole(
+    name: str, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = mk.train.export(trained, tmp_path / "made" / name)
+    other = line_net()
+
+    def contents() -> dict[Path, bytes]:
+        return {file: file.read_bytes() for file in sorted(path.parent.rglob("*")) if file.is_file()}
+
+    whole = contents()
+    full = OSError(28, "No space left on device")
+
+    def half(self: Any, path: Any, **options: Any) -> None:
+        Path(path).with_suffix(".part").write_text("half")
+        raise full
+
+    def not_renamed(one: Any, other: Any) -> None:
+        raise full
+
+    archive = type(keras.export.ExportArchive())
+    for owner, attribute, broken in [
+        (keras.Model, "save", half),
+        (archive, "write_out", half),
+        (os, "replace", not_renamed),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, broken)
+            if (attribute, name) in (("save", "m"), ("write_out", "m.keras")):
+                continue
+            with pytest.raises(StepError, match=r"No space left on device.*What was there is as it was"):
+                mk.train.export(other, path)
+            assert contents() == whole
+    mk.train.export(other, path)
+    assert contents() != whole
+    assert [entry.name for entry in path.parent.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("path", "match"),
+    [
+        ("m.h5", r"\.h5 is not written.*\.keras"),
+        ("m.Keras", r"\.Keras is not written"),
+        ("gs://bucket/m", "this machine's file system"),
+        ("folder.keras", "is a folder. Remove it"),
+        ("results", "is no SavedModel, so it is not replaced"),
+        ("notes.txt", "is no SavedModel, so it is not replaced"),
+        ("notes.txt/m.keras", "Nothing could be written.*in which you may write"),
+    ],
+)
+def test_paths_that_cannot_be_written(path: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder.keras").mkdir()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "table.csv").write_text("1")
+    (tmp_path / "notes.txt").write_text("dear")
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StepError, match=match):
+        mk.train.export(line_net(), path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def nested_in_function() -> Any:
+    return sequential((4,), sequential((4,), Thrice(tf.sin, name="deep")), L.Dense(1))
+
+
+@pytest.mark.parametrize(
+    ("net", "match"),
+    [
+        (custom(lambda: Thrice(tf.sin, name="mine")), r"layer 'mine' \(Thrice\).*register.*export a SavedModel"),
+        (nested_in_function, r"layer 'deep' \(Thrice\)"),
+        (custom(lambda: L.Lambda(lambda x: x + 1, name="plus")), r"layer 'plus' \(Lambda\).*instead of a Lambda"),
+        (lambda: sequential((4,), L.Dense(1, activation=mean_loss, name="odd")), r"layer 'odd' \(Dense\)"),
+        (own, r"\(Own\).*register"),
+    ],
+    ids=["custom", "nested", "lambda", "function", "subclass"],
+)
+def test_what_a_keras_file_cannot_hold_is_named(net: Any, match: str, tmp_path: Path) -> None:
+    with pytest.raises(StepError, match=match):
+        mk.train.export(net(), tmp_path / "m.keras")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported(trained: Any, line: Any, tmp_path: Path) -> None:
+    path = tmp_path / "m.keras"
+    with pytest.raises(StepError, match="a loop, a step or a Keras model, found str"):
+        mk.train.export("model", path)
+    with pytest.raises(StepError, match="not built"):
+        mk.train.export(keras.Sequential([L.Dense(1)]), path)
+    with pytest.raises(StepError, match=r"averages belong to the step.*export\(step"):
+        mk.train.export(trained.step.model, path, averaged=True)
+    with pytest.raises(StepError, match=r"keeps no averages.*ema"):
+        mk.train.export(line, path, averaged=True)
+    with pytest.raises(StepError, match=r"\(Own\) does not tell its inputs.*input_signature=tf\.TensorSpec"):
+        mk.train.export(own(), tmp_path / "m")
+    assert not list(tmp_path.iterdir())
