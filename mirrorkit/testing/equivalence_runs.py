@@ -1,0 +1,219 @@
+"""Train a step on given batches under a strategy, and remember every update: what `assert_equivalent` compares."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.testing.equivalence_data import as_dataset, cut, size_of
+from mirrorkit.train import Loop, Step
+from mirrorkit.train.snapshot import unchanged
+from mirrorkit.train.update import native
+
+Values = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How to make a step, and into how many shards one replica cuts each batch."""
+
+    make_step: Callable[[], Any]
+    seed: int
+    shards: int = 1
+
+    def step_for(self, strategy: tf.distribute.Strategy) -> Any:
+        """Make the step in the strategy's scope."""
+        keras.utils.set_random_seed(self.seed)
+        with strategy.scope():
+            return self.make_step()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of a step: its global batches, and whether its weights start off by a unit in the last place."""
+
+    batches: Sequence[Any]
+    nudge: int | None = None
+
+
+@dataclass
+class Run:
+    """One training.
+
+    Attributes:
+        step: what was trained, its variables back at `first`.
+        sizes: examples in each global batch.
+        names: paths of all variables of the step, made unique.
+        trainable: those of the trainable ones that are compared.
+        first: the variables' values before the first update, by path.
+        updates: their values after each update, on the first replica.
+        disagreeing: paths of the variables whose copies differ between replicas at the end; weights first.
+        logs: of the whole run.
+    """
+
+    step: Any
+    strategy: tf.distribute.Strategy
+    sizes: list[int]
+    names: list[str]
+    trainable: set[str]
+    first: Values
+    updates: list[Values] = field(default_factory=list)
+    disagreeing: list[str] = field(default_factory=list)
+    logs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas."""
+        return self.strategy.num_replicas_in_sync
+
+    @property
+    def replicas_agree(self) -> bool:
+        """Whether all copies of all variables have the same bits."""
+        return not self.disagreeing
+
+
+class Comparison:
+    """How far a run is from the one that it should equal.
+
+    Args:
+        expected: the reference.
+        found: the run to judge.
+    """
+
+    def __init__(self, expected: Run, found: Run) -> None:
+        self.expected, self.found = expected, found
+        self.by_name = distances(found.updates[-1], expected.updates[-1])
+        self.by_name |= {f"log {k}": v for k, v in distances(found.logs, expected.logs).items()}
+        self.worst = max(self.by_name, key=lambda name: self.by_name[name])
+        self.difference = self.by_name[self.worst]
+
+
+def distances(found: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, float]:
+    """Return for each name the largest difference; of floats relative to the largest value where that is above 1."""
+    result = {}
+    for name, value in expected.items():
+        one, other = np.asarray(found[name], np.float64), np.asarray(value, np.float64)
+        largest = np.max(np.abs(one - other), initial=0.0)
+        if np.asarray(value).dtype.kind == "f":
+            largest /= max(1.0, np.max(np.abs(other), initial=0.0))
+        result[name] = float(largest) if np.isfinite(largest) else float("inf")
+    return result
+
+
+def train(
+    arrangement: Arrangement,
+    strategy: tf.distribute.Strategy,
+    trials: Sequence[Trial],
+    *,
+    ignore: Sequence[str] = (),
+    like: Run | None = None,
+) -> list[Run]:
+    """Train one step several times from the same start.
+
+    Args:
+        arrangement: the step.
+        strategy: from `mk.strategy.create`.
+        trials: what to train it on.
+        ignore: parts of the paths of variables to leave out.
+        like: an earlier run of the same step, which gives the variables their names: Keras numbers its layers on.
+    """
+    step = arrangement.step_for(strategy)
+    trained, shards = step, arrangement.shards
+    if shards > 1 and isinstance(step, Step):
+        # One device that computes N shards for an update is what accumulation does, with the same numbers for seeds.
+        step.accumulate *= shards
+    elif shards > 1:
+        trained = _InShards(step, shards)
+    loop = Loop(strategy, trained, steps_per_call=1)
+    if not getattr(step, "variables", None):
+        raise StepError(
+            f"{type(step).__name__} does not say what it changes, so nothing can be compared. Give it a property "
+            "`variables`: a list of all variables that its update writes."
+        )
+    names = _names(step.variables) if like is None else like.names
+    if len(names) != len(step.variables):
+        raise StepError(
+            f"make_step made a step with {len(names)} variables, and then one with {len(step.variables)}: "
+            f"{_names(step.variables)}. Let it make the same each time."
+        )
+    named = zip(names, step.variables, strict=True)
+    watched = {name: variable for name, variable in named if not any(part in name for part in ignore)}
+    trainable = {name for name, v in watched.items() if getattr(v, "trainable", False)}
+    runs = []
+    for trial in trials:
+        sizes = [size_of(batch) for batch in trial.batches]
+        run = Run(step, strategy, sizes, names, trainable, _read(strategy, watched))
+        batches = trial.batches
+        if trained is step and shards > 1:
+            batches = [shard for batch in batches for shard in cut(batch, shards)]
+        with unchanged(strategy, step.variables):
+            if trial.nudge is not None:
+                _nudge([watched[name] for name in sorted(trainable)], seed=trial.nudge)
+            recorder = keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs, run=run: run.updates.append(_read(strategy, watched))
+            )
+            report = loop.fit(as_dataset(batches), callbacks=[recorder], verbose=0)
+            run.logs = {name: values[-1] for name, values in report.history.items()}
+            run.disagreeing = _disagreeing(strategy, watched, trainable)
+        runs.append(run)
+    return runs
+
+
+def _nudge(variables: Sequence[Any], *, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for variable in variables:
+        value = np.asarray(native(variable))
+        variable.assign(np.nextafter(value, rng.choice([-np.inf, np.inf], value.shape).astype(value.dtype)))
+
+
+class _InShards:
+    """A user's step on one replica that computes its batch in N parts, each as replica number `part` would."""
+
+    def __init__(self, step: Any, shards: int) -> None:
+        self._step, self._shards = step, shards
+        self.build, self.update = step.build, step.update
+
+    def compute(self, batch: Any) -> Any:
+        size = tf.shape(tf.nest.flatten(batch)[0])[0]
+        share = -(-size // self._shards)
+        sums = []
+        for i in range(self._shards):
+            shard = tf.nest.map_structure(lambda t, i=i: t[i * share : (i + 1) * share], batch)
+            sums.append(self._step.compute(shard, **self._number(i)))
+        return tf.nest.map_structure(lambda *parts: tf.add_n(parts), *sums)
+
+    def _number(self, i: int) -> dict[str, int]:
+        return {"part": i} if "part" in inspect.signature(self._step.compute).parameters else {}
+
+
+def _names(variables: Sequence[Any]) -> list[str]:
+    names: list[str] = []
+    for variable in variables:
+        name = getattr(variable, "path", None) or variable.name
+        while name in names:
+            name += "'"
+        names.append(name)
+    return names
+
+
+def _copies(strategy: tf.distribute.Strategy, variable: Any) -> list[np.ndarray]:
+    return [np.asarray(copy) for copy in strategy.experimental_local_results(native(variable))]
+
+
+def _read(strategy: tf.distribute.Strategy, variables: Mapping[str, Any]) -> Values:
+    return {name: _copies(strategy, variable)[0] for name, variable in variables.items()}
+
+
+def _disagreeing(strategy: tf.distribute.Strategy, variables: Mapping[str, Any], trainable: set[str]) -> list[str]:
+    def differ(variable: Any) -> bool:
+        first, *others = _copies(strategy, variable)
+        return not all(np.array_equal(first, other, equal_nan=first.dtype.kind == "f") for other in others)
+
+    return sorted((name for name, v in variables.items() if differ(v)), key=lambda name: name not in trainable)
