@@ -12,6 +12,7 @@ from mirrorkit import devices as _devices
 from mirrorkit.cluster import Cluster
 from mirrorkit.devices import Devices
 from mirrorkit.errors import StrategyError
+from mirrorkit.strategy import parameter_server
 
 _log = logging.getLogger("mirrorkit")
 
@@ -134,6 +135,6 @@ _BUILDERS: dict[str, Callable[[Devices, Cluster | None], _Built]] = {
     "mirrored": _mirrored,
     "central_storage": _central_storage,
     "multi_worker": _not_yet("multi_worker"),
-    "parameter_server": _not_yet("parameter_server"),
+    "parameter_server": parameter_server.build,
     "tpu": _not_yet("tpu"),
 }

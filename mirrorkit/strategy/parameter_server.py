@@ -1,0 +1,159 @@
+"""Parameter servers hold the variables, workers compute, a chief coordinates.
+
+The same script is started in every task. In a worker or a parameter server it stays in `create` and serves until the
+chief is over, then the process ends; only in the chief it goes on. TensorFlow's own runtime does the work:
+https://www.tensorflow.org/tutorials/distribute/parameter_server_training
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from mirrorkit import cluster as _cluster
+from mirrorkit.cluster import Cluster
+from mirrorkit.cluster.network import host_and_port
+from mirrorkit.devices import Devices
+from mirrorkit.errors import ClusterError, StrategyError
+
+_log = logging.getLogger("mirrorkit")
+
+_PROBE_SECONDS = 2.0  # for one attempt to connect
+_LOOK_SECONDS = 1.0  # between two looks at the chief
+_CHIEF_IS_OVER = 3  # looks in a row at which nobody listened at the chief's address
+
+
+def build(
+    devices: Devices, cluster: Cluster | None, *, start_timeout: float = 300.0
+) -> tuple[tf.distribute.Strategy, str]:
+    """Return the strategy in the chief; in a worker or a parameter server serve, and end the process.
+
+    Args:
+        devices: None; what a worker computes on is decided where it is started.
+        cluster: the cluster this process is a part of; None asks `mk.cluster.detect()`.
+        start_timeout: seconds to wait for the other tasks.
+
+    Raises:
+        StrategyError: there is no cluster with parameter servers, `devices` were given, a worker has several GPUs.
+        ClusterError: there is no chief; tasks did not start in time, by name; this task's port is taken.
+    """
+    found = _cluster.detect() if cluster is None else cluster
+    if found is None or not found.ps or not found.workers:
+        what = "this process belongs to none" if found is None else f"found {found}"
+        raise StrategyError(
+            f"'parameter_server' needs a cluster with a chief, workers and ps tasks; {what}. Start the script with "
+            "`python -m mirrorkit launch --workers 2 --ps 1 script.py`, set TF_CONFIG, or in one process pass "
+            "cluster=mk.testing.local_cluster(workers=2, ps=1)."
+        )
+    if devices is not None:
+        raise StrategyError(
+            f"devices={devices!r} was asked for, but under 'parameter_server' a worker computes on its GPU, or else "
+            "its CPU. Leave devices out, and set CUDA_VISIBLE_DEVICES where the workers are started."
+        )
+    if found.chief is None or found.task_type == "evaluator":
+        raise ClusterError(
+            f"{found.source}: with parameter servers the tasks are one chief, which coordinates, workers and ps; "
+            f"this is {found}. Add the chief's address to the cluster."
+        )
+    _cluster.check_network(found)
+    if found.task_type != "chief":
+        _serve(found, start_timeout)
+    others = {task: address for task, address in found.addresses.items() if task != "chief"}
+    _wait_for(others, found, start_timeout)
+    return _coordinate(found), f"{found}; asynchronous, variables on {len(found.ps)} ps"
+
+
+def is_parameter_server(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether workers train asynchronously under this strategy, their variables on parameter servers."""
+    return isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
+
+
+def unreachable(addresses: Mapping[str, str], *, seconds: float = _PROBE_SECONDS) -> list[str]:
+    """Return the tasks at whose addresses nobody listens, in order; waits for at most `seconds` and a little."""
+    listening: set[str] = set()
+
+    def look(task: str, address: str) -> None:
+        try:
+            socket.create_connection(host_and_port(address), timeout=seconds).close()
+        except OSError:
+            return
+        listening.add(task)
+
+    threads = [threading.Thread(target=look, args=item, daemon=True) for item in addresses.items()]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds + 0.5  # the system's resolver knows no time limit
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [task for task in addresses if task not in listening]
+
+
+def _wait_for(addresses: dict[str, str], cluster: Cluster, timeout: float) -> None:
+    """TensorFlow itself would wait for a missing task for many minutes, without a word."""
+    deadline, said = time.monotonic() + timeout, False
+    while missing := unreachable(addresses):
+        if time.monotonic() > deadline:
+            named = ", ".join(f"{task} ({addresses[task]})" for task in missing)
+            raise ClusterError(
+                f"{cluster.task} waited {timeout:g} s for {named}, where nobody listens ({cluster.source}). Look at "
+                "the logs of these tasks, at the addresses and at the firewall; a longer wait is start_timeout."
+            )
+        if not said:
+            _log.info("Waiting up to %g s for %s.", timeout, ", ".join(missing))
+            said = True
+        time.sleep(0.2)
+
+
+def _coordinate(cluster: Cluster) -> tf.distribute.Strategy:
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        _spec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
+    )
+    strategy = tf.distribute.experimental.ParameterServerStrategy(resolver)
+    if strategy.num_replicas_in_sync > 1:
+        raise StrategyError(
+            f"Each worker has {strategy.num_replicas_in_sync} GPUs; under 'parameter_server' a worker computes on one. "
+            "Start one worker for each GPU, and give it that one by CUDA_VISIBLE_DEVICES."
+        )
+    return strategy
+
+
+def _serve(cluster: Cluster, start_timeout: float) -> NoReturn:
+    """Serve until the chief is over, then end this process."""
+    server = start_server(cluster)
+    _log.info("%s: serving until the chief at %s is over.", cluster, cluster.chief)
+    assert cluster.chief is not None
+    chief = {"chief": cluster.chief}
+    deadline, seen, absent = time.monotonic() + start_timeout, False, 0
+    while absent < _CHIEF_IS_OVER:
+        is_absent = bool(unreachable(chief))
+        if not seen and is_absent and time.monotonic() > deadline:
+            raise ClusterError(
+                f"{cluster.task} waited {start_timeout:g} s for the chief ({cluster.chief}), where nobody listens "
+                f"({cluster.source}). Look at its log; a longer wait is start_timeout."
+            )
+        seen = seen or not is_absent
+        absent = absent + 1 if seen and is_absent else 0
+        time.sleep(_LOOK_SECONDS)
+    del server
+    _log.info("%s: the chief is over.", cluster.task)
+    raise SystemExit(0)
+
+
+def start_server(cluster: Cluster) -> Any:
+    """Start TensorFlow's server for this task; it serves as long as the process lives."""
+    config = tf.compat.v1.ConfigProto()
+    if cluster.task_type == "ps":
+        config.device_count["GPU"] = 0  # variables live in the host's memory, the GPUs are the workers'
+    return tf.distribute.Server(
+        _spec(cluster), job_name=cluster.task_type, task_index=cluster.task_index, protocol="grpc", config=config
+    )
+
+
+def _spec(cluster: Cluster) -> tf.train.ClusterSpec:
+    return tf.train.ClusterSpec({"chief": [cluster.chief], "worker": list(cluster.workers), "ps": list(cluster.ps)})
