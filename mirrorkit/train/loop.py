@@ -21,8 +21,8 @@ from mirrorkit._keras import keras
 from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
 from mirrorkit.timing import Throughput
-from mirrorkit.train.calls import CallLength, Calls
 from mirrorkit.train.checkpoints import require_variables, restore_newest
+from mirrorkit.train.coordinator import calls_for
 from mirrorkit.train.custom import CustomStep, TrainStep
 from mirrorkit.train.feed import Feed
 from mirrorkit.train.hooks import callback_list, release
@@ -58,10 +58,8 @@ class Loop:
         self.step = step
         self._step: Any = step if isinstance(step, Step) else CustomStep(step, strategy)
         self._step.build(strategy)
-        self._calls = Calls(strategy, self._step)
-        self._passes = Passes(
-            strategy, self._step, self._calls, CallLength(strategy, steps_per_call, self._step.accumulate)
-        )
+        self._calls, length = calls_for(strategy, self._step, steps_per_call)
+        self._passes = Passes(strategy, self._step, self._calls, length)
         self._warm = False
         self._restored = False  # and not gone on since
         self.position = Position()
@@ -86,7 +84,7 @@ class Loop:
             data: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches `(x, y)` or
                 `(x, y, sample_weight)`.
             epochs: the epoch before which to stop.
-            initial_epoch: the epoch to start with; a recipe's order of examples depends on it.
+            initial_epoch: the epoch to start with, unless one was restored; a recipe's order of examples depends on it.
             steps_per_epoch: needed where the data never ends; otherwise an epoch is all the data. With it, a
                 `tf.data.Dataset` goes on where the epoch before stopped; a recipe gives each epoch's first steps.
             validation_data: what `evaluate` takes; its logs appear with the prefix `val_`.
@@ -165,7 +163,7 @@ class Loop:
         """
         self._require_model("predict")
         feed = Feed(self.strategy, data, steps=steps)
-        parts = [part for batch in feed.batches() for part in self._calls.predict(batch)]
+        parts = list(self._calls.predictions(feed.batches()))
         return tf.nest.map_structure(lambda *part: np.concatenate([p.numpy() for p in part]), *parts)
 
     def warm_up(self, data: Any, *, validation_data: Any = None) -> None:

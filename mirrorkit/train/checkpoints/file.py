@@ -8,6 +8,7 @@ unsigned integers of the same bits.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -79,7 +80,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
 
     Raises:
         DamagedError: empty, cut off, changed, or no checkpoint at all.
-        CheckpointError: written by a newer version.
+        CheckpointError: written by a newer version, or no permission or memory to read it.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -93,6 +94,8 @@ def read(path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
             return about, [_read_entry(archive, str(i)).view(dtype) for i, dtype in enumerate(dtypes)]
     except CheckpointError:
         raise
+    except (PermissionError, MemoryError) as error:
+        raise CheckpointError(f"{path} may be whole, but cannot be read: {type(error).__name__}: {error}") from error
     except Exception as error:  # what a changed byte leads to is zipfile's, json's and NumPy's own affair
         raise DamagedError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
@@ -130,9 +133,13 @@ def _read_entry(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 
 def _sync_folder(folder: Path) -> None:
-    if hasattr(os, "O_DIRECTORY"):  # not on Windows
-        descriptor = os.open(folder, os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    if not hasattr(os, "O_DIRECTORY"):  # Windows
+        return
+    descriptor = os.open(folder, os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
+            raise
+    finally:
+        os.close(descriptor)

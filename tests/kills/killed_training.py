@@ -1,0 +1,98 @@
+"""The training that `kill_series.py` kills: everything random in it, four replicas, saved every few steps.
+
+    python tests/kills/killed_training.py --out weights.npz [--folder checkpoints] [--log steps.txt] [--epochs 12]
+
+It writes all its variables and its history to `--out`, and appends a line to `--log` when it begins and after every
+call: `begin <steps done>`, `step <steps done>`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+import numpy as np
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+STEPS_PER_EPOCH = 20
+EVERY = 5
+L = keras.layers
+
+
+class Log(keras.callbacks.Callback):  # type: ignore[name-defined]
+    """Tells the killer how far the run is."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # unbuffered, so that a line outlives us
+
+    def set_loop(self, loop: Any) -> None:
+        self.loop = loop
+        self.began = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if not self.began:
+            os.write(self.file, b"begin %d\n" % self.loop.position.steps)
+            self.began = True
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        os.write(self.file, b"step %d\n" % self.loop.position.steps)
+
+
+def net() -> Any:
+    """Augmentation, statistics, Dropout; and enough weights that a save takes a while."""
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            L.Rescaling(1 / 255),
+            L.RandomFlip("horizontal"),
+            L.Conv2D(8, 3, padding="same", use_bias=False),
+            L.BatchNormalization(),
+            L.Activation("relu"),
+            L.Flatten(),
+            L.Dense(1024, activation="relu"),
+            L.Dropout(0.3),
+            L.Dense(10),
+        ]
+    )
+
+
+def main() -> None:
+    """Train, save, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--folder", help="of checkpoints; without it none are made")
+    parser.add_argument("--log")
+    parser.add_argument("--epochs", type=int, default=12)
+    options = parser.parse_args()
+
+    mk.reproducible.enable(seed=1)
+    strategy = mk.testing.virtual_replicas(4)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (STEPS_PER_EPOCH * 32 - 5, 8, 8, 3), "uint8")  # the last batch is smaller
+    train = mk.data.batches(
+        mk.data.arrays(images, rng.integers(0, 10, len(images))),
+        global_batch_size=32,
+        shuffle=True,
+        seed=2,
+        augment=[mk.data.augment.flip()],
+    )
+    with strategy.scope():
+        model, optimizer = net(), keras.optimizers.Adam(1e-3)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
+    loop = mk.train.Loop(strategy, step, steps_per_call=2)
+    callbacks: list[Any] = [Log(options.log)] if options.log else []
+    if options.folder:
+        callbacks.append(mk.train.Checkpoints(options.folder, every=EVERY))
+    report = loop.fit(train, epochs=options.epochs, validation_data=train, callbacks=callbacks, verbose=0)
+    values = {str(i): variable.value.numpy() for i, variable in enumerate(step.variables)}
+    np.savez(options.out, history=np.array(json.dumps(report.history)), **values)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Three kills of a real training, saving included; `kill_series.py` does as many as one likes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kill_series
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_three_kills_change_no_bit_and_tear_no_checkpoint(tmp_path: Path) -> None:
+    lives, problems = kill_series.run_series(3, 6, tmp_path, seed=0)
+    assert not problems
+    assert [kill.kind for kill in lives] == list(kill_series.KINDS)
+    assert not [problem for kill in lives for problem in kill.problems]
+    assert lives[1].unfinished  # it was killed within a save
+
+
+def test_a_bit_that_differs_and_a_torn_checkpoint_are_seen(tmp_path: Path) -> None:
+    """The judge itself: what it must not let pass."""
+    import numpy as np
+
+    one, other = tmp_path / "one.npz", tmp_path / "other.npz"
+    np.savez(one, **{"0": np.array([0.0]), "1": np.ones(3)})
+    np.savez(other, **{"0": np.array([-0.0]), "1": np.ones(3)})
+    assert kill_series._differences(one, one) == []
+    assert kill_series._differences(one, other) == ["bits differ in: 0"]
+    folder, log = tmp_path / "checkpoints", tmp_path / "log"
+    folder.mkdir()
+    (folder / "step-0000000005.npz").write_bytes(one.read_bytes())
+    log.write_text("begin 5\nstep 7\n")
+    assert kill_series._inspect("a step", 5, folder, log) == kill_series.Kill("a step", 5, 7, 5, False, [])
+    (folder / "step-0000000010.npz").write_bytes(one.read_bytes()[:-30])
+    log.write_text("begin 0\nstep 7\n")
+    assert len(kill_series._inspect("a step", 5, folder, log).problems) == 2
