@@ -218,16 +218,19 @@ class Functions:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
         old = self._variables.regroup(flat)
         totals, gradients = sums["totals"], sums["gradients"]
+        arguments = (old.weights, old.slots, old.averages, gradients, totals[DENOMINATOR])
+        apply = self._apply.trace(*arguments)
 
         def updated() -> list[tf.Tensor | None]:
-            weights, slots, averages = self._apply(old.weights, old.slots, old.averages, gradients, totals[DENOMINATOR])
+            weights, slots, averages = apply(*arguments)
             return [*weights, *slots, *self._state.new_values(sums["state"], old.state, totals[EXAMPLES]), *averages]
 
         if self._loss_scale is None:
             return updated(), totals
+        weights, slots, averages = ([value is not None for value in values] for values in apply.structured_outputs)
+        changed = [*weights, *slots, *self._state.changed, *averages]
         finite = all_finite(gradients)
-        changed = Changing(*[[True] * len(group) for group in old])._replace(state=self._state.changed, scale=[])
-        new = only_if(finite, updated, old._replace(scale=[]).flat, changed.flat)
+        new = only_if(finite, updated, old._replace(scale=[]).flat, changed)
         return [*new, *self._loss_scale.new_values(finite, old.scale)], totals
 
     def _pure_apply(self, weights: Any, slots: Any, averages: Any, gradients: Any, denominator: tf.Tensor) -> Any:
@@ -238,7 +241,12 @@ class Functions:
         )
         if self._averages is not None:
             averages = self._averages.new_values(averages, new_weights, slots[self._iterations])
-        return new_weights, new_slots, averages
+        return _unlike(weights, new_weights), _unlike(slots, new_slots), averages
+
+
+def _unlike(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+    """Return `new` with None where the optimizer left the value as it was: a learning rate need not be written."""
+    return [None if after is before else after for before, after in zip(old, new, strict=True)]
 
 
 def _dense(gradient: Any, weight: tf.Tensor) -> tf.Tensor:

@@ -74,7 +74,7 @@ class Losses:
                 denominator = own
             parts.append(numerator)
         weights = [weight for weight, loss in zip(self._weights, self._losses, strict=True) if loss is not None]
-        total = tf.add_n([weight * part for weight, part in zip(weights, parts, strict=True)])
+        total = tf.add_n([p if weight == 1 else weight * p for weight, p in zip(weights, parts, strict=True)])
         return total, denominator, parts if len(self.names) > 1 else []
 
     def require_targets(self, targets: Sequence[Any]) -> None:

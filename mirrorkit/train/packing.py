@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from mirrorkit.errors import StepError
 
-BUCKET_BYTES = 32 * 2**20  # small models send one message; big ones several, which overlap with the backward pass
+BUCKET_MIB = 32  # small models send one message; big ones several, which overlap with the backward pass
+BUCKET_BYTES = BUCKET_MIB * 2**20
 
 
 def pack(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> list[tf.Tensor]:

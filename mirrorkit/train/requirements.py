@@ -79,9 +79,9 @@ def check_optimizer(optimizer: Any) -> None:
             raise StepError(f"{type(optimizer).__name__}({name}={value}) is not supported in a Step. Use {use}.")
 
 
-def check_options(*, clip_norm: Any, clip_value: Any, accumulate: Any, ema: Any) -> None:
+def check_options(*, clip_norm: Any, clip_value: Any, accumulate: Any, ema: Any, bucket_mib: Any) -> None:
     """Refuse options of a step that are out of range, or that exclude each other."""
-    for name, bound in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+    for name, bound in (("clip_norm", clip_norm), ("clip_value", clip_value), ("bucket_mib", bucket_mib)):
         if bound is not None and not bound > 0:
             raise StepError(f"{name} must be a positive number, found {bound!r}.")
     if clip_norm is not None and clip_value is not None:

@@ -10,7 +10,7 @@ logs = step.update(strategy, sums)                # one reduction, then the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ from mirrorkit.train.layer_state import LayerState
 from mirrorkit.train.loss_scale import LossScale
 from mirrorkit.train.losses import warn_on_logits_mismatch
 from mirrorkit.train.outputs import unpack_batch
+from mirrorkit.train.packing import BUCKET_MIB
 from mirrorkit.train.requirements import (
     check_batched,
     check_built_for,
@@ -59,6 +60,7 @@ class Step:
         loss_scale: "dynamic", a fixed number or a `mk.train.LossScale`; mixed_float16 needs one. A step whose reduced
             gradient is not finite is skipped and counted.
         ema: decay of an exponential moving average of the weights, such as 0.999; see `averaged`.
+        bucket_mib: size of the messages in which sums travel between replicas, in MiB (see `mk.train.all_reduce`).
         jit_compile: compile the replica's computation with XLA; slower for convolutions on CPU.
 
     Raises:
@@ -79,10 +81,11 @@ class Step:
         accumulate: int = 1,
         loss_scale: str | float | LossScale | None = None,
         ema: float | None = None,
+        bucket_mib: float = BUCKET_MIB,
         jit_compile: bool = False,
     ) -> None:
         check_optimizer(optimizer)
-        check_options(clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, ema=ema)
+        check_options(clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, ema=ema, bucket_mib=bucket_mib)
         warn_on_logits_mismatch(model, loss)
         self.model = model
         self.optimizer = optimizer
@@ -93,10 +96,11 @@ class Step:
         self._ema = ema
         self._given = {"loss": loss, "loss_weights": loss_weights}
         self._given_metrics = {"metrics": metrics, "weighted_metrics": weighted_metrics}
+        self._bucket_mib = bucket_mib
         self._jit_compile = jit_compile
         self._strategy: tf.distribute.Strategy | None = None
         self._averages: Averages | None = None
-        self._is_averaged = False
+        self.is_averaged = False
         self._scale: list[Any] = []  # variables: the scale, good steps, skipped steps
 
     loss_index = LOSS
@@ -157,7 +161,13 @@ class Step:
             shards=strategy.num_replicas_in_sync * self.accumulate,
             jit_compile=self._jit_compile,
         )
-        self._update = Update(strategy, self._changing.flat, self._functions.new_values)
+        self._update = Update(
+            strategy,
+            self._changing.flat,
+            self._functions.new_values,
+            bucket_mib=self._bucket_mib,
+            last_wins=self._scale[:2],  # the scale and its counter
+        )
         self._running = RunningSums(strategy)
         self._strategy = strategy
 
@@ -221,6 +231,25 @@ class Step:
         """
         return self._update.after(lambda batch: self.compute(share(batch)))(batch)
 
+    def train_parts(self, batches: Sequence[Any], first_part: int | tf.Tensor = 0) -> tf.Tensor:
+        """Make one update of several global batches in one `strategy.run`; call it in cross-replica context.
+
+        Unlike `add` and `finish` it holds everything in one graph and no sums in variables, so any worker can run it.
+
+        Args:
+            batches: one for each part.
+            first_part: number of the first part; each draws random numbers of its own.
+
+        Returns:
+            The totals (see `logs`).
+        """
+
+        def sums(*batches: Any) -> Any:
+            parts = [self.compute(own_share(batch), first_part + i) for i, batch in enumerate(batches)]
+            return parts[0] if len(parts) == 1 else tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
+
+        return self._update.after(sums)(*batches)
+
     def add(self, batch: Any, part: int | tf.Tensor, share: Callable[[Any], Any] = own_share) -> None:
         """Compute the sums of one of an update's global batches and add them to the others'; `finish` comes last.
 
@@ -273,18 +302,18 @@ class Step:
             raise StepError("This step keeps no averages of the weights. Give it a decay: Step(..., ema=0.999).")
         strategy = self._require_built()
         assert self._averages is not None
-        if self._is_averaged:
+        if self.is_averaged:
             raise StepError("The model's weights are the averages already. Leave the outer `with step.averaged():`.")
         if int(self.optimizer.iterations.value.numpy()) == 0:
             yield
             return
         self._averages.swap(strategy)
-        self._is_averaged = True
+        self.is_averaged = True
         try:
             yield
         finally:
             self._averages.swap(strategy)
-            self._is_averaged = False
+            self.is_averaged = False
 
     @property
     def skipped_steps(self) -> int:

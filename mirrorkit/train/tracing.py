@@ -35,15 +35,21 @@ class TraceOnce:
 
     def __call__(self, *args: Any) -> Any:
         """Call the trace that fits `args`; make it first when there is none."""
-        flat = [tf.convert_to_tensor(value) for value in tf.nest.flatten(args)]
-        args = tf.nest.pack_sequence_as(args, flat)
-        specs = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), args)
+        return self.trace(*args)(*_tensors(args))
+
+    def trace(self, *args: Any) -> Any:
+        """Return the `tf.ConcreteFunction` that fits `args`."""
+        specs = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), _tensors(args))
         key = repr(specs)
         if key not in self._traces:
             trace = outside_replica(lambda: self._function.get_concrete_function(*specs))
             _require_pure(trace)
             self._traces[key] = trace
-        return self._traces[key](*args)
+        return self._traces[key]
+
+
+def _tensors(args: Any) -> Any:
+    return tf.nest.map_structure(tf.convert_to_tensor, args)
 
 
 _STATEFUL_RANDOM = {

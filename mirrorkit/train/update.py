@@ -12,7 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit.train.packing import pack, unpack
+from mirrorkit.strategy.parameter_server import is_parameter_server
+from mirrorkit.train.packing import BUCKET_MIB, pack, unpack
 
 Function = Callable[[Any, list[tf.Tensor]], tuple[Sequence[tf.Tensor | None], Any]]
 
@@ -31,14 +32,30 @@ class Update:
         variables: Keras or TensorFlow variables.
         function: `(sums, values) -> (new_values, output)`, pure: `sums` summed over all replicas, `values` the
             variables' values; a `None` among `new_values` leaves that variable alone.
+        bucket_mib: size of the messages in which the sums travel; see `all_reduce`.
+        last_wins: those of the variables that under parameter servers take the last value written, where the
+            differences of workers that write at the same time would not add up.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, variables: Sequence[Any], function: Function) -> None:
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        variables: Sequence[Any],
+        function: Function,
+        *,
+        bucket_mib: float = BUCKET_MIB,
+        last_wins: Sequence[Any] = (),
+    ) -> None:
         self._strategy = strategy
+        self._bucket_mib = bucket_mib
         self._variables = [native(variable) for variable in variables]
         self._function = function
         # One central copy can only be written outside of the replicas; every other strategy keeps a copy on each.
         self._central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+        # Workers of parameter servers write while others compute: each adds the difference to what it had read, which
+        # is atomic, so that no update is lost.
+        self._adds_up = is_parameter_server(strategy)
+        self._last_wins = {id(native(variable)) for variable in last_wins}
 
     def __call__(self, sums: Any) -> Any:
         """Reduce `sums` (as `strategy.run` returned them), write the new values, return `function`'s output."""
@@ -48,7 +65,7 @@ class Update:
         """Fuse with the computation of the sums: a function that runs `compute` and the update in one go."""
 
         def on_replica(*args: Any) -> Any:
-            sums = all_reduce(compute(*args))
+            sums = all_reduce(compute(*args), bucket_mib=self._bucket_mib)
             return sums if self._central else self._write(sums)
 
         def run(*args: Any) -> Any:
@@ -60,16 +77,18 @@ class Update:
     def _write(self, sums: Any) -> Any:
         values = [tf.convert_to_tensor(variable) for variable in self._variables]
         new_values, output = self._function(sums, values)
-        for variable, new in zip(self._variables, new_values, strict=True):
+        replica = 0 if self._central else local_replica(self._strategy)
+        for variable, old, new in zip(self._variables, values, new_values, strict=True):
             if new is not None:
-                self._own_copy(variable).assign(new)
+                self._write_one(variable, old, new, replica)
         return output
 
-    def _own_copy(self, variable: Any) -> Any:
-        if self._central:
-            return variable
+    def _write_one(self, variable: Any, old: tf.Tensor, new: tf.Tensor, replica: int) -> None:
+        if self._adds_up and variable.dtype != tf.bool and id(variable) not in self._last_wins:
+            variable.assign_add(new - old)
+            return
         copies = self._strategy.experimental_local_results(variable)
-        return copies[0] if len(copies) == 1 else copies[local_replica(self._strategy)]
+        (copies[0] if len(copies) == 1 else copies[replica]).assign(new)
 
 
 def local_replica(strategy: tf.distribute.Strategy) -> int:
@@ -78,14 +97,21 @@ def local_replica(strategy: tf.distribute.Strategy) -> int:
     return int(tf.get_static_value(replica)) % len(strategy.extended.worker_devices)
 
 
-def all_reduce(sums: Any) -> Any:
-    """Sum a nest of float tensors over all replicas with one message per bucket; call it in replica context."""
+def all_reduce(sums: Any, *, bucket_mib: float = BUCKET_MIB) -> Any:
+    """Sum a nest of float tensors over all replicas with one message per bucket; call it in replica context.
+
+    Args:
+        sums: tensors of static shape.
+        bucket_mib: size at which a message is closed, in MiB. Small models fit into one; of large ones the first
+            messages travel while the backward pass still computes the others.
+    """
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return sums
     flat = tf.nest.flatten(sums)
-    reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, pack(flat))
-    return tf.nest.pack_sequence_as(sums, unpack(reduced, flat))
+    size = int(bucket_mib * 2**20)
+    reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, pack(flat, bucket_bytes=size))
+    return tf.nest.pack_sequence_as(sums, unpack(reduced, flat, bucket_bytes=size))
 
 
 def first_replica(strategy: tf.distribute.Strategy, values: Any) -> Any:

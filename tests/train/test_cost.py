@@ -1,0 +1,113 @@
+"""What is switched off costs nothing: the operations of the traced step, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from step_helpers import cut, numbers_of, train
+from training_helpers import largest_difference, line_net, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.train.loss_scale import LossScale
+
+L = keras.layers
+
+
+def _net() -> Any:
+    return sequential((4,), L.Dense(5, activation="tanh"), L.Dense(1))
+
+
+def _operations(graph: Any) -> Counter[str]:
+    definition = graph.as_graph_def()
+    return Counter(
+        node.op for nodes in (definition.node, *(f.node_def for f in definition.library.function)) for node in nodes
+    )
+
+
+def _step_operations(make_loop: Any, **options: Any) -> tuple[Any, Counter[str]]:
+    step = make_loop(("mirrored", 2), _net, lambda: keras.optimizers.Adam(0.01), **options).step
+    spec = tf.TensorSpec([12, 4]), tf.TensorSpec([12, 1])
+    step.prepare(spec)
+    traced = tf.function(lambda *batch: step.train(batch), autograph=False).get_concrete_function(*spec)
+    return step, _operations(traced.graph)
+
+
+def _update_of(step: Any) -> Iterator[Any]:
+    return iter(step._functions._apply._traces.values())
+
+
+def test_a_plain_step_holds_nothing_but_the_step(make_loop: Any) -> None:
+    step, found = _step_operations(make_loop)
+    assert not {"If", "StatelessIf", "While", "IsFinite", "AssignAddVariableOp"} & set(found)
+    # four weights, two slots of each, iterations: the learning rate stays as it is, so it is not written
+    assert found["AssignVariableOp"] == 2 * (4 + 8 + 1)
+
+    @tf.function(autograph=False)
+    def by_hand(weights: Any, slots: Any, gradients: Any, denominator: Any) -> Any:
+        means = [tf.math.divide_no_nan(gradient, denominator) for gradient in gradients]
+        return mk.optim.functional_apply(step.optimizer, weights, slots, means)
+
+    weights, slots = ([tf.convert_to_tensor(v.value) for v in group] for group in step._functions._variables[:2])
+    expected = _operations(by_hand.get_concrete_function(weights, slots, weights, tf.constant(1.0)).graph)
+    (update,) = _update_of(step)
+    found = _operations(update.graph)
+    assert found.pop("Identity") == expected.pop("Identity") - 1  # one for each value returned
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "option", [{"clip_norm": 1.0}, {"clip_value": 1.0}, {"ema": 0.9}, {"loss_scale": 8.0}], ids=str
+)
+def test_what_is_switched_on_is_seen_by_the_count(option: Any, make_loop: Any) -> None:
+    (_, plain), (_, more) = _step_operations(make_loop), _step_operations(make_loop, **option)
+    assert more > plain  # each operation as often, some more often
+
+
+def test_a_loss_weight_of_one_multiplies_nothing(make_loop: Any) -> None:
+    (_, plain), (_, one), (_, two) = (_step_operations(make_loop, loss_weights=w) for w in (None, [1.0], [2.0]))
+    assert plain == one
+    assert two["Mul"] > plain["Mul"]
+
+
+def test_the_learning_rate_may_change_between_steps_and_stays_in_them(make_loop: Any, numbers: Any) -> None:
+    results = []
+    for loss_scale in (None, LossScale(1.0)):
+        loop = make_loop(
+            ("mirrored", 2), line_net, lambda: keras.optimizers.SGD(0.1, momentum=0.5), loss_scale=loss_scale
+        )
+        for rate, batch in zip((0.1, 0.02), cut(*numbers, sizes=[30, 30]), strict=True):
+            loop.step.optimizer.learning_rate = rate
+            train(loop, [batch])
+            assert float(loop.step.optimizer.learning_rate.numpy()) == pytest.approx(rate)
+        results.append(numbers_of(loop.step.model.trainable_variables))
+    assert largest_difference(*results) < 1e-6
+
+
+@pytest.mark.parametrize("where", [("mirrored", 4), ("central_storage", 2)], ids=str)
+def test_small_messages_give_the_same_bits(where: Any, make_loop: Any, numbers: Any) -> None:
+    results = []
+    for bucket_mib in (32, 64 / 2**20):
+        loop = make_loop(where, _net, lambda: keras.optimizers.Adam(0.01), bucket_mib=bucket_mib)
+        train(loop, cut(*numbers, sizes=[22, 3]))
+        results.append(numbers_of(loop.step.variables))
+    assert all(map(np.array_equal, *results))
+
+
+def test_the_size_of_messages_is_the_one_asked_for(make_loop: Any) -> None:
+    """46 numbers of four bytes, three totals among them, in messages of 64 bytes: kernels, biases, the rest."""
+    (_, one), (_, several) = _step_operations(make_loop), _step_operations(make_loop, bucket_mib=64 / 2**20)
+    assert one["AddN"] < several["AddN"]
+    assert one["SplitV"] < several["SplitV"]
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_message_of_no_size(size: float) -> None:
+    with pytest.raises(StepError, match="bucket_mib must be a positive number"):
+        mk.train.Step(line_net(), keras.optimizers.SGD(), loss="mse", bucket_mib=size)
