@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mirrorkit.data import shards
 from mirrorkit.data.augment import Augmentation
-from mirrorkit.data.batches import MapFunction, check_augment, finish
+from mirrorkit.data.batches import MapFunction, check_augment, finish, sparing_autograph
 from mirrorkit.data.recipe import Recipe, check_sizes
 from mirrorkit.errors import DataError
 
@@ -80,6 +80,7 @@ class Records(Recipe):
             depth = self.num_classes if self.one_hot else None
             return finish(element, self.map, self.augment, depth, seed=self.seed, epoch=epoch, step=key)
 
+        batch = sparing_autograph(batch, self.map, self.augment)
         batches = batches.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return batches.prefetch(self.prefetch)
 
@@ -112,7 +113,13 @@ class Records(Recipe):
             key = tf.random.experimental.stateless_fold_in(key, _fingerprint(block[0]))
             return tf.random.experimental.stateless_shuffle(block, key)
 
-        return read.skip(skipped * self.shuffle_buffer).batch(self.shuffle_buffer).map(shuffled).unbatch().skip(rest)
+        return (
+            read.skip(skipped * self.shuffle_buffer)
+            .batch(self.shuffle_buffer)
+            .map(tf.autograph.experimental.do_not_convert(shuffled))
+            .unbatch()
+            .skip(rest)
+        )
 
     def _decoded(self, serialized: tf.Tensor) -> Any:
         assert self.decode is not None
