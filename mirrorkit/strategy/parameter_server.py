@@ -145,9 +145,14 @@ def _serve(cluster: Cluster, start_timeout: float) -> NoReturn:
     raise SystemExit(0)
 
 
-def start_server(cluster: Cluster) -> Any:
-    """Start TensorFlow's server for this task; it serves as long as the process lives."""
-    config = tf.compat.v1.ConfigProto()
+def start_server(cluster: Cluster, *, threads: int = 0) -> Any:
+    """Start TensorFlow's server for this task; it serves as long as the process lives.
+
+    Args:
+        cluster: as the task sees it.
+        threads: how many operations it runs at the same time; 0 for as many as there are cores.
+    """
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads)
     if cluster.task_type == "ps":
         config.device_count["GPU"] = 0  # variables live in the host's memory, the GPUs are the workers'
     return tf.distribute.Server(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 from typing import Any
 
@@ -39,10 +40,12 @@ def local_cluster(workers: int = 2, ps: int = 1) -> Cluster:
         task_type="chief",
         source="local_cluster",
     )
+    # The servers of one process share its threads, and wait for each other: with too few they wait for ever.
+    threads = max(os.cpu_count() or 1, 2 * (workers + ps) + 1)
     for job, count in (("worker", workers), ("ps", ps)):
-        _servers.extend(
-            start_server(dataclasses.replace(chief, task_type=job, task_index=index)) for index in range(count)
-        )
+        for index in range(count):
+            task = dataclasses.replace(chief, task_type=job, task_index=index)
+            _servers.append(start_server(task, threads=threads))
     return chief
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -68,6 +68,11 @@ class Calls:
         outputs = self._predict(batch)
         parts = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
         return [tf.nest.pack_sequence_as(first_replica(self._strategy, outputs), p) for p in zip(*parts, strict=True)]
+
+    def predictions(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the outputs for many global batches, in order."""
+        for batch in batches:
+            yield from self.predict(batch)
 
     def _train_update(self, batches: list[tuple[Any, Share]]) -> tf.Tensor:
         if self._step.accumulate == 1:

@@ -13,7 +13,9 @@ from mirrorkit import batching
 from mirrorkit.data import Recipe, Resident
 from mirrorkit.data.distribute import untuned
 from mirrorkit.errors import StepError
+from mirrorkit.strategy.parameter_server import is_parameter_server
 from mirrorkit.train.outputs import unpack_batch
+from mirrorkit.train.pieces import HeldStream, can_be_held
 from mirrorkit.train.stream import ResidentStream, Stream
 
 _STAND_IN_SIZE = 32  # of a dimension that the data does not tell, in a stand-in batch; per replica for the batch size
@@ -91,9 +93,11 @@ class Feed:
         if self._endless is not None and not restart:
             self._endless.position = start
             return self._endless
-        if isinstance(self._data, Resident):
+        if self._is_held:
             assert self.steps is not None  # a recipe says so
             where = {"steps": self.steps, "position": start}
+            if is_parameter_server(self._strategy):
+                return HeldStream(self._data, epoch, weigh=self._weigh, **where)
             return ResidentStream(self._data, self._strategy, epoch, weigh=self._weigh, **where)
         stream = self._stream(self._batches(epoch, start, resume), position=start)
         if self._is_endless:
@@ -121,6 +125,11 @@ class Feed:
             assert self.steps is not None
             yield self._rehearsal(start=self.steps - end), end
 
+    @property
+    def _is_held(self) -> bool:
+        """Whether the examples lie where they are computed on."""
+        return can_be_held(self._data) if is_parameter_server(self._strategy) else isinstance(self._data, Resident)
+
     def _whole(self) -> int:
         """Return how many batches of a recipe's epoch have the global batch size, if its replicas share it equally."""
         data, replicas = self._data, self._strategy.num_replicas_in_sync
@@ -146,7 +155,7 @@ class Feed:
         return self._weighed(self._data.skip(before + start))
 
     def _rehearsal(self, *, start: int) -> Stream:
-        if isinstance(self._data, Resident):
+        if self._is_held:
             return self.epoch(0, start=start)
         if isinstance(self._data, Recipe):
             batch = self._data.dataset(epoch=0).take(1)

@@ -30,7 +30,7 @@ class Stream:
         self.source = source
         self.steps = steps
         self.position = position
-        self._size = size
+        self.size = size
         self._whole = whole
 
     @property
@@ -51,8 +51,8 @@ class Stream:
         whole = min(steps, max(0, self._whole - self.position))
         updates, left = divmod(whole, accumulate)
         if updates:
-            yield updates, (self._size,) * accumulate
-        rest = (self._size,) * left + (None,) * (steps - whole)
+            yield updates, (self.size,) * accumulate
+        rest = (self.size,) * left + (None,) * (steps - whole)
         for first in range(0, len(rest), accumulate):
             yield 1, rest[first : first + accumulate]
 
