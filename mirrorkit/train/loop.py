@@ -20,9 +20,10 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
+from mirrorkit.strategy.parameter_server import is_parameter_server
 from mirrorkit.timing import Throughput
 from mirrorkit.train.checkpoints import require_variables, restore_newest
-from mirrorkit.train.coordinator import calls_for
+from mirrorkit.train.coordinator import calls_for, explained
 from mirrorkit.train.custom import CustomStep, TrainStep
 from mirrorkit.train.feed import Feed
 from mirrorkit.train.hooks import callback_list, release
@@ -116,32 +117,38 @@ class Loop:
         level = 1 if verbose == "auto" else int(verbose)
         hooks = callback_list(self, model, callbacks, history=True, verbose=level, epochs=epochs, steps=feed.steps)
         try:
-            hooks.on_train_begin()  # may restore
-            position, resumed, self._restored = self.position, self._restored, False
-            keras_history = next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History))
-            keras_history.history = position.history
-            logs: dict[str, float] = {}
-            while position.epoch < epochs and position.ended < epochs:
-                epoch = position.epoch
-                hooks.on_epoch_begin(epoch)
-                logs = self._passes.train(feed, position, hooks, report, resumed=resumed)
-                if validation is not None and (epoch + 1) % validation_freq == 0:
-                    val_logs = self._passes.test(validation, hooks)
-                    logs |= {f"val_{name}": value for name, value in val_logs.items()}
-                position.next_epoch()
-                hooks.on_epoch_end(epoch, logs)
-                resumed = False
-                if model.stop_training:
-                    break
-            position.ended = epochs
-            hooks.on_train_end(logs)
+            with explained(self.strategy):
+                hooks.on_train_begin()  # may restore
+                position, resumed, self._restored = self.position, self._restored, False
+                keras_history = next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History))
+                keras_history.history = position.history
+                logs: dict[str, float] = {}
+                while position.epoch < epochs and position.ended < epochs:
+                    epoch = position.epoch
+                    hooks.on_epoch_begin(epoch)
+                    logs = self._passes.train(feed, position, hooks, report, resumed=resumed)
+                    if validation is not None and (epoch + 1) % validation_freq == 0:
+                        val_logs = self._passes.test(validation, hooks)
+                        logs |= {f"val_{name}": value for name, value in val_logs.items()}
+                    position.next_epoch()
+                    hooks.on_epoch_end(epoch, logs)
+                    resumed = False
+                    if model.stop_training:
+                        break
+                position.ended = epochs
+                hooks.on_train_end(logs)
         finally:
             release(hooks)
         report.history = {name: list(values) for name, values in position.history.items()}
         return report
 
     def evaluate(
-        self, data: Any, *, steps: int | None = None, callbacks: Sequence[Any] | None = None
+        self,
+        data: Any,
+        *,
+        steps: int | None = None,
+        callbacks: Sequence[Any] | None = None,
+        on_chief: bool = False,
     ) -> dict[str, float]:
         """Return loss and metrics over the whole data, every example counted once on any number of replicas.
 
@@ -149,10 +156,14 @@ class Loop:
             data: a recipe, or a `tf.data.Dataset` of global batches `(x, y)` or `(x, y, sample_weight)`.
             steps: batches to evaluate; all by default.
             callbacks: Keras callbacks (`on_test_...`).
+            on_chief: under parameter servers, compute in this process instead of on the workers.
         """
         self._require_model("evaluate")
-        feed = Feed(self.strategy, data, steps=steps)
-        return self._passes.test(feed, callback_list(self, self._step.model, callbacks, steps=feed.steps))
+        local = on_chief and is_parameter_server(self.strategy)
+        feed = Feed(tf.distribute.get_strategy() if local else self.strategy, data, steps=steps)
+        hooks = callback_list(self, self._step.model, callbacks, steps=feed.steps)
+        with explained(self.strategy):
+            return self._passes.test(feed, hooks, local=local)
 
     def predict(self, data: Any, *, steps: int | None = None) -> Any:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].

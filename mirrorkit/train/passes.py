@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.errors import CheckpointError, NonFiniteLossError, StepError
-from mirrorkit.train.calls import CallLength, Calls
+from mirrorkit.train.calls import CallLength
 from mirrorkit.train.feed import Feed
 from mirrorkit.train.hooks import periods
 from mirrorkit.train.position import Position
@@ -24,11 +24,11 @@ class Passes:
     Args:
         strategy: the strategy for which `step` is built.
         step: a built `Step` or `CustomStep`.
-        calls: its compiled functions.
+        calls: its compiled functions, from `calls_for`.
         length: how many steps a call takes.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, step: Any, calls: Calls, length: CallLength) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, step: Any, calls: Any, length: CallLength) -> None:
         self._strategy = strategy
         self._step = step
         self._calls = calls
@@ -73,15 +73,16 @@ class Passes:
             report.epochs.append(record)
         return dict(logs)
 
-    def test(self, feed: Feed, hooks: Any) -> dict[str, Any]:
-        """Evaluate all the data from its beginning; returns the logs."""
+    def test(self, feed: Feed, hooks: Any, *, local: bool = False) -> dict[str, Any]:
+        """Evaluate all the data from its beginning, perhaps `local` to the chief; returns the logs."""
+        calls = self._calls.local if local else self._calls
         self._step.prepare(feed.element_spec)
         stream = feed.epoch(0, restart=True)
         totals, done = self._zeros(), 0
         hooks.on_test_begin()
         while done != feed.steps:
             hooks.on_test_batch_begin(done)
-            result = self._calls.test(stream, totals, self._length.next(feed.left(done)))
+            result = calls.test(stream, totals, self._length.next(feed.left(done)))
             if result.steps == 0:
                 break
             totals = result.totals
