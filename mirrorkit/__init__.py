@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 _SUBMODULES = (
     "batching",
+    "bench",
     "checks",
     "cluster",
     "data",

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from mirrorkit.bench import command as bench
 from mirrorkit.errors import MirrorkitError
 from mirrorkit.launch import command as launch
 
@@ -32,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     devices.add_argument("--cpu", metavar="N", type=int, help="split the CPU into N virtual devices first")
     devices.set_defaults(run=_devices)
     launch.add(commands)
+    bench.add(commands)
     return parser
 
 

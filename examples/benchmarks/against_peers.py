@@ -13,39 +13,50 @@ them track accuracy. Other work on the machine only slows an epoch down: compare
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
-import os
-import platform
 import statistics
-import sys
 import tempfile
-import time
-from importlib import metadata
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 from contenders import CONTENDERS
-from contenders.process import Failed, Process
-from contenders.work import Work, steps_per_epoch
+
+from mirrorkit.bench.chart import Chart
+from mirrorkit.bench.layout import Layout
+from mirrorkit.bench.machine import about
+from mirrorkit.bench.remote import Remote, Turns, in_turns
+from mirrorkit.bench.report import Column, Report
 
 
 def main() -> None:
     options = parse()
     with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            described = pool.apply(prepare, (folder, options))
-        work = Work(options.net, options.replicas, options.batch_size, folder, options.device, options.plain)
-        print(f"{described}; {options.net}, global batch {options.batch_size}, {options.replicas} replicas")
-        print(f"{machine()}; {versions()}", flush=True)
-        measure, unit = (first_steps, "s to the first step") if options.first_step else (epochs, "images/s")
-        results = measure(options, work)
-    rows = table(results, smaller_is_better=options.first_step)
-    print("\n".join(lines(rows, unit)))
+        with Remote("contenders.preparation:Preparation") as preparation:
+            data, examples = preparation.call(
+                "write",
+                folder=folder,
+                data=options.data,
+                data_dir=options.data_dir,
+                examples=options.examples,
+                records=any("records" in name for name in options.contenders),
+            )
+        work = {name: getattr(options, name) for name in ("net", "batch_size", "plain")} | {"folder": folder}
+        measure = first_steps if options.first_step else epochs
+        turns, accuracies = measure(options, work, examples)
+    rows = compare(turns, accuracies, smaller_is_better=options.first_step)
+    unit = "seconds to the first step" if options.first_step else "images/s"
+    title = (
+        f"{options.net} on {examples:,} images of {data}, global batch {options.batch_size}, {options.replicas} "
+        f"replicas ({options.device}), {options.rounds} rounds: {unit}"
+    )
+    names = [row["contender"] for row in rows]
+    chart = Chart(title, names, {unit: [row.get("best") for row in rows]}, y_label=f"{unit} (best)", bars=True)
+    machine = about("torch", "tf-models-official", "tf-keras")
+    report = Report("against_peers", title, columns(options), rows, chart, [], machine)
+    print(report)
     if options.json:
-        about = {"command": sys.argv, "machine": machine(), "versions": versions(), "data": described, "unit": unit}
-        about["time"] = time.strftime("%Y-%m-%d %H:%M:%S %z")
-        Path(options.json).write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+        report.save_json(options.json)
+    if options.picture:
+        report.save_picture(options.picture)
 
 
 def parse() -> argparse.Namespace:
@@ -65,6 +76,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plain", action="store_true", help="peers: TensorFlow's default strategy, not mirrorkit's")
     parser.add_argument("--first-step", action="store_true", help="time to the first step; --rounds fresh processes")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    parser.add_argument("--picture", metavar="FILE", help="PNG (with matplotlib) or SVG")
     options = parser.parse_args()
     options.contenders = options.contenders.split(",")
     unknown = [name for name in options.contenders if name.partition("@")[0] not in CONTENDERS]
@@ -73,121 +85,85 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def prepare(folder: str, options: argparse.Namespace) -> str:
-    """Write what the contenders read; in a process of its own, so that this one stays small."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import numpy as np
-
-    import mirrorkit as mk
-
-    if options.data == "synthetic":
-        digits = mk.data.synthetic(train=options.examples, test=1)
-    else:
-        fallback = "synthetic" if options.data == "auto" else None
-        digits = mk.data.load("mnist", data_dir=options.data_dir, fallback=fallback)
-    split = digits.train[: options.examples]
-    np.save(Path(folder, "images.npy"), split.images)
-    np.save(Path(folder, "labels.npy"), split.labels)
-    if any("records" in name for name in options.contenders):
-        mk.data.write_records(split, folder, shards=8, prefix="train")
-    return f"{len(split):,} images of {digits.name}"
+def layout(name: str, options: argparse.Namespace) -> tuple[str, Layout]:
+    """A contender's name in CONTENDERS, and its replicas."""
+    short, _, number = name.partition("@")
+    if CONTENDERS[short][2]:
+        return short, Layout("multi_worker", "workers", int(number or 2))
+    replicas = int(number or options.replicas)
+    return short, Layout("one_device" if replicas == 1 else "mirrored", options.device, replicas)
 
 
-def epochs(options: argparse.Namespace, work: Work) -> dict[str, Any]:
-    """Images per second of every epoch and the last training accuracy, by contender; or why there are none."""
-    processes = {name: Process(name, work) for name in options.contenders}
-    results: dict[str, Any] = {name: {"values": []} for name in options.contenders}
-    examples = steps_per_epoch(work) * work.batch_size
+def remote(name: str, options: argparse.Namespace, work: dict[str, Any]) -> Remote:
+    short, own = layout(name, options)
+    return Remote("contenders:make", *own.members(name=short, work={**work, "replicas": own.replicas}), timeout=1800)
 
-    def attempt(name: str, *request: Any) -> Any:
-        try:
-            return processes[name].ask(*request) if request else processes[name].answers()
-        except Failed as error:
-            processes.pop(name).end()
-            results[name] = {"values": [], "error": str(error)}
 
-    try:
+def epochs(
+    options: argparse.Namespace, work: dict[str, Any], examples: int
+) -> tuple[dict[str, Turns], dict[str, float]]:
+    """Images per second of every epoch, and the last training accuracy."""
+    per_epoch = examples // options.batch_size * options.batch_size
+    accuracies: dict[str, float] = {}
+
+    def block(name: str, contender: Remote) -> list[float]:
+        laps, accuracies[name] = contender.call("train", epochs=options.epochs)
+        return [per_epoch / seconds for seconds in laps]
+
+    with ExitStack() as stack:
+        # One after the other starts and compiles, so that none is slowed down by another.
+        alive: dict[str, Remote] = {}
+        turns: dict[str, Turns] = {}
         for name in options.contenders:
-            if attempt(name):
-                attempt(name, 1, None, True)
-        for _ in range(options.rounds):
-            for name in list(processes):
-                if answer := attempt(name, options.epochs, None, False):
-                    _, laps, accuracy = answer
-                    results[name]["values"] += [examples / seconds for seconds in laps]
-                    results[name]["accuracy"] = accuracy
-    finally:
-        for process in processes.values():
-            process.end()
-    return results
+            alive[name] = stack.enter_context(remote(name, options, work))
+            turns |= in_turns({name: lambda name=name: alive[name].call("warm_up")}, 1)
+        calls = {name: lambda name=name: block(name, alive[name]) for name in alive if turns[name].error is None}
+        turns |= in_turns(calls, options.rounds)
+    for turn in turns.values():
+        turn.answers = [speed for speeds in turn.answers if speeds for speed in speeds]
+    return turns, accuracies
 
 
-def first_steps(options: argparse.Namespace, work: Work) -> dict[str, Any]:
-    """Seconds from a made model to the end of the first step (optimizer, compile, trace, run), by contender."""
-    results: dict[str, Any] = {name: {"values": []} for name in options.contenders}
-    for _ in range(options.rounds):
-        for name in options.contenders:
-            process = Process(name, work)
-            try:
-                process.answers()
-                build, laps, _ = process.ask(1, 1, True)
-                results[name]["values"].append(build + laps[0])
-            except Failed as error:
-                results[name]["error"] = str(error)
-            finally:
-                process.end()
-    return results
+def first_steps(
+    options: argparse.Namespace, work: dict[str, Any], examples: int
+) -> tuple[dict[str, Turns], dict[str, float]]:
+    """Seconds from a made model to the end of the first step (optimizer, compile, trace, run), in fresh processes."""
+
+    def measure(name: str) -> float:
+        with remote(name, options, work) as contender:
+            return contender.call("first_step")
+
+    return in_turns({name: lambda name=name: measure(name) for name in options.contenders}, options.rounds), {}
 
 
-def table(results: dict[str, Any], *, smaller_is_better: bool) -> list[dict[str, Any]]:
-    """A row for each contender; the ratio says how many times better the first one's best is."""
+def compare(turns: dict[str, Turns], accuracies: dict[str, float], *, smaller_is_better: bool) -> list[dict[str, Any]]:
+    """A row for each contender; the ratios say how many times better the first one is than it."""
     best = min if smaller_is_better else max
     rows: list[dict[str, Any]] = []
-    for name, result in results.items():
-        row = {"contender": name, **result}
-        if values := result["values"]:
-            median = statistics.median(values)
-            row |= {"best": best(values), "median": median, "spread": (max(values) - min(values)) / median}
-            first = next(r for r in [*rows, row] if "best" in r)
-            ratios = first["best"] / row["best"], first["median"] / row["median"]
-            row["ratio"], row["ratio_of_medians"] = (1 / r for r in ratios) if smaller_is_better else ratios
+    for name, turn in turns.items():
+        row: dict[str, Any] = {"contender": name}
+        if turn.error is not None:
+            rows.append({**row, "error": turn.error})
+            continue
+        median = statistics.median(turn.answers)
+        spread = (max(turn.answers) - min(turn.answers)) / median
+        row |= {"values": turn.answers, "n": len(turn.answers), "best": best(turn.answers), "median": median}
+        row |= {"spread": spread, "accuracy": accuracies.get(name)}
+        first = next(r for r in [*rows, row] if "best" in r)
+        ratios = [first[key] / row[key] for key in ("best", "median")]
+        row["ratio"], row["ratio_of_medians"] = (1 / r for r in ratios) if smaller_is_better else ratios
         rows.append(row)
     return rows
 
 
-def lines(rows: list[dict[str, Any]], unit: str) -> list[str]:
-    """The table for people."""
-    first = next((row["contender"] for row in rows if "best" in row), "nobody")
-    head = f"{'contender':18}{'best':>12}{'median':>12}{'n':>4}{'spread':>8}{'accuracy':>10}"
-    out = [f"{head}  {first} against it (of medians)   [{unit}]"]
-    for row in rows:
-        if "best" not in row:
-            out.append(f"{row['contender']:18}{row.get('error', 'nothing measured')}")
-            continue
-        digits = 0 if row["best"] > 100 else 2
-        figures = f"{row['best']:12,.{digits}f}{row['median']:12,.{digits}f}{len(row['values']):4}{row['spread']:8.0%}"
-        accuracy = f"{row['accuracy']:10.4f}" if "accuracy" in row else f"{'':10}"
-        out.append(f"{row['contender']:18}{figures}{accuracy}  {row['ratio']:.2f} x ({row['ratio_of_medians']:.2f} x)")
-    return out
-
-
-def machine() -> str:
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    return f"{model}, {len(os.sched_getaffinity(0))} cores"
-
-
-def versions() -> str:
-    found = []
-    for name in ("tensorflow", "keras", "torch", "tf-models-official"):
-        try:
-            found.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
-    return f"Python {platform.python_version()}, {', '.join(found)}"
+def columns(options: argparse.Namespace) -> list[Column]:
+    form = ",.2f" if options.first_step else ",.0f"
+    first = options.contenders[0]
+    return [
+        *(Column("contender", "contender"), Column("best", "best", form), Column("median", "median", form)),
+        *(Column("n", "n", "d"), Column("spread", "spread", ".0%"), Column("accuracy", "accuracy", ".4f")),
+        *(Column("ratio", f"{first} / it", ".2f"), Column("ratio_of_medians", "of medians", ".2f")),
+    ]
 
 
 if __name__ == "__main__":

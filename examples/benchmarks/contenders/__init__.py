@@ -1,18 +1,19 @@
 """The contenders of against_peers.py: each trains the same net on the same data in a process of its own.
 
-A contender is a class `Contender(work)` whose constructor makes data, strategy, model and optimizer. `build()` makes
-the rest (compiles, builds the optimizer), and `train(epochs, steps=None)` trains and returns the seconds of each epoch,
-everything between two epochs included, and the training accuracy of the last one.
+A contender is a class `Contender(work, ...)` in a module of this folder, derived from `contenders.work.Base`.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 # name: (module, keyword arguments of its Contender, processes instead of replicas)
-CONTENDERS = {
+CONTENDERS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "loop-resident": ("mirrorkit_loop", {"data": "resident"}, False),
     "loop": ("mirrorkit_loop", {"data": "batches"}, False),
     "loop-records": ("mirrorkit_loop", {"data": "records"}, False),
-    "loop-workers": ("mirrorkit_loop", {"data": "resident", "kind": "multi_worker"}, True),
+    "loop-workers": ("mirrorkit_loop", {"data": "resident"}, True),
     "fit": ("keras_fit", {}, False),
     "fit-calls": ("keras_fit", {"steps_per_execution": 78}, False),
     "fit-records": ("keras_fit", {"data": "records"}, False),
@@ -21,3 +22,11 @@ CONTENDERS = {
     "orbit": ("orbit_trainer", {}, False),
     "ddp": ("torch_ddp", {}, True),
 }
+
+
+def make(name: str, work: dict[str, Any], **layout: Any) -> Any:
+    """Make a contender in this process; `work` and `layout` hold the fields of `contenders.work.Work`."""
+    from contenders.work import Work
+
+    module, arguments, _ = CONTENDERS[name]
+    return importlib.import_module(f"contenders.{module}").Contender(Work(**work, **layout), **arguments)

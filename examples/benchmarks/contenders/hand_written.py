@@ -8,11 +8,11 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from contenders.work import Laps, Work, model_and_optimizer, pipeline, steps_per_epoch, strategy
+from contenders.work import Base, Laps, Work, model_and_optimizer, pipeline, steps_per_epoch, strategy
 
 
-class Contender:
-    """See contenders/__init__.py."""
+class Contender(Base):
+    """See contenders.work.Base."""
 
     def __init__(self, work: Work, *, data: str = "memory") -> None:
         self.work = work
@@ -21,6 +21,7 @@ class Contender:
         self.model, self.optimizer = model_and_optimizer(work, self.strategy)
 
     def build(self) -> None:
+        """See contenders.work.Base."""
         with self.strategy.scope():
             self.optimizer.build(self.model.trainable_variables)
             self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
@@ -29,6 +30,7 @@ class Contender:
         self.iterator = iter(self.strategy.experimental_distribute_dataset(self.dataset))
 
     def on_replica(self, x: tf.Tensor, y: tf.Tensor) -> None:
+        """One replica's part of a step."""
         with tf.GradientTape() as tape:
             logits = self.model(x, training=True)
             per_example = self.loss(y, logits)
@@ -40,10 +42,12 @@ class Contender:
 
     @tf.function
     def many_steps(self, iterator: tf.data.Iterator, steps: tf.Tensor) -> None:
+        """Run steps in one call."""
         for _ in tf.range(steps):
             self.strategy.run(self.on_replica, args=next(iterator))
 
     def train(self, epochs: int, steps: int | None = None) -> tuple[list[float], float]:
+        """See contenders.work.Base."""
         laps, accuracy = Laps(), 0.0
         for _ in range(epochs):
             self.many_steps(self.iterator, tf.constant(steps or steps_per_epoch(self.work)))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import keras
 
-from contenders.work import Laps, Work, model_and_optimizer, pipeline, strategy
+from contenders.work import Base, Laps, Work, model_and_optimizer, pipeline, strategy
 
 
-class Contender:
-    """See contenders/__init__.py."""
+class Contender(Base):
+    """See contenders.work.Base."""
 
     def __init__(self, work: Work, *, data: str = "memory", steps_per_execution: int = 1) -> None:
         self.strategy = strategy(work, own=False)
@@ -17,6 +17,7 @@ class Contender:
         self.steps_per_execution = steps_per_execution
 
     def build(self) -> None:
+        """See contenders.work.Base."""
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         with self.strategy.scope():
             self.model.compile(
@@ -24,6 +25,7 @@ class Contender:
             )
 
     def train(self, epochs: int, steps: int | None = None) -> tuple[list[float], float]:
+        """See contenders.work.Base."""
         laps = Laps()
         dataset = self.dataset if steps is None else self.dataset.take(steps)
         history = self.model.fit(dataset, epochs=epochs, callbacks=[laps.callback()], verbose=0)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-
 import keras
 
 import mirrorkit as mk
-from contenders.work import Laps, Work, model_and_optimizer, strategy
+from contenders.work import Base, Laps, Work, model_and_optimizer, strategy
 
 
-class Contender:
-    """See contenders/__init__.py."""
+class Contender(Base):
+    """See contenders.work.Base."""
 
-    def __init__(self, work: Work, *, data: str, kind: str = "auto") -> None:
-        if kind == "multi_worker":
-            addresses = [f"127.0.0.1:{port}" for port in work.ports]
-            task = {"type": "worker", "index": work.process}
-            os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
-        self.strategy = strategy(work, own=True) if kind == "auto" else mk.strategy.create(kind)
+    def __init__(self, work: Work, *, data: str) -> None:
+        self.strategy = strategy(work, own=True)
         recipe = {"global_batch_size": work.batch_size, "shuffle": True, "seed": 0, "drop_remainder": True}
         if data == "records":
             self.train_data = mk.data.records(work.records, **recipe)
@@ -29,11 +22,13 @@ class Contender:
         self.epochs_done = 0
 
     def build(self) -> None:
+        """See contenders.work.Base."""
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         step = mk.train.Step(self.model, self.optimizer, loss=loss, metrics=["accuracy"])
         self.loop = mk.train.Loop(self.strategy, step)
 
     def train(self, epochs: int, steps: int | None = None) -> tuple[list[float], float]:
+        """See contenders.work.Base."""
         laps, first = Laps(), self.epochs_done
         self.epochs_done += epochs
         report = self.loop.fit(

@@ -13,13 +13,15 @@ from contenders.work import Laps, steps_per_epoch
 
 
 class Contender(hand_written.Contender):
-    """See contenders/__init__.py; the step is the hand-written one, the loop around it is orbit's."""
+    """See contenders.work.Base; the step is the hand-written one, the loop around it is orbit's."""
 
     def build(self) -> None:
+        """See contenders.work.Base."""
         super().build()
         self.trainer = Trainer(self)
 
     def train(self, epochs: int, steps: int | None = None) -> tuple[list[float], float]:
+        """See contenders.work.Base."""
         laps, accuracy = Laps(), 0.0
         for _ in range(epochs):
             output = self.trainer.train(tf.constant(steps or steps_per_epoch(self.work)))
@@ -36,11 +38,14 @@ class Trainer(orbit.StandardTrainer):
         self.contender = contender
 
     def train_loop_begin(self) -> None:
+        """Before the steps of a loop, in eager mode."""
         for metric in self.contender.metrics:
             metric.reset_state()
 
     def train_step(self, iterator: tf.data.Iterator) -> None:
+        """One step, in the compiled loop."""
         self.contender.strategy.run(self.contender.on_replica, args=next(iterator))
 
     def train_loop_end(self) -> dict[str, tf.Tensor]:
+        """After the steps of a loop."""
         return {metric.name: metric.result() for metric in self.contender.metrics}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,29 +19,58 @@ class Work:
 
     Attributes:
         net: "cnn" or "linear".
-        replicas: in one process; or the number of processes, of which this is number `process`.
         batch_size: global: all replicas together.
         folder: holds images.npy (uint8 [N, H, W, C]), labels.npy (int64 [N]) and the TFRecord shards.
-        device: "cpu" or "gpu".
         plain: TensorFlow's own default strategy and threads for the peers, instead of mk.strategy.create's.
-        ports: a free port for each process.
+        kind, devices: of the strategy, as mk.strategy.create takes them.
+        replicas: how many; with kind "multi_worker" each is a process, which finds the others in TF_CONFIG.
     """
 
     net: str
-    replicas: int
     batch_size: int
     folder: str
-    device: str = "cpu"
-    plain: bool = False
-    process: int = 0
-    ports: tuple[int, ...] = ()
+    plain: bool
+    kind: str
+    devices: str | None
+    replicas: int
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Images and labels."""
         return np.load(Path(self.folder, "images.npy")), np.load(Path(self.folder, "labels.npy"))
 
     @property
     def records(self) -> str:
+        """The index of the TFRecord shards."""
         return str(Path(self.folder, "train.index.json"))
+
+
+class Base(abc.ABC):
+    """A contender. Its constructor makes data, strategy, model and optimizer."""
+
+    @abc.abstractmethod
+    def build(self) -> None:
+        """Make the rest: compile, build the optimizer."""
+
+    @abc.abstractmethod
+    def train(self, epochs: int, steps: int | None = None) -> tuple[list[float], float]:
+        """Train, and return the seconds of each epoch and the training accuracy of the last one.
+
+        Args:
+            epochs: how many.
+            steps: of an epoch; all by default.
+        """
+
+    def warm_up(self) -> None:
+        """Build and train an epoch: everything is compiled afterwards."""
+        self.build()
+        self.train(1)
+
+    def first_step(self) -> float:
+        """Return the seconds from a made model to the end of the first step."""
+        start = time.perf_counter()
+        self.build()
+        self.train(1, steps=1)
+        return time.perf_counter() - start
 
 
 def strategy(work: Work, *, own: bool) -> Any:
@@ -49,12 +79,13 @@ def strategy(work: Work, *, own: bool) -> Any:
 
     import mirrorkit as mk
 
-    if own or not work.plain:
-        return mk.strategy.create("auto", devices=f"{work.device}:{work.replicas}")
-    if work.device == "cpu":
+    if own or not work.plain or work.devices is None:
+        return mk.strategy.create(work.kind, devices=work.devices)
+    device = work.devices.partition(":")[0]
+    if device == "cpu":
         layout = [tf.config.LogicalDeviceConfiguration()] * work.replicas
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], layout)
-    names = [f"/{work.device}:{i}" for i in range(work.replicas)]
+    names = [f"/{device}:{i}" for i in range(work.replicas)]
     return tf.distribute.OneDeviceStrategy(names[0]) if len(names) == 1 else tf.distribute.MirroredStrategy(names)
 
 
@@ -111,11 +142,13 @@ class Laps:
         self._last = time.perf_counter()
 
     def lap(self) -> None:
+        """End an epoch."""
         now = time.perf_counter()
         self.seconds.append(now - self._last)
         self._last = now
 
     def callback(self) -> Any:
+        """Return a Keras callback that takes the laps."""
         import keras
 
         return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.lap())

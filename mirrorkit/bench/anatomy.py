@@ -1,0 +1,172 @@
+"""Where the time of a training step goes: waiting for input, computing, all-reducing, Python.
+
+```python
+print(mk.bench.anatomy(loop, train))
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mirrorkit.bench.report import Column, table
+from mirrorkit.errors import StepError
+
+_SECONDS = 0.25  # of one measurement, about
+_CALL_SECONDS = 0.5  # what a loop's calls last when nobody says
+_LATE = 1.2  # a worker that takes so many times the median is named
+
+PARTS = ("input", "compute", "all_reduce", "update", "python")
+
+_BOUND = {
+    "input": "input-bound: the devices wait for data. Keep the set on them (mk.data.resident), or make batches faster "
+    "(cache, map before, fewer augmentations, more shards).",
+    "compute": "compute-bound: the devices are busy with the model. More devices, lower precision or a smaller model "
+    "are what helps.",
+    "all_reduce": "communication-bound: replicas wait for one another's gradients. Larger batches or accumulate=k mean "
+    "fewer messages; see also communication= of mk.strategy.create.",
+    "update": "update-bound: most time goes into the optimizer. Larger batches or accumulate=k mean fewer updates.",
+    "python": "Python-bound: a call is too short for its dispatch. Take more steps in one: Loop(steps_per_call=...).",
+}
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The parts of one training step (one update), in seconds. `str(anatomy)` is a table.
+
+    Attributes:
+        seconds: of a step in a loop, everything counted.
+        parts: of those, by PARTS: waiting for the input, computing the replicas' sums, all-reducing them, writing the
+            update, and dispatching the call from Python. Each is a difference of two measurements, none below 0.
+        input_alone: seconds in which the input makes a batch where nobody else wants the cores; most of it runs beside
+            the computation.
+        steps_per_call: over how many steps the dispatch of a call is spread.
+        spread: largest less smallest measurement of a step, as a share of the median.
+        workers: for each worker, the larger of its own input and computation, in seconds per step.
+    """
+
+    seconds: float
+    parts: Mapping[str, float]
+    input_alone: float
+    steps_per_call: int
+    spread: float
+    workers: Sequence[float] = field(default_factory=list)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each part's share of their sum."""
+        whole = sum(self.parts.values()) or 1.0
+        return {name: seconds / whole for name, seconds in self.parts.items()}
+
+    @property
+    def bound(self) -> str:
+        """The largest part: one of PARTS."""
+        return max(self.parts, key=lambda name: self.parts[name])
+
+    @property
+    def straggler(self) -> int | None:
+        """The worker that holds the others up: a fifth slower than the median one; None where there is none."""
+        if len(self.workers) < 2:
+            return None
+        slowest = max(range(len(self.workers)), key=lambda i: self.workers[i])
+        others = sorted(value for i, value in enumerate(self.workers) if i != slowest)
+        return slowest if self.workers[slowest] > _LATE * others[len(others) // 2] else None
+
+    def __str__(self) -> str:
+        """A line for each part, the verdict, and the straggler where there is one."""
+        columns = Column("part", "part"), Column("ms", "ms", ".3f"), Column("share", "share", ".0%")
+        rows = [{"part": p.replace("_", "-"), "ms": 1e3 * self.parts[p], "share": self.shares[p]} for p in PARTS]
+        lines = [
+            f"step {1e3 * self.seconds:.3f} ms (spread {self.spread:.0%}), {self.steps_per_call} steps per call; "
+            f"input alone {1e3 * self.input_alone:.3f} ms",
+            table(columns, rows),
+            _BOUND[self.bound],
+        ]
+        if self.straggler is not None:
+            alone = ", ".join(f"{1e3 * seconds:.3f}" for seconds in self.workers)
+            lines.append(f"worker {self.straggler} holds the others up (input or compute alone, ms: {alone})")
+        return "\n".join(lines)
+
+
+def anatomy(loop: Any, data: Any, *, repeats: int = 5) -> Anatomy:
+    """Time the parts of a training step: variants of it that leave parts out, in turns.
+
+    Weights, optimizer and random generators end as they began, and a recipe's position too; a `tf.data.Dataset` of
+    your own is read, so a shuffle in it moves on. On several workers all of them must call it.
+
+    Args:
+        loop: a `mk.train.Loop` with a `mk.train.Step`.
+        data: what its `fit` is given.
+        repeats: measurements of each variant; the fastest counts, since other programs only slow it down.
+
+    Raises:
+        StepError: a step of your own, whose parts are unknown; data that the step cannot train on.
+    """
+    from mirrorkit.bench.variants import Variants
+    from mirrorkit.strategy import of_all_workers
+    from mirrorkit.train.snapshot import unchanged
+
+    if not hasattr(loop.step, "prepare"):
+        raise StepError(f"anatomy needs a mk.train.Step; the parts of {type(loop.step).__name__} are unknown.")
+    with unchanged(loop.strategy, loop.step.variables):
+        variants = Variants(loop.strategy, loop.step, data)
+        # The chief's numbers: variants that reduce must run the same steps on every worker.
+        steps = {name: int(of_all_workers(loop.strategy, n)[0]) for name, n in _steps_worth(variants).items()}
+        timed = in_turns(variants.seconds, steps, repeats)
+        single = in_turns(variants.seconds, {"fixed": 1}, 2 * repeats)["fixed"]
+    dispatch, net = without_dispatch({name: min(values) for name, values in timed.items()}, min(single), steps)
+    per_call = getattr(loop, "steps_per_call", None) or max(1, round(_CALL_SECONDS / net["whole"]))
+    whole = sorted(timed["whole"])
+    return Anatomy(
+        seconds=net["whole"] + dispatch / per_call,
+        parts={**parts_of(net), "python": dispatch / per_call},
+        input_alone=net["input"],
+        steps_per_call=per_call,
+        spread=(whole[-1] - whole[0]) / whole[len(whole) // 2],
+        workers=of_all_workers(loop.strategy, max(net["input"], net["compute"])),
+    )
+
+
+def without_dispatch(
+    timed: Mapping[str, float], single: float, steps: Mapping[str, int]
+) -> tuple[float, dict[str, float]]:
+    """Take the cost of the calls out of seconds per step, each of which holds a part of it; returns both.
+
+    Args:
+        timed: seconds per step of each variant.
+        single: seconds of a call of one step of the variant "fixed".
+        steps: how many steps each variant's calls had.
+    """
+    # single = dispatch + step; timed = dispatch / steps + step
+    dispatch = max(0.0, (single - timed["fixed"]) / (1 - 1 / steps["fixed"]))
+    return dispatch, {name: max(0.0, seconds - dispatch / steps[name]) for name, seconds in timed.items()}
+
+
+def parts_of(net: Mapping[str, float]) -> dict[str, float]:
+    """The parts of a step from seconds per step of the variants: see `Variants`."""
+    parts = {
+        "input": net["whole"] - net["fixed"],
+        "compute": net["compute"],
+        "all_reduce": net["reduce"] - net["compute"],
+        "update": net["fixed"] - net["reduce"],
+    }
+    return {name: max(0.0, seconds) for name, seconds in parts.items()}
+
+
+def in_turns(seconds: Callable[[str, int], float], steps: Mapping[str, int], repeats: int) -> dict[str, list[float]]:
+    """Time each variant with its number of steps, one after the other, `repeats` times over."""
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repeats):
+        for name, count in steps.items():
+            found[name].append(seconds(name, count))
+    return found
+
+
+def _steps_worth(variants: Any) -> dict[str, int]:
+    steps = {}
+    for name in variants.names:
+        variants.seconds(name, 1)  # compiles
+        steps[name] = max(2, min(variants.most, round(_SECONDS / variants.seconds(name, 2))))
+    return steps

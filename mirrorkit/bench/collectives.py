@@ -1,0 +1,174 @@
+"""How fast an all-reduce is, by the size of the message and by TensorFlow's implementation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from mirrorkit.bench.chart import Chart
+from mirrorkit.bench.layout import Hardware, check
+from mirrorkit.bench.measure import about_with_gpus
+from mirrorkit.bench.remote import Member, Remote, in_turns
+from mirrorkit.bench.report import Column, Report, summary
+from mirrorkit.errors import MirrorkitError, StrategyError
+
+IMPLEMENTATIONS = ("mirrorkit", "default", "one_device", "hierarchical")
+SIZES = tuple(4**i * 1024 for i in range(1, 9))  # 4 KiB to 64 MiB
+
+_COLUMNS = (
+    Column("implementation", "implementation"),
+    Column("replicas", "replicas", "d"),
+    Column("bytes", "bytes", ",d"),
+    Column("microseconds", "us", ",.0f"),
+    Column("median", "GB/s", ".2f"),
+    Column("best", "best", ".2f"),
+    Column("n", "n", "d"),
+    Column("spread", "spread", ".0%"),
+    Column("bus", "GB/s of each link", ".2f"),
+)
+
+
+def collectives(
+    *,
+    device: str | None = None,
+    replicas: int | None = None,
+    sizes: Sequence[int] = SIZES,
+    implementations: Sequence[str] = IMPLEMENTATIONS,
+    repeats: int = 5,
+) -> Report:
+    """Sum float32 messages over the replicas of a MirroredStrategy, each implementation in a process of its own.
+
+    GB/s is the size of the message by the time of one all-reduce (1 GB is 1e9 bytes). The last column multiplies it by
+    2 (n - 1) / n, what a ring sends over each link, so that it can be set beside the hardware's bandwidth
+    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+
+    Args:
+        device: "cpu" (virtual devices: copies in memory) or "gpu"; GPUs where there are two.
+        replicas: how many; all GPUs, or 4 virtual devices.
+        sizes: of the messages, in bytes.
+        implementations: "mirrorkit" is what `mk.strategy.create` takes; "default" TensorFlow's own choice (NCCL, or a
+            ring of collectives); "one_device" sums on the first device; "hierarchical" is for machines without direct
+            links between all GPUs.
+        repeats: measurements of each, in turns.
+
+    Raises:
+        StrategyError: an unknown implementation or device, fewer than two replicas, a size below four bytes.
+    """
+    machine = about_with_gpus()
+    hardware = Hardware.of(machine)
+    device = device or ("gpu" if hardware.gpus > 1 else "cpu")
+    replicas = replicas or max(2, hardware.counts(device)[-1])
+    check(device, [replicas])
+    unknown = set(implementations) - set(IMPLEMENTATIONS)
+    if unknown or replicas < 2 or min(sizes, default=0) < 4 or device == "workers":
+        raise StrategyError(
+            f"collectives(device={device!r}, replicas={replicas}, sizes={list(sizes)}, implementations="
+            f"{list(implementations)}) was asked for. It takes 'cpu' or 'gpu', 2 replicas or more, sizes from 4 bytes "
+            f"on, and of the implementations {', '.join(IMPLEMENTATIONS)}."
+        )
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        calls, failed = {}, {}
+        for name in implementations:
+            arguments = {"devices": f"{device}:{replicas}", "implementation": name, "sizes": list(sizes)}
+            environment = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if device == "gpu" else {}
+            remote = stack.enter_context(Remote(f"{__name__}:AllReduce", Member(arguments, environment)))
+            try:
+                remote.ready()
+                calls[name] = lambda remote=remote: remote.call("seconds")
+            except MirrorkitError as broken:
+                failed[name] = str(broken)
+        turns = in_turns(calls, repeats)
+    for name in implementations:
+        error = failed.get(name) or turns[name].error
+        if error is not None:
+            rows.append({"implementation": name, "replicas": replicas, "error": error})
+            continue
+        for place, size in enumerate(sizes):
+            rates = [size / seconds[place] / 1e9 for seconds in turns[name].answers]
+            row: dict[str, Any] = {"implementation": name, "replicas": replicas, "bytes": size}
+            row |= {"values": rates, "n": len(rates)}
+            row |= summary(rates)
+            row |= {"microseconds": size / row["median"] / 1e3, "bus": row["median"] * 2 * (replicas - 1) / replicas}
+            rows.append(row)
+    title = f"All-reduce of float32 over {replicas} replicas, {device}"
+    notes = ["Virtual CPU devices share their memory: this is the speed of copies, not of a network."]
+    return Report(
+        "collectives", title, _COLUMNS, rows, _chart(title, rows, sizes), notes if device == "cpu" else [], machine
+    )
+
+
+class AllReduce:
+    """All-reduces of each size, compiled; lives in a process of its own."""
+
+    def __init__(self, *, devices: str, implementation: str, sizes: Sequence[int]) -> None:
+        import tensorflow as tf
+
+        from mirrorkit import strategy
+
+        self._tf = tf
+        own = implementation == "mirrorkit"
+        self._strategy = strategy.create("mirrored", devices=devices) if own else _strategy(devices, implementation)
+        self._functions = [self._function(size // 4) for size in sizes]
+        # about 0.1 s each, so that the dispatch of the call does not count
+        self._loops = [max(4, round(0.4 / _seconds(f, 4))) for f in self._functions]
+
+    def _function(self, length: int) -> Any:
+        """Compile all-reduces, each after the one before on the same replica; a call takes how many."""
+        tf, mirrored = self._tf, self._strategy
+        message = mirrored.run(lambda: tf.ones([length]))
+
+        def on_replica(message: Any, last: Any) -> Any:
+            with tf.control_dependencies([last]):
+                message = tf.identity(message)
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("sum", message)[0] / context.num_replicas_in_sync
+
+        def body(index: Any, last: Any, message: Any) -> Any:
+            return index + 1, mirrored.run(on_replica, args=(message, last)), message
+
+        @tf.function(autograph=False)
+        def many(times: Any, message: Any) -> Any:
+            start = (0, mirrored.run(lambda: tf.ones([])), message)
+            _, last, _ = tf.while_loop(lambda index, *_: index < times, body, start, parallel_iterations=1)
+            return mirrored.reduce("mean", last, axis=None)
+
+        def call(times: int) -> None:
+            mean = float(many(tf.constant(times), message))
+            if abs(mean - 1) > 1e-3:
+                raise MirrorkitError(f"The all-reduce of ones gave a mean of {mean}.")
+
+        call(1)
+        return call
+
+    def seconds(self) -> list[float]:
+        """Seconds of one all-reduce of each size."""
+        return [_seconds(f, times) / times for f, times in zip(self._functions, self._loops, strict=True)]
+
+
+def _seconds(function: Any, times: int) -> float:
+    start = time.perf_counter()
+    function(times)
+    return time.perf_counter() - start
+
+
+def _strategy(devices: str, implementation: str) -> Any:
+    import tensorflow as tf
+
+    from mirrorkit import devices as _devices
+
+    kinds = {
+        "default": lambda: None,
+        "one_device": tf.distribute.ReductionToOneDevice,
+        "hierarchical": tf.distribute.HierarchicalCopyAllReduce,
+    }
+    return tf.distribute.MirroredStrategy(list(_devices.resolve(devices)), cross_device_ops=kinds[implementation]())
+
+
+def _chart(title: str, rows: Sequence[dict[str, Any]], sizes: Sequence[int]) -> Chart:
+    names = dict.fromkeys(row["implementation"] for row in rows if "values" in row)
+    series = {name: [row["median"] for row in rows if row["implementation"] == name] for name in names}
+    labels = [f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 1024:g} KiB" for size in sizes]
+    return Chart(title, labels, series, x_label="message", y_label="GB/s (median)")

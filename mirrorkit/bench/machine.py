@@ -1,0 +1,75 @@
+"""What a figure must be read with: the machine, the versions, the command and the time."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("mirrorkit", "tensorflow", "keras", "numpy")
+
+
+def about(*packages: str) -> dict[str, Any]:
+    """Return processor, cores, memory (GiB), GPUs, versions, command and time of this process, for a JSON file.
+
+    Does not start TensorFlow; GPUs are asked of it only where it is loaded already.
+
+    Args:
+        *packages: more distributions whose version is to be told, where they are installed.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "processor": _processor(),
+        "cores": cores,
+        "memory_gib": _memory(),
+        "gpus": _gpus(),
+        "system": f"{platform.system()} {platform.release()}",
+        "versions": {"python": platform.python_version(), **_versions((*_PACKAGES, *packages))},
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    }
+
+
+def in_a_line(about: dict[str, Any]) -> str:
+    """Return the machine and the versions for people."""
+    gpus = f"; {', '.join(about['gpus'])}" if about["gpus"] else ""
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    return f"{about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB{gpus}; {versions}"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _memory() -> int | None:
+    info = Path("/proc/meminfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    sizes = [int(line.split()[1]) for line in lines if line.startswith("MemTotal")]
+    return round(sizes[0] / 2**20) if sizes else None
+
+
+def _gpus() -> list[str]:
+    if "tensorflow" not in sys.modules:
+        return []
+    import tensorflow as tf
+
+    config = tf.config
+    gpus = config.list_physical_devices("GPU")
+    return [config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
+
+
+def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
