@@ -1,0 +1,82 @@
+"""One cell of the table: a case trained by Loop on a strategy, and how far it is from what it must come to."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from cases import EPOCHS, Case
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+Outcome = dict[str, np.ndarray]  # everything that training changed, and the logs of every epoch, by name
+
+FLOOR = 1e-6  # a cell may differ by this much, or by three times its control
+_STEP_OPTIONS = inspect.signature(mk.train.Step).parameters
+
+
+def available(case: Case) -> bool:
+    """Whether `Step` has all options of the case."""
+    return case.options.keys() <= _STEP_OPTIONS.keys()
+
+
+def train(case: Case, strategy: tf.distribute.Strategy) -> Outcome:
+    """Train twenty steps with Loop; each value is stacked from all replicas' copies."""
+    with policy(case.policy):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model, optimizer = case.net(), case.optimizer()
+        options = dict(case.options)
+        if "weighted_metrics" in options:
+            options["weighted_metrics"] = [make() for make in options["weighted_metrics"]]
+        step = mk.train.Step(model, optimizer, loss=case.loss(), metrics=case.metrics(), **options)
+        loop = mk.train.Loop(strategy, step, steps_per_call=3)
+        report = loop.fit(case.data(), epochs=EPOCHS, class_weight=case.class_weight, verbose=0)
+
+    def read(kind: str, variables: Any) -> Outcome:
+        copies = [strategy.experimental_local_results(variable.value) for variable in variables]
+        return {f"{kind}/{i}": np.stack([c.numpy() for c in values]) for i, values in enumerate(copies)}
+
+    values = read("weights", model.trainable_variables) | read("state", model.non_trainable_variables)
+    values |= read("slots", optimizer.variables)
+    if "ema" in options:
+        with step.averaged():
+            values |= read("ema", model.trainable_variables)
+    if "loss_scale" in options:
+        values |= {"loss scale": np.float64(step.current_loss_scale), "skipped": np.int64(step.skipped_steps)}
+    return values | {f"logs/{name}": np.asarray(value) for name, value in report.history.items()}
+
+
+def difference(found: Outcome, expected: Outcome) -> float:
+    """The largest difference; where `found` stacks several replicas' copies, over all of them.
+
+    Of floats above 1 it is relative: a loss of 400 is rounded 400 times as coarsely as a weight of 1.
+    """
+    assert found.keys() == expected.keys(), sorted(found.keys() ^ expected.keys())
+    largest = []
+    for name, value in expected.items():
+        one, other = np.float64(found[name]), np.float64(value)
+        size = np.maximum(1.0, np.abs(other)) if np.asarray(value).dtype.kind == "f" else 1.0
+        largest.append(np.max(np.abs(one - other) / size, initial=0.0))
+    return float(np.max(largest)) if np.isfinite(largest).all() else float("inf")
+
+
+def bar(control: float) -> float:
+    """The largest difference that rounding explains, given what another order of the same sums makes of it."""
+    return max(3 * control, FLOOR)
+
+
+@contextmanager
+def policy(name: str) -> Iterator[None]:
+    """Keras's dtype policy for the layers made inside."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)

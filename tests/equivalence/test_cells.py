@@ -1,0 +1,87 @@
+"""Cells of the table in docs/equivalence.md; the whole table is a slow test, a few of its corners a fast one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plain
+import pytest
+import table
+from cases import CASES
+from cells import FLOOR, Outcome, difference
+
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+_SKIPS = 'loss_scale="dynamic", mixed_float16, overflows'
+_CORNERS = [
+    ("momentum", ("one_device", 1)),
+    ("all at once", ("mirrored", 3)),
+    ("BatchNorm, empty share", ("central_storage", 4)),
+    (_SKIPS, ("mirrored", 4)),
+]
+
+
+def _green(name: str, where: list[tuple[str, int]]) -> None:
+    row = dict(table.cells(CASES[name], where, table.train_here))
+    red = {place: str(cell) for place, cell in row.items() if cell.is_red}
+    assert not red, f"difference (control) of {name}: {red}"
+
+
+@pytest.mark.parametrize(("name", "where"), _CORNERS, ids=[name for name, _ in _CORNERS])
+def test_a_corner_of_the_table(name: str, where: tuple[str, int]) -> None:
+    _green(name, [where])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_every_cell(name: str) -> None:
+    _green(name, table.WHERE)
+
+
+def test_the_cases_do_what_they_are_named_after() -> None:
+    """Twenty steps that change the weights; steps that overflow, and others that do not."""
+    found = plain.train(CASES[_SKIPS], 2)
+    assert 2 <= int(found["skipped"]) <= 15
+    assert int(found["slots/0"]) == 20 - int(found["skipped"])
+    assert float(found["loss scale"]) == 2.0 ** (15 - int(found["skipped"]))
+    clipped, free = (plain.train(CASES[name], 1) for name in ("clip_norm", "SGD"))
+    assert difference(clipped, free) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "result"),
+    [
+        ({"w": [1.0, 2.0]}, {"w": [1.0, 2.5]}, 0.2),  # relative above 1
+        ({"w": [[0.5], [0.75]]}, {"w": [0.5]}, 0.25),  # the copies of two replicas
+        ({"n": [1005]}, {"n": np.int64([1000])}, 5.0),  # integers are exact
+        ({"w": [np.nan]}, {"w": [np.nan]}, np.inf),
+    ],
+)
+def test_difference(found: Any, expected: Any, result: float) -> None:
+    assert difference(found, expected) == pytest.approx(result)
+
+
+def test_the_command_writes_the_page_and_fails_on_a_red_cell(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
+    def wrong_on_two(case: Any, kind: str, replicas: int) -> Outcome:
+        off = 0.5 if (kind, replicas) == ("mirrored", 2) else 0.0
+        return {"w": np.array([1.0 + off + 0.9 * FLOOR])}
+
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    monkeypatch.setattr(table, "train_here", wrong_on_two)
+    monkeypatch.setattr(plain, "train", lambda case, shards, reordered=False: {"w": np.array([1.0])})
+    monkeypatch.setattr(table, "CASES", {name: CASES[name] for name in ("SGD", "BatchNorm")})
+    monkeypatch.setattr("sys.argv", ["table.py", "--write", str(page)])
+    assert table.main() == 1
+    assert "2 cells differ by more than rounding explains" in capsys.readouterr().out
+    text = page.read_text()
+    assert text.startswith("before\n<!-- table")
+    assert text.endswith(f"{table.END}\nafter\n")
+    assert "old" not in text
+    assert "python tests/equivalence/table.py" in text
+    assert "| SGD | whole batch | 9e-07 (0e+00) | **5e-01 (0e+00)** | 9e-07 (0e+00) |" in text
+    assert "| BatchNorm | N shards |" in text
+
+    monkeypatch.setattr(table, "WHERE", [("one_device", 1), ("mirrored", 3)])
+    assert table.main() == 0

@@ -1,0 +1,223 @@
+"""Switch off the mechanism behind each row of the table and see its cell differ by more than rounding explains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import table
+import tensorflow as tf
+from cases import CASES
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import NonFiniteLossError
+from mirrorkit.optim import functional
+from mirrorkit.train import functions, layer_state, update
+from mirrorkit.train.accumulation import RunningSums
+from mirrorkit.train.averages import Averages
+from mirrorkit.train.layer_state import LayerState
+
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def _computed(change: Callable[[Any, Any, int], Any]) -> Patch:
+    """Change what each replica computes: `change(step, sums, replica)`."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        compute = mk.train.Step.compute
+
+        def changed(step: Any, batch: Any, part: Any = 0) -> Any:
+            replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+            return change(step, compute(step, batch, part), replica)
+
+        monkeypatch.setattr(mk.train.Step, "compute", changed)
+
+    return patch
+
+
+def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
+    """Replace an attribute by what `make` makes of it."""
+    return lambda monkeypatch: monkeypatch.setattr(owner, name, make(getattr(owner, name)))
+
+
+def _after_functional_apply(change: Callable[..., Any]) -> Patch:
+    def wrap(apply: Any) -> Any:
+        return lambda optimizer, weights, slots, gradients: change(
+            optimizer, slots, *apply(optimizer, weights, slots, gradients)
+        )
+
+    return _replaced(functions, "functional_apply", wrap)
+
+
+def _mean_of_means(step: Any, sums: Any, replica: int) -> Any:
+    count = tf.maximum(sums["totals"][functions.DENOMINATOR], 1e-6)
+    means = tf.nest.map_structure(lambda value: value / count, sums)
+    head = tf.concat([[1.0], means["totals"][1:2], [1.0]], 0)
+    return {**means, "totals": tf.concat([head, means["totals"][functions.FIXED :]], 0)}
+
+
+def _clipped_before(option: str) -> Patch:
+    """Clip each replica's mean gradient, and nothing after the reduction."""
+    bound = CASES[option].options[option]
+    clip = functions.Clip(bound, None) if option == "clip_norm" else functions.Clip(None, bound)
+    clip_now = functions.Clip.__call__
+
+    def clipped(step: Any, sums: Any, replica: int) -> Any:
+        count = sums["totals"][functions.DENOMINATOR]
+        return {**sums, "gradients": [g * count for g in clip_now(clip, [g / count for g in sums["gradients"]])]}
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(functions.Clip, "__call__", lambda clip, gradients: gradients)
+        _computed(clipped)(monkeypatch)
+
+    return patch
+
+
+def _skipped_alone(step: Any, sums: Any, replica: int) -> Any:
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in sums["gradients"]])
+    return {**sums, "gradients": [tf.where(finite, g, tf.zeros_like(g)) for g in sums["gradients"]]}
+
+
+def _first_replicas_state(step: Any, sums: Any, replica: int) -> Any:
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    return {**sums, "state": [value * (replicas if replica == 0 else 0) for value in sums["state"]]}
+
+
+def _first_replicas_metrics(step: Any, sums: Any, replica: int) -> Any:
+    totals = sums["totals"]
+    own = totals[functions.FIXED :] * (1.0 if replica == 0 else 0.0)
+    return {**sums, "totals": tf.concat([totals[: functions.FIXED], own], 0)}
+
+
+def _last_row_wins(gradient: Any, weight: tf.Tensor) -> tf.Tensor:
+    if isinstance(gradient, tf.IndexedSlices):
+        rows = tf.reshape(gradient.values, [-1, weight.shape[-1]])
+        return tf.tensor_scatter_nd_update(tf.zeros_like(weight), tf.reshape(gradient.indices, [-1, 1]), rows)
+    return tf.ensure_shape(gradient, weight.shape)
+
+
+def _in_bfloat16(all_reduce: Any) -> Any:
+    def reduce(sums: Any, **options: Any) -> Any:
+        return all_reduce(tf.nest.map_structure(lambda v: tf.cast(tf.cast(v, tf.bfloat16), v.dtype), sums), **options)
+
+    return reduce
+
+
+def _losses_on_each(stateless_call: Any) -> Any:
+    def call(model: Any, *args: Any, **options: Any) -> Any:
+        y_pred, state, losses = stateless_call(model, *args, **options)
+        return y_pred, state, [4 * loss for loss in losses]  # as if each of four replicas added them
+
+    return call
+
+
+def _frozen_iterations(optimizer: Any, old: Any, weights: Any, slots: Any) -> Any:
+    kept = [o if v is optimizer.iterations else n for v, o, n in zip(optimizer.variables, old, slots, strict=True)]
+    return weights, kept
+
+
+class _Off(NamedTuple):
+    mechanism: str
+    rows: tuple[str, ...]
+    patch: Patch
+    where: tuple[str, int] = ("mirrored", 4)
+
+
+_OFF = [
+    _Off(
+        "the reduction",
+        ("SGD", "momentum", "Adam", "AdamW", "Lion", "several inputs and outputs", "all at once"),
+        _replaced(update, "all_reduce", lambda _: lambda sums, **options: sums),
+    ),
+    _Off(
+        "slots are kept",
+        ("momentum", "Adam", "AdamW", "Lion"),
+        _after_functional_apply(lambda optimizer, old, weights, slots: (weights, old)),
+    ),
+    _Off("iterations advance", ("learning-rate schedule",), _after_functional_apply(_frozen_iterations)),
+    _Off(
+        "weight decay",
+        ("weight decay", "AdamW", "Lion"),
+        _replaced(functional._WithoutDistribution, "_apply_weight_decay", lambda _: lambda optimizer, variables: None),
+    ),
+    _Off("clip_norm after the reduction", ("clip_norm",), _clipped_before("clip_norm")),
+    _Off("clip_value after the reduction", ("clip_value",), _clipped_before("clip_value")),
+    _Off(
+        "running sums",
+        ("accumulate",),
+        _replaced(RunningSums, "add", lambda add: lambda sums, values, part: add(sums, values, 0)),
+    ),
+    _Off(
+        "averages",
+        ("ema",),
+        _replaced(Averages, "new_values", lambda _: lambda averages, old, weights, iterations: list(weights)),
+    ),
+    _Off(
+        "all replicas skip together",
+        ('loss_scale="dynamic", mixed_float16, overflows',),
+        _computed(_skipped_alone),
+    ),
+    _Off("sums in float32", ("mixed_bfloat16",), _replaced(update, "all_reduce", _in_bfloat16)),
+    _Off(
+        "weights of examples",
+        ("sample weights", "class weights"),
+        _replaced(functions, "match", lambda match: lambda names, y, y_pred, weight: match(names, y, y_pred, None)),
+    ),
+    _Off(
+        "model.losses count once",
+        ("model.losses (L2)",),
+        _replaced(keras.Sequential, "stateless_call", _losses_on_each),
+    ),
+    _Off("rows of one word add up", ("Embedding",), _replaced(functions, "_dense", lambda _: _last_row_wins)),
+    _Off("metrics' states add up", ("AUC", "F1"), _computed(_first_replicas_metrics)),
+    _Off(
+        "sums, not means",
+        ("partial batch", "empty share", "several inputs and outputs", "sample weights", "accumulate"),
+        _computed(_mean_of_means),
+    ),
+    _Off(
+        "empty shares are not run",
+        ("BatchNorm, empty share",),
+        _replaced(functions, "unless_empty", lambda _: lambda batch, full, empty: full()),
+    ),
+    _Off("layer state is combined", ("BatchNorm", "BatchNorm, empty share"), _computed(_first_replicas_state)),
+    _Off(
+        "synchronized layers are traced on the replicas",
+        ("synchronized BatchNorm",),
+        _replaced(layer_state, "layers_of", lambda _: lambda model: []),
+    ),
+    _Off(
+        "seeds of their own",
+        ("Dropout", "augmentation layers", "all at once"),
+        _replaced(LayerState, "seeded", lambda _: lambda state, values, shard: list(values)),
+    ),
+]
+_PAIRS = [pytest.param(off, row, id=f"{row}-{off.mechanism}") for off in _OFF for row in off.rows]
+
+
+def _cell(row: str, where: tuple[str, int]) -> table.Cell:
+    ((_, cell),) = table.cells(CASES[row], [where], table.train_here)
+    return cell
+
+
+def test_every_row_has_a_mechanism_to_switch_off() -> None:
+    assert {row for off in _OFF for row in off.rows} == CASES.keys()
+
+
+def test_without_the_reduction_a_cell_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    _OFF[0].patch(monkeypatch)
+    assert _cell("SGD", ("mirrored", 2)).is_red
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("off", "row"), _PAIRS)
+def test_red(off: _Off, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    off.patch(monkeypatch)
+    try:
+        cell = _cell(row, off.where)
+    except NonFiniteLossError:
+        return
+    assert cell.is_red, f"{row} stays within its bar without '{off.mechanism}': {cell}"
