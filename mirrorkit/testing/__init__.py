@@ -9,7 +9,15 @@ answer = mk.testing.run_in_fresh_process("import json; print(json.dumps([1, 2]))
 from __future__ import annotations
 
 from mirrorkit.testing.equivalence import Equivalence, assert_equivalent
+from mirrorkit.testing.local_cluster import local_cluster
 from mirrorkit.testing.process import ProcessResult, run_in_fresh_process
 from mirrorkit.testing.replicas import virtual_replicas
 
-__all__ = ["Equivalence", "ProcessResult", "assert_equivalent", "run_in_fresh_process", "virtual_replicas"]
+__all__ = [
+    "Equivalence",
+    "ProcessResult",
+    "assert_equivalent",
+    "local_cluster",
+    "run_in_fresh_process",
+    "virtual_replicas",
+]
