@@ -9,6 +9,7 @@ mk.train.export(loop, "digits")         # served = tf.saved_model.load("digits")
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import tempfile
 from collections.abc import Callable
@@ -135,7 +136,7 @@ def _write_saved_model(model: Any, folder: Path, input_signature: Any) -> None:
     trainable, other = plain(model.trainable_variables), plain(model.non_trainable_variables)
 
     def serve(x: Any) -> Any:
-        return model.stateless_call(trainable, other, x, training=False)[0]
+        return model.stateless_call(trainable, other, x, **training_argument(model, False))[0]
 
     archive = keras.export.ExportArchive()
     for layer in _with_tables(model):
@@ -145,6 +146,13 @@ def _write_saved_model(model: Any, folder: Path, input_signature: Any) -> None:
     archive.add_variable_collection("variables", [*trainable, *other])
     archive.add_endpoint("serve", serve, [_inputs(model) if input_signature is None else input_signature])
     archive.write_out(folder, verbose=False)
+
+
+def training_argument(model: Any, training: bool) -> dict[str, bool]:
+    """Return `{"training": training}` where the model's `call` takes it; a subclassed one need not."""
+    parameters = inspect.signature(model.call).parameters.values()
+    takes_it = any(p.name == "training" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return {"training": training} if takes_it else {}
 
 
 def _inputs(model: Any) -> Any:

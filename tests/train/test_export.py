@@ -53,8 +53,8 @@ class Own(keras.Model):
         self.inner.build(shape)
         self.head.build(shape)
 
-    def call(self, x: Any, training: bool = False) -> Any:
-        return self.head(self.inner(x, training=training))
+    def call(self, x: Any) -> Any:  # without `training`, as Keras allows
+        return self.head(self.inner(x))
 
 
 def own() -> Any:

@@ -1,0 +1,216 @@
+"""Where the first NaN or infinite number of a training step comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.checks.recording import Call, recorded
+from mirrorkit.errors import StepError
+from mirrorkit.train.export import training_argument
+from mirrorkit.train.outputs import Batch, unpack_batch
+from mirrorkit.train.share import bounds
+from mirrorkit.train.snapshot import unchanged
+from mirrorkit.train.step import Step
+from mirrorkit.train.update import native
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """The first number that is not finite.
+
+    Attributes:
+        what: "variable", "input", "target", "sample weight", "output" (of a layer), "loss", "gradient" or "sum" (of a
+            step of your own).
+        where: the layer, the variable or the part of the batch.
+        nan: how many numbers are NaN.
+        infinite: how many are infinite.
+        size: how many there are.
+        range: the smallest and the largest of the finite ones; None where there are none.
+        input_range: of an output, the same of what the layer was given.
+        shard: which replica's rows of the batch, counted on through the batches of an accumulated update; None for
+            variables.
+    """
+
+    what: str
+    where: str
+    nan: int
+    infinite: int
+    size: int
+    range: Range | None
+    input_range: Range | None = None
+    shard: int | None = None
+
+    def __str__(self) -> str:
+        """Say it in one sentence."""
+        text = f"{self.what} {self.where}: {self.nan} NaN and {self.infinite} infinite of {self.size} numbers"
+        text += "" if self.range is None else f", the others between {self.range[0]:.4g} and {self.range[1]:.4g}"
+        if self.input_range is not None:
+            text += f"; what it was given is between {self.input_range[0]:.4g} and {self.input_range[1]:.4g}"
+        return text if self.shard is None else f"{text} (shard {self.shard} of the batch)"
+
+
+def find_non_finite(of: Any, batch: Any) -> NonFinite | None:
+    """Compute one step on a batch, without training, and find the first number in it that is not finite.
+
+    ```python
+    found = mk.checks.find_non_finite(step, batch)
+    print(found)  # output of layer 'log' (Lambda): 3 NaN and 0 infinite of 96 numbers, ...
+    ```
+
+    Looked at in this order: the variables, optimizer slots included; the batch; each layer's output; the loss; then, on
+    the way back, what each layer passes back and the gradient of its weights. Everything is computed eagerly, in
+    training mode, and nothing is changed. Of layers that run in a `tf.function` of their own only what contains them is
+    seen.
+
+    Args:
+        of: a built step, a loop, or a Keras model; without a compiled loss or targets, a model is only run forward.
+        batch: a global batch: `x`, `(x, y)` or `(x, y, sample_weight)`. A step's replicas each take their rows of it.
+
+    Raises:
+        StepError: neither a step nor a model.
+    """
+    step = of if isinstance(of, keras.Model) else getattr(of, "step", of)
+    batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
+    strategy = getattr(step, "_strategy", None)
+    return find_in_shards(step, [batch] if strategy is None else _shards(batch, strategy.num_replicas_in_sync))
+
+
+def find_in_shards(step: Any, shards: Iterable[Any], *, first: int = 0) -> NonFinite | None:
+    """Do the same with a batch that is cut into shards already, the first of which has this number."""
+    slots = step.optimizer.variables if isinstance(step, keras.Model) and step.compiled else []
+    for variable in [*getattr(step, "variables", []), *slots]:
+        if found := _look("variable", repr(getattr(variable, "path", variable.name)), [_value(variable)]):
+            return found
+    for number, shard in enumerate(shards, start=first):
+        batch = unpack_batch(shard)
+        if tf.nest.flatten(batch.x)[0].shape[0] == 0:
+            continue
+        for found in _in_batch(batch):
+            return replace(found, shard=number)
+        for found in _in_computation(step, batch, number):
+            return replace(found, shard=number)
+    return None
+
+
+def _in_batch(batch: Batch) -> Iterator[NonFinite]:
+    for what, nest in zip(("input", "target", "sample weight"), batch, strict=True):
+        for path, value in keras.tree.flatten_with_path({} if nest is None else nest):
+            if found := _look(what, "/".join(map(str, path)) or "of the batch", [value]):
+                yield found
+
+
+def _in_computation(step: Any, batch: Batch, shard: int) -> Iterator[NonFinite]:
+    if isinstance(step, Step):
+        yield from _forth_and_back(step.model, lambda *values: _objective_of_step(step, *values, batch, shard))
+    elif isinstance(step, keras.Model):
+        yield from _forth_and_back(step, lambda *values: _objective_of_model(step, *values, batch))
+    elif hasattr(step, "compute"):
+        yield from _in_own_step(step, batch)
+    else:
+        raise StepError(f"find_non_finite takes a step, a loop or a Keras model, found {type(step).__name__}.")
+
+
+def _objective_of_step(step: Step, weights: Any, state: Any, batch: Batch, shard: int) -> tf.Tensor:
+    parts = tuple(part for part in batch if part is not None)
+    step.prepare(parts)
+    functions = step._functions
+    return functions._forward(weights, functions._state.seeded(state, tf.constant(shard)), parts, training=True)[0]
+
+
+def _objective_of_model(model: Any, weights: Any, state: Any, batch: Batch) -> tf.Tensor | None:
+    y_pred, _ = model.stateless_call(weights, state, batch.x, **training_argument(model, True))
+    if not model.compiled or batch.y is None:
+        return None
+    return model.compute_loss(x=batch.x, y=batch.y, y_pred=y_pred, sample_weight=batch.weight)
+
+
+def _in_own_step(step: Any, batch: Batch) -> Iterator[NonFinite]:
+    strategy = getattr(step, "strategy", None) or tf.distribute.get_strategy()
+    with unchanged(strategy, list(getattr(step, "variables", []))), recorded() as calls:
+        sums = step.compute(tuple(part for part in batch if part is not None))
+    yield from _in_outputs(calls)
+    for path, value in keras.tree.flatten_with_path(sums):
+        if found := _look("sum", "/".join(map(str, path)), [value]):
+            yield found
+
+
+def _forth_and_back(model: Any, objective_of: Callable[[Any, Any], tf.Tensor | None]) -> Iterator[NonFinite]:
+    variables = list(model.trainable_variables)
+    weights = [_value(variable) for variable in variables]
+    state = [_value(variable) for variable in model.non_trainable_variables]
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        with recorded() as calls:
+            objective = objective_of(weights, state)
+    yield from _in_outputs(calls)
+    if objective is None:
+        return
+    if found := _look("loss", "of the step", [objective]):
+        yield found
+    gradients = tape.gradient(objective, [weights, [call.outputs for call in calls]])
+    yield from _in_gradients(calls, gradients[1], dict(zip(map(id, variables), gradients[0], strict=True)), variables)
+
+
+def _in_outputs(calls: Sequence[Call]) -> Iterator[NonFinite]:
+    for call in calls:
+        if found := _look("output", f"of layer {call.name}", call.outputs, given=call.inputs):
+            yield found
+
+
+def _in_gradients(calls: Sequence[Call], outputs: Any, weights: dict[int, Any], variables: Any) -> Iterator[NonFinite]:
+    """Look from the last layer to the first: the layer behind the first gradient that is not finite made it."""
+    owners: dict[int, Call] = {}
+    for call in calls:  # inner layers come first
+        for variable in getattr(call.layer, "trainable_variables", ()):
+            owners.setdefault(id(variable), call)
+    for call, gradients in zip(reversed(calls), reversed(outputs), strict=True):
+        if found := _look("gradient", "", gradients):
+            behind = next((c.name for c in calls if any(x is y for x in c.inputs for y in call.outputs)), None)
+            maker = "what follows it" if behind is None else f"layer {behind}"
+            yield replace(found, where=f"that {maker} passes back to layer {call.name}")
+        for variable in (v for v in variables if owners.get(id(v)) is call):
+            where = f"of {variable.path!r}, a weight of layer {call.name}"
+            if found := _look("gradient", where, [weights[id(variable)]]):
+                yield found
+    for variable in variables:  # of layers whose calls were not seen
+        if found := _look("gradient", f"of {variable.path!r}", [weights[id(variable)]]):
+            yield found
+
+
+def _look(what: str, where: str, tensors: Sequence[Any], *, given: Sequence[Any] = ()) -> NonFinite | None:
+    numbers = _numbers(tensors)
+    finite = np.isfinite(numbers)
+    if finite.all():
+        return None
+    nan = int(np.isnan(numbers).sum())
+    infinite = numbers.size - int(finite.sum()) - nan
+    return NonFinite(what, where, nan, infinite, numbers.size, _range(numbers), _range(_numbers(given)))
+
+
+def _numbers(tensors: Sequence[Any]) -> np.ndarray:
+    dense = [tf.convert_to_tensor(t) for t in tensors if t is not None]
+    floats = [t.numpy().astype("float64").ravel() for t in dense if t.dtype.is_floating]
+    return np.concatenate([np.empty(0), *floats])
+
+
+def _range(numbers: np.ndarray) -> Range | None:
+    finite = numbers[np.isfinite(numbers)]
+    return (float(finite.min()), float(finite.max())) if finite.size else None
+
+
+def _value(variable: Any) -> tf.Tensor:
+    return tf.convert_to_tensor(native(variable))
+
+
+def _shards(batch: Any, replicas: int) -> list[Any]:
+    size = tf.nest.flatten(batch)[0].shape[0]
+    cuts = [bounds(size, replica, replicas) for replica in range(replicas)]
+    return [tf.nest.map_structure(lambda t, a=a, b=b: t[a:b], batch) for a, b in cuts]

@@ -1,0 +1,63 @@
+"""What each layer was given and returned while a model ran eagerly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a layer, or of another Keras operation in a functional model.
+
+    Attributes:
+        layer: the layer.
+        inputs: the float tensors that it was given.
+        outputs: the float tensors that it returned and that no layer within it had returned already.
+    """
+
+    layer: Any
+    inputs: list[tf.Tensor]
+    outputs: list[tf.Tensor] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The layer's name and class."""
+        return f"{self.layer.name!r} ({type(self.layer).__name__})"
+
+
+@contextmanager
+def recorded() -> Iterator[list[Call]]:
+    """Record all calls of Keras layers within the block, in the order in which they end: inner layers first.
+
+    Keras has no hooks, so its one entry to every layer is wrapped for the time of the block. Calls within a
+    `tf.function` have no values yet and are left out.
+    """
+    calls: list[Call] = []
+    seen: set[int] = set()  # of outputs; `calls` keeps them alive, so no id is used twice
+    original = keras.Operation.__call__
+
+    def call_and_record(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        outputs = [tensor for tensor in _floats(result) if id(tensor) not in seen]
+        seen.update(map(id, outputs))
+        calls.append(Call(self, _floats((args, kwargs)), outputs))
+        return result
+
+    with mock.patch.object(keras.Operation, "__call__", call_and_record):
+        yield calls
+
+
+def _floats(nest: Any) -> list[tf.Tensor]:
+    return [value for value in keras.tree.flatten(nest) if isinstance(value, tf.Tensor) and _has_floats(value)]
+
+
+def _has_floats(value: tf.Tensor) -> bool:
+    return value.dtype.is_floating and not tf.is_symbolic_tensor(value)

@@ -1,0 +1,211 @@
+"""NanWatch: the error about a loss that is not finite says which layer made it, and from what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.checks import nan_watch
+from mirrorkit.errors import NonFiniteLossError, StepError
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+EXAMPLES, BATCH = 60, 6
+X = np.random.default_rng(0).uniform(1, 2, (EXAMPLES, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+
+
+def net() -> Any:
+    """A layer that fails on negative numbers, before and behind others."""
+    return keras.Sequential([keras.Input((4,)), L.Rescaling(1.0), L.Lambda(tf.math.log, name="log"), L.Dense(1)])
+
+
+def make_loop(strategy: Any, net: Callable[[], Any] = net, steps_per_call: int = 4, **options: Any) -> mk.train.Loop:
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model, optimizer = net(), keras.optimizers.Adam(0.01)
+    return mk.train.Loop(
+        strategy, mk.train.Step(model, optimizer, loss="mse", **options), steps_per_call=steps_per_call
+    )
+
+
+def with_a_bad_example(number: int) -> mk.data.Split:
+    bad = X.copy()
+    bad[number, 2] = -1
+    return mk.data.arrays(bad, Y)
+
+
+def weights(loop: mk.train.Loop) -> list[np.ndarray]:
+    return [v.numpy() for v in loop.step.variables]
+
+
+def assert_weights_equal(one: mk.train.Loop, other: mk.train.Loop) -> None:
+    for a, b in zip(weights(one), weights(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+ONE, TWO, CENTRAL = ("one_device", 1), ("mirrored", 2), ("central_storage", 2)
+
+
+@pytest.mark.parametrize(("where", "every"), [(ONE, 200), (TWO, 200), (TWO, 1), (CENTRAL, 5)], ids=str)
+def test_the_layer_is_named_and_the_weights_are_those_before(where: Any, every: int, strategy_of: Any) -> None:
+    recipe = mk.data.batches(with_a_bad_example(40), global_batch_size=BATCH)  # in batch 6 of 0 to 9
+    loop = make_loop(strategy_of(*where))
+    with pytest.raises(NonFiniteLossError) as caught:
+        loop.fit(recipe, verbose=0, callbacks=[mk.checks.NanWatch(every=every)])
+    assert (caught.value.step, caught.value.epoch, caught.value.batch) == (6, 0, 6)
+    shard = 1 if where[1] == 2 else 0
+    for part in (
+        "training step 6 (epoch 0, batch 6 of it",
+        "The first number of this update that is not finite: output of layer 'log' (Lambda): 1 NaN and 0 infinite of ",
+        f"what it was given is between -1 and {X[39 if shard else 36 : 42].max():.4g} (shard {shard} of the batch).",
+    ):
+        assert part in str(caught.value)
+    sound = make_loop(strategy_of(*where))
+    sound.fit(recipe, steps_per_epoch=6, verbose=0)
+    assert_weights_equal(loop, sound)
+
+
+def slope_at_zero() -> Any:
+    """Finite for zeros, but not its slope: the weights become NaN, and the loss of the next update with them."""
+    layers = [L.Dense(4, use_bias=False, kernel_initializer="identity", name="first"), L.Lambda(tf.sqrt, name="root")]
+    return keras.Sequential([keras.Input((4,)), *layers, L.Dense(1)])
+
+
+def test_a_gradient_that_was_not_finite_in_the_update_before(strategy_of: Any) -> None:
+    zeros = X.copy()
+    zeros[20] = 0  # in batch 3
+    recipe = mk.data.batches(mk.data.arrays(zeros, Y), global_batch_size=BATCH)
+    loop = make_loop(strategy_of("mirrored", 2), slope_at_zero)
+    with pytest.raises(NonFiniteLossError) as caught:
+        loop.fit(recipe, verbose=0, callbacks=[mk.checks.NanWatch()])
+    assert caught.value.batch == 4
+    for part in ("of the update before (batch 3) that is not finite: gradient", "layer 'root' (Lambda) passes back"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["resident", "shuffled", "accumulated", "later epoch", "plain", "endless"])
+def test_whatever_the_data_and_the_update(kind: str, strategy_of: Any) -> None:
+    accumulate, epochs = (4 if kind == "accumulated" else 1), (3 if kind in ("later epoch", "endless") else 1)
+    split, size = with_a_bad_example(40), BATCH
+    data: Any = mk.data.batches(split, global_batch_size=size, shuffle=kind == "shuffled", seed=3)
+    expected = int(np.flatnonzero(data.order(0) == 40)[0]) // size
+    callbacks: list[Any] = [mk.checks.NanWatch(every=3)]
+    if kind == "resident":
+        data = mk.data.resident(split, global_batch_size=size)
+    elif kind in ("plain", "endless"):
+        data = data.dataset()
+    elif kind == "later epoch":
+
+        class Switch(mk.data.Batches):
+            def dataset(self, epoch: int = 0, start: int = 0) -> Any:
+                sound = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=size)
+                return super().dataset(epoch, start) if epoch else sound.dataset(epoch, start)
+
+        data = Switch(split, size)
+    loop = make_loop(strategy_of("mirrored", 2), accumulate=accumulate)
+    steps = 4 if kind == "endless" else None
+    with pytest.raises(NonFiniteLossError) as caught:
+        loop.fit(data, epochs=epochs, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
+    assert caught.value.batch == (2 if kind == "endless" else expected // accumulate * accumulate)
+    assert caught.value.epoch == (1 if epochs > 1 else 0)
+    assert "this update that is not finite: output of layer 'log'" in str(caught.value)
+    if kind == "accumulated":  # example 40 is in the third of the update's four batches
+        assert "shard 5 of" in str(caught.value)
+
+
+def test_a_dataset_that_gives_other_batches_the_second_time(strategy_of: Any) -> None:
+    runs = []
+
+    def examples() -> Any:
+        runs.append(1)
+        for i in range(EXAMPLES):
+            yield (-X[i] if i == 40 and len(runs) == 1 else X[i]), Y[i]
+
+    spec = (tf.TensorSpec([4]), tf.TensorSpec([1]))
+    data = tf.data.Dataset.from_generator(examples, output_signature=spec).batch(BATCH)
+    with pytest.raises(
+        NonFiniteLossError, match=r"training step 6.*all stayed finite: either the data gave other batch"
+    ):
+        make_loop(strategy_of("mirrored", 2)).fit(data, verbose=0, callbacks=[mk.checks.NanWatch()])
+
+
+class OwnStep:
+    """A step of the user's own, with BatchNorm, that watches its own gradient."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.variables = model.variables
+
+    def build(self, strategy: Any) -> None:
+        def apply(sums: Any, values: Any) -> Any:
+            count = len(self.model.trainable_variables)
+            new = [v - 0.01 * g / sums["n"] for v, g in zip(values, sums["gradients"], strict=False)]
+            return [*new, *[None] * (len(values) - count)], {"loss": sums["loss"] / sums["n"]}
+
+        order = [*self.model.trainable_variables, *self.model.non_trainable_variables]
+        self._update = mk.train.Update(strategy, order, apply)
+
+    def compute(self, batch: Any) -> Any:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(self.model(x) - y))
+        gradients = tape.gradient(loss, self.model.trainable_variables)
+        return {"gradients": gradients, "loss": loss, "n": tf.cast(tf.shape(x)[0], tf.float32)}
+
+    def update(self, strategy: Any, sums: Any) -> Any:
+        return self._update(sums)
+
+
+def test_a_step_of_the_users_own(strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = net()
+    loop = mk.train.Loop(strategy, OwnStep(model), steps_per_call=4)
+    recipe = mk.data.batches(with_a_bad_example(40), global_batch_size=BATCH)
+    with pytest.raises(
+        NonFiniteLossError, match=r"this update that is not finite: output of layer 'log' \(Lambda\): 1 NaN"
+    ):
+        loop.fit(recipe, verbose=0, callbacks=[mk.checks.NanWatch()])
+    assert all(np.isfinite(value).all() for value in weights(loop))
+
+
+def test_while_all_is_well_it_only_keeps_a_copy(strategy_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nan_watch, "find_in_shards", lambda *args, **options: pytest.fail("looked without a reason"))
+    recipe = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=BATCH)
+    loop, sound = make_loop(strategy_of("mirrored", 2)), make_loop(strategy_of("mirrored", 2))
+    watch, copied_at = mk.checks.NanWatch(every=5), []
+
+    class Spy(keras.callbacks.Callback):  # type: ignore[name-defined]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            copied_at.append(watch._batch)
+
+    loop.fit(recipe, epochs=2, verbose=0, callbacks=[watch, Spy()])
+    sound.fit(recipe, epochs=2, verbose=0)
+    assert copied_at == [0, 0, 8] * 2  # calls of 4, 4 and 2 steps
+    assert watch._copy is None
+    assert_weights_equal(loop, sound)
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, None])
+def test_periods_that_are_none(every: Any) -> None:
+    with pytest.raises(StepError, match="whole number of steps from 1 on"):
+        mk.checks.NanWatch(every=every)
+
+
+def test_a_step_that_does_not_say_what_it_changes(strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        step = OwnStep(net())
+    step.variables = []
+    with pytest.raises(StepError, match=r"OwnStep does not say what it changes.*property `variables`"):
+        mk.train.Loop(strategy, step).fit(
+            mk.data.batches(mk.data.arrays(X, Y), global_batch_size=BATCH), callbacks=[mk.checks.NanWatch()], verbose=0
+        )
