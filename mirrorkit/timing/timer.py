@@ -36,19 +36,19 @@ class Timer:
     def __enter__(self) -> Self:
         """Wait for the devices and start from zero."""
         self.laps = []
-        _wait_for_devices()
+        wait_for_devices()
         self._start = self._last = time.perf_counter()
         self._end = None
         return self
 
     def __exit__(self, *_: object) -> None:
         """Wait for the devices and stop."""
-        _wait_for_devices()
+        wait_for_devices()
         self._end = time.perf_counter()
 
     def lap(self) -> float:
         """End a lap and return its seconds."""
-        _wait_for_devices()
+        wait_for_devices()
         now = time.perf_counter()
         self.laps.append(now - self._last)
         self._last = now
@@ -60,7 +60,8 @@ class Timer:
         return (time.perf_counter() if self._end is None else self._end) - self._start
 
 
-def _wait_for_devices() -> None:
+def wait_for_devices() -> None:
+    """Wait until all devices of this process have finished what was queued on them."""
     # A program that has not imported TensorFlow has nothing queued; importing it here would be timed as its work.
     if "tensorflow" in sys.modules:
         import tensorflow as tf

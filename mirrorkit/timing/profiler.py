@@ -1,0 +1,71 @@
+"""A trace of chosen training steps by TensorFlow's profiler, as a Keras callback."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.timing.timer import wait_for_devices
+
+
+class Profile(keras.callbacks.Callback):
+    """What `mk.timing.profile` makes; see there.
+
+    Attributes:
+        log_dir: where the trace is written.
+        profiled: (first, last + 1) of the training steps that the trace holds; None before it is written.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str], first: int, end: int) -> None:
+        super().__init__()
+        self.log_dir = os.fspath(log_dir)
+        self.profiled: tuple[int, int] | None = None
+        self._first, self._end = first, end
+        self._before = 0  # steps of the epochs before
+        self._done = 0  # steps so far
+        self._began: int | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Batches are counted anew from here."""
+        self._before = self._done
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Start, before the first call that holds a step asked for."""
+        if self._began is None and self.profiled is None and self._before + batch >= self._first:
+            wait_for_devices()
+            tf.profiler.experimental.start(self.log_dir)
+            self._began = self._before + batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stop, after the call that holds the last one."""
+        self._done = self._before + batch + 1
+        if self._done >= self._end:
+            self._stop()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Stop, where training was shorter."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._began is not None:
+            wait_for_devices()
+            tf.profiler.experimental.stop()
+            self.profiled, self._began = (self._began, self._done), None
+
+
+def checked(log_dir: str | os.PathLike[str], steps: tuple[int, int]) -> Profile:
+    """Make the callback.
+
+    Raises:
+        StepError: `steps` is no range.
+    """
+    first, end = steps
+    if not 0 <= first < end:
+        raise StepError(
+            f"profile(steps={steps}) was asked for; give (first, end) with 0 <= first < end, as in (10, 20)."
+        )
+    return Profile(log_dir, first, end)
