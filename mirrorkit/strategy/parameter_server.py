@@ -115,6 +115,8 @@ def _coordinate(cluster: Cluster) -> tf.distribute.Strategy:
         _spec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
     )
     strategy = tf.distribute.experimental.ParameterServerStrategy(resolver)
+    # Loop traces a step of the user's own here to learn the names of its logs, which TensorFlow warns of at length.
+    strategy.extended._allow_run_without_coordinator = True
     if strategy.num_replicas_in_sync > 1:
         raise StrategyError(
             f"Each worker has {strategy.num_replicas_in_sync} GPUs; under 'parameter_server' a worker computes on one. "

@@ -1,0 +1,65 @@
+"""One worker under parameter servers beside one device: prints how far their weights are apart."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import mirrorkit as mk
+
+cluster = mk.testing.local_cluster(workers=1, ps=2)
+servers = mk.strategy.create("parameter_server", cluster=cluster)
+device = tf.distribute.OneDeviceStrategy("/job:chief/replica:0/task:0/device:CPU:0")
+
+rng = np.random.default_rng(0)
+images = rng.integers(0, 255, (210, 8, 8, 1)).astype("uint8")
+labels = rng.integers(0, 3, 210)
+augmented = mk.data.batches(
+    mk.data.arrays(images, labels),
+    global_batch_size=32,
+    shuffle=True,
+    augment=[mk.data.augment.flip(), mk.data.augment.pad_and_crop(1)],
+    drop_remainder=True,
+)
+uneven = mk.data.batches(mk.data.arrays(images, labels), global_batch_size=32, shuffle=True)
+
+
+def train(strategy, data, **options):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((8, 8, 1)),
+                keras.layers.Rescaling(1 / 255),
+                keras.layers.Conv2D(3, 3, use_bias=False),  # whose true gradient would be zero
+                keras.layers.BatchNormalization(),
+                keras.layers.Flatten(),
+                keras.layers.Dense(3),
+            ]
+        )
+        optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.01)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], **options)
+    loop = mk.train.Loop(strategy, step, steps_per_call=5)
+    report = loop.fit(data, epochs=2, verbose=0, class_weight={0: 2.0})
+    with step.averaged():
+        averaged = loop.evaluate(data)["loss"]
+    return [v.value.numpy() for v in step.variables], report.history, averaged
+
+
+seen = {}
+for name, data, options in [
+    ("augmented", augmented, {"ema": 0.9}),
+    ("accumulated", uneven, {"ema": 0.9, "accumulate": 3, "clip_norm": 0.1}),
+]:
+    one, there = train(device, data, **options), train(servers, data, **options)
+    seen[name] = {
+        "weights": max(float(np.abs(a - b).max()) for a, b in zip(one[0], there[0], strict=True)),
+        "history": max(float(np.abs(np.subtract(one[1][k], there[1][k])).max()) for k in one[1]),
+        "averaged": abs(one[2] - there[2]),
+        "variables": len(one[0]),
+    }
+print(json.dumps(seen))

@@ -1,0 +1,170 @@
+"""Two workers and a parameter server in one process: prints what the tests in test_two_workers.py compare."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit.errors import NonFiniteLossError
+
+EXAMPLES, BATCH = 530, 16  # 33 batches and a smaller one
+
+strategy = mk.strategy.create("parameter_server", cluster=mk.testing.local_cluster(workers=2, ps=1))
+rng = np.random.default_rng(0)
+x = rng.normal(size=(EXAMPLES, 6)).astype("float32")
+y = rng.integers(0, 3, EXAMPLES)
+split = mk.data.arrays(x, y)
+train = mk.data.batches(split, global_batch_size=BATCH, shuffle=True, seed=1)
+seen: dict[str, object] = {"steps_per_epoch": train.steps_per_epoch}
+
+
+class Count:
+    """A step that counts how often each example came."""
+
+    def build(self, strategy):
+        if not hasattr(self, "counts"):
+            with strategy.scope():
+                self.counts = tf.Variable(tf.zeros([EXAMPLES]))
+                self.steps = tf.Variable(0, dtype=tf.int64)
+            self.variables = [self.counts, self.steps]
+            self.apply = mk.train.Update(strategy, self.variables, self.new_values)
+
+    def compute(self, batch):
+        _, number = batch
+        return {"counts": tf.reduce_sum(tf.one_hot(number, EXAMPLES), 0), "n": tf.cast(tf.shape(number)[0], tf.float32)}
+
+    def new_values(self, sums, values):
+        counts, steps = values
+        return [counts + sums["counts"], steps + 1], {"n": sums["n"]}
+
+    def update(self, strategy, sums):
+        return self.apply(sums)
+
+
+numbered = mk.data.arrays(x, np.arange(EXAMPLES))
+for name, data in {
+    "held": mk.data.batches(numbered, global_batch_size=BATCH, shuffle=True),
+    "sent": tf.data.Dataset.from_tensor_slices((x, np.arange(EXAMPLES))).batch(BATCH),
+    "unknown_length": tf.data.Dataset.from_tensor_slices((x, np.arange(EXAMPLES))).filter(lambda *_: True).batch(BATCH),
+}.items():
+    step = Count()
+    mk.train.Loop(strategy, step).fit(data, epochs=2, verbose=0)
+    seen[f"counts_{name}"] = sorted(set(step.counts.numpy().tolist()))
+    seen[f"steps_{name}"] = int(step.steps.numpy())
+
+
+def make(**options):
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(8, activation="relu"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.2),
+                keras.layers.Dense(3),
+            ]
+        )
+        optimizer = keras.optimizers.SGD(options.pop("learning_rate", 0.02), momentum=0.5)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], **options)
+    return step, mk.train.Loop(strategy, step)
+
+
+class Log(keras.callbacks.Callback):
+    """Which hooks came."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs, self.batches, self.position = [], [], None
+
+    def set_loop(self, loop):
+        self.loop = loop
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append((epoch, sorted(logs)))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(batch)
+        done = int(self.loop.step.optimizer.iterations.value.numpy())
+        assert done == self.loop.position.steps, "outside of a call no worker is at work"
+
+
+step, loop = make()
+before = [v.value.numpy() for v in step.variables]
+loop.warm_up(train)
+seen["unchanged_by_warm_up"] = all(
+    np.array_equal(a, v.value.numpy()) for a, v in zip(before, step.variables, strict=True)
+)
+traces = loop._calls.traces
+log = Log()
+report = loop.fit(train, epochs=3, validation_data=train, callbacks=[log], verbose=0)
+seen["new_traces"] = loop._calls.traces - traces
+seen["iterations"] = int(step.optimizer.iterations.value.numpy())
+seen["seed_advance"] = [
+    int(v.value.numpy()[1] - b[1])
+    for v, b in zip(step.variables, before, strict=True)
+    if "seed" in v.path
+]
+seen["position"] = [loop.position.epoch, loop.position.steps]
+seen["epochs"], seen["batches"] = log.epochs, log.batches
+seen["history"] = report.history
+seen["examples"] = [epoch.examples for epoch in report.epochs]
+
+outputs = step.model(x, training=False).numpy()
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+seen["by_hand"] = {"loss": float(loss(y, outputs)), "accuracy": float(np.mean(outputs.argmax(1) == y))}
+seen["on_workers"] = loop.evaluate(train)
+seen["on_chief"] = loop.evaluate(train, on_chief=True)
+seen["sent"] = loop.evaluate(tf.data.Dataset.from_tensor_slices((x, y)).batch(100))
+unshuffled = mk.data.batches(split, global_batch_size=BATCH)
+seen["prediction_error"] = float(np.abs(loop.predict(unshuffled) - outputs).max())
+
+with tempfile.TemporaryDirectory() as folder:
+    step, loop = make()
+    loop.fit(train, epochs=2, callbacks=[mk.train.Checkpoints(folder, every=10)], verbose=0)
+    weights = [v.value.numpy() for v in step.variables]
+    again, loop = make()
+    position = loop.restore(folder)
+    seen["restored"] = [position.epoch, position.steps]
+    seen["restored_error"] = float(
+        max(np.abs(a - v.value.numpy()).max() for a, v in zip(weights, again.variables, strict=True))
+    )
+    loop.fit(train, epochs=3, verbose=0)
+    seen["gone_on"] = int(again.optimizer.iterations.value.numpy())
+
+bad = y.astype("float32")
+bad[16 * 20 + 3] = np.nan
+with strategy.scope():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.0)
+step = mk.train.Step(model, optimizer, loss="mse")
+try:
+    mk.train.Loop(strategy, step).fit(mk.data.batches(mk.data.arrays(x, bad), global_batch_size=16), verbose=0)
+except NonFiniteLossError as error:
+    seen["non_finite"] = [error.step, error.epoch, error.batch]
+
+step, loop = make(accumulate=2, ema=0.9, clip_norm=1.0, loss_scale="dynamic")
+loop.fit(train, epochs=2, verbose=0)
+seen["options"] = {"iterations": int(step.optimizer.iterations.value.numpy()), "skipped": step.skipped_steps}
+with step.averaged():
+    seen["averaged"] = loop.evaluate(train)["loss"]
+
+holes = x.copy()
+holes[BATCH * 5 : BATCH * 6] = 0  # where the root below has no derivative: the loss is finite, its gradient is not
+with strategy.scope():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, use_bias=False)])
+    optimizer = keras.optimizers.SGD(1e-3)
+step = mk.train.Step(
+    model, optimizer, loss=lambda t, p: tf.sqrt(tf.square(p[:, 0])), loss_scale=mk.train.LossScale(64.0, 1000)
+)
+loop = mk.train.Loop(strategy, step)
+loop.fit(mk.data.batches(mk.data.arrays(holes, y), global_batch_size=BATCH), verbose=0)
+seen["scale"] = step.current_loss_scale
+seen["overflow"] = {"iterations": int(step.optimizer.iterations.value.numpy()), "skipped": step.skipped_steps}
+
+print(json.dumps(seen))
