@@ -9,6 +9,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.checks.non_finite import find_in_shards
 from mirrorkit.errors import NonFiniteLossError, StepError
+from mirrorkit.strategy import num_workers
 from mirrorkit.train.update import native
 
 
@@ -93,10 +94,13 @@ class NanWatch(keras.callbacks.Callback):  # type: ignore[name-defined]
                     return f"The first number {when} that is not finite: {found}."
             if batch != error.batch:
                 calls.train(stream, totals, step.accumulate)
+        others = (
+            "the numbers of another worker (its error says which), " if num_workers(self._loop.strategy) > 1 else ""
+        )
         return (
-            f"Trained again from batch {self._batch} on, all stayed finite: either the data gave other batches this "
-            "time, as a tf.data.Dataset does that shuffles anew, or an operation is not deterministic "
-            "(mk.reproducible.enable())."
+            f"Trained again from batch {self._batch} on, all numbers here stayed finite. Look for the reason in {others}"
+            "data that gave other batches this time, as a tf.data.Dataset does that shuffles anew, or an operation that "
+            "is not deterministic (mk.reproducible.enable())."
         )
 
     def _rows(self, stream: Any, batches: int) -> list[list[Any]]:

@@ -109,9 +109,9 @@ def _in_batch(batch: Batch) -> Iterator[NonFinite]:
 
 def _in_computation(step: Any, batch: Batch, shard: int) -> Iterator[NonFinite]:
     if isinstance(step, Step):
-        yield from _forth_and_back(step.model, lambda *values: _objective_of_step(step, *values, batch, shard))
+        yield from _forth_and_back(step.model, lambda w, s: _objective_of_step(step, w, s, batch, shard))
     elif isinstance(step, keras.Model):
-        yield from _forth_and_back(step, lambda *values: _objective_of_model(step, *values, batch))
+        yield from _forth_and_back(step, lambda w, s: _objective_of_model(step, w, s, batch))
     elif hasattr(step, "compute"):
         yield from _in_own_step(step, batch)
     else:

@@ -111,21 +111,19 @@ def _with_tables(model: Any) -> list[Any]:
 
 def _why_not(model: Any, error: Exception) -> str:
     """Name the innermost layers that cannot be made from their configuration."""
-
-    def fails(layer: Any) -> bool:
+    failing: dict[int, tuple[Any, Exception]] = {}
+    for layer in layers_of(model):
         try:
             keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
-        except (TypeError, ValueError, NotImplementedError):
-            return True
-        return False
-
-    failing = {id(layer): layer for layer in layers_of(model) if fails(layer)}
-    causes = [layer for layer in failing.values() if not any(id(inner) in failing for inner in layers_of(layer)[1:])]
-    names = ", ".join(f"{layer.name!r} ({type(layer).__name__})" for layer in causes) or repr(model.name)
+        except (TypeError, ValueError, NotImplementedError) as its_own:
+            failing[id(layer)] = layer, its_own
+    causes = [pair for pair in failing.values() if not any(id(inner) in failing for inner in layers_of(pair[0])[1:])]
+    names = ", ".join(f"{layer.name!r} ({type(layer).__name__})" for layer, _ in causes) or repr(model.name)
+    reason = str(causes[0][1] if causes else error).strip().splitlines()[0]
     return (
-        f"A {_KERAS} file cannot hold the layer {names}: {str(error).splitlines()[0][:300]} "
-        "Decorate its class with @keras.saving.register_keras_serializable() and give it a get_config, instead of a "
-        f"Lambda too; or export a SavedModel, which needs no code: a path without {_KERAS}."
+        f"A {_KERAS} file cannot hold the layer {names}. Decorate its class or function with "
+        "@keras.saving.register_keras_serializable() and give a class a get_config, also in place of a Lambda; or "
+        f"export a SavedModel, which needs no code: a path without {_KERAS}. Keras says: {reason[:300]}"
     )
 
 

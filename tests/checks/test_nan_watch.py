@@ -132,7 +132,7 @@ def test_a_dataset_that_gives_other_batches_the_second_time(strategy_of: Any) ->
     spec = (tf.TensorSpec([4]), tf.TensorSpec([1]))
     data = tf.data.Dataset.from_generator(examples, output_signature=spec).batch(BATCH)
     with pytest.raises(
-        NonFiniteLossError, match=r"training step 6.*all stayed finite: either the data gave other batch"
+        NonFiniteLossError, match=r"training step 6.*all numbers here stayed finite.*in data that gave other batch"
     ):
         make_loop(strategy_of("mirrored", 2)).fit(data, verbose=0, callbacks=[mk.checks.NanWatch()])
 

@@ -305,7 +305,7 @@ def nested_in_function() -> Any:
     [
         (custom(lambda: Thrice(tf.sin, name="mine")), r"layer 'mine' \(Thrice\).*register.*export a SavedModel"),
         (nested_in_function, r"layer 'deep' \(Thrice\)"),
-        (custom(lambda: L.Lambda(lambda x: x + 1, name="plus")), r"layer 'plus' \(Lambda\).*instead of a Lambda"),
+        (custom(lambda: L.Lambda(lambda x: x + 1, name="plus")), r"layer 'plus' \(Lambda\).*in place of a Lambda"),
         (lambda: sequential((4,), L.Dense(1, activation=mean_loss, name="odd")), r"layer 'odd' \(Dense\)"),
         (own, r"\(Own\).*register"),
     ],
