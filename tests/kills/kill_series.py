@@ -55,7 +55,7 @@ def run_series(kills: int, epochs: int, folder: Path, seed: int) -> tuple[list[K
     lives: list[Kill] = []
     for number in range(kills):
         log.write_bytes(b"")
-        newest = _newest(checkpoints)
+        newest, unfinished = _newest(checkpoints), _unfinished(checkpoints)
         kind = KINDS[number % len(KINDS)]
         left = epochs * STEPS_PER_EPOCH - newest
         # so that all kills find something left to kill
@@ -66,7 +66,7 @@ def run_series(kills: int, epochs: int, folder: Path, seed: int) -> tuple[list[K
         finally:
             process.kill()
             process.wait()
-        lives.append(_inspect(kind, newest, checkpoints, log))
+        lives.append(_inspect(kind, newest, unfinished, checkpoints, log))
         print(_row(number + 1, lives[-1]), flush=True)
     log.write_bytes(b"")
     newest = _newest(checkpoints)
@@ -117,7 +117,7 @@ def _until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> N
         time.sleep(0.0002)
 
 
-def _inspect(kind: str, newest_before: int, checkpoints: Path, log: Path) -> Kill:
+def _inspect(kind: str, newest_before: int, unfinished_before: set[str], checkpoints: Path, log: Path) -> Kill:
     problems = []
     for path in checkpoints.glob("*.npz"):
         try:
@@ -127,8 +127,8 @@ def _inspect(kind: str, newest_before: int, checkpoints: Path, log: Path) -> Kil
     began, reached = _progress(log)
     if began is not None and began != newest_before:
         problems.append(f"it went on from step {began}, the newest checkpoint was {newest_before}")
-    unfinished = any(checkpoints.glob("*.tmp"))
-    return Kill(kind, began, max(reached, 0), _newest(checkpoints), unfinished, problems)
+    torn = bool(_unfinished(checkpoints) - unfinished_before)
+    return Kill(kind, began, max(reached, 0), _newest(checkpoints), torn, problems)
 
 
 def _read(path: Path) -> None:
@@ -144,6 +144,10 @@ def _read(path: Path) -> None:
 
 def _newest(checkpoints: Path) -> int:
     return max((int(path.stem.partition("-")[2]) for path in checkpoints.glob("step-*.npz")), default=0)
+
+
+def _unfinished(checkpoints: Path) -> set[str]:
+    return {path.name for path in checkpoints.glob("*.tmp")}
 
 
 def _progress(log: Path) -> tuple[int | None, int]:

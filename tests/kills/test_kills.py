@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import kill_series
+import numpy as np
 import pytest
 
 
@@ -20,8 +21,6 @@ def test_three_kills_change_no_bit_and_tear_no_checkpoint(tmp_path: Path) -> Non
 
 def test_a_bit_that_differs_and_a_torn_checkpoint_are_seen(tmp_path: Path) -> None:
     """The judge itself: what it must not let pass."""
-    import numpy as np
-
     one, other = tmp_path / "one.npz", tmp_path / "other.npz"
     np.savez(one, **{"0": np.array([0.0]), "1": np.ones(3)})
     np.savez(other, **{"0": np.array([-0.0]), "1": np.ones(3)})
@@ -31,7 +30,7 @@ def test_a_bit_that_differs_and_a_torn_checkpoint_are_seen(tmp_path: Path) -> No
     folder.mkdir()
     (folder / "step-0000000005.npz").write_bytes(one.read_bytes())
     log.write_text("begin 5\nstep 7\n")
-    assert kill_series._inspect("a step", 5, folder, log) == kill_series.Kill("a step", 5, 7, 5, False, [])
+    assert kill_series._inspect("a step", 5, set(), folder, log) == kill_series.Kill("a step", 5, 7, 5, False, [])
     (folder / "step-0000000010.npz").write_bytes(one.read_bytes()[:-30])
     log.write_text("begin 0\nstep 7\n")
-    assert len(kill_series._inspect("a step", 5, folder, log).problems) == 2
+    assert len(kill_series._inspect("a step", 5, set(), folder, log).problems) == 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_helpers import sequential, values_of
+from training_helpers import sequential, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -48,6 +48,20 @@ def break_off(loop: Any, data: Any, *callbacks: Any, at: int, **options: Any) ->
     with pytest.raises(Interrupted):
         loop.fit(data, callbacks=[*callbacks, Interrupt(at)], verbose=0, **options)
     spoil(loop)
+
+
+def check_resumed(loop: Any, data: Any, folder: Path, *, every: int, at: int, **options: Any) -> None:
+    """Train as a whole, and once more with a break at this step: the same bits, the same history."""
+    start = values_of(loop)
+    history = loop.fit(data, verbose=0, **options).history
+    expected = bits(loop)
+    set_values(loop, start)
+    break_off(loop, data, mk.train.Checkpoints(folder, every=every, keep=99), at=at, **options)
+    report = loop.fit(data, callbacks=[mk.train.Checkpoints(folder, every=every, keep=99)], verbose=0, **options)
+    assert bits(loop) == expected
+    assert report.history.keys() == history.keys()
+    for name, values in history.items():
+        np.testing.assert_array_equal(report.history[name], values)
 
 
 def spoil(loop: Any) -> None:

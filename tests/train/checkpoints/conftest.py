@@ -43,6 +43,13 @@ def run_on(strategy_of: Callable[..., Any]) -> Callable[[tuple[str, int]], mk.tr
 
 
 @pytest.fixture
+def fresh(line: Any) -> Any:
+    """The linear model on two replicas, at the beginning of its run; epochs of `recipe` have five steps."""
+    line.position = mk.train.Position()
+    return line
+
+
+@pytest.fixture
 def loop(run_on: Any, as_new: Any) -> mk.train.Loop:
     """The run on two replicas, as new."""
     return as_new(run_on(("mirrored", 2)))

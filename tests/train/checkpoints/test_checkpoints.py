@@ -24,13 +24,6 @@ L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-@pytest.fixture
-def fresh(line: Any) -> Any:
-    """The linear model on two replicas, at the beginning of its run; epochs of `recipe` have five steps."""
-    line.position = mk.train.Position()
-    return line
-
-
 # --- when it saves, what it keeps
 
 

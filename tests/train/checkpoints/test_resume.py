@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoint_helpers import Interrupt, Interrupted, bits, break_off, names, net, saved_at, spoil
+from checkpoint_helpers import Interrupt, Interrupted, bits, break_off, check_resumed, names, saved_at, spoil
 from training_helpers import KINDS, largest_difference, line_net, plain_dataset, sequential, set_values, values_of
 
 import mirrorkit as mk
@@ -21,23 +21,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 @pytest.mark.parametrize(
     ("where", "at"),  # in the middle of an epoch; and once after its last batch, before its validation
-    [*((where, 4) for where in KINDS), (KINDS[1], 10)],
+    [*((where, 5) for where in KINDS), (KINDS[1], 11)],
     ids=str,
 )
 def test_bits_and_history_are_those_of_an_unbroken_run(
     where: Any, at: int, run_on: Any, as_new: Any, pictures: Any, tmp_path: Path, assert_replicas_equal: Any
 ) -> None:
-    options = {"epochs": 3, "validation_data": pictures}
     loop = as_new(run_on(where))
-    whole = loop.fit(pictures, verbose=0, **options)
-    expected = bits(loop)
-    saver = mk.train.Checkpoints(tmp_path, every=2)
-    break_off(as_new(loop), pictures, saver, at=at + 1, **options)
-    assert saved_at(at)[0] in names(tmp_path)
-    report = loop.fit(pictures, callbacks=[saver], verbose=0, **options)
-    assert bits(loop) == expected
-    assert report.history == whole.history
-    assert sum(epoch.steps for epoch in report.epochs) == 15 - at  # the report is of what this process did
+    check_resumed(loop, pictures, tmp_path, every=2, at=at, epochs=3, validation_data=pictures)
+    assert saved_at(at - 1)[0] in names(tmp_path)
     assert_replicas_equal(loop)
 
 
@@ -66,17 +58,17 @@ def test_saving_changes_no_bit_whatever_the_lengths_of_calls(
     assert names(tmp_path / "2") == saved_at(5, 10)
 
 
-def test_a_new_process_names_its_layers_anew(make_loop: Any, pictures: Any, tmp_path: Path) -> None:
+def test_a_new_process_names_its_layers_anew(make_loop: Any, recipe: Any, tmp_path: Path) -> None:
     """Models made one after the other have layers dense, dense_1, ...: the number says nothing about the model."""
-    one = make_loop(("mirrored", 2), net, lambda: keras.optimizers.Adam(0.01))
-    one.fit(pictures, epochs=2, verbose=0)
-    two = make_loop(("mirrored", 2), net, lambda: keras.optimizers.Adam(0.01))
+
+    def run() -> Any:
+        return make_loop(("one_device", 1), lambda: sequential((4,), L.Dense(2), L.Dense(1)), keras.optimizers.Adam)
+
+    one, two = run(), run()
     assert [v.path for v in one.step.variables] != [v.path for v in two.step.variables]
-    break_off(two, pictures, mk.train.Checkpoints(tmp_path, every=3), at=7, epochs=2)
-    three = make_loop(("mirrored", 2), net, lambda: keras.optimizers.Adam(0.01))
-    spoil(three)
-    three.fit(pictures, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path, every=3)], verbose=0)
-    assert bits(three) == bits(one)
+    one.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    two.restore(tmp_path)
+    assert bits(two) == bits(one)
 
 
 def test_four_replicas_go_on_as_fewer_with_the_same_order(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
@@ -114,70 +106,38 @@ def test_a_users_dataset_is_skipped_to_the_position(kind: str, line: Any, number
         "unknown length": plain.filter(lambda x, y: True),
     }[kind]
     options = {"epochs": 4, "steps_per_epoch": 3 if kind in ("endless", "carried on") else None}
-    start = values_of(line)
-    history = line.fit(data, verbose=0, **options).history
-    expected = bits(line)
-    set_values(line, start)
-    break_off(line, data, mk.train.Checkpoints(tmp_path, every=2), at=9, **options)
-    report = line.fit(data, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0, **options)
-    assert bits(line) == expected
-    assert report.history == history
+    check_resumed(line, data, tmp_path, every=2, at=9, **options)
 
 
-def test_data_on_the_devices(loop: Any, as_new: Any, pictures: Any, tmp_path: Path) -> None:
+def test_data_on_the_devices(loop: Any, pictures: Any, tmp_path: Path) -> None:
     data = mk.data.resident(pictures.split, global_batch_size=16, shuffle=True, seed=5)  # the last batch has 12
-    history = loop.fit(data, epochs=3, verbose=0).history
-    expected = bits(loop)
-    break_off(as_new(loop), data, mk.train.Checkpoints(tmp_path, every=2), at=7, epochs=3)
-    assert loop.fit(data, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0).history == history
-    assert bits(loop) == expected
+    check_resumed(loop, data, tmp_path, every=2, at=7, epochs=3)
 
 
-def test_accumulation_is_never_cut(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+def test_accumulation_is_never_cut(make_loop: Any, recipe: Any, tmp_path: Path) -> None:
     """Five batches are two updates of two and one of one; a save that falls into an update waits for its end."""
-    data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12, shuffle=True)
-
-    def run() -> Any:
-        return make_loop(("mirrored", 2), line_net, lambda: keras.optimizers.Adam(0.1), accumulate=2)
-
-    whole, broken = run(), run()
-    history = whole.fit(data, epochs=3, verbose=0).history
-    break_off(broken, data, mk.train.Checkpoints(tmp_path, every=3, keep=9), at=12, epochs=3)
-    assert names(tmp_path) == saved_at(4, 7, 9)
-    resumed = broken.fit(data, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path, every=3, keep=9)], verbose=0)
-    assert bits(broken) == bits(whole)
-    assert resumed.history == history
+    loop = make_loop(("mirrored", 2), line_net, lambda: keras.optimizers.Adam(0.1), accumulate=2)
+    check_resumed(loop, recipe, tmp_path, every=3, at=12, epochs=3)
+    assert names(tmp_path) == saved_at(4, 7, 9, 12, 15)
 
 
 @pytest.mark.parametrize("options", [{"ema": 0.9}, {"loss_scale": "dynamic"}], ids=lambda options: next(iter(options)))
-def test_averages_and_loss_scale(options: Any, make_loop: Any, numbers: Any, tmp_path: Path) -> None:
-    data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12, shuffle=True)
-    whole, broken = (make_loop(("mirrored", 2), line_net, **options) for _ in range(2))
-    whole.fit(data, epochs=2, verbose=0)
-    break_off(broken, data, mk.train.Checkpoints(tmp_path, every=3), at=7, epochs=2)
-    broken.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    assert bits(broken) == bits(whole)
-    assert len(bits(whole)) > len(bits(make_loop(("mirrored", 2), line_net)))
+def test_averages_and_loss_scale(options: Any, make_loop: Any, recipe: Any, tmp_path: Path) -> None:
+    loop = make_loop(("mirrored", 2), line_net, **options)
+    check_resumed(loop, recipe, tmp_path, every=3, at=7, epochs=2)
+    assert len(loop.step.variables) > len([*loop.step.model.variables, *loop.step.optimizer.variables])
 
 
 def test_a_metric_with_a_value_for_each_class(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
     data = mk.data.batches(mk.data.arrays(numbers[0], np.eye(3)[np.arange(60) % 3]), global_batch_size=12)
-
-    def run() -> Any:
-        return make_loop(
-            ("mirrored", 2),
-            lambda: sequential((4,), L.Dense(3, activation="softmax")),
-            loss="categorical_crossentropy",
-            metrics=[keras.metrics.F1Score(average=None, name="f1")],
-        )
-
-    whole, broken = run(), run()
-    history = whole.fit(data, epochs=3, verbose=0).history
-    break_off(broken, data, mk.train.Checkpoints(tmp_path, every=2), at=13, epochs=3)
-    resumed = broken.fit(data, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0).history
-    assert resumed["loss"] == history["loss"]
-    assert np.shape(resumed["f1"]) == (3, 3)
-    np.testing.assert_array_equal(resumed["f1"], history["f1"])
+    loop = make_loop(
+        ("mirrored", 2),
+        lambda: sequential((4,), L.Dense(3, activation="softmax")),
+        loss="categorical_crossentropy",
+        metrics=[keras.metrics.F1Score(average=None, name="f1")],
+    )
+    check_resumed(loop, data, tmp_path, every=2, at=13, epochs=3)
+    assert np.shape(loop.position.history["f1"]) == (3, 3)
 
 
 # --- a run that is over
@@ -308,12 +268,15 @@ def test_a_step_of_ones_own(strategy_of: Any, recipe: Any, tmp_path: Path) -> No
     def run(tell: bool = True) -> Any:
         return mk.train.Loop(strategy, Slope(strategy, tell), steps_per_call=2)
 
-    whole, broken = run(), run()
-    history = whole.fit(recipe, epochs=2, verbose=0).history
+    loop = run()
+    history = loop.fit(recipe, epochs=2, verbose=0).history
+    expected = loop.step.slope.numpy()
+    loop.step.slope.assign([[0.0]] * 4)
+    loop.position = mk.train.Position()
     with pytest.raises(Interrupted):
-        broken.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path, every=3), Interrupt(7)], verbose=0)
-    broken.step.slope.assign([[9.0]] * 4)
-    assert broken.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0).history == history
-    np.testing.assert_array_equal(broken.step.slope.numpy(), whole.step.slope.numpy())
+        loop.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path, every=3), Interrupt(7)], verbose=0)
+    loop.step.slope.assign([[9.0]] * 4)
+    assert loop.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0).history == history
+    np.testing.assert_array_equal(loop.step.slope.numpy(), expected)
     with pytest.raises(CheckpointError, match="Slope does not say what it changes"):
         run(tell=False).fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
