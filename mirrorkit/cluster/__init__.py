@@ -15,5 +15,6 @@ from __future__ import annotations
 from mirrorkit.cluster.cluster import TASK_TYPES, Cluster, task_name
 from mirrorkit.cluster.detection import detect
 from mirrorkit.cluster.network import check_network
+from mirrorkit.cluster.rendezvous import meet
 
-__all__ = ["TASK_TYPES", "Cluster", "check_network", "detect", "task_name"]
+__all__ = ["TASK_TYPES", "Cluster", "check_network", "detect", "meet", "task_name"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from mirrorkit.cluster.cluster import Cluster
 from mirrorkit.errors import ClusterError
@@ -38,6 +39,32 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def unreachable(addresses: Mapping[str, str], *, seconds: float = 2.0) -> list[str]:
+    """Return the tasks at whose addresses nobody listens, in order; waits for at most `seconds` and a little.
+
+    Args:
+        addresses: by the name of the task, such as `cluster.addresses`.
+        seconds: for each attempt to connect; all are made at once.
+    """
+    listening: set[str] = set()
+
+    def look(task: str, address: str) -> None:
+        with contextlib.suppress(OSError), socket.create_connection(host_and_port(address), timeout=seconds):
+            listening.add(task)
+
+    _all_at_once(look, list(addresses.items()), time.monotonic() + seconds + 0.5)
+    return [task for task in addresses if task not in listening]
+
+
+def _all_at_once(function: Callable[..., None], arguments: list[tuple], deadline: float) -> None:
+    """Call in threads and stop waiting at the deadline: the system's resolver knows no time limit."""
+    threads = [threading.Thread(target=function, args=args, daemon=True) for args in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.01, deadline - time.monotonic()))
+
+
 def _check_hosts(cluster: Cluster, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     tasks_by_host: dict[str, list[str]] = {}
@@ -58,22 +85,15 @@ def _check_hosts(cluster: Cluster, timeout: float) -> None:
 
 
 def _unknown(hosts: Iterable[str], deadline: float) -> list[str]:
-    """Return the hosts that do not resolve. The system's resolver knows no time limit, hence the threads."""
     known: set[str] = set()
 
     def look_up(host: str) -> None:
-        try:
+        with contextlib.suppress(OSError, UnicodeError):
             socket.getaddrinfo(host, None)
-        except (OSError, UnicodeError):
-            return
-        known.add(host)
+            known.add(host)
 
     hosts = list(hosts)
-    threads = [threading.Thread(target=look_up, args=(host,), daemon=True) for host in hosts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.01, deadline - time.monotonic()))
+    _all_at_once(look_up, [(host,) for host in hosts], deadline)
     return [host for host in hosts if host not in known]
 
 

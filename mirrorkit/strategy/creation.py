@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -12,62 +13,98 @@ from mirrorkit import devices as _devices
 from mirrorkit.cluster import Cluster
 from mirrorkit.devices import Devices
 from mirrorkit.errors import StrategyError
-from mirrorkit.strategy import parameter_server
+from mirrorkit.strategy import communication as _communication
+from mirrorkit.strategy import multi_worker, parameter_server
+from mirrorkit.strategy.workers import num_workers
 
 _log = logging.getLogger("mirrorkit")
 
 
-def create(kind: str = "auto", *, devices: Devices = None, cluster: Cluster | None = None) -> tf.distribute.Strategy:
+def create(
+    kind: str = "auto",
+    *,
+    devices: Devices = None,
+    cluster: Cluster | None = None,
+    communication: str = "auto",
+    start_timeout: float = 300.0,
+) -> tf.distribute.Strategy:
     """Make the strategy of this kind on these devices, and log one INFO line that says what was chosen and why.
 
-    Make it before the first tensor, variable or dataset of the program: "cpu:4" splits the CPU, which is only possible
-    before TensorFlow starts.
+    Make it before the first tensor, variable or dataset of the program: "cpu:4" splits the CPU, and several workers
+    join each other, which is only possible before TensorFlow starts.
 
     Args:
-        kind: "auto" takes "mirrored" for several devices and "one_device" for one; "one_device"; "mirrored" (each
-            replica holds the variables); "central_storage" (one copy of the variables, on the CPU when there are
-            several replicas).
+        kind: "one_device"; "mirrored" (several devices of one machine, each with a copy of the variables);
+            "central_storage" (one copy of the variables, on the CPU when there are several replicas); "multi_worker"
+            (several processes, each with a copy); "parameter_server" (workers train asynchronously). "auto" takes
+            "parameter_server" in a cluster with ps, "multi_worker" in one of several workers, else "mirrored" for
+            several devices and "one_device" for one.
         devices: None (all GPUs, or else the CPU), "gpu", "cpu:4" (four virtual CPU devices), 4 (four GPUs) or a list of
-            names; see `mirrorkit.devices.resolve`.
+            names; see `mirrorkit.devices.resolve`. Of each worker in a cluster: None, "cpu", "gpu" or "gpu:2".
         cluster: the cluster this process is a part of; None asks `mk.cluster.detect()`.
+        communication: how replicas add up their sums. "auto"; for "mirrored" also "nccl", "ring" (between CPU devices),
+            "hierarchical" and "one_device"; for "multi_worker" also "nccl" and "ring" (over gRPC).
+        start_timeout: seconds to wait for the other tasks of the cluster; TensorFlow would wait for ever.
 
     Raises:
         StrategyError: unknown kind, or one that these devices or this cluster cannot give.
-        ClusterError: the environment describes a cluster, but wrongly.
+        ClusterError: the environment describes a cluster wrongly, or tasks of it did not start in time.
         DeviceError: a device was asked for that is not there.
     """
     if kind not in _BUILDERS:
         raise StrategyError(f"Unknown strategy kind {kind!r}. The kinds are {', '.join(map(repr, _BUILDERS))}.")
-    strategy, why = _BUILDERS[kind](devices, cluster)
+    found = _cluster.detect() if cluster is None else cluster
+    strategy, why = _BUILDERS[kind](_Request(devices, found, communication, start_timeout))
     _log.info("%s: %s", describe(strategy), why)
     return strategy
 
 
 def describe(strategy: tf.distribute.Strategy) -> str:
     """One line: the class, the number of replicas and the devices they compute on."""
-    n = strategy.num_replicas_in_sync
+    n, workers = strategy.num_replicas_in_sync, num_workers(strategy)
     names = " ".join(name.rpartition("device:")[2] for name in strategy.extended.worker_devices)
-    return f"{type(strategy).__name__}, {n} replica{'s' if n > 1 else ''} on {names}"
+    # TensorFlow's own name for this class is CollectiveAllReduceStrategy.
+    is_multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    name = "MultiWorkerMirroredStrategy" if is_multi_worker else type(strategy).__name__
+    each = f" of each of {workers} workers" if workers > 1 else ""
+    return f"{name}, {n} replica{'s' if n > 1 else ''} on {names}{each}"
+
+
+class _Request(NamedTuple):
+    """What the user asked for."""
+
+    devices: Devices
+    cluster: Cluster | None
+    communication: str
+    start_timeout: float
+
+    @property
+    def workers(self) -> int:
+        """How many processes train together with this one; an evaluator trains with nobody."""
+        return self.cluster.num_workers if self.cluster and self.cluster.task_type != "evaluator" else 1
+
+    @property
+    def servers(self) -> int:
+        """How many parameter servers this process has to do with."""
+        return len(self.cluster.ps) if self.cluster and self.cluster.task_type != "evaluator" else 0
 
 
 _Built = tuple[tf.distribute.Strategy, str]
 
 
-def _auto(devices: Devices, cluster: Cluster | None) -> _Built:
-    workers, servers = _cluster_size(cluster)
-    if servers:
-        return _BUILDERS["parameter_server"](devices, cluster)
-    if workers > 1:
-        return _BUILDERS["multi_worker"](devices, cluster)
-    names = _devices.resolve(devices)
+def _auto(asked: _Request) -> _Built:
+    if asked.servers or asked.workers > 1:
+        chosen = "parameter_server" if asked.servers else "multi_worker"
+        return _BUILDERS[chosen](asked)
+    names = _devices.resolve(asked.devices)
     chosen = "mirrored" if len(names) > 1 else "one_device"
-    strategy, why = _BUILDERS[chosen](names, cluster)
+    strategy, why = _BUILDERS[chosen](asked._replace(devices=names))
     return strategy, f"'auto' took '{chosen}' for {len(names)} device{'s' if len(names) > 1 else ''}; {why}"
 
 
-def _one_device(devices: Devices, cluster: Cluster | None) -> _Built:
-    names = _devices.resolve(devices)
-    if devices is not None and len(names) > 1:
+def _one_device(asked: _Request) -> _Built:
+    names = _devices.resolve(asked.devices)
+    if asked.devices is not None and len(names) > 1:
         raise StrategyError(
             f"'one_device' was asked for with {len(names)} devices ({', '.join(names)}). "
             "Name one device, or take 'mirrored' to use them all."
@@ -75,66 +112,52 @@ def _one_device(devices: Devices, cluster: Cluster | None) -> _Built:
     return tf.distribute.OneDeviceStrategy(names[0]), f"everything on {names[0]}"
 
 
-def _mirrored(devices: Devices, cluster: Cluster | None) -> _Built:
-    _refuse_cluster("mirrored", cluster)
-    names = _devices.resolve(devices)
-    if _devices.share_hardware(names):
-        # One packed tensor is all-reduced per step. Virtual devices share their memory, so adding on one of them and
-        # copying back is all there is to do: 0.2 ms for 57k floats on 4 virtual CPUs, where TensorFlow's default (a
-        # ring of collectives) takes 0.5 ms; from 8k to 10M floats on 2 and 4 of them it is 1.5 to 8 times faster.
-        # HierarchicalCopyAllReduce was as fast within the noise. Rings of two strategies in one process collide
-        # ("joining a group with size 4, but that group has size 2"), and NCCL refuses virtual GPUs.
-        reduction = tf.distribute.ReductionToOneDevice()
-        why = "sums on one device, as they share one physical device"
-    else:
-        reduction = None
-        why = "sums by NCCL" if len(names) > 1 else "nothing to sum"
+def _mirrored(asked: _Request) -> _Built:
+    _refuse_cluster("mirrored", asked)
+    names = _devices.resolve(asked.devices)
+    reduction, why = _communication.mirrored(asked.communication, names)
     return tf.distribute.MirroredStrategy(list(names), cross_device_ops=reduction), why
 
 
-def _central_storage(devices: Devices, cluster: Cluster | None) -> _Built:
-    _refuse_cluster("central_storage", cluster)
-    names = _devices.resolve(devices)
+def _central_storage(asked: _Request) -> _Built:
+    _refuse_cluster("central_storage", asked)
+    names = _devices.resolve(asked.devices)
     home = names[0] if len(names) == 1 else "/device:CPU:0"
     strategy = tf.distribute.experimental.CentralStorageStrategy(list(names), parameter_device=home)
     return strategy, f"variables on {home}"
 
 
-def _not_yet(kind: str) -> Callable[[Devices, Cluster | None], _Built]:
-    def build(devices: Devices, cluster: Cluster | None) -> _Built:
+def _multi_worker(asked: _Request) -> _Built:
+    return multi_worker.build(
+        asked.devices, asked.cluster, communication=asked.communication, start_timeout=asked.start_timeout
+    )
+
+
+def _parameter_server(asked: _Request) -> _Built:
+    return parameter_server.build(asked.devices, asked.cluster, start_timeout=asked.start_timeout)
+
+
+def _tpu(asked: _Request) -> _Built:
+    kinds = ", ".join(repr(kind) for kind in _BUILDERS if kind != "tpu")
+    raise StrategyError(f"'tpu' is not available in this version of mirrorkit yet. Available: {kinds}.")
+
+
+def _refuse_cluster(kind: str, asked: _Request) -> None:
+    if asked.workers > 1 or asked.servers:
         raise StrategyError(
-            f"'{kind}' is not available in this version of mirrorkit yet. "
-            "Available: 'auto', 'one_device', 'mirrored', 'central_storage'."
+            f"{kind!r} was asked for inside a cluster of {asked.workers} worker{'s' if asked.workers > 1 else ''} and "
+            f"{asked.servers} parameter servers: it works on one machine, so each task would train an unrelated model. "
+            f"Take {'parameter_server' if asked.servers else 'multi_worker'!r}, or start this process alone, without "
+            "TF_CONFIG, srun or an Indexed Job."
         )
 
-    return build
 
-
-def _refuse_cluster(kind: str, cluster: Cluster | None) -> None:
-    workers, servers = _cluster_size(cluster)
-    if workers > 1 or servers:
-        raise StrategyError(
-            f"{kind!r} was asked for inside a cluster of {workers} worker{'s' if workers > 1 else ''} and {servers} "
-            "parameter servers: it works on one machine, so each task would train an unrelated model. Take "
-            f"{'parameter_server' if servers else 'multi_worker'!r}, or start this process alone, without TF_CONFIG, "
-            "srun or an Indexed Job."
-        )
-
-
-def _cluster_size(cluster: Cluster | None) -> tuple[int, int]:
-    """How many workers train together with this process, and how many parameter servers."""
-    found = _cluster.detect() if cluster is None else cluster
-    if found is None or found.task_type == "evaluator":  # which trains with nobody
-        return 1, 0
-    return found.num_workers, len(found.ps)
-
-
-_BUILDERS: dict[str, Callable[[Devices, Cluster | None], _Built]] = {
+_BUILDERS: dict[str, Callable[[_Request], _Built]] = {
     "auto": _auto,
     "one_device": _one_device,
     "mirrored": _mirrored,
     "central_storage": _central_storage,
-    "multi_worker": _not_yet("multi_worker"),
-    "parameter_server": parameter_server.build,
-    "tpu": _not_yet("tpu"),
+    "multi_worker": _multi_worker,
+    "parameter_server": _parameter_server,
+    "tpu": _tpu,
 }

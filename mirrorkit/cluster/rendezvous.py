@@ -1,0 +1,201 @@
+"""Meet the other tasks before TensorFlow starts: it waits for a missing one for ever, without a word.
+
+The first task listens at its own address, where TensorFlow will listen later; the others connect to it. When all are
+there, and were told the same cluster, it lets them go. Lines of JSON; nothing stays open.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mirrorkit.cluster.cluster import Cluster
+from mirrorkit.cluster.network import host_and_port
+from mirrorkit.errors import ClusterError
+
+_log = logging.getLogger("mirrorkit")
+
+_PATIENCE = 10.0  # seconds after which to say for whom this task is waiting
+_RETRY = 0.2
+_VERDICT = 1.0  # seconds more for the first task, which knows best who is missing, to say so
+_LINE = 2**20  # bytes; a line of a cluster of thousands of tasks is shorter
+
+
+def meet(cluster: Cluster, *, timeout: float, must_agree: Mapping[str, Any] | None = None) -> None:
+    """Wait until every chief and worker has called this, and check that they mean the same cluster.
+
+    Args:
+        cluster: from `detect`; this process is its chief or one of its workers.
+        timeout: seconds to wait for the others.
+        must_agree: further values by name that must be the same everywhere, such as the version of TensorFlow.
+
+    Raises:
+        ClusterError: naming the tasks that did not come, came twice, or were started with something else.
+    """
+    tasks = [task for task in cluster.addresses if not task.startswith("ps ")]
+    if len(tasks) < 2:
+        return
+    hello = {"task": cluster.task, "tasks": cluster.addresses, **(must_agree or {})}
+    if cluster.task == tasks[0]:
+        _Host(cluster, tasks[1:], hello, timeout).wait()
+    else:
+        _join(cluster, tasks[0], hello, timeout)
+
+
+class _Host:
+    """The first task: waits for the others."""
+
+    def __init__(self, cluster: Cluster, others: list[str], hello: dict[str, Any], timeout: float) -> None:
+        self._cluster = cluster
+        self._hello = hello
+        self._timeout = timeout
+        self._others = others
+        self._guests: dict[socket.socket, bytes] = {}  # what each has sent so far
+        self._present: dict[str, socket.socket] = {}
+
+    def wait(self) -> None:
+        host, port = host_and_port(self._cluster.addresses[self._cluster.task])
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        start, said = time.monotonic(), False
+        with socket.create_server(("", port), family=family, backlog=128) as door, selectors.DefaultSelector() as ready:
+            ready.register(door, selectors.EVENT_READ)
+            try:
+                while missing := [task for task in self._others if task not in self._present]:
+                    waited = time.monotonic() - start
+                    if waited > self._timeout:
+                        raise ClusterError(self._did_not_come(missing))
+                    if waited > _PATIENCE and not said:
+                        _log.warning("%s has been waiting %.0f s for %s", self._cluster.task, waited, _few(missing))
+                        said = True
+                    for key, _ in ready.select(timeout=min(1.0, self._timeout - waited + 0.01)):
+                        self._receive(key.fileobj, door, ready)
+                self._tell({"go": True}, self._present.values())
+            except ClusterError as error:
+                self._tell({"error": f"{self._cluster.task} says: {error}"}, list(self._guests))
+                raise
+            finally:
+                for guest in self._guests:
+                    # The guests close first, so that no closed connection of ours keeps the port busy for a while.
+                    guest.settimeout(1.0)
+                    _until_closed(guest)
+
+    def _receive(self, ready: Any, door: socket.socket, selector: selectors.BaseSelector) -> None:
+        if ready is door:
+            guest, _ = door.accept()
+            guest.setblocking(False)
+            self._guests[guest] = b""
+            selector.register(guest, selectors.EVENT_READ)
+            return
+        try:
+            data = ready.recv(65536)
+        except OSError:
+            data = b""
+        self._guests[ready] += data
+        line, complete, _ = self._guests[ready].partition(b"\n")
+        if not data or len(self._guests[ready]) > _LINE:  # it left, or is none of us
+            selector.unregister(ready)
+            ready.close()
+            del self._guests[ready]
+            self._present = {task: guest for task, guest in self._present.items() if guest is not ready}
+        elif complete and ready not in self._present.values():
+            self._welcome(ready, line)
+
+    def _welcome(self, guest: socket.socket, line: bytes) -> None:
+        try:
+            hello = json.loads(line)
+            task = hello["task"]
+        except (ValueError, TypeError, KeyError):
+            return  # some other program that tries this port
+        for name, mine in self._hello.items():
+            if name != "task" and hello.get(name) != mine:
+                raise ClusterError(
+                    f"{task} was started with other {name} than {self._cluster.task}: {hello.get(name)!r} instead of "
+                    f"{mine!r}. Start all tasks with the same."
+                )
+        if task not in self._others or task in self._present:
+            raise ClusterError(
+                f"Two processes say that they are {task}. Give each task its own index, and end what is left of an "
+                "earlier run."
+            )
+        self._present[task] = guest
+        missing = [t for t in self._others if t not in self._present]
+        self._tell({"waiting for": missing}, self._present.values())
+
+    def _tell(self, message: dict[str, Any], guests: Iterable[socket.socket]) -> None:
+        for guest in guests:
+            try:
+                guest.sendall(json.dumps(message).encode() + b"\n")
+            except OSError:
+                continue  # it left; the loop notices
+
+    def _did_not_come(self, missing: list[str]) -> str:
+        named = ", ".join(f"{task} ({self._cluster.addresses[task]})" for task in missing)
+        return (
+            f"{named} did not start within {self._timeout:g} s; {len(self._present) + 1} of {len(self._others) + 1} "
+            f"tasks are there ({self._cluster.source}). Look at their output; they must run the same script and "
+            f"reach {self._cluster.addresses[self._cluster.task]}. A longer start_timeout waits longer."
+        )
+
+
+def _join(cluster: Cluster, first: str, hello: dict[str, Any], timeout: float) -> None:
+    """Connect to the first task, again and again, until it lets this one go."""
+    address = cluster.addresses[first]
+    start, seen, said = time.monotonic(), "does not answer", False
+    while (left := timeout - (time.monotonic() - start)) > 0:
+        if timeout - left > _PATIENCE and not said:
+            _log.warning("%s has been waiting %.0f s for %s, which %s", cluster.task, timeout - left, first, seen)
+            said = True
+        try:
+            with socket.create_connection(host_and_port(address), timeout=min(2.0, left)) as connection:
+                seen = _ask(connection, hello, start + timeout + _VERDICT)
+        except OSError:
+            pass
+        if seen == "go":
+            return
+        time.sleep(_RETRY)
+    raise ClusterError(
+        f"{cluster.task} waited {timeout:g} s for {first} ({address}), which {seen} ({cluster.source}). Look at its "
+        "output. All tasks must be started together, and after a failure all of them again; a longer start_timeout "
+        "waits longer."
+    )
+
+
+def _ask(connection: socket.socket, hello: dict[str, Any], deadline: float) -> str:
+    """Say who this is and wait; returns "go", or what there is to say about the first task.
+
+    Raises:
+        ClusterError: what the first task found wrong.
+    """
+    seen = "answers, but not as a task that is starting (another program, or the job already runs without this task)"
+    connection.sendall(json.dumps(hello).encode() + b"\n")
+    with connection.makefile("rb") as lines:
+        while (left := deadline - time.monotonic()) > 0:
+            connection.settimeout(left)
+            try:
+                message = json.loads(lines.readline(_LINE))
+                if "error" in message:
+                    raise ClusterError(message["error"])
+                if "go" in message:
+                    return "go"
+                seen = f"is waiting for {_few(message['waiting for'])}"
+            except (OSError, TypeError, KeyError, json.JSONDecodeError):  # it left, or is none of us
+                break
+    return seen
+
+
+def _few(tasks: list[str]) -> str:
+    return ", ".join(tasks[:8]) + (f" and {len(tasks) - 8} more" if len(tasks) > 8 else "")
+
+
+def _until_closed(guest: socket.socket) -> None:
+    with guest:
+        try:
+            while guest.recv(65536):
+                pass
+        except OSError:
+            pass
