@@ -1,4 +1,4 @@
-"""How fast an all-reduce is, by the size of the message and by TensorFlow's implementation."""
+"""How fast an all-reduce is, by the size of the message and by the implementation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from mirrorkit.bench.remote import Member, Remote, in_turns
 from mirrorkit.bench.report import Column, Report, summary
 from mirrorkit.errors import MirrorkitError, StrategyError
 
-IMPLEMENTATIONS = ("mirrorkit", "default", "one_device", "hierarchical")
+IMPLEMENTATIONS = {
+    "cpu": ("auto", "ring", "hierarchical", "one_device"),
+    "gpu": ("auto", "nccl", "hierarchical", "one_device"),
+}
 SIZES = tuple(4**i * 1024 for i in range(1, 9))  # 4 KiB to 64 MiB
 
 _COLUMNS = (
@@ -35,7 +38,7 @@ def collectives(
     device: str | None = None,
     replicas: int | None = None,
     sizes: Sequence[int] = SIZES,
-    implementations: Sequence[str] = IMPLEMENTATIONS,
+    implementations: Sequence[str] | None = None,
     repeats: int = 5,
 ) -> Report:
     """Sum float32 messages over the replicas of a MirroredStrategy, each implementation in a process of its own.
@@ -48,9 +51,8 @@ def collectives(
         device: "cpu" (virtual devices: copies in memory) or "gpu"; GPUs where there are two.
         replicas: how many; all GPUs, or 4 virtual devices.
         sizes: of the messages, in bytes.
-        implementations: "mirrorkit" is what `mk.strategy.create` takes; "default" TensorFlow's own choice (NCCL, or a
-            ring of collectives); "one_device" sums on the first device; "hierarchical" is for machines without direct
-            links between all GPUs.
+        implementations: each as `communication` of `mk.strategy.create`: "auto", "one_device", "hierarchical", and
+            "ring" between CPU devices or "nccl" between GPUs; all of these by default.
         repeats: measurements of each, in turns.
 
     Raises:
@@ -61,12 +63,13 @@ def collectives(
     device = device or ("gpu" if hardware.gpus > 1 else "cpu")
     replicas = replicas or max(2, hardware.counts(device)[-1])
     check(device, [replicas])
-    unknown = set(implementations) - set(IMPLEMENTATIONS)
-    if unknown or replicas < 2 or min(sizes, default=0) < 4 or device == "workers":
+    known = IMPLEMENTATIONS.get(device, ())
+    implementations = known if implementations is None else implementations
+    if set(implementations) - set(known) or replicas < 2 or min(sizes, default=0) < 4:
         raise StrategyError(
             f"collectives(device={device!r}, replicas={replicas}, sizes={list(sizes)}, implementations="
             f"{list(implementations)}) was asked for. It takes 'cpu' or 'gpu', 2 replicas or more, sizes from 4 bytes "
-            f"on, and of the implementations {', '.join(IMPLEMENTATIONS)}."
+            f"on, and of the implementations {', '.join(known)}."
         )
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -109,8 +112,7 @@ class AllReduce:
         from mirrorkit import strategy
 
         self._tf = tf
-        own = implementation == "mirrorkit"
-        self._strategy = strategy.create("mirrored", devices=devices) if own else _strategy(devices, implementation)
+        self._strategy = strategy.create("mirrored", devices=devices, communication=implementation)
         self._functions = [self._function(size // 4) for size in sizes]
         # about 0.1 s each, so that the dispatch of the call does not count
         self._loops = [max(4, round(0.4 / _seconds(f, 4))) for f in self._functions]
@@ -152,19 +154,6 @@ def _seconds(function: Any, times: int) -> float:
     start = time.perf_counter()
     function(times)
     return time.perf_counter() - start
-
-
-def _strategy(devices: str, implementation: str) -> Any:
-    import tensorflow as tf
-
-    from mirrorkit import devices as _devices
-
-    kinds = {
-        "default": lambda: None,
-        "one_device": tf.distribute.ReductionToOneDevice,
-        "hierarchical": tf.distribute.HierarchicalCopyAllReduce,
-    }
-    return tf.distribute.MirroredStrategy(list(_devices.resolve(devices)), cross_device_ops=kinds[implementation]())
 
 
 def _chart(title: str, rows: Sequence[dict[str, Any]], sizes: Sequence[int]) -> Chart:

@@ -111,6 +111,7 @@ class Hardware:
 
     def counts(self, device: str) -> list[int]:
         """1, 2, 4, ... as far as the hardware goes; up to 4 virtual devices."""
+        check(device, [1])
         most = {"cpu": 4, "gpu": self.gpus, "workers": self.cores}[device]
         return [n for n in (1, 2, 4, 8, 16, 32) if n <= most]
 

@@ -1,0 +1,114 @@
+"""Benchmarks that really run, as their commands do, on little work: every figure is there, and they fit together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from mirrorkit import __main__ as command
+
+SCRIPT = Path(__file__).parents[2] / "examples/benchmarks/against_peers.py"
+
+
+def run(tmp_path, arguments):
+    """Run a benchmark; returns its figures and the picture."""
+    figures, picture = tmp_path / "figures.json", tmp_path / "picture.svg"
+    assert command.main(["bench", *arguments.split(), "--json", str(figures), "--picture", str(picture)]) == 0
+    return json.loads(figures.read_text()), ElementTree.parse(picture).getroot()
+
+
+def check(rows):
+    for row in rows:
+        assert "error" not in row, row
+        assert row["n"] == len(row["values"])
+        assert min(row["values"]) > 0
+        assert min(row["values"]) <= row["median"] <= row["best"] == max(row["values"])
+
+
+def test_collectives(tmp_path, capsys):
+    arguments = "collectives --device cpu --replicas 2 --sizes 4096,65536 --implementations auto --repeats 2"
+    written, _ = run(tmp_path, arguments)
+    check(written["rows"])
+    assert [(row["implementation"], row["bytes"], row["n"]) for row in written["rows"]] == [
+        ("auto", 4096, 2),
+        ("auto", 65536, 2),
+    ]
+    for row in written["rows"]:
+        assert row["median"] == pytest.approx(row["bytes"] / row["microseconds"] / 1e3)
+        assert row["bus"] == pytest.approx(row["median"])  # 2 (n - 1) / n is 1 for two
+    printed = capsys.readouterr().out
+    assert "All-reduce of float32 over 2 replicas, cpu" in printed
+    assert "the speed of copies, not of a network" in printed
+    assert written["about"]["versions"]["tensorflow"]
+
+
+SMALL = "--model linear --data synthetic --batch-size 64 --device cpu --replicas 2"
+
+
+@pytest.mark.slow  # three processes compile
+def test_scaling(tmp_path, capsys):
+    written, picture = run(tmp_path, f"scaling {SMALL} --examples 1024 --repeats 2")
+    check(written["rows"])
+    assert [(row["scaling"], row["replicas"], row["global_batch_size"]) for row in written["rows"]] == [
+        ("baseline", 1, 64),
+        ("strong", 2, 64),
+        ("weak", 2, 128),
+    ]
+    base, *others = written["rows"]
+    for row in others:
+        assert row["overhead"] == pytest.approx(base["median"] / row["median"] - 1)
+    assert "share the same cores" in capsys.readouterr().out
+    assert picture.findtext("{http://www.w3.org/2000/svg}title").startswith("Scaling of linear")
+
+
+@pytest.mark.slow  # three processes compile
+def test_strategies_reach_the_same_accuracy(tmp_path):
+    written, _ = run(tmp_path, f"strategies {SMALL} --examples 8192 --epochs 3")
+    rows = {row["strategy"]: row for row in written["rows"]}
+    check([rows[kind] for kind in ("one_device", "mirrored", "central_storage")])
+    assert rows["one_device"]["accuracy"] > 0.5  # measured: 0.66; one class in ten is 0.1
+    for row in rows.values():
+        assert row["accuracy"] == pytest.approx(rows["one_device"]["accuracy"], abs=0.02)
+
+
+@pytest.mark.slow  # three processes compile
+def test_against_peers_puts_the_loop_beside_others_and_names_who_cannot_run(tmp_path):
+    figures = tmp_path / "figures.json"
+    arguments = "--net linear --replicas 2 --batch-size 64 --data synthetic --examples 1024 --rounds 2 --epochs 2"
+    contenders = "--contenders loop-resident,hand,fit@1,loop@999"
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *arguments.split(), *contenders.split(), "--json", str(figures)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads(figures.read_text())["rows"]
+    assert [row["contender"] for row in rows] == ["loop-resident", "hand", "fit@1", "loop@999"]
+    check(rows[:3])
+    for row in rows[:3]:
+        assert row["n"] == 4  # rounds x epochs
+        assert row["ratio"] == pytest.approx(rows[0]["best"] / row["best"])
+        assert row["accuracy"] == pytest.approx(rows[0]["accuracy"], abs=0.05), "the same training"
+    assert "999" in rows[3]["error"]
+    assert "DeviceError" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "swimming"], ["bench", "scaling", "--replicas", "x"]])
+def test_mistakes_are_exit_code_2_and_name_what_there_is(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(arguments)
+    assert "usage: python -m mirrorkit bench" in capsys.readouterr().err
+
+
+def test_what_cannot_be_measured_is_one_message(capsys):
+    assert command.main(["bench", "scaling", "--device", "cpu", "--replicas", "0"]) == 1
+    assert capsys.readouterr().err.startswith("mirrorkit bench: Replicas [0] were asked for")

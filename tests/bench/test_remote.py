@@ -1,0 +1,83 @@
+"""Objects in other processes: answers, errors, time limits, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from mirrorkit.bench.remote import Member, Remote, Turns, in_turns
+from mirrorkit.errors import MirrorkitError
+
+HERE = str(Path(__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def _subjects(monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+
+
+def test_an_object_keeps_its_state_and_answers_whatever_it_prints():
+    with Remote("remote_subjects:Counter", Member({"start": 5})) as remote:
+        assert remote.call("add", number=2) == 7
+        assert remote.call("add", number=1) == 8
+
+
+def test_members_have_environments_and_cores_of_their_own_and_run_together():
+    members = [Member({"start": i}, {"WHO": f"number {i}"}, core=i) for i in range(2)]
+    with Remote("remote_subjects:Counter", *members) as remote:
+        assert remote.call("environment", name="WHO") == "number 0"
+        assert len(remote.call("cores")) == 1
+        assert "WHO" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call", "message"),
+    [
+        ({"start": 0}, {"method": "fail"}, r"failed: ValueError: no such number[\s\S]*Traceback"),
+        ({"begin": 0}, {"method": "fail"}, r"unexpected keyword argument 'begin'"),
+        ({"start": 0}, {"method": "die", "code": 3}, r"the process ended with 3"),
+    ],
+)
+def test_what_fails_is_named_with_its_stderr(arguments, call, message):
+    with (
+        Remote("remote_subjects:Counter", Member(arguments)) as remote,
+        pytest.raises(MirrorkitError, match=message),
+    ):
+        remote.call(**call)
+
+
+def test_one_that_fails_ends_the_wait_for_the_others():
+    members = [Member({"start": 0}), Member({"start": 1})]
+    with Remote("remote_subjects:Counter", *members, timeout=60) as remote:
+        start = time.monotonic()
+        with pytest.raises(MirrorkitError, match="number 1 fails"):
+            remote.call("fail_if_one_else_wait")
+        assert time.monotonic() - start < 30
+
+
+def test_an_answer_that_does_not_come_is_an_error_and_the_process_is_ended():
+    with Remote("remote_subjects:Counter", Member({"start": 0}), timeout=1.0) as remote:
+        pid = remote.call("pid")
+        with pytest.raises(MirrorkitError, match="no answer within 1 s"):
+            remote.call("sleep", seconds=60)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_turns_alternate_and_who_fails_gets_no_more():
+    seen = []
+
+    def subject(name, fails_at=None):
+        def call():
+            seen.append(name)
+            if seen.count(name) == fails_at:
+                raise MirrorkitError("out of memory")
+            return len(seen)
+
+        return call
+
+    turns = in_turns({"a": subject("a"), "b": subject("b", fails_at=2), "c": subject("c")}, 3)
+    assert seen == ["a", "b", "c", "a", "b", "c", "a", "c"]
+    assert turns == {"a": Turns([1, 4, 7]), "b": Turns([2], "out of memory"), "c": Turns([3, 6, 8])}
