@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
 from mirrorkit.train.update import native
 
 
@@ -24,6 +26,7 @@ class Averages:
     def __init__(self, decay: float, weights: Sequence[Any]) -> None:
         self._decay = decay
         self._weights = list(weights)
+        self.are_in_place = False
         with keras.name_scope("average"):
             self.variables = [
                 keras.Variable(
@@ -42,8 +45,20 @@ class Averages:
             for average, weight in zip(averages, weights, strict=True)
         ]
 
-    def swap(self, strategy: tf.distribute.Strategy) -> None:
-        """Exchange weights and averages, on every replica of this worker; a second call exchanges them back."""
+    @contextmanager
+    def in_place(self, strategy: tf.distribute.Strategy) -> Iterator[None]:
+        """Let the weights be the averages within the block, on every replica of this worker."""
+        if self.are_in_place:
+            raise StepError("The model's weights are the averages already. Leave the outer `with step.averaged():`.")
+        self._swap(strategy)
+        self.are_in_place = True
+        try:
+            yield
+        finally:
+            self._swap(strategy)
+            self.are_in_place = False
+
+    def _swap(self, strategy: tf.distribute.Strategy) -> None:
         for pair in zip(self._weights, self.variables, strict=True):
             copies = [strategy.experimental_local_results(native(variable)) for variable in pair]
             for weight, average in zip(*copies, strict=True):

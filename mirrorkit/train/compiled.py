@@ -1,4 +1,4 @@
-"""What `model.compile` was given, as arguments of a step."""
+"""`model.compile` and a step: either can be made from what the other was given."""
 
 from __future__ import annotations
 
@@ -36,3 +36,15 @@ def compiled_parts(model: Any) -> dict[str, Any]:
         parts["loss_scale"] = LossScale(initial=optimizer.initial_scale, growth_steps=optimizer.dynamic_growth_steps)
         optimizer = optimizer.inner_optimizer
     return {"optimizer": optimizer, **parts}
+
+
+def compile_model(model: Any, optimizer: Any, *, loss: Any, metrics: Any, weighted_metrics: Any) -> None:
+    """Compile a model with what a step was given, unless it is compiled with this optimizer already.
+
+    Keras callbacks look for `model.optimizer`, and a saved model should know how it was trained.
+    """
+    if getattr(model, "compiled", False) and model.optimizer is optimizer:
+        return
+    model.compile(
+        optimizer=optimizer, loss=loss, metrics=metrics, weighted_metrics=weighted_metrics, auto_scale_loss=False
+    )

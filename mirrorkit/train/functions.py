@@ -14,12 +14,13 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply
 from mirrorkit.train.averages import Averages
-from mirrorkit.train.layer_state import LayerState
+from mirrorkit.train.layer_state import LayerState, training_argument
 from mirrorkit.train.loss_scale import LossScale, all_finite, only_if
 from mirrorkit.train.losses import Losses
 from mirrorkit.train.metrics import Metrics
 from mirrorkit.train.outputs import Batch, count_examples, match, output_names, per_output, unpack_batch
-from mirrorkit.train.share import require_examples, unless_empty
+from mirrorkit.train.share import unless_empty
+from mirrorkit.train.synchronized import never_empty
 from mirrorkit.train.tracing import TraceOnce, outside_replica
 from mirrorkit.train.update import all_reduce
 
@@ -131,6 +132,11 @@ class Functions:
         self._names = names
 
     @property
+    def synchronized(self) -> bool:
+        """Whether the model has layers that talk to the other replicas."""
+        return self._state.synchronized
+
+    @property
     def totals_size(self) -> int:
         """Number of values in the totals."""
         return FIXED + len(self._losses.own_names) + self._metrics.size
@@ -148,7 +154,7 @@ class Functions:
         """Return what a shard adds; of `values` only weights, state and scale are there."""
         weights = values.weights
 
-        def sums() -> Any:
+        def sums(batch: Any = batch) -> Any:
             own_state = self._state.seeded(values.state, shard)
             with tf.GradientTape() as tape:
                 tape.watch(weights)
@@ -174,9 +180,10 @@ class Functions:
                 "totals": tf.zeros([self.totals_size]),
             }
 
-        if self._state.synchronized:
-            return require_examples(batch, sums)
-        return unless_empty(batch, sums, nothing)
+        if not self._state.synchronized:
+            return unless_empty(batch, sums, nothing)
+        batch, copies = never_empty(batch)
+        return sums(batch) if copies is None else copies.weigh(sums(batch))
 
     def _test_totals(self, values: Changing, batch: Any) -> tf.Tensor:
         return unless_empty(
@@ -189,7 +196,7 @@ class Functions:
         """Return the objective (a sum over examples), the totals, and the layer state after the pass."""
         batch = unpack_batch(batch)
         y_pred, new_state, extra = self._model.stateless_call(
-            weights, state, batch.x, training=training, return_losses=True
+            weights, state, batch.x, return_losses=True, **training_argument(self._model, training)
         )
         outputs = match(self._names, batch.y, y_pred, batch.weight)
         examples = tf.cast(count_examples(batch), tf.float32)

@@ -7,6 +7,7 @@ different for each replica before use, so that no two draw the same mask.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,3 +81,10 @@ def _is_seed(variable: Any) -> bool:
 def layers_of(model: Any) -> list[Any]:
     """Return a model and all layers in it, those that are attributes of other layers or wrapped by them too."""
     return model._flatten_layers()  # private to Keras; the public `layers` stops at the model's own
+
+
+def training_argument(model: Any, training: bool) -> dict[str, bool]:
+    """Return `{"training": training}` where the model's `call` takes it; a subclassed one need not."""
+    parameters = inspect.signature(model.call).parameters.values()
+    takes_it = any(p.name == "training" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return {"training": training} if takes_it else {}

@@ -44,8 +44,9 @@ def unpack_batch(batch: Any) -> Batch:
 
 
 def count_examples(batch: Batch) -> tf.Tensor:
-    """Return the number of examples in the batch (int32 scalar)."""
-    return tf.shape(tf.nest.flatten(batch.x)[0])[0]
+    """Return the number of examples in the batch (int32 scalar; a constant where it is known beforehand)."""
+    first = tf.nest.flatten(batch.x)[0]
+    return tf.shape(first)[0] if first.shape[0] is None else tf.constant(first.shape[0])
 
 
 def output_names(model: Any, y_pred: Any) -> list[str | None]:

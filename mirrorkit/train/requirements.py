@@ -41,6 +41,15 @@ def check_model(model: Any, *, scaled: bool) -> None:
         raise StepError(f"The model {model.name!r} has no trainable variables. Set model.trainable = True.")
 
 
+def check_still_trainable(model: Any, weights: Sequence[Any]) -> None:
+    """Refuse a model whose trainable variables are no longer the `weights` that a step was built for."""
+    if [id(v) for v in weights] != [id(v) for v in model.trainable_variables]:
+        raise StepError(
+            "The model's trainable variables are not those that this step was built for: `trainable` was changed "
+            "since. Make a new optimizer and a new Step after changing it."
+        )
+
+
 def check_batched(model: Any, x: Any) -> None:
     """Refuse data that yields single examples where batches are needed."""
     inputs = getattr(model, "inputs", None) or []

@@ -10,8 +10,8 @@ logs = step.update(strategy, sums)                # one reduction, then the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,9 +19,9 @@ import tensorflow as tf
 from mirrorkit.errors import StepError
 from mirrorkit.train.accumulation import RunningSums
 from mirrorkit.train.averages import Averages
-from mirrorkit.train.compiled import compiled_parts
+from mirrorkit.train.compiled import compile_model, compiled_parts
 from mirrorkit.train.functions import LOSS, Changing, Clip, Functions
-from mirrorkit.train.layer_state import LayerState
+from mirrorkit.train.layer_state import LayerState, training_argument
 from mirrorkit.train.loss_scale import LossScale
 from mirrorkit.train.losses import warn_on_logits_mismatch
 from mirrorkit.train.outputs import unpack_batch
@@ -32,9 +32,11 @@ from mirrorkit.train.requirements import (
     check_model,
     check_optimizer,
     check_options,
+    check_still_trainable,
     check_variables,
 )
-from mirrorkit.train.share import own_share
+from mirrorkit.train.share import Share, own_share
+from mirrorkit.train.synchronized import cut_out
 from mirrorkit.train.update import Update, native
 
 
@@ -100,7 +102,6 @@ class Step:
         self._jit_compile = jit_compile
         self._strategy: tf.distribute.Strategy | None = None
         self._averages: Averages | None = None
-        self.is_averaged = False
         self._scale: list[Any] = []  # variables: the scale, good steps, skipped steps
 
     loss_index = LOSS
@@ -142,7 +143,7 @@ class Step:
         with strategy.scope():
             self.optimizer.build(weights)
             check_built_for(self.optimizer, self.model)
-            self._compile_model()
+            compile_model(self.model, self.optimizer, loss=self._given["loss"], **self._given_metrics)
             if self._ema is not None:
                 self._averages = Averages(self._ema, weights)
             if self._loss_scale is not None:
@@ -171,19 +172,9 @@ class Step:
         self._running = RunningSums(strategy)
         self._strategy = strategy
 
-    def _compile_model(self) -> None:
-        # Keras callbacks look for model.optimizer, and a saved model should know how it was trained.
-        if not getattr(self.model, "compiled", False) or self.model.optimizer is not self.optimizer:
-            loss, metrics = self._given["loss"], self._given_metrics["metrics"]
-            self.model.compile(optimizer=self.optimizer, loss=loss, metrics=metrics, auto_scale_loss=False)
-
     def prepare(self, element_spec: Any) -> None:
         """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
-        if [id(v) for v in self._changing.weights] != [id(v) for v in self.model.trainable_variables]:
-            raise StepError(
-                "The model's trainable variables are not those that this step was built for: `trainable` was changed "
-                "since. Make a new optimizer and a new Step after changing it."
-            )
+        check_still_trainable(self.model, self._changing.weights)
         batch = unpack_batch(element_spec)
         check_batched(self.model, batch.x)
         self._functions.resolve(batch, self._given, self._given_metrics)
@@ -219,7 +210,7 @@ class Step:
         self.build(strategy)
         return self.logs(self._update(sums))
 
-    def train(self, batch: Any, share: Callable[[Any], Any] = own_share) -> tf.Tensor:
+    def train(self, batch: Any, share: Share = own_share) -> tf.Tensor:
         """Compute and update in one `strategy.run`; call it in cross-replica context.
 
         Args:
@@ -229,7 +220,7 @@ class Step:
         Returns:
             The totals (see `logs`).
         """
-        return self._update.after(lambda batch: self.compute(share(batch)))(batch)
+        return self._update.after(lambda batch: self.compute(self._cut(batch, share)))(batch)
 
     def train_parts(self, batches: Sequence[Any], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Make one update of several global batches in one `strategy.run`; call it in cross-replica context.
@@ -245,12 +236,12 @@ class Step:
         """
 
         def sums(*batches: Any) -> Any:
-            parts = [self.compute(own_share(batch), first_part + i) for i, batch in enumerate(batches)]
+            parts = [self.compute(self._cut(batch, own_share), first_part + i) for i, batch in enumerate(batches)]
             return parts[0] if len(parts) == 1 else tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
 
         return self._update.after(sums)(*batches)
 
-    def add(self, batch: Any, part: int | tf.Tensor, share: Callable[[Any], Any] = own_share) -> None:
+    def add(self, batch: Any, part: int | tf.Tensor, share: Share = own_share) -> None:
         """Compute the sums of one of an update's global batches and add them to the others'; `finish` comes last.
 
         Args:
@@ -259,7 +250,11 @@ class Step:
             share: as in `train`.
         """
         strategy = self._require_built()
-        strategy.run(lambda batch: self._running.add(self.compute(share(batch), part), part), args=(batch,))
+
+        def add(batch: Any) -> None:
+            self._running.add(self.compute(self._cut(batch, share), part), part)
+
+        strategy.run(add, args=(batch,))
 
     def finish(self) -> tf.Tensor:
         """Update from what `add` has added up; returns the totals of all its batches."""
@@ -274,14 +269,13 @@ class Step:
     @tf.autograph.experimental.do_not_convert
     def predict(self, batch: Any) -> Any:
         """Return the model's outputs for this replica's share; call it through `strategy.run`."""
-        return self.model(unpack_batch(batch).x, training=False)
+        return self.model(unpack_batch(batch).x, **training_argument(self.model, False))
 
     def logs(self, totals: tf.Tensor) -> dict[str, tf.Tensor]:
         """Turn totals of one step, or totals added up over many, into Keras's logs: the loss, then each metric."""
         return self._functions.logs(totals)
 
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Let the model's weights be the averages within the block: evaluate, predict, save and export there.
 
         ```python
@@ -301,19 +295,14 @@ class Step:
         if self._ema is None:
             raise StepError("This step keeps no averages of the weights. Give it a decay: Step(..., ema=0.999).")
         strategy = self._require_built()
-        assert self._averages is not None
-        if self.is_averaged:
-            raise StepError("The model's weights are the averages already. Leave the outer `with step.averaged():`.")
-        if int(self.optimizer.iterations.value.numpy()) == 0:
-            yield
-            return
-        self._averages.swap(strategy)
-        self.is_averaged = True
-        try:
-            yield
-        finally:
-            self._averages.swap(strategy)
-            self.is_averaged = False
+        if self._averages is None or int(self.optimizer.iterations.value.numpy()) == 0:
+            return contextlib.nullcontext()
+        return self._averages.in_place(strategy)
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether the weights are the averages at present."""
+        return self._averages is not None and self._averages.are_in_place
 
     @property
     def skipped_steps(self) -> int:
@@ -329,6 +318,9 @@ class Step:
         if self._strategy is None:
             raise StepError("This step is not built yet. Call step.build(strategy), or make a Loop with it.")
         return self._strategy
+
+    def _cut(self, batch: Any, share: Share) -> Any:
+        return cut_out(batch, share) if self._functions.synchronized else share(batch)
 
     def _values(self) -> Changing:
         """Read what the computation on a replica depends on."""

@@ -82,15 +82,6 @@ def test_synchronized_batchnorm_equals_one_replica(
     assert largest_difference(*weights) < 1e-5  # measured: 3.6e-7
 
 
-def test_synchronized_layers_need_an_example_on_every_replica(make_loop: Any, numbers: Any) -> None:
-    """An error that says so, not a replica that waits for the other for ever; evaluation needs none."""
-    loop = make_loop(("mirrored", 2), lambda: sequential((4,), L.BatchNormalization(synchronized=True), L.Dense(1)))
-    uneven = plain_dataset(numbers[0][:13], numbers[1][:13], batch=4)  # the last batch holds one example
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"no example.*drop_remainder=True"):
-        loop.fit(uneven, verbose=0)
-    assert np.isfinite(loop.evaluate(uneven)["loss"])
-
-
 def test_dropout_draws_differ_between_replicas(make_loop: Any) -> None:
     def net() -> Any:
         return sequential((64,), L.Dropout(0.5), L.Dense(1, use_bias=False, kernel_initializer="ones"))

@@ -1,0 +1,152 @@
+"""Synchronized BatchNorm: the statistics of the whole global batch, on however many replicas, with empty shares too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from step_helpers import cut, numbers_of, train, updates
+from training_helpers import KINDS, keras_twin, largest_difference, plain_dataset, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+_RATE = 0.01
+
+
+def _sgd() -> Any:
+    return keras.optimizers.SGD(_RATE)
+
+
+def _net() -> Any:
+    """The gradients of its convolution and max pooling fail on no rows."""
+    return sequential(
+        (6, 6, 1),
+        L.Conv2D(3, 3, use_bias=False),
+        L.BatchNormalization(momentum=0.5, synchronized=True),
+        L.MaxPool2D(),
+        L.Flatten(),
+        L.Dense(1),
+    )
+
+
+@pytest.fixture(scope="module")
+def images() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(40, 6, 6, 1)).astype("float32"), rng.normal(size=(40, 1)).astype("float32")
+
+
+def _by_hand(model: Any, batches: Any, rate: float = _RATE) -> list[float]:
+    """One device, whole batches, SGD; there `synchronized` has nobody to talk to."""
+    losses = []
+    for x, y in batches:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        for weight, gradient in zip(
+            model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True
+        ):
+            weight.assign(weight - rate * gradient)
+        losses.append(float(loss))
+    return losses
+
+
+@pytest.mark.parametrize("where", KINDS, ids=str)
+def test_equals_one_device_with_full_partial_and_empty_shares(
+    where: Any, make_loop: Any, images: Any, assert_replicas_equal: Any
+) -> None:
+    """On four replicas 14 is 4, 4, 4, 2; 5 is 2, 2, 1, 0; 1 is 1, 0, 0, 0."""
+    loop = make_loop(where, _net, _sgd, metrics=["mae"])
+    model, batches = keras_twin(_net, loop), cut(*images, sizes=[14, 5, 16, 3, 1, 1])
+    logs = train(loop, batches)
+    losses = _by_hand(model, batches)
+    np.testing.assert_allclose([log["loss"] for log in logs], losses, rtol=1e-4)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5
+    assert_replicas_equal(loop)
+
+
+def test_totals_are_exact_when_all_replicas_compute_the_whole_batch(make_loop: Any, images: Any) -> None:
+    """Three replicas: the sum of three thirds of the number of examples would not be a whole number."""
+    loop = make_loop(("mirrored", 3), _net, _sgd, metrics=["mae"])
+    model = keras_twin(_net, loop)
+    loop.step.prepare(images)
+    step = tf.function(lambda *batch: loop.step.train(batch), autograph=False)
+    spec = [tf.TensorSpec([None, *part.shape[1:]]) for part in images]
+    run = step.get_concrete_function(*spec)
+    for rows in (1, 4, 5):  # 1, 0, 0; 2, 2, 0; 2, 2, 1
+        x, y = (tf.constant(part[:rows]) for part in images)
+        error = np.abs(model(x, training=True) - y)
+        totals = run(x, y).numpy()
+        assert totals[0] == rows
+        np.testing.assert_allclose(loop.step.logs(totals)["mae"], np.mean(error), rtol=1e-4)
+        model.set_weights(loop.step.model.get_weights())
+
+
+def test_a_loop_takes_any_last_batch(make_loop: Any, images: Any) -> None:
+    loop = make_loop(("mirrored", 4), _net, _sgd)
+    model = keras_twin(_net, loop)
+    recipe = mk.data.batches(mk.data.arrays(*images), global_batch_size=13, shuffle=True, seed=1)  # 13, 13, 13, 1
+    history = loop.fit(recipe, verbose=0).history
+    losses = _by_hand(model, recipe.dataset(epoch=0))
+    np.testing.assert_allclose(history["loss"], np.dot(losses, [13, 13, 13, 1]) / 40, rtol=1e-4)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5
+    assert loop.evaluate(recipe)["loss"] > 0
+
+
+def test_scaled_and_accumulated(make_loop: Any, images: Any) -> None:
+    """Each part keeps statistics of its own; reference: one replica, which has no empty share."""
+    weights = []
+    for where in (("one_device", 1), ("mirrored", 4)):
+        loop = make_loop(where, _net, _sgd, accumulate=2, loss_scale=64.0)
+        batches = cut(*images, sizes=[14, 5, 16, 3])
+        updates(loop, [batches[:2], batches[2:]])
+        weights.append(numbers_of(loop.step.model.variables))
+    assert largest_difference(*weights) < 1e-5
+
+
+def test_an_empty_share_of_static_size_is_refused(make_loop: Any, images: Any) -> None:
+    """In the open form nobody else knows of it: an error, not a replica that waits for the others for ever."""
+    loop = make_loop(("mirrored", 2), _net, _sgd)
+    strategy, step = loop.strategy, loop.step
+    x, y = images
+
+    def share(context: Any) -> Any:
+        rows = 2 if context.replica_id_in_sync_group == 0 else 0
+        return x[:rows], y[:rows]
+
+    batch = tuple(
+        strategy.experimental_distribute_values_from_function(lambda context, i=i: tf.constant(share(context)[i]))
+        for i in range(2)
+    )
+    with pytest.raises(StepError, match=r"no example.*Train with a Loop"):
+        strategy.run(step.compute, args=(batch,))
+
+
+def test_even_shares_send_no_examples(make_loop: Any) -> None:
+    """Rows travel between replicas only where a share may be empty."""
+    step = make_loop(("mirrored", 2), _net, _sgd).step
+    step.prepare((tf.TensorSpec([None, 6, 6, 1]), tf.TensorSpec([None, 1])))
+    traced = tf.function(lambda *batch: step.train(batch), autograph=False)
+    gathered = []
+    for rows in (8, None):
+        spec = tf.TensorSpec([rows, 6, 6, 1]), tf.TensorSpec([rows, 1])
+        joined = [
+            o.outputs[0].shape for o in traced.get_concrete_function(*spec).graph.get_operations() if "Concat" in o.type
+        ]
+        gathered.append(any(shape.rank == 4 and shape[1:] == [6, 6, 1] for shape in joined))
+    assert gathered == [False, True]
+
+
+def test_plain_dataset_of_unknown_size(make_loop: Any, images: Any) -> None:
+    loop = make_loop(("mirrored", 2), _net, _sgd)
+    model = keras_twin(_net, loop)
+    data = plain_dataset(*(part[:13] for part in images), batch=6)  # the last batch holds one image
+    loop.fit(data, verbose=0)
+    _by_hand(model, data)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5
