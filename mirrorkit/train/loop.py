@@ -45,6 +45,7 @@ class Loop:
 
     Attributes:
         position: where the training stands: epoch, batch, steps, history.
+        feed: the data of the fit that is running, for callbacks that look at it again; None between fits.
 
     Raises:
         StepError: something that is no step, a step of another strategy, a call length below 1.
@@ -64,6 +65,7 @@ class Loop:
         self._warm = False
         self._restored = False  # and not gone on since
         self.position = Position()
+        self.feed: Feed | None = None
 
     def fit(
         self,
@@ -116,6 +118,7 @@ class Loop:
             self.position = Position(epoch=initial_epoch, steps=self.position.steps)
         level = 1 if verbose == "auto" else int(verbose)
         hooks = callback_list(self, model, callbacks, history=True, verbose=level, epochs=epochs, steps=feed.steps)
+        self.feed = feed
         try:
             with explained(self.strategy):
                 hooks.on_train_begin()  # may restore
@@ -139,6 +142,7 @@ class Loop:
                 hooks.on_train_end(logs)
         finally:
             release(hooks)
+            self.feed = None
         report.history = {name: list(values) for name, values in position.history.items()}
         return report
 

@@ -78,8 +78,9 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
                 "mk.train.Checkpoints works with mk.train.Loop. With model.fit use keras.callbacks.BackupAndRestore."
             )
         require_variables(self._loop.step)
-        make_writable(self.folder)
-        checkpoint_file.remove_unfinished(self.folder)
+        if self._writes:
+            make_writable(self.folder)
+            checkpoint_file.remove_unfinished(self.folder)
         if checkpoint_file.find(self.folder):
             self._loop.restore(self.folder)
         self._writer = Writer(self.folder, self.keep)
@@ -120,6 +121,10 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
         if writer is not None:
             writer.close()
 
+    @property
+    def _writes(self) -> bool:
+        return self._loop.strategy.extended.should_checkpoint  # the chief of a cluster; all of its workers restore
+
     def _place(self) -> tuple[int, int, int]:
         position = self._loop.position
         return position.steps, position.epoch, position.batch
@@ -128,10 +133,11 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
         assert self._writer is not None
         if self._place() == self._saved and not again:
             return
-        self._writer.wait()
-        position, variables = self._loop.position, self._loop.step.variables
-        about = {"variables": describe(variables), "position": position.as_json()}
-        self._writer.start(position.steps, capture(self._loop.strategy, variables), about)
+        if self._writes:
+            self._writer.wait()
+            position, variables = self._loop.position, self._loop.step.variables
+            about = {"variables": describe(variables), "position": position.as_json()}
+            self._writer.start(position.steps, capture(self._loop.strategy, variables), about)
         self._saved = self._place()
 
     def _leave_if_asked(self) -> None:

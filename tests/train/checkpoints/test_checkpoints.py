@@ -103,6 +103,20 @@ def test_the_values_are_those_of_their_step_though_training_goes_on(
             np.testing.assert_array_equal(value, expected)
 
 
+def test_only_the_chief_of_a_cluster_writes_and_every_worker_restores(
+    fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    expected, files = bits(fresh), names(tmp_path)
+    spoil(fresh)
+    monkeypatch.setattr(type(fresh.strategy.extended), "should_checkpoint", False)
+    fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert bits(fresh) == expected
+    fresh.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert bits(fresh) != expected
+    assert names(tmp_path) == files
+
+
 def test_what_a_killed_writer_left_is_cleaned_up(fresh: Any, recipe: Any, tmp_path: Path) -> None:
     (tmp_path / "step-0000000003.npz.tmp").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("mine")
