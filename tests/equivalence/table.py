@@ -44,7 +44,7 @@ class Cell(NamedTuple):
 
     def __str__(self) -> str:
         """The difference, and the control in parentheses."""
-        text = f"{self.difference:.0e} ({self.control:.0e})"
+        text = f"{self.difference:.1e} ({self.control:.1e})"
         return f"**{text}**" if self.is_red else text
 
 
@@ -104,6 +104,15 @@ def heading(seconds: float, count: int, command: str) -> str:
     )
 
 
+def put_between(page: Path, begin: str, end: str, text: str) -> None:
+    """Replace what stands between two lines of a page."""
+    before, found, rest = page.read_text().partition(begin)
+    _, also_found, after = rest.partition(end)
+    if not (found and also_found):
+        raise SystemExit(f"{page} lacks the lines {begin!r} and {end!r}, between which the table belongs.")
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+
+
 def main() -> int:
     """Measure, print, write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -128,10 +137,7 @@ def main() -> int:
     text = f"{head}\n\n{as_markdown(rows, WHERE)}"
     print(f"\n{text}\n\n{len(red)} cells differ by more than rounding explains{': ' if red else '.'}{red or ''}")
     if arguments.write:
-        page = arguments.write.read_text()
-        before, _, rest = page.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        arguments.write.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+        put_between(arguments.write, BEGIN, END, text)
     return 1 if red else 0
 
 

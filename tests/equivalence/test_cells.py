@@ -80,8 +80,11 @@ def test_the_command_writes_the_page_and_fails_on_a_red_cell(tmp_path: Any, monk
     assert text.endswith(f"{table.END}\nafter\n")
     assert "old" not in text
     assert "python tests/equivalence/table.py" in text
-    assert "| SGD | whole batch | 9e-07 (0e+00) | **5e-01 (0e+00)** | 9e-07 (0e+00) |" in text
+    assert "| SGD | whole batch | 9.0e-07 (0.0e+00) | **5.0e-01 (0.0e+00)** | 9.0e-07 (0.0e+00) |" in text
     assert "| BatchNorm | N shards |" in text
 
     monkeypatch.setattr(table, "WHERE", [("one_device", 1), ("mirrored", 3)])
     assert table.main() == 0
+    page.write_text("a page without a place for the table")
+    with pytest.raises(SystemExit, match="lacks the lines"):
+        table.main()

@@ -46,6 +46,32 @@ def test_step_with_options(optimizer: Any, options: Any) -> None:
     mk.testing.assert_equivalent(make, data, replicas=(3,), steps=7)
 
 
+def _in_float16() -> Any:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = net()
+    finally:
+        keras.config.set_dtype_policy(before)
+    return mk.train.Step(model, o.SGD(0.05, momentum=0.9), loss="mse", loss_scale="dynamic")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (_in_float16, {"reference": "shards"}),
+        (lambda: mk.train.Step(net(L.BatchNormalization(synchronized=True)), o.SGD(0.05), loss="mse"), {}),
+        (lambda: mk.train.Step(net(), o.Adam(0.02), loss="mse", ema=0.9, clip_value=0.1), {}),
+        (lambda: RightStep(net(), o.Adam(0.02)), {"kind": "central_storage"}),
+    ],
+    ids=["float16", "synchronized", "ema", "central_storage"],
+)
+def test_more_right_steps(make: Any, options: Any) -> None:
+    found = mk.testing.assert_equivalent(make, points(64), global_batch_size=16, **options)
+    assert max(found.differences.values()) < 2e-6
+
+
 def _layers_that_depend_on_the_cut() -> Any:
     return mk.train.Step(net(L.BatchNormalization(), L.Dropout(0.3)), o.Adam(0.01), loss="mse", accumulate=2)
 
