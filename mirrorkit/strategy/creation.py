@@ -12,9 +12,9 @@ from mirrorkit import cluster as _cluster
 from mirrorkit import devices as _devices
 from mirrorkit.cluster import Cluster
 from mirrorkit.devices import Devices
-from mirrorkit.errors import StrategyError
+from mirrorkit.errors import DeviceError, StrategyError
 from mirrorkit.strategy import communication as _communication
-from mirrorkit.strategy import multi_worker, parameter_server
+from mirrorkit.strategy import multi_worker, parameter_server, tpu
 from mirrorkit.strategy.workers import num_workers
 
 _log = logging.getLogger("mirrorkit")
@@ -27,6 +27,7 @@ def create(
     cluster: Cluster | None = None,
     communication: str = "auto",
     start_timeout: float = 300.0,
+    fallback: bool = False,
 ) -> tf.distribute.Strategy:
     """Make the strategy of this kind on these devices, and log one INFO line that says what was chosen and why.
 
@@ -36,25 +37,28 @@ def create(
     Args:
         kind: "one_device"; "mirrored" (several devices of one machine, each with a copy of the variables);
             "central_storage" (one copy of the variables, on the CPU when there are several replicas); "multi_worker"
-            (several processes, each with a copy); "parameter_server" (workers train asynchronously). "auto" takes
-            "parameter_server" in a cluster with ps, "multi_worker" in one of several workers, else "mirrored" for
-            several devices and "one_device" for one.
+            (several processes, each with a copy); "parameter_server" (workers train asynchronously); "tpu".
+            "auto" takes "parameter_server" in a cluster with ps, "multi_worker" in one of several workers, "tpu" where
+            $TPU_NAME or the machine says that there is one, else "mirrored" for several devices and "one_device" for
+            one.
         devices: None (all GPUs, or else the CPU), "gpu", "cpu:4" (four virtual CPU devices), 4 (four GPUs) or a list of
-            names; see `mirrorkit.devices.resolve`. Of each worker in a cluster: None, "cpu", "gpu" or "gpu:2".
+            names; see `mirrorkit.devices.resolve`. Of each worker in a cluster: None, "cpu", "gpu" or "gpu:2". Of a
+            TPU: its name, its address, or "local".
         cluster: the cluster this process is a part of; None asks `mk.cluster.detect()`.
         communication: how replicas add up their sums. "auto"; for "mirrored" also "nccl", "ring" (between CPU devices),
             "hierarchical" and "one_device"; for "multi_worker" also "nccl" and "ring" (over gRPC).
-        start_timeout: seconds to wait for the other tasks of the cluster; TensorFlow would wait for ever.
+        start_timeout: seconds to wait for the other tasks of the cluster, or for a TPU; TensorFlow would wait for ever.
+        fallback: where there is no TPU that answers, take all GPUs, or else the CPU, and say so in a warning.
 
     Raises:
         StrategyError: unknown kind, or one that these devices or this cluster cannot give.
         ClusterError: the environment describes a cluster wrongly, or tasks of it did not start in time.
-        DeviceError: a device was asked for that is not there.
+        DeviceError: a device was asked for that is not there; a TPU does not answer.
     """
     if kind not in _BUILDERS:
         raise StrategyError(f"Unknown strategy kind {kind!r}. The kinds are {', '.join(map(repr, _BUILDERS))}.")
     found = _cluster.detect() if cluster is None else cluster
-    strategy, why = _BUILDERS[kind](_Request(devices, found, communication, start_timeout))
+    strategy, why = _BUILDERS[kind](_Request(devices, found, communication, start_timeout, fallback))
     _log.info("%s: %s", describe(strategy), why)
     return strategy
 
@@ -77,6 +81,7 @@ class _Request(NamedTuple):
     cluster: Cluster | None
     communication: str
     start_timeout: float
+    fallback: bool
 
     @property
     def workers(self) -> int:
@@ -96,6 +101,12 @@ def _auto(asked: _Request) -> _Built:
     if asked.servers or asked.workers > 1:
         chosen = "parameter_server" if asked.servers else "multi_worker"
         return _BUILDERS[chosen](asked)
+    if asked.devices is None and tpu.find():
+        return _tpu(asked)
+    return _on_this_machine(asked)
+
+
+def _on_this_machine(asked: _Request) -> _Built:
     names = _devices.resolve(asked.devices)
     chosen = "mirrored" if len(names) > 1 else "one_device"
     strategy, why = _BUILDERS[chosen](asked._replace(devices=names))
@@ -138,8 +149,15 @@ def _parameter_server(asked: _Request) -> _Built:
 
 
 def _tpu(asked: _Request) -> _Built:
-    kinds = ", ".join(repr(kind) for kind in _BUILDERS if kind != "tpu")
-    raise StrategyError(f"'tpu' is not available in this version of mirrorkit yet. Available: {kinds}.")
+    if asked.devices is not None and not isinstance(asked.devices, str):
+        raise StrategyError(f"devices={asked.devices!r} names no TPU. Give its name or address, or leave devices out.")
+    try:
+        return tpu.build(asked.devices, start_timeout=asked.start_timeout)
+    except DeviceError as error:
+        if not asked.fallback:
+            raise
+        _log.warning("No TPU (%s) GPUs or the CPU are taken instead, as fallback=True allows.", error)
+        return _on_this_machine(asked._replace(devices=None))
 
 
 def _refuse_cluster(kind: str, asked: _Request) -> None:

@@ -8,23 +8,19 @@ https://www.tensorflow.org/tutorials/distribute/parameter_server_training
 from __future__ import annotations
 
 import logging
-import socket
-import threading
 import time
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from mirrorkit import cluster as _cluster
 from mirrorkit.cluster import Cluster
-from mirrorkit.cluster.network import host_and_port
+from mirrorkit.cluster.network import unreachable
 from mirrorkit.devices import Devices
 from mirrorkit.errors import ClusterError, StrategyError
 
 _log = logging.getLogger("mirrorkit")
 
-_PROBE_SECONDS = 2.0  # for one attempt to connect
 _LOOK_SECONDS = 1.0  # between two looks at the chief
 _CHIEF_IS_OVER = 3  # looks in a row at which nobody listened at the chief's address
 
@@ -72,26 +68,6 @@ def build(
 def is_parameter_server(strategy: tf.distribute.Strategy) -> bool:
     """Return whether workers train asynchronously under this strategy, their variables on parameter servers."""
     return isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
-
-
-def unreachable(addresses: Mapping[str, str], *, seconds: float = _PROBE_SECONDS) -> list[str]:
-    """Return the tasks at whose addresses nobody listens, in order; waits for at most `seconds` and a little."""
-    listening: set[str] = set()
-
-    def look(task: str, address: str) -> None:
-        try:
-            socket.create_connection(host_and_port(address), timeout=seconds).close()
-        except OSError:
-            return
-        listening.add(task)
-
-    threads = [threading.Thread(target=look, args=item, daemon=True) for item in addresses.items()]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + seconds + 0.5  # the system's resolver knows no time limit
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return [task for task in addresses if task not in listening]
 
 
 def _wait_for(addresses: dict[str, str], cluster: Cluster, timeout: float) -> None:

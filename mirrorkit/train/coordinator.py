@@ -17,8 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.cluster import task_name
+from mirrorkit.cluster.network import unreachable
 from mirrorkit.errors import ClusterError
-from mirrorkit.strategy.parameter_server import is_parameter_server, unreachable
+from mirrorkit.strategy.parameter_server import is_parameter_server
 from mirrorkit.train.calls import CallLength, Calls, Result
 from mirrorkit.train.pieces import HeldStream, Piece, pieces
 from mirrorkit.train.stream import Stream

@@ -14,8 +14,10 @@ from mirrorkit.data import Recipe, Resident
 from mirrorkit.data.distribute import untuned
 from mirrorkit.errors import StepError
 from mirrorkit.strategy.parameter_server import is_parameter_server
+from mirrorkit.strategy.tpu import is_tpu
 from mirrorkit.train.outputs import unpack_batch
 from mirrorkit.train.pieces import HeldStream, can_be_held
+from mirrorkit.train.static_shapes import require_static_batches
 from mirrorkit.train.stream import ResidentStream, Stream
 
 _STAND_IN_SIZE = 32  # of a dimension that the data does not tell, in a stand-in batch; per replica for the batch size
@@ -76,6 +78,8 @@ class Feed:
         self.global_batch_size: int | None = size
         if size is not None:
             batching.check_split(size, strategy.num_replicas_in_sync)
+        if is_tpu(strategy):
+            require_static_batches(self.element_spec, strategy.num_replicas_in_sync)
 
     def left(self, done: int) -> int | None:
         """Return how many batches of the epoch are left after `done`; None where nobody knows."""

@@ -118,7 +118,8 @@ def pieces(stream: Stream, steps: int, accumulate: int, at_once: int) -> Iterato
     if isinstance(stream, HeldStream):
         yield from stream.pieces(steps, accumulate, at_once)
         return
-    first, rows = stream.position, []
+    first = stream.position
+    rows: list[list[Any]] = []
     for row in _updates(stream, steps, accumulate):
         if rows and (len(rows) == at_once or _shapes(row) != _shapes(rows[0])):
             piece = _sent(stream, first, rows)

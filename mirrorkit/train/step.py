@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.errors import StepError
+from mirrorkit.strategy.tpu import is_tpu
 from mirrorkit.train.accumulation import RunningSums
 from mirrorkit.train.averages import Averages
 from mirrorkit.train.compiled import compile_model, compiled_parts
@@ -36,6 +37,7 @@ from mirrorkit.train.requirements import (
     check_variables,
 )
 from mirrorkit.train.share import Share, own_share
+from mirrorkit.train.static_shapes import require_tpu_precision
 from mirrorkit.train.synchronized import cut_out
 from mirrorkit.train.update import Update, native
 
@@ -138,6 +140,8 @@ class Step:
                 raise StepError("This step was built for another strategy. Create model, optimizer and step anew.")
             return
         check_model(self.model, scaled=self._loss_scale is not None)
+        if is_tpu(strategy):
+            require_tpu_precision(self.model)
         check_variables(strategy, self.variables)
         weights = list(self.model.trainable_variables)
         with strategy.scope():

@@ -128,7 +128,8 @@ def test_a_dead_parameter_server_is_named_and_the_run_goes_on_from_its_checkpoin
     tasks.start()
     assert tasks.end_of("chief", timeout=200) == [0], tasks.log()[-3000:]
     resumed = re.search(r"at step (\d+)", tasks.log()[len(before) :])
-    assert resumed and int(resumed[1]) >= 2 * STEPS, "the newest checkpoint was taken"
+    assert resumed
+    assert int(resumed[1]) >= 2 * STEPS, "the newest checkpoint was taken"
     assert steps_done(tasks.log()) == (6 * STEPS, 6 * STEPS)
 
 
@@ -155,7 +156,8 @@ def test_tasks_that_never_come_are_named(run_python):
     error = result.stderr.strip().splitlines()[-1]
     for name, address in [("worker 0", cluster.workers[0]), ("worker 1", cluster.workers[1]), ("ps 0", cluster.ps[0])]:
         assert f"{name} ({address})" in error
-    assert "ClusterError" in error and "start_timeout" in error
+    assert "ClusterError" in error
+    assert "start_timeout" in error
 
 
 def test_a_server_whose_chief_never_comes_says_so(run_python):
@@ -175,7 +177,10 @@ def test_mnist_by_the_launcher(tmp_path):
     command = [sys.executable, "-m", "mirrorkit", "launch", "--workers", "2", "--ps", "1"]
     script = [str(ROOT / "examples" / "mnist_loop.py"), "--strategy", "auto", "--data", "mnist", "--epochs", "3"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command + script, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    result = subprocess.run(
+        command + script, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280
+    )
     assert result.returncode == 0, result.stderr[-3000:]
     match = re.search(r"chief \| test accuracy ([\d.]+)", result.stdout)
-    assert match and float(match[1]) >= 0.98, result.stdout[-3000:]
+    assert match, result.stdout[-3000:]
+    assert float(match[1]) >= 0.98

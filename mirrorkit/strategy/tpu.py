@@ -1,0 +1,117 @@
+"""TPUs: find one, reach it within a time limit, initialise it.
+
+TensorFlow itself waits for an address at which nobody answers for many minutes, and holds its locks meanwhile. So what
+is reached over a network is first tried in a process that can be ended.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from mirrorkit.cluster.network import unreachable
+from mirrorkit.errors import DeviceError
+
+_log = logging.getLogger("mirrorkit")
+
+_CONNECT_SECONDS = 5.0
+_NAMES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")
+_LOCAL_DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
+_TRY = """
+import sys
+import tensorflow as tf
+resolver = tf.distribute.cluster_resolver.TPUClusterResolver(sys.argv[1])
+tf.config.experimental_connect_to_cluster(resolver)
+tf.tpu.experimental.initialize_tpu_system(resolver)
+"""
+
+
+def find(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return where a TPU is said to be, or None; nothing is contacted.
+
+    $TPU_NAME (a name, an address, or "local"), $KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS, or "local" where this machine has
+    TPU devices and Google's libtpu is installed.
+    """
+    for name in _NAMES:
+        if environ.get(name):
+            return environ[name]
+    has_devices = any(glob.glob(pattern) for pattern in _LOCAL_DEVICES)
+    return "local" if has_devices and _libtpu_is_installed() else None
+
+
+def build(where: str | None, *, start_timeout: float = 300.0) -> tuple[tf.distribute.Strategy, str]:
+    """Return a TPUStrategy on the TPU at `where`.
+
+    Args:
+        where: a name, an address "host:port" (with or without "grpc://"), "local", or None for `find()`.
+        start_timeout: seconds until an answer that does not come is an error.
+
+    Raises:
+        DeviceError: there is no TPU, or it does not answer; what was tried is said.
+    """
+    place = where or find()
+    if place is None:
+        raise DeviceError(
+            "'tpu' was asked for, but none was found: neither TPU_NAME nor KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS is set, and "
+            "this machine has no TPU. Give the name or address as devices=, or allow GPUs and the CPU: fallback=True."
+        )
+    if place != "local":
+        _reach(place, start_timeout)
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(place)
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        strategy = tf.distribute.TPUStrategy(resolver)
+    except Exception as error:  # whatever the runtime, the cloud client and its HTTP library may raise
+        raise DeviceError(
+            f"The TPU at {place!r} cannot be used: {type(error).__name__}: {_first_line(error)}"
+        ) from error
+    return strategy, f'TPU at {place!r}; keras.config.set_dtype_policy("mixed_bfloat16") is its native precision'
+
+
+def is_tpu(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether the replicas are TPU cores, which need static shapes."""
+    return isinstance(strategy, tf.distribute.TPUStrategy)
+
+
+def _reach(place: str, start_timeout: float) -> None:
+    """Raise unless the TPU can be initialised from a process of its own within the time limit."""
+    for address in place.split(","):
+        bare = address.removeprefix("grpc://")
+        if re.fullmatch(r"[^/\s]+:\d+", bare) and unreachable(
+            {"TPU": bare}, seconds=min(_CONNECT_SECONDS, start_timeout)
+        ):
+            raise DeviceError(
+                f"Nobody listens at the TPU's address {bare}. Look at TPU_NAME, at whether the TPU is running, and at "
+                "the network between it and this machine."
+            )
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", _TRY, place], timeout=start_timeout, capture_output=True, text=True, errors="replace"
+        )
+    except subprocess.TimeoutExpired:
+        raise DeviceError(
+            f"The TPU at {place!r} did not answer within {start_timeout:g} s (start_timeout). Look at whether it is "
+            "running and whether its software has TensorFlow's version of this program."
+        ) from None
+    if tried.returncode != 0:
+        lines = tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"]
+        raise DeviceError(f"The TPU at {place!r} cannot be used: {lines[-1]}")
+
+
+def _libtpu_is_installed() -> bool:
+    # Not importlib.util.find_spec alone: TPU machine images bring the library without the Python package.
+    import importlib.util
+
+    return importlib.util.find_spec("libtpu") is not None or os.path.exists("/lib/libtpu.so")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

@@ -1,0 +1,51 @@
+"""What a TPU asks of data and model: shapes that are known before anything runs, and no float16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit.errors import StepError
+from mirrorkit.train.layer_state import layers_of
+
+
+def require_static_batches(element_spec: Any, replicas: int) -> None:
+    """Refuse batches of unknown size or shape, and such as the replicas cannot share equally.
+
+    Args:
+        element_spec: of the global batches.
+        replicas: how many share each of them.
+
+    Raises:
+        StepError: it says which part of the element it is, and what to do.
+    """
+    for spec in tf.nest.flatten(element_spec):
+        shape = tf.TensorShape(spec.shape)
+        if shape.rank is None or shape[0] is None:
+            raise StepError(
+                f"A TPU needs batches of one static size; found {spec}. Pass drop_remainder=True to mk.data.batches, "
+                "mk.data.records or dataset.batch. To evaluate on every example, take a batch size that divides their "
+                "number."
+            )
+        if not shape.is_fully_defined():
+            raise StepError(f"A TPU needs static shapes; found {spec}. Pad or crop the examples to one shape.")
+        if shape[0] % replicas:
+            raise StepError(
+                f"A global batch of {shape[0]} cannot be shared equally by {replicas} TPU cores. Take a multiple of "
+                f"{replicas}, such as {-(-shape[0] // replicas) * replicas}."
+            )
+
+
+def require_tpu_precision(model: Any) -> None:
+    """Refuse float16, for which a TPU has no arithmetic.
+
+    Raises:
+        StepError: naming the layer.
+    """
+    for layer in layers_of(model):
+        if getattr(layer, "compute_dtype", None) == "float16":
+            raise StepError(
+                f"The layer {layer.name!r} computes in float16, for which a TPU has no arithmetic. Use "
+                'keras.config.set_dtype_policy("mixed_bfloat16"), which needs no loss scale.'
+            )
