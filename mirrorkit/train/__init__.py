@@ -17,6 +17,7 @@ from mirrorkit.train.loss_scale import LossScale
 from mirrorkit.train.position import Position
 from mirrorkit.train.report import Epoch, Report
 from mirrorkit.train.step import Step
+from mirrorkit.train.table import PartitionedTable
 from mirrorkit.train.update import Update, all_reduce
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Epoch",
     "Loop",
     "LossScale",
+    "PartitionedTable",
     "Position",
     "Report",
     "Step",

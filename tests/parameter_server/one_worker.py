@@ -62,4 +62,47 @@ for name, data, options in [
         "averaged": abs(one[2] - there[2]),
         "variables": len(one[0]),
     }
+
+
+class Vectors:
+    """Learns a vector for each id: the mean of what it is asked to be."""
+
+    def __init__(self, **options):
+        self.table = mk.train.PartitionedTable(
+            servers, rows=101, width=4, initializer=lambda shape, dtype: tf.zeros(shape, dtype), **options
+        )
+        self.variables = self.table.variables
+
+    def build(self, strategy):
+        self.apply = mk.train.Update(strategy, [], lambda sums, values: ([], {"loss": sums["loss"] / sums["n"]}))
+
+    def compute(self, batch):
+        ids, wanted = batch
+        error = self.table.lookup(ids) - wanted
+        self.table.add(ids, -0.5 * error)
+        return {"loss": tf.reduce_sum(error**2), "n": tf.cast(tf.shape(ids)[0], tf.float32)}
+
+    def update(self, strategy, sums):
+        return self.apply(sums)
+
+
+wanted = rng.normal(size=(101, 4)).astype("float32")
+ids = np.arange(101)
+step = Vectors(shards=3)
+data = mk.data.batches(mk.data.arrays(ids, wanted), global_batch_size=10, shuffle=True)
+history = mk.train.Loop(servers, step).fit(data, epochs=20, verbose=0).history
+whole = np.concatenate([v.numpy() for v in step.variables])
+seen["table"] = {
+    "shards": [list(v.shape) for v in step.variables],
+    "servers": sorted({v.device.split("/device")[0] for v in step.variables}),
+    "error": float(np.abs(whole - wanted).max()),
+    "lookup": float(
+        np.abs(step.table.lookup(tf.constant([[0, 34], [35, 100]])).numpy() - whole[[[0, 34], [35, 100]]]).max()
+    ),
+    "small": len(mk.train.PartitionedTable(servers, rows=10, width=4).variables),
+    "large": len(mk.train.PartitionedTable(servers, rows=100_000, width=4).variables),
+}
+before = whole[7].copy()
+step.table.add(tf.constant([7, 7]), tf.ones([2, 4]))
+seen["table"]["twice"] = (step.table.lookup(tf.constant([7])).numpy()[0] - before).tolist()
 print(json.dumps(seen))

@@ -72,3 +72,13 @@ def test_one_worker_does_what_one_device_does(one_worker, run):
     found = one_worker[run]
     assert found["variables"] > 20, "weights, statistics, slots and averages are compared"
     assert max(found["weights"], found["history"], found["averaged"]) < 2e-5
+
+
+def test_a_table_in_shards_on_all_servers(one_worker):
+    table = one_worker["table"]
+    assert table["shards"] == [[34, 4], [34, 4], [33, 4]]
+    assert table["servers"] == ["/job:ps/replica:0/task:0", "/job:ps/replica:0/task:1"]
+    assert table["lookup"] == 0
+    assert table["error"] < 1e-4, "20 halvings of the distance: every row was looked up and written where it lies"
+    assert table["twice"] == pytest.approx([2.0] * 4, abs=1e-6)
+    assert (table["small"], table["large"]) == (1, 2), "a small table is not cut"

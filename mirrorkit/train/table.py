@@ -1,0 +1,95 @@
+"""A table of vectors that one parameter server cannot hold, cut by rows over all of them.
+
+Keras's own Embedding cannot be cut. This table stands beside the model: a step looks rows up, and adds to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit.errors import StepError
+from mirrorkit.strategy.parameter_server import is_parameter_server
+
+_LEAST_BYTES = 256 * 2**10  # of a shard; smaller ones cost more messages than they spare memory
+
+
+class PartitionedTable:
+    """Vectors [rows, width], each shard of rows a plain `tf.Variable` on a parameter server of its own.
+
+    ```python
+    table = mk.train.PartitionedTable(strategy, rows=50_000_000, width=64)
+    vectors = table.lookup(ids)                  # in a step's compute, on the worker
+    table.add(ids, -learning_rate * gradient)    # of the loss with respect to these vectors
+    ```
+
+    Only the rows that are named travel. Workers that add to the same row at the same moment may lose one of the two
+    additions (Recht et al. 2011, arXiv:1106.5730); other rows are not affected. Give a step's `variables` these too
+    (`table.variables`), so that checkpoints hold them.
+
+    Args:
+        strategy: a ParameterServerStrategy, or a strategy of one device (then there is one shard).
+        rows, width: the size of the table.
+        shards: how many; one on each parameter server by default, fewer for a small table.
+        initializer: `(shape, dtype) -> values` for one shard; uniform between -0.05 and 0.05 by default.
+        dtype: of the vectors.
+        name: of the variables.
+
+    Raises:
+        StepError: sizes that are not positive, more shards than rows, a strategy that keeps copies.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        *,
+        rows: int,
+        width: int,
+        shards: int | None = None,
+        initializer: Callable[..., Any] | None = None,
+        dtype: Any = tf.float32,
+        name: str = "table",
+    ) -> None:
+        if rows < 1 or width < 1:
+            raise StepError(f"A table has at least one row and one column; found rows={rows}, width={width}.")
+        if not is_parameter_server(strategy) and strategy.num_replicas_in_sync > 1:
+            raise StepError(
+                f"{type(strategy).__name__} keeps a copy of every variable on each replica, so a table cut into shards "
+                "would spare nothing. Use 'parameter_server', or keras.layers.Embedding."
+            )
+        if shards is None:
+            shards = _shards(strategy, rows, width, tf.as_dtype(dtype))
+        if not 1 <= shards <= rows:
+            raise StepError(f"A table of {rows} rows cannot have {shards} shards. Take 1 to {rows}.")
+        make = initializer or (lambda shape, dtype: tf.random.uniform(shape, -0.05, 0.05, dtype))
+        # the sizes that tf.nn.embedding_lookup expects: the first ones have a row more
+        sizes = [rows // shards + (shard < rows % shards) for shard in range(shards)]
+        with strategy.scope():
+            self.variables = [
+                tf.Variable(lambda size=size: make([size, width], dtype), name=f"{name}_{i}", trainable=False)
+                for i, size in enumerate(sizes)
+            ]
+        self._firsts = [sum(sizes[:i]) for i in range(shards)]
+
+    def lookup(self, ids: tf.Tensor) -> tf.Tensor:
+        """Return the rows of these ids (integers of any shape): [..., width]."""
+        return tf.nn.embedding_lookup(self.variables, ids)
+
+    def add(self, ids: tf.Tensor, values: tf.Tensor) -> None:
+        """Add values [..., width] to the rows of these ids; an id that comes twice gets both."""
+        flat = tf.reshape(tf.cast(ids, tf.int64), [-1])
+        rows = tf.reshape(values, [-1, self.variables[0].shape[1]])
+        shard = tf.searchsorted(tf.constant(self._firsts, tf.int64), flat, side="right") - 1
+        for i, variable in enumerate(self.variables):
+            mine = tf.where(shard == i)[:, 0]
+            variable.scatter_add(tf.IndexedSlices(tf.gather(rows, mine), tf.gather(flat, mine) - self._firsts[i]))
+
+
+def _shards(strategy: tf.distribute.Strategy, rows: int, width: int, dtype: tf.DType) -> int:
+    if not is_parameter_server(strategy):
+        return 1
+    servers = strategy._cluster_resolver.cluster_spec().num_tasks("ps")  # private to TensorFlow
+    cut = tf.distribute.experimental.partitioners.MinSizePartitioner(_LEAST_BYTES, max_shards=servers)
+    return cut(tf.TensorShape([rows, width]), dtype)[0]
