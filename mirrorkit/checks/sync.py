@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from mirrorkit.checks.bits import checksums, from_words, to_words
 from mirrorkit.errors import StepError
+from mirrorkit.strategy.parameter_server import is_parameter_server
 from mirrorkit.train.tracing import TraceOnce
 from mirrorkit.train.update import first_replica, local_replica, native
 
@@ -92,7 +94,7 @@ def in_sync(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
     Raises:
         StepError: there are no variables, or another strategy made them.
     """
-    return _replicas(strategy, of).check()
+    return replicas_of(strategy, of).check()
 
 
 def repair(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
@@ -100,7 +102,7 @@ def repair(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
 
     Arguments and errors are those of `in_sync`.
     """
-    return _replicas(strategy, of).repair()
+    return replicas_of(strategy, of).repair()
 
 
 class Replicas:
@@ -121,10 +123,13 @@ class Replicas:
                     f"The variable {_path(variable)!r} was not created in the scope of this {type(strategy).__name__}, "
                     "so its replicas cannot be compared. Pass the strategy under which it was made."
                 )
-        single = (tf.distribute.experimental.CentralStorageStrategy, tf.distribute.ParameterServerStrategy)
-        self._copies = 1 if isinstance(strategy, single) else strategy.num_replicas_in_sync
-        pure = TraceOnce(lambda *values: checksums(values))
-        self._all_checksums = self._compiled(lambda: _of_all_replicas(pure(*map(tf.convert_to_tensor, self._native))))
+        central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+        self._copies = 1 if central or is_parameter_server(strategy) else strategy.num_replicas_in_sync
+
+    @functools.cached_property
+    def _all_checksums(self) -> Callable[[], tf.Tensor]:
+        pure = TraceOnce(lambda *values: checksums(values))  # once for all replicas
+        return self._compiled(lambda: _of_all_replicas(pure(*map(tf.convert_to_tensor, self._native))))
 
     def check(self) -> SyncReport:
         """Compare the checksums; see `in_sync`."""
@@ -175,12 +180,9 @@ class Replicas:
         path = _path(self.variables[index])
         return Difference(path, replica, int(elements), variable.shape.num_elements(), float(largest))
 
-    def _compiled(self, on_replica: Callable[[], Any]) -> Any:
-        @tf.function(autograph=False)
-        def run() -> Any:
-            return first_replica(self.strategy, self.strategy.run(on_replica))
-
-        return run
+    def _compiled(self, on_replica: Callable[[], Any]) -> Callable[[], Any]:
+        run = tf.function(lambda: first_replica(self.strategy, self.strategy.run(on_replica)), autograph=False)
+        return run.get_concrete_function()
 
 
 def _of_all_replicas(value: tf.Tensor) -> tf.Tensor:
@@ -213,7 +215,8 @@ def _path(variable: Any) -> str:
 _compiled_for: weakref.WeakKeyDictionary[Any, Replicas] = weakref.WeakKeyDictionary()
 
 
-def _replicas(strategy: tf.distribute.Strategy, of: Any) -> Replicas:
+def replicas_of(strategy: tf.distribute.Strategy, of: Any) -> Replicas:
+    """Return the replicas of what `in_sync` takes; the same object again while nothing has changed."""
     variables = list(of if isinstance(of, (list, tuple)) else getattr(of, "variables", ()))
     if not variables:
         raise StepError(f"There are no variables to compare in {type(of).__name__}. Build it first, or pass a list.")

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from mirrorkit._keras import keras
-from mirrorkit.checks.sync import Replicas
+from mirrorkit.checks.sync import Replicas, replicas_of
 from mirrorkit.errors import OutOfSyncError, StepError
 
 
@@ -86,5 +86,5 @@ class InSync(keras.callbacks.Callback):  # type: ignore[name-defined]
 
     def _find_replicas(self) -> Replicas:
         if self._loop is not None:
-            return Replicas(self._loop.strategy, self._loop.step.variables)
+            return replicas_of(self._loop.strategy, self._loop.step)
         return Replicas(self.model.distribute_strategy, [*self.model.variables, *self.model.optimizer.variables])

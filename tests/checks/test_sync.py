@@ -133,12 +133,18 @@ def test_values_are_fetched_only_where_checksums_differ(
     assert looked_at == [3]
 
 
-def test_a_check_in_a_loop_compiles_once_and_keeps_nothing_alive(step_of: Callable[..., Any]) -> None:
+def test_a_check_in_a_loop_compiles_once_and_keeps_nothing_alive(
+    step_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     strategy, step = step_of("mirrored", 2)
+    compiled: list[Any] = []
+    original = sync.Replicas._compiled
+    monkeypatch.setattr(sync.Replicas, "_compiled", lambda self, f: compiled.append(f) or original(self, f))
     for _ in range(3):
         assert mk.checks.in_sync(strategy, step)
-    replicas = sync._compiled_for[step]
-    assert replicas._all_checksums.experimental_get_tracing_count() == 1
+    replicas = sync.replicas_of(strategy, step)
+    assert len(compiled) == 1
+    compiled.clear()
     dead, also_dead = weakref.ref(step), weakref.ref(replicas)
     del step, replicas
     gc.collect()
