@@ -212,7 +212,8 @@ CASES = {
         Case("empty share", data=lambda: _classes(LONELY)),
         Case("BatchNorm", net=_normal_net(), data=lambda: _classes(PARTIAL), per_shard=True),
         Case("BatchNorm, empty share", net=_normal_net(), data=lambda: _classes(LONELY), per_shard=True),
-        Case("synchronized BatchNorm", net=_normal_net(synchronized=True)),
+        Case("synchronized BatchNorm", net=_normal_net(synchronized=True), data=lambda: _classes(PARTIAL)),
+        Case("synchronized BatchNorm, empty share", net=_normal_net(synchronized=True), data=lambda: _classes(LONELY)),
         Case(
             "Dropout",
             net=_net(_dense(12, activation="tanh"), lambda: L.Dropout(0.4), _dense(3)),

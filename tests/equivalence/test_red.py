@@ -18,6 +18,7 @@ from mirrorkit.train import functions, layer_state, update
 from mirrorkit.train.accumulation import RunningSums
 from mirrorkit.train.averages import Averages
 from mirrorkit.train.layer_state import LayerState
+from mirrorkit.train.synchronized import Copies
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -188,6 +189,13 @@ _OFF = [
         "synchronized layers are traced on the replicas",
         ("synchronized BatchNorm",),
         _replaced(layer_state, "layers_of", lambda _: lambda model: []),
+    ),
+    _Off(
+        "copies of a batch count once",
+        ("synchronized BatchNorm, empty share",),
+        _replaced(
+            Copies, "weigh", lambda weigh: lambda copies, sums: weigh(copies._replace(part=tf.constant(1.0)), sums)
+        ),
     ),
     _Off(
         "seeds of their own",
