@@ -12,6 +12,7 @@ if mk.strategy.is_chief(strategy):                            # on several worke
 from __future__ import annotations
 
 from mirrorkit.strategy.creation import create, describe
+from mirrorkit.strategy.lost import naming_lost_workers
 from mirrorkit.strategy.workers import is_chief, num_workers, of_all_workers, worker_index
 
-__all__ = ["create", "describe", "is_chief", "num_workers", "of_all_workers", "worker_index"]
+__all__ = ["create", "describe", "is_chief", "naming_lost_workers", "num_workers", "of_all_workers", "worker_index"]

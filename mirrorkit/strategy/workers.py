@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit.cluster import task_name
+
 
 def num_workers(strategy: tf.distribute.Strategy) -> int:
     """Return how many processes train together under this strategy."""
@@ -26,6 +28,20 @@ def worker_index(strategy: tf.distribute.Strategy) -> int:
     resolver = strategy.cluster_resolver
     before = 1 if resolver.task_type == "worker" and "chief" in cluster.jobs else 0
     return before + resolver.task_id
+
+
+def addresses(strategy: tf.distribute.Strategy) -> dict[str, str]:
+    """Return "host:port" of every worker by its name, in their order; empty under a strategy of one process."""
+    cluster = _cluster(strategy)
+    if cluster is None:
+        return {}
+    tasks = [(job, i) for job in _training_jobs(cluster) for i in range(cluster.num_tasks(job))]
+    return {task_name(job, i): cluster.task_address(job, i) for job, i in tasks}
+
+
+def worker_name(strategy: tf.distribute.Strategy) -> str:
+    """Return this process's name in messages: "chief", "worker 1"."""
+    return list(addresses(strategy) or {"worker 0": ""})[worker_index(strategy)]
 
 
 def of_all_workers(strategy: tf.distribute.Strategy, value: float) -> list[float]:

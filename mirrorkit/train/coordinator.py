@@ -19,6 +19,7 @@ import tensorflow as tf
 from mirrorkit.cluster import task_name
 from mirrorkit.cluster.network import unreachable
 from mirrorkit.errors import ClusterError
+from mirrorkit.strategy.lost import ENDED_BY_OTHERS, name_lost_workers
 from mirrorkit.strategy.parameter_server import is_parameter_server
 from mirrorkit.train.calls import CallLength, Calls, Result
 from mirrorkit.train.pieces import HeldStream, Piece, pieces
@@ -32,8 +33,6 @@ _PIECES = 4  # for each worker in a call, so that a slow worker takes fewer
 _POLL_SECONDS = 0.002
 _LOOK_SECONDS = 2.0  # between two looks whether all tasks are there
 _PATIENCE_SECONDS = 300.0  # without a single worker
-
-_GONE = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
 
 
 def calls_for(strategy: tf.distribute.Strategy, step: Any, steps_per_call: int | str) -> tuple[Any, CallLength]:
@@ -215,13 +214,12 @@ class RemoteCallLength(CallLength):
 
 @contextmanager
 def explained(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Turn TensorFlow's errors about a task that is gone into a `ClusterError` that names it; under other strategies
-    do nothing.
-    """
+    """Turn TensorFlow's errors about a task that is gone into a `ClusterError` that names it."""
     try:
         yield
-    except _GONE as error:
+    except ENDED_BY_OTHERS as error:
         if not is_parameter_server(strategy):
+            name_lost_workers(strategy, error)
             raise
         _require_servers(strategy, error)
         raise ClusterError(

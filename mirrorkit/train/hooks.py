@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from mirrorkit._keras import keras
+from mirrorkit.strategy import is_chief, of_all_workers
 from mirrorkit.train.checkpoints import Checkpoints
+
+_WRITERS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
 
 
 def callback_list(
@@ -15,7 +25,8 @@ def callback_list(
     """Return a `keras.callbacks.CallbackList`: the user's callbacks in their order, then what Keras adds, then savers.
 
     A checkpoint holds what the other callbacks did (a learning rate, the history), so it comes after them. A callback
-    that has `set_loop` is given the loop.
+    that has `set_loop` is given the loop. On several workers all of them see the same logs and run the same callbacks;
+    the progress bar, and those of Keras that write files, are the chief's alone.
 
     Args:
         loop: the loop.
@@ -28,6 +39,8 @@ def callback_list(
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     given = keras.tree.flatten(callbacks or [])
+    if not is_chief(loop.strategy):
+        given, verbose = [callback for callback in given if not isinstance(callback, _WRITERS)], 0
     if history and not any(isinstance(c, keras.callbacks.History) for c in given):
         given.append(keras.callbacks.History())
     if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
@@ -37,6 +50,14 @@ def callback_list(
         if hasattr(callback, "set_loop"):
             callback.set_loop(loop)
     return keras.callbacks.CallbackList(given, model=model, verbose=verbose, **params)
+
+
+def agree_to_stop(strategy: tf.distribute.Strategy, model: Any) -> None:
+    """Let all workers stop when a callback of one of them wants to: a clock, say, differs between them.
+
+    A worker that stopped alone would leave the others waiting for it.
+    """
+    model.stop_training = bool(max(of_all_workers(strategy, bool(model.stop_training))))
 
 
 def periods(hooks: Any) -> list[int]:

@@ -26,7 +26,7 @@ from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.coordinator import calls_for, explained
 from mirrorkit.train.custom import CustomStep, TrainStep
 from mirrorkit.train.feed import Feed
-from mirrorkit.train.hooks import callback_list, release
+from mirrorkit.train.hooks import agree_to_stop, callback_list, release
 from mirrorkit.train.passes import Passes
 from mirrorkit.train.position import Position
 from mirrorkit.train.report import Report
@@ -135,6 +135,7 @@ class Loop:
                         logs |= {f"val_{name}": value for name, value in val_logs.items()}
                     position.next_epoch()
                     hooks.on_epoch_end(epoch, logs)
+                    agree_to_stop(self.strategy, model)
                     resumed = False
                     if model.stop_training:
                         break
@@ -178,7 +179,8 @@ class Loop:
         """
         self._require_model("predict")
         feed = Feed(self.strategy, data, steps=steps)
-        parts = list(self._calls.predictions(feed.batches()))
+        with explained(self.strategy):
+            parts = list(self._calls.predictions(feed.batches()))
         return tf.nest.map_structure(lambda *part: np.concatenate([p.numpy() for p in part]), *parts)
 
     def warm_up(self, data: Any, *, validation_data: Any = None) -> None:
@@ -202,7 +204,8 @@ class Loop:
         testing = None
         if isinstance(self._step, Step):
             testing = training if validation_data is None else self._whole_feed(validation_data)
-        self._passes.rehearse(training, testing)
+        with explained(self.strategy):
+            self._passes.rehearse(training, testing)
         self._warm = True
 
     def restore(self, folder: str | os.PathLike[str]) -> Position:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from mirrorkit.errors import CheckpointError, NonFiniteLossError, StepError
 from mirrorkit.train.calls import CallLength
 from mirrorkit.train.feed import Feed
-from mirrorkit.train.hooks import periods
+from mirrorkit.train.hooks import agree_to_stop, periods
 from mirrorkit.train.position import Position
 from mirrorkit.train.report import Epoch, Report
 from mirrorkit.train.snapshot import unchanged
@@ -67,6 +67,7 @@ class Passes:
             logs = self._logs(totals)
             position.advance(result.steps, totals.numpy().tolist())
             hooks.on_train_batch_end(position.batch - 1, logs)
+            agree_to_stop(self._strategy, self._step.model)
         if position.batch == 0:
             raise StepError(_NO_BATCH)
         if record.steps:

@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit.strategy import of_all_workers
+
 
 class StopSignals:
     """Catches SIGTERM and SIGINT between `install` and `restore`.
@@ -50,7 +52,7 @@ class StopSignals:
 def agreed_signal(strategy: tf.distribute.Strategy, signals: StopSignals) -> int:
     """Return the signal on which to save and leave now, 0 for none.
 
-    This is the one place where it is decided whether to stop. It is asked after every call of many steps.
+    This is the one place where it is decided whether to stop. It is asked after every call of many steps, on all
+    workers of a cluster: what one of them received, all of them get.
     """
-    del strategy
-    return signals.received
+    return int(max(of_all_workers(strategy, signals.received)))

@@ -1,0 +1,77 @@
+"""Name the worker that is gone, where TensorFlow only says that a socket was closed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import tensorflow as tf
+
+from mirrorkit.cluster import task_name
+from mirrorkit.cluster.network import unreachable
+from mirrorkit.errors import ClusterError
+from mirrorkit.strategy.workers import addresses, worker_name
+
+# What a collective operation ends with when one who takes part does not: gone, silent for 10 s, or an error in NCCL.
+ENDED_BY_OTHERS = (
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.InternalError,
+)
+_SECONDS_TO_GO = 5.0  # a process that ends closes its port some time after its connections
+
+
+@contextmanager
+def naming_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Turn the error of a collective operation into one that names the workers which are gone; for a loop of your own.
+
+    ```python
+    with mk.strategy.naming_lost_workers(strategy):
+        for batch in dataset:
+            train_step(batch)
+    ```
+
+    `mk.train.Loop` does so itself. With one worker, and for other errors, this does nothing.
+
+    Raises:
+        ClusterError: another worker is gone; the program can only be started again.
+    """
+    try:
+        yield
+    except ENDED_BY_OTHERS as error:
+        name_lost_workers(strategy, error)
+        raise
+
+
+def name_lost_workers(strategy: tf.distribute.Strategy, error: Exception) -> None:
+    """Raise a `ClusterError` if `error` comes from a worker that is gone; return where it does not."""
+    others = {task: address for task, address in addresses(strategy).items() if task != worker_name(strategy)}
+    if not others:
+        return
+    deadline = time.monotonic() + _SECONDS_TO_GO
+    while not (gone := unreachable(others)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if gone:
+        _raise({task: others[task] for task in gone}, "is gone", error)
+    silent = [task for task in _unhealthy(str(error)) if task in others]
+    if silent or isinstance(error, (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)):
+        _raise({task: others[task] for task in silent or others}, "has stopped answering", error)
+
+
+def _raise(tasks: dict[str, str], what: str, error: Exception) -> NoReturn:
+    named = " or ".join(f"{task} ({address})" for task, address in tasks.items())
+    raise ClusterError(
+        f"{named} {what}, and the other workers cannot go on without it. Its own output says why it ended. Start all "
+        "workers again; with the callback mk.train.Checkpoints they go on from the newest checkpoint."
+    ) from error
+
+
+def _unhealthy(message: str) -> list[str]:
+    """Return the tasks that TensorFlow says have stopped to send heartbeats."""
+    _, _, listed = message.partition("stopped sending heartbeats")
+    return [task_name(job, int(index)) for job, index in re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", listed)]
