@@ -82,7 +82,7 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
             make_writable(self.folder)
             checkpoint_file.remove_unfinished(self.folder)
         if checkpoint_file.find(self.folder):
-            self._loop.restore(self.folder)
+            self._restore()
         self._writer = Writer(self.folder, self.keep)
         self._began = self._saved = self._place()
         self._signals.install()
@@ -120,6 +120,16 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
+
+    def _restore(self) -> None:
+        position, epochs = self._loop.restore(self.folder), self.params["epochs"]
+        if max(position.epoch, position.ended) >= epochs:
+            _log.warning(
+                "%s: the %d epochs asked for are done, so nothing is trained. Ask for more, or begin anew in another "
+                "folder.",
+                self.folder,
+                epochs,
+            )
 
     @property
     def _writes(self) -> bool:

@@ -144,7 +144,7 @@ def test_a_metric_with_a_value_for_each_class(make_loop: Any, numbers: Any, tmp_
 
 
 def test_a_finished_run_trains_nothing_more_and_goes_on_when_asked_for_more(
-    loop: Any, as_new: Any, pictures: Any, tmp_path: Path
+    loop: Any, as_new: Any, pictures: Any, tmp_path: Path, caplog: Any
 ) -> None:
     history = loop.fit(pictures, epochs=4, validation_data=pictures, verbose=0).history
     expected = bits(loop)
@@ -152,12 +152,14 @@ def test_a_finished_run_trains_nothing_more_and_goes_on_when_asked_for_more(
     as_new(loop).fit(pictures, epochs=2, validation_data=pictures, callbacks=[saver], verbose=0)
     after_two, files = bits(loop), {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     spoil(loop)
+    assert not caplog.records
     for epochs in (2, 1):
         report = loop.fit(pictures, epochs=epochs, validation_data=pictures, callbacks=[saver], verbose=0)
         assert bits(loop) == after_two
         assert report.epochs == []
         assert report.history == {name: values[:2] for name, values in history.items()}
         assert report.summary()
+        assert f"the {epochs} epochs asked for are done, so nothing is trained" in caplog.text
     assert files == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     report = loop.fit(pictures, epochs=4, validation_data=pictures, callbacks=[saver], verbose=0)
     assert report.history == history
