@@ -66,4 +66,14 @@ def wait_for_devices() -> None:
     if "tensorflow" in sys.modules:
         import tensorflow as tf
 
-        tf.test.experimental.sync_devices()
+        # In a cluster the devices of the other tasks are listed too, and cannot be waited for. A name without a task is
+        # this one's.
+        task = tf.constant(0).device.partition("/device:")[0]
+        devices = [device.name for device in tf.config.list_logical_devices()]
+        own = [name for name in devices if name.startswith((task, "/device:"))]
+        if len(own) == len(devices):
+            tf.test.experimental.sync_devices()
+        else:
+            for name in own:
+                with tf.device(name):
+                    tf.raw_ops.SyncDevice()
