@@ -12,7 +12,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.checks.recording import Call, recorded
 from mirrorkit.errors import StepError
-from mirrorkit.train.export import training_argument
+from mirrorkit.train.layer_state import training_argument
 from mirrorkit.train.outputs import Batch, unpack_batch
 from mirrorkit.train.share import bounds
 from mirrorkit.train.snapshot import unchanged

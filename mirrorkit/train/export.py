@@ -9,7 +9,6 @@ mk.train.export(loop, "digits")         # served = tf.saved_model.load("digits")
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import tempfile
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_chief
-from mirrorkit.train.layer_state import layers_of
+from mirrorkit.train.layer_state import layers_of, training_argument
 from mirrorkit.train.snapshot import unchanged
 from mirrorkit.train.tracing import outside_replica
 
@@ -144,13 +143,6 @@ def _write_saved_model(model: Any, folder: Path, input_signature: Any) -> None:
     archive.add_variable_collection("variables", [*trainable, *other])
     archive.add_endpoint("serve", serve, [_inputs(model) if input_signature is None else input_signature])
     archive.write_out(folder, verbose=False)
-
-
-def training_argument(model: Any, training: bool) -> dict[str, bool]:
-    """Return `{"training": training}` where the model's `call` takes it; a subclassed one need not."""
-    parameters = inspect.signature(model.call).parameters.values()
-    takes_it = any(p.name == "training" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    return {"training": training} if takes_it else {}
 
 
 def _inputs(model: Any) -> Any:
