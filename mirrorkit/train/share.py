@@ -20,10 +20,10 @@ HOST = "/device:CPU:0"  # of whichever worker the replica is on
 class Share(Protocol):
     """How a replica comes to its rows of a global batch, whatever stands for that batch."""
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Any, /) -> Any:
         """Return this replica's rows; called in replica context."""
 
-    def examples(self, batch: Any) -> tf.Tensor:
+    def examples(self, batch: Any, /) -> tf.Tensor:
         """Return the number of examples in the whole global batch (int32 scalar)."""
 
 
@@ -78,13 +78,3 @@ def unless_empty(batch: Any, full: Callable[[], Any], empty: Callable[[], Any]) 
     if size is None:
         return tf.cond(count_examples(unpack_batch(batch)) > 0, full, empty)
     return full() if size else empty()
-
-
-def require_examples(batch: Any, full: Callable[[], Any]) -> Any:
-    """Call `full`, and fail when it runs on a share without examples: for layers that wait for every replica."""
-    message = (
-        "A replica got no example of this batch, and the model has synchronized layers, which need one on every "
-        "replica. Use drop_remainder=True and a global batch size that is a multiple of the number of replicas."
-    )
-    with tf.control_dependencies([tf.debugging.assert_positive(count_examples(unpack_batch(batch)), message)]):
-        return full()
