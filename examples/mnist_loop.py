@@ -1,6 +1,7 @@
 """The ten lines: an MNIST CNN trained by mirrorkit's Loop on as many replicas as there are devices.
 
 Run: python examples/mnist_loop.py --devices cpu:4
+     python -m mirrorkit launch --workers 2 examples/mnist_loop.py
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="auto", choices=["auto", "mnist", "cifar10", "synthetic"])
     parser.add_argument("--data-dir", help="the folder with the files, or its parent")
-    parser.add_argument("--strategy", default="auto", help="auto, one_device, mirrored, central_storage")
+    parser.add_argument("--strategy", default="auto", help="a kind of mk.strategy.create; auto looks for a cluster")
     parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; all GPUs or else the CPU by default")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=128, help="global: all replicas together")
@@ -40,7 +41,7 @@ def main() -> None:
     loop = mk.train.Loop(strategy, step)
     loop.warm_up(train, validation_data=test)
     report = loop.fit(train, epochs=options.epochs, validation_data=test)
-    print(f"{strategy.num_replicas_in_sync} replicas: {report.summary()}")
+    print(f"{mk.strategy.describe(strategy)}: {report.summary()}")
     print(f"test accuracy {loop.evaluate(test)['accuracy']:.4f}")
 
 
