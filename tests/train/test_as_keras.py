@@ -157,6 +157,28 @@ def test_a_users_loss_function_sees_what_keras_shows_it(flat: bool, make_loop: A
     _fit_both(loop, model, plain_dataset(x, y[:, 0] if flat else y, batch=30))
 
 
+def test_a_model_whose_call_takes_no_training_argument(make_loop: Any, numbers: Any) -> None:
+    class Own(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.out = L.Dense(3, activation="tanh"), L.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.out(self.hidden(x))
+
+    def net() -> Any:
+        model = Own()
+        model(np.zeros((1, 4), "float32"))
+        return model
+
+    loop = make_loop(("mirrored", 2), net)
+    model = keras_twin(net, loop)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    data = plain_dataset(*numbers, batch=30)
+    _fit_both(loop, model, data)
+    np.testing.assert_allclose(loop.predict(data), model.predict(numbers[0], verbose=0), atol=1e-5)
+
+
 def test_a_mask_beside_several_outputs_is_refused(make_loop: Any) -> None:
     def net() -> Any:
         inputs = keras.Input((6,), dtype="int32")

@@ -13,6 +13,8 @@ from training_helpers import KINDS, keras_twin, largest_difference, plain_datase
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.train.share import own_share
+from mirrorkit.train.synchronized import cut_out
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -71,21 +73,32 @@ def test_equals_one_device_with_full_partial_and_empty_shares(
     assert_replicas_equal(loop)
 
 
-def test_totals_are_exact_when_all_replicas_compute_the_whole_batch(make_loop: Any, images: Any) -> None:
-    """Three replicas: the sum of three thirds of the number of examples would not be a whole number."""
+@pytest.mark.parametrize("static", [True, False])
+def test_one_copy_counts_in_totals_and_a_part_of_each_in_gradients(static: bool, make_loop: Any, images: Any) -> None:
+    """Three replicas, four images: 2, 2, 0. A sum of thirds need not be the whole number of examples that it should."""
     loop = make_loop(("mirrored", 3), _net, _sgd, metrics=["mae"])
+    step, strategy = loop.step, loop.strategy
+    x, y = (tf.constant(part[:4]) for part in images)
     model = keras_twin(_net, loop)
-    loop.step.prepare(images)
-    step = tf.function(lambda *batch: loop.step.train(batch), autograph=False)
-    spec = [tf.TensorSpec([None, *part.shape[1:]]) for part in images]
-    run = step.get_concrete_function(*spec)
-    for rows in (1, 4, 5):  # 1, 0, 0; 2, 2, 0; 2, 2, 1
-        x, y = (tf.constant(part[:rows]) for part in images)
-        error = np.abs(model(x, training=True) - y)
-        totals = run(x, y).numpy()
-        assert totals[0] == rows
-        np.testing.assert_allclose(loop.step.logs(totals)["mae"], np.mean(error), rtol=1e-4)
-        model.set_weights(loop.step.model.get_weights())
+    error = np.abs(model(x, training=True) - y)
+    step.prepare((x, y))
+
+    @tf.function(autograph=False)
+    def sums(*batch: Any) -> Any:
+        return strategy.run(lambda batch: step.compute(cut_out(batch, own_share)), args=(batch,))
+
+    size = 4 if static else None
+    of_replicas = sums.get_concrete_function(*[tf.TensorSpec([size, *part.shape[1:]]) for part in (x, y)])(x, y)
+    totals, *gradients = (
+        strategy.experimental_local_results(value)
+        for value in (of_replicas["totals"], of_replicas["gradients"][0], of_replicas["state"][0])
+    )
+    assert [total[0] for total in totals] == [4, 0, 0]
+    np.testing.assert_allclose(totals[0][-2] / totals[0][-1], np.mean(error), rtol=1e-4)
+    for values in gradients:
+        assert np.abs(values[0]).max() > 1e-4
+        for other in values[1:]:
+            np.testing.assert_allclose(other, values[0], rtol=1e-4, atol=1e-6)
 
 
 def test_a_loop_takes_any_last_batch(make_loop: Any, images: Any) -> None:
