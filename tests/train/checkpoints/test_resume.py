@@ -20,8 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 @pytest.mark.parametrize(
-    ("where", "at"),  # in the middle of an epoch; and once after its last batch, before its validation
-    [*((where, 5) for where in KINDS), (KINDS[1], 11)],
+    ("where", "at"),  # in the middle of the second epoch; and once after its last batch, before its validation
+    [*((where, 9) for where in KINDS), (KINDS[1], 11)],
     ids=str,
 )
 def test_bits_and_history_are_those_of_an_unbroken_run(
