@@ -60,7 +60,8 @@ class RemoteCalls:
         self._workers = len(_addresses(strategy, "worker"))
         self._traces: dict[Any, Any] = {}
         self._held: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self.local = Calls(tf.distribute.get_strategy(), step)  # makes calls in this process
+        self.chief = tf.distribute.OneDeviceStrategy("/job:chief/replica:0/task:0/device:CPU:0")
+        self.local = Calls(self.chief, step)  # makes calls in this process
 
     def train(self, stream: Stream, totals: tf.Tensor, steps: int) -> Result:
         """Train on the next `steps` batches, or as many as are left, adding to `totals`."""

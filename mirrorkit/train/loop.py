@@ -67,6 +67,11 @@ class Loop:
         self.position = Position()
         self.feed: Feed | None = None
 
+    @property
+    def steps_per_call(self) -> int:
+        """How many steps the next whole call takes; with "auto" it is found from the first calls."""
+        return self._passes.steps_per_call
+
     def fit(
         self,
         data: Any,
@@ -165,7 +170,7 @@ class Loop:
         """
         self._require_model("evaluate")
         local = on_chief and is_parameter_server(self.strategy)
-        feed = Feed(tf.distribute.get_strategy() if local else self.strategy, data, steps=steps)
+        feed = Feed(self._calls.chief if local else self.strategy, data, steps=steps)
         hooks = callback_list(self, self._step.model, callbacks, steps=feed.steps)
         with explained(self.strategy):
             return self._passes.test(feed, hooks, local=local)

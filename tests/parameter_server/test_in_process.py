@@ -31,7 +31,7 @@ def test_callbacks_and_history_are_those_of_keras(two_workers):
     assert two_workers["history"]["val_loss"][-1] == pytest.approx(two_workers["on_workers"]["loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("where", ["on_workers", "on_chief", "sent"])
+@pytest.mark.parametrize("where", ["on_workers", "on_chief", "sent", "resident_on_workers", "resident_on_chief"])
 def test_evaluation_is_exact_wherever_it_runs(two_workers, where):
     assert two_workers[where] == pytest.approx(two_workers["by_hand"], rel=1e-5)
 

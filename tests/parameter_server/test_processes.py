@@ -24,19 +24,17 @@ STEPS = 40  # of an epoch
 class Job:
     """The tasks of a job, each a process with a log file."""
 
-    def __init__(self, folder: Path, arguments: list[str], *, workers: int = 2, ps: int = 1) -> None:
+    def __init__(self, folder: Path, *command: str) -> None:
         self.folder = folder
-        self._arguments = arguments
-        self._tasks = layout.clusters(workers, ps=ps)
+        self._command = [sys.executable, *command]
+        self._tasks = layout.clusters(2, ps=1)
         self.processes: dict[str, subprocess.Popen] = {}
 
     def start(self, *names: str) -> None:
         for name in names or self._tasks:
             environment = {**os.environ, "TF_CONFIG": self._tasks[name].to_tf_config(), "PYTHONPATH": str(ROOT)}
             with open(self.folder / f"{name}.log", "ab") as log:
-                self.processes[name] = subprocess.Popen(
-                    [sys.executable, str(SCRIPT), *self._arguments], env=environment, stdout=log, stderr=log
-                )
+                self.processes[name] = subprocess.Popen(self._command, env=environment, stdout=log, stderr=log)
 
     def send(self, name: str, number: int) -> None:
         self.processes[name].send_signal(number)
@@ -64,8 +62,9 @@ class Job:
 def job(tmp_path):
     jobs = []
 
-    def make(epochs: int, *, pause: float = 0.0, **tasks: int) -> Job:
-        jobs.append(Job(tmp_path, [str(tmp_path / "checkpoints"), str(epochs), str(pause)], **tasks))
+    def make(epochs: int, *, pause: float = 0.0, script: list[str] | None = None) -> Job:
+        command = script or [str(SCRIPT), str(tmp_path / "checkpoints"), str(epochs), str(pause)]
+        jobs.append(Job(tmp_path, *command))
         return jobs[-1]
 
     yield make
@@ -171,16 +170,35 @@ def test_a_server_whose_chief_never_comes_says_so(run_python):
     assert f"ps 0 waited 1 s for the chief ({cluster.chief})" in result.stderr
 
 
+needs_mnist = pytest.mark.skipif("MIRRORKIT_DATA" not in os.environ, reason="needs MNIST: set MIRRORKIT_DATA")
+MNIST = [str(ROOT / "examples" / "mnist_loop.py"), "--strategy", "auto", "--data", "mnist", "--epochs", "3"]
+
+
+def accuracy(output: str) -> float:
+    match = re.search(r"test accuracy ([\d.]+)", output)
+    assert match, output[-3000:]
+    return float(match[1])
+
+
 @pytest.mark.slow
-@pytest.mark.skipif("MIRRORKIT_DATA" not in os.environ, reason="needs MNIST: set MIRRORKIT_DATA to its folder")
+@needs_mnist
 def test_mnist_by_the_launcher(tmp_path):
-    command = [sys.executable, "-m", "mirrorkit", "launch", "--workers", "2", "--ps", "1"]
-    script = [str(ROOT / "examples" / "mnist_loop.py"), "--strategy", "auto", "--data", "mnist", "--epochs", "3"]
+    command = [sys.executable, "-m", "mirrorkit", "launch", "--workers", "2", "--ps", "1", *MNIST]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        command + script, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280
-    )
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr[-3000:]
-    match = re.search(r"chief \| test accuracy ([\d.]+)", result.stdout)
-    assert match, result.stdout[-3000:]
-    assert float(match[1]) >= 0.98
+    assert accuracy(result.stdout) >= 0.98
+
+
+@pytest.mark.slow
+@needs_mnist
+def test_mnist_while_a_worker_is_killed_and_comes_back(job):
+    tasks = job(epochs=3, script=MNIST)
+    tasks.start()
+    tasks.wait_for("Epoch 2/3")
+    tasks.send("worker 0", signal.SIGKILL)
+    time.sleep(1)
+    tasks.start("worker 0")
+    assert tasks.end_of("chief", timeout=250) == [0], tasks.log()[-3000:]
+    assert accuracy(tasks.log()) >= 0.98
+    assert tasks.end_of("worker 0", "worker 1", "ps 0", timeout=30) == [0, 0, 0]
