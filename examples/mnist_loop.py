@@ -32,7 +32,7 @@ def main() -> None:
     print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")
 
     steps = options.epochs * train.steps_per_epoch
-    # The rate rises first: with parameter servers gradients are some steps old, which a large rate does not bear at once.
+    # The rate rises first: gradients that are some steps old (parameter servers) do not bear a large one at once.
     rise = {"warmup_target": 0.1, "warmup_steps": steps // 10}
     schedule = keras.optimizers.schedules.CosineDecay(0.0, steps - steps // 10, **rise)
     with strategy.scope():
