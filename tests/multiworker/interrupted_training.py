@@ -27,23 +27,29 @@ class Event(keras.callbacks.Callback):
         super().__init__()
         self._event, self._step, self._done = event, step, folder / "happened"
         self._loop: Any = None
+        self._slow = False
 
     def set_loop(self, loop: Any) -> None:
         self._loop = loop
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._slow:
+            time.sleep(1)
         if self._loop.position.steps < self._step or self._done.exists():
             return
         self._done.write_text(str(time.time()))
         if self._event == "raise":
             raise ValueError("an error of this worker alone")
+        if self._event == "slow":  # so that somebody else has the time to interrupt it
+            self._slow = True
+            return
         os.kill(os.getpid(), SIGNALS[self._event])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--event", choices=["kill", "term", "stop", "raise"])
+    parser.add_argument("--event", choices=["kill", "term", "stop", "raise", "slow"])
     parser.add_argument("--worker", type=int, default=0)
     parser.add_argument("--step", type=int, default=0)
     parser.add_argument("--no-checkpoints", action="store_true")
