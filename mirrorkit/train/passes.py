@@ -34,6 +34,11 @@ class Passes:
         self._calls = calls
         self._length = length
 
+    @property
+    def steps_per_call(self) -> int:
+        """How many steps the next whole call takes."""
+        return self._length.next(None)
+
     def train(self, feed: Feed, position: Position, hooks: Any, report: Report, *, resumed: bool) -> dict[str, Any]:
         """Train what is left of the position's epoch; move the position on, call by call. Returns the epoch's logs.
 
