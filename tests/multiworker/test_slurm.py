@@ -85,11 +85,13 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
         wait_for(lambda: "idle" in run("sinfo", "-h", "-o", "%T"), 60)
         yield run
         run("scancel", "--user", "root")
+        wait_for(lambda: not run("squeue", "-h"), 60)
     finally:
         for name in ("slurmd", "slurmctld"):
             with suppress(OSError, ValueError):
-                os.kill(int((folder / f"{name}.pid").read_text()), signal.SIGTERM)
-        wait_for(lambda: not list(folder.glob("*.pid")), 30)
+                pid = int((folder / f"{name}.pid").read_text())
+                os.kill(pid, signal.SIGTERM)
+                wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists(), 60)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
