@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Imports point up this list only: a module imports from its own line and the lines above.
 LAYERS = [
     *("errors", "_keras", "reproducible", "cluster", "devices", "strategy", "batching", "timing", "data", "models"),
-    *("optim", "train", "checks", "parallel", "bench", "launch", "testing", "__main__"),
+    *("optim", "train", "checks", "parallel", "launch", "testing", "bench", "__main__"),
 ]
 
 

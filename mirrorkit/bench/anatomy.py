@@ -106,8 +106,11 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 5) -> Anatomy:
     """
     from mirrorkit.bench.variants import Variants
     from mirrorkit.strategy import of_all_workers
+    from mirrorkit.strategy.parameter_server import is_parameter_server
     from mirrorkit.train.snapshot import unchanged
 
+    if is_parameter_server(loop.strategy):
+        raise StepError("anatomy takes steps apart that all replicas make together; under parameter servers none does.")
     if not hasattr(loop.step, "prepare"):
         raise StepError(f"anatomy needs a mk.train.Step; the parts of {type(loop.step).__name__} are unknown.")
     with unchanged(loop.strategy, loop.step.variables):

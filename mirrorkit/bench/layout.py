@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import socket
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from mirrorkit.bench.remote import Member
 from mirrorkit.errors import StrategyError
+from mirrorkit.launch.layout import clusters, environments
 
 DEVICES = ("cpu", "gpu", "workers")
 
@@ -35,31 +33,30 @@ class Layout:
     replicas: int
 
     def members(self, **arguments: Any) -> list[Member]:
-        """Return the processes, whose objects are made with `arguments`, `kind` and `devices`."""
+        """Return the processes; their objects are made with `arguments`, `kind` and `devices`."""
         arguments = {**arguments, "kind": self.kind, "devices": f"{self.device}:{self.replicas}"}
         if self.device != "workers":  # several processes are alive at a time: none may take a GPU's whole memory
             return [Member(arguments, {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if self.device == "gpu" else {})]
-        arguments["devices"] = "cpu:1"
-        threads = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+        one_core = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
         if self.replicas == 1:
-            return [Member({**arguments, "kind": "one_device"}, threads, core=0)]
+            return [Member({**arguments, "devices": "cpu:1"}, one_core, core=0)]
         arguments["devices"] = None
-        workers = [f"127.0.0.1:{port}" for port in _free_ports(self.replicas)]
-        return [
-            Member(arguments, {**threads, "TF_CONFIG": _tf_config(workers, i)}, core=i) for i in range(len(workers))
-        ]
-
-
-def _tf_config(workers: Sequence[str], index: int) -> str:
-    return json.dumps({"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}})
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        serving = self.kind == "parameter_server"
+        if serving:  # with one thread between operations, a worker waits for ever for its parameter servers
+            one_core["TF_NUM_INTEROP_THREADS"] = "4"
+        tasks = clusters(self.replicas, ps=1 if serving else 0)
+        found = []
+        for name, environment in environments(tasks, devices_per_worker="cpu").items():
+            job, index = tasks[name].task_type, tasks[name].task_index
+            is_worker = job == "worker"
+            own = Member(
+                arguments,
+                {**environment, **one_core} if is_worker else environment,
+                core=index if is_worker else None,
+                answers=not serving or job == "chief",
+            )
+            found.append(own)
+        return sorted(found, key=lambda member: not member.answers)
 
 
 def for_scaling(device: str, counts: Sequence[int]) -> dict[int, Layout]:
@@ -73,16 +70,26 @@ def for_scaling(device: str, counts: Sequence[int]) -> dict[int, Layout]:
     return {n: Layout("one_device" if n == 1 else many, device, n) for n in sorted({1, *counts})}
 
 
-def for_comparison(device: str, counts: Sequence[int]) -> list[Layout]:
+def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[Layout]:
     """Return every strategy that one machine can run: one device first, then each kind with so many replicas.
+
+    Args:
+        device: "cpu" adds workers on cores of their own, as far as there are cores.
+        counts: numbers of replicas.
+        cores: of this machine.
 
     Raises:
         StrategyError: another device, or a number below 1.
     """
     check(device, counts)
     several = [n for n in sorted(set(counts)) if n > 1]
-    kinds = ("multi_worker",) if device == "workers" else ("mirrored", "central_storage")
-    return [Layout("one_device", device, 1), *(Layout(kind, device, n) for kind in kinds for n in several)]
+    found = [Layout("one_device", device, 1)]
+    if device != "workers":
+        found += [Layout(kind, device, n) for kind in ("mirrored", "central_storage") for n in several]
+    if device != "gpu":
+        numbers = [n for n in several if n <= cores] if device == "cpu" else several
+        found += [Layout(kind, "workers", n) for kind in ("multi_worker", "parameter_server") for n in numbers]
+    return found
 
 
 def check(device: str, counts: Sequence[int]) -> None:

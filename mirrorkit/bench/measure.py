@@ -63,6 +63,8 @@ def train_in_turns(
         calls = {key: lambda remote=remote: remote.call("train", epochs=epochs) for key, remote in remotes.items()}
         for key, turns in in_turns(calls, repeats).items():
             found[key].speeds, found[key].error = turns.answers, turns.error
+            if turns.error is not None and key == next(iter(jobs)):
+                raise MirrorkitError(turns.error)
             if turns.error is None:
                 found[key].accuracy = remotes[key].call("evaluate")
     return found

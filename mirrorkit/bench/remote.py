@@ -38,11 +38,13 @@ class Member:
         arguments: keyword arguments with which its object is made; whatever JSON can hold.
         environment: variables on top of this process's own.
         core: the only core that it may use, as a position among those of this process.
+        answers: whether its object is made and called; or the process only serves the others, as a parameter server.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     core: int | None = None
+    answers: bool = True
 
 
 class Remote:
@@ -60,7 +62,9 @@ class Remote:
         self._timeout = timeout
         self._target = target
         self._folder = tempfile.TemporaryDirectory(prefix="mirrorkit-")
-        self._processes = [self._start(i, member) for i, member in enumerate(members or (Member(),))]
+        members = members or (Member(),)
+        self._processes = [self._start(i, member) for i, member in enumerate(members)]
+        self._answering = [i for i, member in enumerate(members) if member.answers]
         self._is_ready = False
 
     def _start(self, index: int, member: Member) -> subprocess.Popen[bytes]:
@@ -105,8 +109,8 @@ class Remote:
             MirrorkitError: it failed in one of them.
         """
         self.ready()
-        for process in self._processes:
-            self._send(process, call=method, arguments=arguments)
+        for i in self._answering:
+            self._send(self._processes[i], call=method, arguments=arguments)
         return self._answers()[0]
 
     def _send(self, process: subprocess.Popen[bytes], **message: Any) -> None:
@@ -118,7 +122,7 @@ class Remote:
     def _answers(self) -> list[Any]:
         deadline = time.monotonic() + self._timeout
         answers: dict[int, Any] = {}
-        pipes = {process.stdout: i for i, process in enumerate(self._processes) if process.stdout is not None}
+        pipes: dict[Any, int] = {self._processes[i].stdout: i for i in self._answering}
         # In the order of their coming: when one fails, the others may wait for it for ever.
         while len(answers) < len(pipes):
             waiting = [pipe for pipe, i in pipes.items() if i not in answers]
@@ -128,7 +132,7 @@ class Remote:
             for pipe in ready:
                 line = pipe.readline()
                 answers[pipes[pipe]] = self._read(line, pipes[pipe])
-        return [answers[i] for i in range(len(answers))]
+        return [answers[i] for i in self._answering]
 
     def _read(self, line: bytes, index: int) -> Any:
         answer = json.loads(line) if line else {"error": f"the process ended with {self._processes[index].wait()}"}

@@ -9,13 +9,17 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
 from typing import Any
 
 
 def main() -> None:
     """Serve until standard input ends."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -39,6 +43,13 @@ def main() -> None:
         text = str(error).strip().partition("\n")[0]
         answer(error=f"{type(error).__name__}: {text[:300]}")
         sys.exit(1)
+
+
+def _end_with_parent(parent: int) -> None:
+    """A call that waits for ever would not see that nobody is there any more."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(0, signal.SIGKILL)  # a group of its own: see Remote
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from mirrorkit.bench.report import Column, Report, summary
 
 _COLUMNS = (
     Column("strategy", "strategy"),
+    Column("device", "device"),
     Column("replicas", "replicas", "d"),
     Column("median", "examples/s", ",.0f"),
     Column("best", "best", ",.0f"),
@@ -41,7 +42,8 @@ def strategies(
         data, data_dir: as in `mk.data.load`; "auto" is MNIST where it is found, else the synthetic set.
         examples: take no more training examples.
         batch_size: global: all replicas together.
-        device: "cpu" (virtual devices), "gpu", or "workers" (processes of one core each); GPUs where there are any.
+        device: "cpu" (virtual devices, and workers as far as there are cores), "gpu", or "workers" (processes of one
+            core each, also with a parameter server); GPUs where there are any.
         replicas: numbers of them beside one device.
         epochs: of each strategy; its speed is the median over them, its accuracy that on the test set after them.
         resident: whether the data lies on the devices (`mk.data.resident`), or tf.data makes the batches.
@@ -53,7 +55,7 @@ def strategies(
     machine = about_with_gpus()
     hardware = Hardware.of(machine)
     device = device or hardware.device()
-    layouts = for_comparison(device, replicas or hardware.counts(device))
+    layouts = for_comparison(device, replicas or hardware.counts(device), cores=hardware.cores)
     found = train_in_turns(
         {layout: (layout, batch_size) for layout in layouts},
         repeats=epochs,
@@ -63,7 +65,7 @@ def strategies(
     )
     rows: list[dict[str, Any]] = []
     for layout, measured in found.items():
-        row: dict[str, Any] = {"strategy": layout.kind, "replicas": layout.replicas}
+        row: dict[str, Any] = {"strategy": layout.kind, "device": layout.device, "replicas": layout.replicas}
         if measured.error is None:
             row |= {"values": measured.speeds, "n": len(measured.speeds), **summary(measured.speeds)}
             row |= {"ratio": row["median"] / (rows[0] if rows else row)["median"], "accuracy": measured.accuracy}
@@ -73,7 +75,7 @@ def strategies(
     trained = found[layouts[0]].facts
     what = f"{model} on {trained['examples']:,} images of {trained['data']}"
     title = f"Strategies: {what}, {device}, global batch {batch_size}, {epochs} epochs"
-    shared = any(hardware.is_shared(device, layout.replicas) for layout in layouts)
+    shared = any(hardware.is_shared(layout.device, layout.replicas) for layout in layouts)
     names = [f"{row['strategy']} x{row['replicas']}" for row in rows]
     spans = [(min(row["values"]), max(row["values"])) if "values" in row else None for row in rows]
     y_label = "examples/s (median, range)"

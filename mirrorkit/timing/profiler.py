@@ -12,7 +12,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.timing.timer import wait_for_devices
 
 
-class Profile(keras.callbacks.Callback):
+class Profile(keras.callbacks.Callback):  # type: ignore[name-defined]
     """What `mk.timing.profile` makes; see there.
 
     Attributes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 
 import pytest
 
@@ -83,8 +84,9 @@ def test_strategies_compares_speed_and_accuracy(measured):
         ("one_device", 1),
         ("mirrored", 2),
         ("central_storage", 2),
+        *([("multi_worker", 2), ("parameter_server", 2)] if report.about["cores"] > 1 else []),
     ]
-    assert [row.get("ratio") for row in report.rows] == [1.0, 0.5, None]
+    assert [row.get("ratio") for row in report.rows[:3]] == [1.0, 0.5, None]
     assert report.rows[1]["accuracy"] == pytest.approx(0.92)
     assert report.rows[2]["error"] == "no room"
     assert "to one device" in str(report)
@@ -98,7 +100,20 @@ def test_layouts_of_workers_find_each_other_on_cores_of_their_own():
     first, second = two.members(batch_size=8)
     assert (first.core, second.core) == (0, 1)
     assert first.arguments == {"batch_size": 8, "kind": "multi_worker", "devices": None}
-    assert first.environment["TF_CONFIG"].replace('"index": 0', '"index": 1') == second.environment["TF_CONFIG"]
+    configs = [json.loads(member.environment["TF_CONFIG"]) for member in (first, second)]
+    assert [config["task"]["index"] for config in configs] == [0, 1]
+    assert configs[0]["cluster"] == configs[1]["cluster"]
+    assert first.answers
+    assert second.answers
+
+
+def test_a_layout_with_a_parameter_server_is_called_in_its_chief_alone():
+    members = Layout("parameter_server", "workers", 2).members()
+    tasks = [json.loads(member.environment["TF_CONFIG"])["task"]["type"] for member in members]
+    assert [member.answers for member in members] == [True, False, False, False]
+    assert tasks[0] == "chief"
+    assert sorted(tasks[1:]) == ["ps", "worker", "worker"]
+    assert {member.core for member, task in zip(members, tasks, strict=True) if task == "worker"} == {0, 1}
 
 
 def test_default_numbers_of_replicas_follow_the_hardware():
@@ -109,7 +124,24 @@ def test_default_numbers_of_replicas_follow_the_hardware():
     assert Hardware(cores=6, gpus=0).device() == "cpu"
     assert hardware.is_shared("cpu", 2)
     assert not hardware.is_shared("workers", 6)
-    assert [layout.kind for layout in for_comparison("workers", [1, 2])] == ["one_device", "multi_worker"]
+
+
+def test_a_comparison_has_every_kind_that_the_machine_can_run():
+    def found(*arguments, cores=2):
+        layouts = for_comparison(*arguments, cores=cores)
+        return [(layout.kind, layout.replicas) for layout in layouts if layout.replicas > 1]
+
+    assert found("gpu", [1, 2]) == [("mirrored", 2), ("central_storage", 2)]
+    assert found("workers", [1, 4]) == [("multi_worker", 4), ("parameter_server", 4)]
+    processes = [("multi_worker", 2), ("parameter_server", 2)]
+    assert found("cpu", [2, 4]) == [
+        ("mirrored", 2),
+        ("mirrored", 4),
+        ("central_storage", 2),
+        ("central_storage", 4),
+        *processes,
+    ]
+    assert found("cpu", [2], cores=1) == found("gpu", [2])
 
 
 @pytest.mark.parametrize(
