@@ -15,7 +15,6 @@ from mirrorkit.bench.report import Column, table
 from mirrorkit.errors import StepError
 
 _SECONDS = 0.25  # of one measurement, about
-_CALL_SECONDS = 0.5  # what a loop's calls last when nobody says
 _LATE = 1.2  # a worker that takes so many times the median is named
 
 PARTS = ("input", "compute", "all_reduce", "update", "python")
@@ -113,6 +112,7 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 5) -> Anatomy:
         raise StepError("anatomy takes steps apart that all replicas make together; under parameter servers none does.")
     if not hasattr(loop.step, "prepare"):
         raise StepError(f"anatomy needs a mk.train.Step; the parts of {type(loop.step).__name__} are unknown.")
+    loop.warm_up(data)  # leaves all as it was, but finds how long the loop's calls are to be
     with unchanged(loop.strategy, loop.step.variables):
         variants = Variants(loop.strategy, loop.step, data)
         # The chief's numbers: variants that reduce must run the same steps on every worker.
@@ -120,13 +120,13 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 5) -> Anatomy:
         timed = in_turns(variants.seconds, steps, repeats)
         single = in_turns(variants.seconds, {"fixed": 1}, 2 * repeats)["fixed"]
     dispatch, net = without_dispatch({name: min(values) for name, values in timed.items()}, min(single), steps)
-    per_call = getattr(loop, "steps_per_call", None) or max(1, round(_CALL_SECONDS / net["whole"]))
+    python = dispatch * loop.step.accumulate / loop.steps_per_call
     whole = sorted(timed["whole"])
     return Anatomy(
-        seconds=net["whole"] + dispatch / per_call,
-        parts={**parts_of(net), "python": dispatch / per_call},
+        seconds=net["whole"] + python,
+        parts={**parts_of(net), "python": python},
         input_alone=net["input"],
-        steps_per_call=per_call,
+        steps_per_call=loop.steps_per_call,
         spread=(whole[-1] - whole[0]) / whole[len(whole) // 2],
         workers=of_all_workers(loop.strategy, max(net["input"], net["compute"])),
     )

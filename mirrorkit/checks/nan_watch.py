@@ -38,7 +38,7 @@ class NanWatch(keras.callbacks.Callback):  # type: ignore[name-defined]
 
     Raises:
         NonFiniteLossError: from training, in place of the loop's own.
-        StepError: `every` below 1; a step that does not say what it changes; parameter servers.
+        StepError: `every` below 1; a step that does not say what it changes; parameter servers; Keras's fit.
     """
 
     def __init__(self, *, every: int = 200) -> None:
@@ -66,13 +66,21 @@ class NanWatch(keras.callbacks.Callback):  # type: ignore[name-defined]
             )
         self._loop = loop
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuse to watch in vain."""
+        if self._loop is None:
+            raise StepError(
+                "NanWatch goes back with the help of mk.train.Loop. In Keras's own fit, stop with "
+                "keras.callbacks.TerminateOnNaN and look at a batch with mk.checks.find_non_finite(model, batch)."
+            )
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin anew: an epoch's batches are counted from its beginning."""
         self._epoch, self._copy = epoch, None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Check and make a copy when the last one is old."""
-        if self._loop is not None and (self._copy is None or batch - self._batch >= self._every):
+        if self._copy is None or batch - self._batch >= self._every:
             self._check()
             self._batch, self._copy = batch, self._values()
 
@@ -121,14 +129,12 @@ class NanWatch(keras.callbacks.Callback):  # type: ignore[name-defined]
             if stream.position >= end or not _all_finite(self._values()):
                 break
         self._restore(before)
-        return batch, self._look_through(feed, batch)
-
-    def _look_through(self, feed: Any, batch: int) -> str:
-        for part, shards in enumerate(self._rows(self._stream(feed, batch))):
+        rows = self._rows(self._stream(feed, batch)) if steps else []  # the data may have ended earlier this time
+        for part, shards in enumerate(rows):
             if found := find_in_shards(self._loop.step, shards, first=part * len(shards)):
-                return f"The first number that is not finite comes in batch {batch}: {found}."
+                return batch, f"The first number that is not finite comes in batch {batch}: {found}."
         elsewhere = "another worker's rows (its error says more), " if num_workers(self._loop.strategy) > 1 else ""
-        return (
+        return batch, (
             f"Trained again from batch {self._batch} on, all numbers here stayed finite. Look for the reason in "
             f"{elsewhere}data that gave other batches this time, as a tf.data.Dataset does that shuffles anew, or an "
             "operation that is not deterministic (mk.reproducible.enable())."

@@ -66,6 +66,8 @@ class SyncReport:
 
     def __str__(self) -> str:
         """Say it in one sentence."""
+        if self.replicas == 1:
+            return f"There is one copy of the {self.variables} variables: nothing to compare"
         if self:
             return f"{self.replicas} replicas hold the same bits in {self.variables} variables"
         return (

@@ -54,7 +54,8 @@ def distribute(
         dataset = dataset.dataset()
     if not isinstance(dataset, tf.data.Dataset):
         raise DataError(f"distribute needs a tf.data.Dataset or a recipe, found {type(dataset).__name__}.")
-    if isinstance(strategy, (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.TPUStrategy)):
+    by_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and autoshard != "data"
+    if by_worker or isinstance(strategy, tf.distribute.TPUStrategy):
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = _POLICIES[autoshard]
         return strategy.experimental_distribute_dataset(dataset.with_options(options))
@@ -62,14 +63,15 @@ def distribute(
 
 
 class LocalBatches:
-    """Global batches cut into rows for the replicas of one machine, in the order of the replicas.
+    """Global batches cut into rows for the replicas of this process, in the order of the replicas.
 
     TensorFlow's own distributed iterator runs a tuning thread on every device, which can hold up the end of an epoch
-    for many seconds; here one iterator on the host serves all replicas.
+    for many seconds, and several workers ask each other at every batch whether there is one; here one iterator on the
+    host serves all replicas of a worker, and workers that read the same data need not ask.
 
     Args:
-        dataset: global batches.
-        strategy: a strategy on one machine.
+        dataset: global batches, the same on every worker.
+        strategy: a strategy on one machine, or of several workers.
     """
 
     def __init__(self, dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> None:

@@ -131,6 +131,7 @@ def assert_equivalent(
                 f"On {n} replicas the loss became NaN or infinite at step {error.step}, on one it did not. A replica's "
                 "share may be empty; sums over nothing must be zero, not NaN."
             ) from error
+        _require_same_start(expected, found)
         comparison = Comparison(expected, found)
         differences[n] = comparison.difference
         if comparison.difference > bar or not found.replicas_agree:
@@ -161,6 +162,15 @@ def _reference(
             'max pooling, fewer steps, reference="shards" for a net with random layers.'
         )
     return run, spread
+
+
+def _require_same_start(expected: Run, found: Run) -> None:
+    other = [name for name, value in found.first.items() if not np.array_equal(value, expected.first[name])]
+    if other:
+        raise AssertionError(
+            f"make_step makes a step with other first values each time: {', '.join(other[:3])}. Before each call the "
+            "seeds of Python, NumPy, TensorFlow and Keras are set; draw from these, or load the values."
+        )
 
 
 def _failure(comparison: Comparison, bar: float, cause: str) -> str:

@@ -143,6 +143,9 @@ def train(
             f"make_step made a step with {len(names)} variables, and then one with {len(step.variables)}: "
             f"{_names(step.variables)}. Let it make the same each time."
         )
+    unknown = [part for part in ignore if not any(part in name for name in names)]
+    if unknown:
+        raise StepError(f"ignore={unknown} fits none of the step's variables. They are: {', '.join(names)}.")
     named = zip(names, step.variables, strict=True)
     watched = {name: variable for name, variable in named if not any(part in name for part in ignore)}
     trainable = {name for name, v in watched.items() if getattr(v, "trainable", False)}

@@ -74,6 +74,7 @@ def export(of: Any, path: str | os.PathLike[str], *, averaged: bool = False, inp
     strategy = model.distribute_strategy
     with step.averaged() if averaged else contextlib.nullcontext():
         if is_chief(strategy):
+            # outside of any scope: there the chief's new variables would wait for those of the other workers
             with unchanged(strategy, []):
                 outside_replica(lambda: _replace(target, lambda new: write(model, new, input_signature)))
     return target

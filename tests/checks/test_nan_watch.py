@@ -230,3 +230,24 @@ def test_a_step_that_does_not_say_what_it_changes(strategy_of: Any) -> None:
         mk.train.Loop(strategy, step).fit(
             mk.data.batches(mk.data.arrays(X, Y), global_batch_size=BATCH), callbacks=[mk.checks.NanWatch()], verbose=0
         )
+
+
+def test_keras_fit_cannot_go_back() -> None:
+    model = net()
+    model.compile("sgd", "mse")
+    with pytest.raises(StepError, match=r"TerminateOnNaN.*find_non_finite"):
+        model.fit(X, Y, verbose=0, callbacks=[mk.checks.NanWatch()])
+
+
+def test_data_that_ends_earlier_the_second_time(strategy_of: Any) -> None:
+    runs = []
+
+    def examples() -> Any:
+        runs.append(1)
+        for i in range(40 if len(runs) == 1 else 12):
+            yield (-X[i] if i > 35 else X[i]), Y[i]
+
+    spec = (tf.TensorSpec([4]), tf.TensorSpec([1]))
+    data = tf.data.Dataset.from_generator(examples, output_signature=spec).batch(BATCH)
+    with pytest.raises(NonFiniteLossError, match="all numbers here stayed finite"):
+        make_loop(strategy_of("one_device", 1)).fit(data, verbose=0, callbacks=[mk.checks.NanWatch()])

@@ -146,7 +146,7 @@ def test_a_gradient_that_is_not_finite_though_the_loss_is(strategy_of: Any) -> N
     """The square root of exactly 0: its value is finite, its slope is not."""
     root = lambda: L.Lambda(tf.sqrt, name="root")  # noqa: E731
     net = lambda: sequential(  # noqa: E731
-        L.Dense(3, name="first"), L.ReLU(max_value=0.0, name="zero"), root(), L.Dense(2, name="last"), L.Dense(1)
+        sequential(L.Dense(4), L.ReLU(max_value=0.0, name="zero")), root(), L.Dense(2, name="last"), L.Dense(1)
     )
     found = mk.checks.find_non_finite(step_for(strategy_of("mirrored", 2), net), (X, Y))
     assert found.what == "gradient"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from equivalence_steps import (
@@ -173,6 +174,15 @@ def test_a_step_that_trains_nothing() -> None:
     assert "changed none of its trainable variables" in _fails(lambda: RightStep(net(), keras.optimizers.SGD(0.0)))
 
 
+def test_first_weights_that_differ_each_time() -> None:
+    def make() -> Any:
+        model = net()
+        model.layers[0].bias.assign(np.random.default_rng().normal(size=6))
+        return RightStep(model, _sgd())
+
+    assert "other first values each time: sequential/dense/bias" in _fails(make, steps=2)
+
+
 def test_a_step_that_depends_on_the_order() -> None:
     class Neighbours(RightStep):
         def compute(self, batch: Any) -> Any:
@@ -204,6 +214,8 @@ def test_data_and_steps_that_do_not_fit() -> None:
         mk.testing.assert_equivalent(make, dataset, global_batch_size=8)
     with pytest.raises(StepError, match="found ndarray"):
         mk.testing.assert_equivalent(make, points()[0], global_batch_size=8)
+    with pytest.raises(StepError, match=r"ignore=\['first/bias'\] fits none"):
+        mk.testing.assert_equivalent(make, dataset, ignore=["last/bias", "first/bias"])
     with pytest.raises(StepError, match="data set is empty"):
         mk.testing.assert_equivalent(make, dataset.take(0))
 

@@ -59,7 +59,8 @@ try:
 except mk.errors.NonFiniteLossError as error:
     answers["watched"] = str(error)
 
-mk.train.export(loop, folder / f"exported-{worker}")
+with strategy.scope():  # where new variables of the chief alone would wait for the other worker's for ever
+    mk.train.export(loop, folder / f"exported-{worker}")
 (folder / f"{worker}.json").write_text(json.dumps(answers))
 """
 
