@@ -15,6 +15,7 @@ from mirrorkit.bench.report import Column, table
 from mirrorkit.errors import StepError
 
 _SECONDS = 0.25  # of one measurement, about
+_LEAST_STEPS = 8  # in it
 _LATE = 1.2  # a worker that takes so many times the median is named
 
 PARTS = ("input", "compute", "all_reduce", "update", "python")
@@ -118,7 +119,7 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 5) -> Anatomy:
         # The chief's numbers: variants that reduce must run the same steps on every worker.
         steps = {name: int(of_all_workers(loop.strategy, n)[0]) for name, n in _steps_worth(variants).items()}
         timed = in_turns(variants.seconds, steps, repeats)
-        single = in_turns(variants.seconds, {"fixed": 1}, 2 * repeats)["fixed"]
+        single = in_turns(variants.seconds, {"fixed": 1}, 8 * repeats)["fixed"]
     dispatch, net = without_dispatch({name: min(values) for name, values in timed.items()}, min(single), steps)
     python = dispatch * loop.step.accumulate / loop.steps_per_call
     whole = sorted(timed["whole"])
@@ -171,5 +172,5 @@ def _steps_worth(variants: Any) -> dict[str, int]:
     steps = {}
     for name in variants.names:
         variants.seconds(name, 1)  # compiles
-        steps[name] = max(2, min(variants.most, round(_SECONDS / variants.seconds(name, 2))))
+        steps[name] = max(2, min(variants.most, max(_LEAST_STEPS, round(_SECONDS / variants.seconds(name, 2)))))
     return steps
