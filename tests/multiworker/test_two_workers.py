@@ -37,7 +37,11 @@ def test_both_workers_hold_the_same_bits_and_logs(run):
     folder, _, (zero, one) = run
     for a, b in zip(variables(folder, 0), variables(folder, 1), strict=True):
         np.testing.assert_array_equal(a, b)
+    rows = [zero.pop("rows"), one.pop("rows")]
     assert zero == one
+    # In a loop of one's own: every row once, the chief's first.
+    batches = [x.numpy() for x, _ in replicated_training.data()[1].dataset()]
+    assert [a + b for a, b in zip(*rows, strict=True)] == [batch.tolist() for batch in batches]
     assert zero["all"] == [10.0, 11.0]
     assert zero["describe"] == "MultiWorkerMirroredStrategy, 2 replicas on CPU:0 of each of 2 workers"
 
