@@ -72,11 +72,14 @@ def export(of: Any, path: str | os.PathLike[str], *, averaged: bool = False, inp
     target = _checked(path)
     write = _write_keras if target.suffix == _KERAS else _write_saved_model
     strategy = model.distribute_strategy
+
+    def put_in_place() -> None:
+        with unchanged(strategy, []):
+            _replace(target, lambda new: write(model, new, input_signature))
+
     with step.averaged() if averaged else contextlib.nullcontext():
-        if is_chief(strategy):
-            # outside of any scope: there the chief's new variables would wait for those of the other workers
-            with unchanged(strategy, []):
-                outside_replica(lambda: _replace(target, lambda new: write(model, new, input_signature)))
+        if is_chief(strategy):  # outside of any scope: in one, its new variables would wait for the other workers'
+            outside_replica(put_in_place)
     return target
 
 
