@@ -82,9 +82,7 @@ def _named_net() -> Any:
 
 
 def _normal_net(**options: Any) -> Callable[[], Any]:
-    # without the bias before it, whose true gradient is zero and which would show nothing but rounding
-    normal = lambda: L.BatchNormalization(momentum=0.8, **options)  # noqa: E731
-    return _net(_dense(6, use_bias=False), normal, lambda: L.Activation("tanh"), _dense(3))
+    return _net(_tanh, lambda: L.BatchNormalization(momentum=0.8, **options), _dense(3))
 
 
 _picture_layers = (

@@ -94,13 +94,13 @@ def as_markdown(rows: dict[str, dict[tuple[str, int], Cell]], where: Sequence[tu
     return "\n\n".join(sections)
 
 
-def heading(seconds: float, count: int, command: str) -> str:
-    """Date, machine, versions and command."""
+def heading(count: int, command: str) -> str:
+    """Date, machine, versions, cost and command."""
     versions = f"Python {sys.version.split()[0]}, TensorFlow {tf.__version__}, Keras {keras.__version__}"
+    machine = f"{os.cpu_count()} CPU cores ({os.uname().machine}, {os.uname().sysname}) as four virtual devices"
+    cost = f"{count} cells, {time.process_time() / 60:.0f} minutes of CPU time"
     return (
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPU cores ({os.uname().machine}, {os.uname().sysname}) as four "
-        f"virtual devices, {versions}, mirrorkit {mk.__version__}; {count} cells in {seconds / 60:.0f} minutes.\n"
-        f"Command: `{command}`"
+        f"{time.strftime('%Y-%m-%d')}: {machine}, {versions}, mirrorkit {mk.__version__}; {cost}.\nCommand: `{command}`"
     )
 
 
@@ -123,7 +123,6 @@ def main() -> int:
         parser.error("--write puts the whole table into the page; leave out --only")
     mk.devices.split_cpu(4)
     warnings.filterwarnings("ignore", message="A global batch of")  # uneven shares are what this is about
-    start = time.perf_counter()
     rows: dict[str, dict[tuple[str, int], Cell]] = {}
     for name in arguments.only or CASES:
         if not available(CASES[name]):
@@ -133,7 +132,7 @@ def main() -> int:
         rows[name] = row
         print(f"{name}: {', '.join(f'{kind} {n}: {cell}' for (kind, n), cell in row.items())}", flush=True)
     red = [(name, where) for name, row in rows.items() for where, cell in row.items() if cell.is_red]
-    head = heading(time.perf_counter() - start, len(rows) * len(WHERE), "python tests/equivalence/table.py")
+    head = heading(len(rows) * len(WHERE), "python tests/equivalence/table.py")
     text = f"{head}\n\n{as_markdown(rows, WHERE)}"
     print(f"\n{text}\n\n{len(red)} cells differ by more than rounding explains{': ' if red else '.'}{red or ''}")
     if arguments.write:

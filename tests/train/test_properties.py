@@ -89,7 +89,7 @@ _sets = {
 }
 
 
-@settings(derandomize=True, max_examples=60, deadline=None, database=None)
+@settings(derandomize=True, max_examples=50, deadline=None, database=None)
 @given(**_sets)
 @example(size=9, batch=8, where=("mirrored", 4), weighted=False, seed=0)  # a last batch of one: 1, 0, 0, 0
 def test_training_is_that_of_numpy_on_whole_batches(
@@ -118,7 +118,7 @@ def test_training_is_that_of_numpy_on_whole_batches(
         np.testing.assert_allclose(history[name], value, rtol=_DECIMALS, atol=_DECIMALS, err_msg=name)
 
 
-@settings(derandomize=True, max_examples=40, deadline=None, database=None)
+@settings(derandomize=True, max_examples=25, deadline=None, database=None)
 @given(**_sets)
 def test_evaluation_is_that_of_numpy_on_the_whole_set(
     loop_with: Any, size: Any, batch: Any, where: Any, weighted: Any, seed: Any
@@ -133,7 +133,7 @@ def test_evaluation_is_that_of_numpy_on_the_whole_set(
         np.testing.assert_allclose(found[name], value, rtol=_DECIMALS, atol=_DECIMALS, err_msg=name)
 
 
-@settings(derandomize=True, max_examples=40, deadline=None, database=None)
+@settings(derandomize=True, max_examples=25, deadline=None, database=None)
 @given(**_sets)
 def test_prediction_keeps_every_example_and_its_place(
     loop_with: Any, size: Any, batch: Any, where: Any, weighted: Any, seed: Any
