@@ -90,7 +90,7 @@ class Anatomy:
         return "\n".join(lines)
 
 
-def anatomy(loop: Any, data: Any, *, repeats: int = 5) -> Anatomy:
+def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
     """Time the parts of a training step: variants of it that leave parts out, in turns.
 
     Weights, optimizer and random generators end as they began, and a recipe's position too; a `tf.data.Dataset` of

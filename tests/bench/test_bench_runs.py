@@ -67,14 +67,18 @@ def test_scaling(tmp_path, capsys):
     assert picture.findtext("{http://www.w3.org/2000/svg}title").startswith("Scaling of linear")
 
 
-@pytest.mark.slow  # three processes compile
+@pytest.mark.slow  # nine processes
+@pytest.mark.timeout(900)
 def test_strategies_reach_the_same_accuracy(tmp_path):
     written, _ = run(tmp_path, f"strategies {SMALL} --examples 8192 --epochs 3")
     rows = {row["strategy"]: row for row in written["rows"]}
-    check([rows[kind] for kind in ("one_device", "mirrored", "central_storage")])
-    assert rows["one_device"]["accuracy"] > 0.5  # measured: 0.66; one class in ten is 0.1
-    for row in rows.values():
-        assert row["accuracy"] == pytest.approx(rows["one_device"]["accuracy"], abs=0.02)
+    check(rows.values())
+    processes = ("multi_worker", "parameter_server") if written["about"]["cores"] > 1 else ()
+    assert tuple(rows) == ("one_device", "mirrored", "central_storage", *processes)
+    accuracy = rows["one_device"]["accuracy"]
+    assert accuracy > 0.3  # one class in ten is 0.1
+    for kind, row in rows.items():
+        assert row["accuracy"] == pytest.approx(accuracy, abs=0.1 if kind == "parameter_server" else 0.02)
 
 
 @pytest.mark.slow  # three processes compile
