@@ -62,9 +62,9 @@ class Feed:
         self._strategy = strategy
         self._data = data
         self._endless: Stream | None = None
-        dataset = self._dataset()
-        self._weigh = _class_weights(dataset.element_spec, class_weight) if class_weight else None
-        self.element_spec = self._weighed(dataset).element_spec
+        spec = data.element_spec  # a recipe remembers it; to make a dataset for it takes 0.1 s
+        self._weigh = _class_weights(spec, class_weight) if class_weight else None
+        self.element_spec = self._weighed(self._dataset()).element_spec if class_weight else spec
         found = data.steps_per_epoch if isinstance(data, Recipe) else int(data.cardinality())
         if found == 0:
             raise StepError("The data set is empty. Check its path, filters and drop_remainder.")
