@@ -110,6 +110,11 @@ class Loop:
             StepError: data that the step cannot train on.
             CheckpointError: what was restored does not fit this data or these metrics; see also `Checkpoints`.
         """
+        if getattr(self.step, "is_averaged", False):
+            raise StepError(
+                "fit was called within step.averaged(), where the weights are averages and would be lost at its end. "
+                "Leave the block before training goes on."
+            )
         if validation_freq < 1:
             raise StepError(f"validation_freq must be a whole number from 1 on, found {validation_freq!r}.")
         if validation_data is not None:
@@ -150,6 +155,7 @@ class Loop:
             release(hooks)
             self.feed = None
         report.history = {name: list(values) for name, values in position.history.items()}
+        report.skipped_steps = getattr(self.step, "skipped_steps", 0)
         return report
 
     def evaluate(

@@ -36,11 +36,13 @@ class Report:
         throughput: examples per second and step times over all training calls, the first one apart.
         epochs: examples, steps and seconds of each epoch, or part of one, that this fit trained. After a checkpoint
             was restored, `history` reaches back to the beginning of the run, `epochs` and `throughput` do not.
+        skipped_steps: updates that a loss scale has skipped since the beginning of the run.
     """
 
     history: dict[str, list[float]] = field(default_factory=dict)
     throughput: Throughput = field(default_factory=Throughput)
     epochs: list[Epoch] = field(default_factory=list)
+    skipped_steps: int = 0
 
     @property
     def examples_per_second(self) -> float:

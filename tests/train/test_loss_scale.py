@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import cut, numbers_of, train, train_by_hand, updates, with_policy
-from training_helpers import KINDS, keras_twin, largest_difference, line_net, sequential
+from training_helpers import KINDS, keras_twin, largest_difference, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -278,3 +278,12 @@ def test_constants_of_a_scale() -> None:
 def test_without_a_scale_nothing_is_skipped(make_loop: Any) -> None:
     step = make_loop(("mirrored", 2), line_net).step
     assert (step.skipped_steps, step.current_loss_scale) == (0, 1.0)
+
+
+def test_the_report_counts_skipped_steps(make_loop: Any, numbers: Any) -> None:
+    x, y = numbers
+    far = y.copy()
+    far[25] = 1e4  # in the third batch of ten
+    loop = make_loop(("mirrored", 2), _net, _adam, loss_scale=LossScale(initial=_HUGE, growth_steps=None))
+    assert loop.fit(plain_dataset(x, y, batch=10), verbose=0).skipped_steps == 0
+    assert loop.fit(plain_dataset(x, far, batch=10), verbose=0).skipped_steps == 1
