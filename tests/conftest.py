@@ -14,6 +14,7 @@ import os
 # Before TensorFlow is first imported: it reads this once. Tests only; the package itself leaves logging alone.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,10 @@ from mirrorkit import devices, strategy, testing
 from mirrorkit._keras import keras
 
 devices.split_cpu(4)
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and every process of the tests would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
