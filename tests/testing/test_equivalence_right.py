@@ -17,20 +17,20 @@ o = keras.optimizers
 
 def test_a_users_own_step() -> None:
     found = mk.testing.assert_equivalent(
-        lambda: RightStep(net(), o.Adam(0.02)), points(60), steps=6, global_batch_size=16
+        lambda: RightStep(net(), o.Adam(0.02)), points(60), replicas=(1, 3), steps=6, global_batch_size=16
     )
-    assert found.differences.keys() == {2, 4}
-    assert 0 < found.differences[4] < 1e-6
+    assert found.differences.keys() == {3}
+    assert 0 < found.differences[3] < 1e-6
     assert 0 < found.control < 1e-5
     assert found.bar == max(1e-6, 3 * found.control)
-    assert str(found).startswith("after 6 steps: 2 replicas ")
+    assert str(found).startswith("after 6 steps: 3 replicas ")
 
 
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [
         (lambda: o.AdamW(o.schedules.CosineDecay(0.05, 6), weight_decay=0.1), {"clip_norm": 0.3, "metrics": ["mae"]}),
-        (lambda: o.SGD(0.1, momentum=0.9), {"accumulate": 2}),
+        pytest.param(lambda: o.SGD(0.1, momentum=0.9), {"accumulate": 2}, marks=pytest.mark.slow),
     ],
     ids=["AdamW", "accumulate"],
 )
@@ -77,14 +77,21 @@ def _layers_that_depend_on_the_cut() -> Any:
 
 
 def test_layers_that_depend_on_the_cut() -> None:
-    dataset = tf.data.Dataset.from_tensor_slices(points(28)).batch(12)  # the last batch holds four: 2, 2, 0
+    dataset = tf.data.Dataset.from_tensor_slices(points(25)).batch(12)  # the last batch holds one: 1, 0
     make = _layers_that_depend_on_the_cut
-    found = mk.testing.assert_equivalent(make, dataset, replicas=(3,), steps=5, reference="shards")
+    found = mk.testing.assert_equivalent(make, dataset, replicas=(2,), steps=5, reference="shards")
     assert max(found.differences.values()) < 1e-6
+
+
+@pytest.mark.slow
+def test_random_layers_need_the_other_reference() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(points(25)).batch(12)
+    make = _layers_that_depend_on_the_cut
     with pytest.raises(AssertionError, match=r"Nothing can be proven.*reference=\"shards\" for a net with random"):
-        mk.testing.assert_equivalent(make, dataset, replicas=(3,), steps=5)
+        mk.testing.assert_equivalent(make, dataset, replicas=(2,), steps=5)
 
 
+@pytest.mark.slow
 def test_a_parameter_without_a_gradient_is_left_out_by_name() -> None:
     class Drifts(RightStep):
         """The last layer's bias, which does not enter the loss, moves with the number of replicas."""

@@ -18,7 +18,7 @@ from training_helpers import line_net
 import mirrorkit as mk
 from mirrorkit._keras import keras
 
-_WHERE = [("one_device", 1), ("mirrored", 2), ("mirrored", 3), ("mirrored", 4), ("central_storage", 3)]
+_WHERE = [("one_device", 1), ("mirrored", 2), ("mirrored", 4), ("central_storage", 3)]
 _RATE, _DECIMALS = 0.05, 1e-5
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
