@@ -32,7 +32,10 @@ def main() -> None:
     test = mk.data.batches(digits.test, global_batch_size=1000)
     print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")
 
-    schedule = keras.optimizers.schedules.CosineDecay(0.1, options.epochs * train.steps_per_epoch)
+    steps = options.epochs * train.steps_per_epoch
+    # The rate rises first: gradients that are some steps old (parameter servers) do not bear a large one at once.
+    rise = {"warmup_target": 0.1, "warmup_steps": steps // 10}
+    schedule = keras.optimizers.schedules.CosineDecay(0.0, steps - steps // 10, **rise)
     with strategy.scope():
         model = mk.models.create("mnist_cnn", input_shape=digits.train.images.shape[1:])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
