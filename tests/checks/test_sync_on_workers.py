@@ -89,6 +89,6 @@ def test_checks_and_export_on_two_workers(tmp_path: Path) -> None:
         assert any("first/kernel" in path for path in answers["stopped"])
         assert "batch 5 of it" in answers["watched"]
     # each worker looks at its own rows
-    assert "all numbers here stayed finite. Look for the reason in the numbers of another worker" in one["watched"]
+    assert "all numbers here stayed finite. Look for the reason in another worker's rows" in one["watched"]
     assert "output of layer 'log' (Lambda)" in two["watched"]
     assert [path.name for path in tmp_path.glob("exported-*")] == ["exported-0"]
