@@ -28,9 +28,11 @@ from mirrorkit._keras import keras
 
 devices.split_cpu(4)
 
-# A shell starts what it runs in the background with Ctrl-C ignored, and every process of the tests would inherit that.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts what it runs in the background with Ctrl-C ignored, and nohup ignores the hang-up; every process of the
+# tests would inherit that.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture(scope="session")
