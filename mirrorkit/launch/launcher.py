@@ -40,13 +40,17 @@ def launch(
     later, or at the second such signal, what still runs is killed. No task outlives this process, not even when it is
     killed. Call it from the main thread.
 
+    With parameter servers a worker's failure is not the job's: while the chief runs, that worker alone is started again
+    at its address, as one of the `max_restarts`. Where none is left the others go on without it, as long as there are
+    any workers.
+
     Args:
         script: a Python file.
         arguments: what it finds in `sys.argv[1:]`.
         workers: number of workers.
         ps: number of parameter servers; adds a chief, which coordinates, and whose end is the job's.
         chief: whether to have a chief beside the workers.
-        max_restarts: how often to start the job again after a failure.
+        max_restarts: how often to start the job, or a worker of one with parameter servers, again after a failure.
         devices_per_worker: "cpu", or "gpu:1" for one GPU each; None shares the GPUs out where there are enough.
         grace: seconds between a signal passed on and SIGKILL.
 
@@ -59,16 +63,15 @@ def launch(
     if not Path(script).is_file():
         raise ClusterError(f"There is no script {str(script)!r}. Name a Python file.")
     command = [sys.executable, str(script), *arguments]
+    restarts = _Restarts(max_restarts)
     with _signals() as events:
-        for restart in range(max_restarts + 1):
+        while True:
             tasks = layout.clusters(workers, ps=ps, chief=chief)
             environments = layout.environments(tasks, devices_per_worker=devices_per_worker)
-            job = _Job(command, environments, events, has_servers=ps > 0, grace=grace)
+            job = _Job(command, environments, events, restarts, has_servers=ps > 0, grace=grace)
             code = job.run()
-            if code == 0 or job.interrupted or restart == max_restarts:
-                break
-            say("launch", f"restart {restart + 1} of {max_restarts}", sys.stderr)
-    return code
+            if code == 0 or job.interrupted or not restarts.take():
+                return code
 
 
 @contextmanager
@@ -88,6 +91,22 @@ def _signals() -> Iterator[queue.SimpleQueue]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
+class _Restarts:
+    """How many restarts are left, of the job and of its workers together."""
+
+    def __init__(self, allowed: int) -> None:
+        self.left = allowed
+        self._allowed = allowed
+
+    def take(self, of: str = "") -> bool:
+        """Take one and say so; False where none is left."""
+        if self.left < 1:
+            return False
+        self.left -= 1
+        say("launch", f"restart {self._allowed - self.left} of {self._allowed}{of}", sys.stderr)
+        return True
+
+
 class _Job:
     """One start of all tasks."""
 
@@ -96,6 +115,7 @@ class _Job:
         command: Sequence[str],
         environments: dict[str, dict[str, str]],
         events: queue.SimpleQueue,
+        restarts: _Restarts,
         *,
         has_servers: bool,
         grace: float,
@@ -104,6 +124,7 @@ class _Job:
         self._command = command
         self._environments = environments
         self._events = events
+        self._restarts = restarts
         self._has_servers = has_servers
         self._grace = grace
         self._running: set[Task] = set()
@@ -114,14 +135,17 @@ class _Job:
     def run(self) -> int:
         """Return 0, or the exit code of the first failure."""
         try:
-            for name, environment in self._environments.items():
-                self._running.add(Task(name, self._command, environment, self._events))
+            for name in self._environments:
+                self._start(name)
             while self._running:
                 self._handle(self._next_event())
         finally:
             for task in self._running:
                 task.end()
         return self._code or 0
+
+    def _start(self, name: str) -> None:
+        self._running.add(Task(name, self._command, self._environments[name], self._events))
 
     def _next_event(self) -> Any:
         try:
@@ -145,6 +169,8 @@ class _Job:
         if self._over or self._code is not None:
             return
         if code != 0:
+            if not self.interrupted and self._goes_on_without(task, code):
+                return
             self._code = code
             if not self.interrupted:
                 others = "; ending the others" if self._running else ""
@@ -154,10 +180,25 @@ class _Job:
             self._over = True
             self._end_all(signal.SIGTERM, _SECONDS_AFTER_FAILURE)
 
+    def _goes_on_without(self, task: Task, code: int) -> bool:
+        """Return whether the job bears this failure: that of a worker whose variables lie on parameter servers."""
+        if not (self._has_servers and _is_worker(task)):
+            return False
+        if not (self._restarts.left > 0 or any(map(_is_worker, self._running))):
+            return False
+        say("launch", f"{task.name} ended with {_described(code)}; the others go on", sys.stderr)
+        if self._restarts.take(f": {task.name}"):
+            self._start(task.name)
+        return True
+
     def _end_all(self, number: int, grace: float | None) -> None:
         for task in self._running:
             task.send(number)
         self._deadline = None if grace is None else time.monotonic() + grace
+
+
+def _is_worker(task: Task) -> bool:
+    return task.name.startswith("worker")
 
 
 def _described(code: int) -> str:
