@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; all GPUs or else the CPU by default")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=128, help="global: all replicas together")
+    parser.add_argument("--checkpoints", metavar="FOLDER", help="save here, and go on from what is there")
     options = parser.parse_args()
 
     keras.utils.set_random_seed(0)
@@ -43,7 +44,8 @@ def main() -> None:
     step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
     loop = mk.train.Loop(strategy, step)
     loop.warm_up(train, validation_data=test)
-    report = loop.fit(train, epochs=options.epochs, validation_data=test)
+    callbacks = [mk.train.Checkpoints(options.checkpoints)] if options.checkpoints else []
+    report = loop.fit(train, epochs=options.epochs, validation_data=test, callbacks=callbacks)
     print(f"{mk.strategy.describe(strategy)}: {report.summary()}")
     print(f"test accuracy {loop.evaluate(test)['accuracy']:.4f}")
 

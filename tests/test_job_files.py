@@ -1,0 +1,90 @@
+"""The job files of examples/jobs agree with what mirrorkit reads; test_slurm.py in multiworker runs those of Slurm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mirrorkit.cluster import detect
+
+ROOT = Path(__file__).parents[1]
+JOBS = ROOT / "examples" / "jobs"
+
+
+def loaded(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((JOBS / name).read_text()))
+
+
+def pod(name: str) -> dict[str, Any]:
+    """The pod's spec of a file."""
+    spec = loaded(name)[-1]["spec"]
+    return (spec["tfReplicaSpecs"]["Worker"] if "tfReplicaSpecs" in spec else spec)["template"]["spec"]
+
+
+@pytest.mark.parametrize("path", sorted(JOBS.glob("*.sh")), ids=lambda path: path.name)
+def test_shell_files_are_short_and_bash_reads_them(path):
+    subprocess.run(["bash", "-n", path], check=True)
+    lines = path.read_text().splitlines()
+    assert len(lines) < 20
+    submitted = next(line for line in lines if "sbatch " in line)
+    assert f"examples/jobs/{path.name}" in submitted
+    assert_starts_an_example(submitted.partition(path.name)[2].split())
+
+
+@pytest.mark.parametrize("name", ["tfjob.yaml", "indexed_job.yaml"])
+def test_a_pod_trains_an_example_and_saves_on_its_volume(name):
+    container = pod(name)["containers"][0]
+    assert container["command"][0] == "python"
+    assert_starts_an_example(container["command"])
+    folder = container["command"][container["command"].index("--checkpoints") + 1]
+    mount = container["volumeMounts"][0]
+    assert folder.startswith(f"{mount['mountPath']}/")
+    assert mount["name"] == pod(name)["volumes"][0]["name"]
+
+
+def assert_starts_an_example(command: list[str]) -> None:
+    script = next(part for part in command if part.endswith(".py"))
+    source = (ROOT / script).read_text()
+    assert all(f'"{part}"' in source for part in command if part.startswith("--")), f"options of {script}: {command}"
+
+
+def test_the_pods_of_a_tfjob_are_the_workers():
+    (job,) = loaded("tfjob.yaml")
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "TFJob")
+    workers = job["spec"]["tfReplicaSpecs"]["Worker"]
+    assert workers["restartPolicy"] == "OnFailure"
+    container = workers["template"]["spec"]["containers"][0]
+    assert container["name"] == "tensorflow"  # else the operator does not set TF_CONFIG
+    # The operator's TF_CONFIG: https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/tensorflow/
+    name, count = job["metadata"]["name"], workers["replicas"]
+    addresses = [f"{name}-worker-{i}.default.svc:2222" for i in range(count)]
+    for i in range(count):
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}, "environment": "cloud"}
+        cluster = detect({"TF_CONFIG": json.dumps(config)})
+        assert cluster is not None
+        assert (cluster.num_workers, cluster.task, cluster.is_chief) == (2, f"worker {i}", i == 0)
+
+
+def test_the_pods_of_an_indexed_job_are_the_workers():
+    service, job = loaded("indexed_job.yaml")
+    spec, template = job["spec"], pod("indexed_job.yaml")
+    assert template["restartPolicy"] == "OnFailure"
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"] == 2
+    # Kubernetes knows a pod as <host name>.<subdomain> when a headless service of that name selects it.
+    assert (service["kind"], service["spec"]["clusterIP"]) == ("Service", "None")
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert service["metadata"]["name"] == template["subdomain"]
+    given = {variable["name"]: variable["value"] for variable in template["containers"][0]["env"]}
+    assert all(isinstance(value, str) for value in given.values())  # Kubernetes takes nothing else
+    names = [f"{job['metadata']['name']}-{i}" for i in range(spec["completions"])]
+    for i, name in enumerate(names):
+        cluster = detect({**given, "JOB_COMPLETION_INDEX": str(i), "HOSTNAME": name})
+        assert cluster is not None
+        assert (cluster.task, cluster.source) == (f"worker {i}", "Kubernetes Indexed Job")
+        assert list(cluster.workers) == [f"{host}.{template['subdomain']}:2222" for host in names]
