@@ -138,11 +138,3 @@ def test_real_cifar10_learns_in_three_epochs_on_four_replicas(tmp_path):
     output = run("cifar10_mirrored.py", *arguments, folder=tmp_path, timeout=1400)
     assert "4 replicas on CPU:0 CPU:1 CPU:2 CPU:3; 50,000 images of cifar10" in output
     assert accuracies(output)[-1] > 0.65
-
-
-@pytest.mark.slow  # two contenders compile
-def test_the_benchmark_prints_the_ratio_of_what_it_measured(tmp_path):
-    output = run("benchmarks/loop_against_keras_fit.py", "--rounds", "1", "--devices", "cpu:2", folder=tmp_path, **BARE)
-    fit, loop = (float(value.replace(",", "")) for value in re.findall(r"fastest\s+([\d,]+)", output)[:2])
-    ratio = float(re.search(r"Loop / keras fit: fastest (\d+\.\d+)", output)[1])
-    assert ratio == pytest.approx(loop / fit, abs=0.01)
