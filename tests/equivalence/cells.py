@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,12 +16,6 @@ from mirrorkit._keras import keras
 Outcome = dict[str, np.ndarray]  # everything that training changed, and the logs of every epoch, by name
 
 FLOOR = 1e-6  # a cell may differ by this much, or by three times its control
-_STEP_OPTIONS = inspect.signature(mk.train.Step).parameters
-
-
-def available(case: Case) -> bool:
-    """Whether `Step` has all options of the case."""
-    return case.options.keys() <= _STEP_OPTIONS.keys()
 
 
 def train(case: Case, strategy: tf.distribute.Strategy) -> Outcome:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 import time
 import warnings
@@ -22,29 +23,37 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import plain
 import tensorflow as tf
 from cases import CASES, Case
-from cells import Outcome, available, bar, difference, train
+from cells import Outcome, bar, difference, train
+from on_workers import disagreeing, train_on_workers
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 
 BEGIN, END = "<!-- table: written by tests/equivalence/table.py -->", "<!-- end of the table -->"
-WHERE = [("one_device", 1), *((kind, n) for kind in ("mirrored", "central_storage") for n in (1, 2, 3, 4))]
+HERE = [("one_device", 1), *((kind, n) for kind in ("mirrored", "central_storage") for n in (1, 2, 3, 4))]
+WHERE = [*HERE, ("multi_worker", 2), ("multi_worker", 3)]
 
 
 class Cell(NamedTuple):
-    """How far a case is from its reference, and how far the reference is from itself in another order."""
+    """How far a case is from its reference, and how far the reference is from itself in another order.
+
+    `disagreeing` names the values that do not have the same bits on all workers.
+    """
 
     difference: float
     control: float
+    disagreeing: Sequence[str] = ()
 
     @property
     def is_red(self) -> bool:
-        """Whether rounding does not explain the difference."""
-        return not self.difference <= bar(self.control)
+        """Whether rounding does not explain the difference, or the workers hold different bits."""
+        return bool(self.disagreeing) or not self.difference <= bar(self.control)
 
     def __str__(self) -> str:
         """The difference, and the control in parentheses."""
         text = f"{self.difference:.1e} ({self.control:.1e})"
+        if self.disagreeing:
+            text += f" workers differ in {self.disagreeing[0]}"
         return f"**{text}**" if self.is_red else text
 
 
@@ -55,14 +64,14 @@ class References:
         self._case = case
         self._made: dict[int, tuple[Outcome, float]] = {}
 
-    def cell(self, found: Outcome, replicas: int) -> Cell:
-        """Compare what `replicas` came to."""
+    def cell(self, kind: str, replicas: int, found: Outcome) -> Cell:
+        """Compare what `replicas` under a strategy came to."""
         shards = replicas if self._case.per_shard else 1
         if shards not in self._made:
             expected = plain.train(self._case, shards)
             self._made[shards] = expected, difference(plain.train(self._case, shards, reordered=True), expected)
         expected, control = self._made[shards]
-        return Cell(difference(found, expected), control)
+        return Cell(difference(found, expected), control, disagreeing(found) if kind == "multi_worker" else ())
 
 
 def cells(
@@ -71,7 +80,7 @@ def cells(
     """Measure a row: `train_on(case, kind, replicas)` trains, in this process or in others."""
     references = References(case)
     for kind, replicas in where:
-        yield (kind, replicas), references.cell(train_on(case, kind, replicas), replicas)
+        yield (kind, replicas), references.cell(kind, replicas, train_on(case, kind, replicas))
 
 
 def train_here(case: Case, kind: str, replicas: int) -> Outcome:
@@ -79,12 +88,29 @@ def train_here(case: Case, kind: str, replicas: int) -> Outcome:
     return train(case, mk.strategy.create(kind, devices=f"cpu:{replicas}"))
 
 
+class Trainer:
+    """Trains cases wherever a cell of the table asks for: the workers once for all cases, at the beginning.
+
+    Args:
+        names: the cases.
+        where: kinds and numbers of replicas.
+    """
+
+    def __init__(self, names: Sequence[str], where: Sequence[tuple[str, int]]) -> None:
+        self._of_workers = {n: train_on_workers(names, n) for kind, n in where if kind == "multi_worker"}
+
+    def __call__(self, case: Case, kind: str, replicas: int) -> Outcome:
+        """Return what the case came to."""
+        return self._of_workers[replicas][case.name] if kind == "multi_worker" else train_here(case, kind, replicas)
+
+
 def as_markdown(rows: dict[str, dict[tuple[str, int], Cell]], where: Sequence[tuple[str, int]]) -> str:
     """One section per strategy: features down, numbers of replicas across."""
     sections = []
     for kind in dict.fromkeys(kind for kind, _ in where):
         numbers = [n for k, n in where if k == kind]
-        head = ["feature", "reference", *(f"{n} replica{'s' if n > 1 else ''}" for n in numbers)]
+        what = "worker" if kind == "multi_worker" else "replica"
+        head = ["feature", "reference", *(f"{n} {what}{'s' if n > 1 else ''}" for n in numbers)]
         lines = [head, ["---"] * len(head)]
         for name, row in rows.items():
             reference = "N shards" if CASES[name].per_shard else "whole batch"
@@ -97,8 +123,10 @@ def as_markdown(rows: dict[str, dict[tuple[str, int], Cell]], where: Sequence[tu
 def heading(count: int, command: str) -> str:
     """Date, machine, versions, cost and command."""
     versions = f"Python {sys.version.split()[0]}, TensorFlow {tf.__version__}, Keras {keras.__version__}"
-    machine = f"{os.cpu_count()} CPU cores ({os.uname().machine}, {os.uname().sysname}) as four virtual devices"
-    cost = f"{count} cells, {time.process_time() / 60:.0f} minutes of CPU time"
+    machine = f"{os.cpu_count()} CPU cores ({os.uname().machine}, {os.uname().sysname})"
+    machine += " as four virtual devices; workers are processes that talk over loopback"
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cost = f"{count} cells, {sum(u.ru_utime + u.ru_stime for u in used) / 60:.0f} minutes of CPU time"
     return (
         f"{time.strftime('%Y-%m-%d')}: {machine}, {versions}, mirrorkit {mk.__version__}; {cost}.\nCommand: `{command}`"
     )
@@ -124,11 +152,10 @@ def main() -> int:
     mk.devices.split_cpu(4)
     warnings.filterwarnings("ignore", message="A global batch of")  # uneven shares are what this is about
     rows: dict[str, dict[tuple[str, int], Cell]] = {}
-    for name in arguments.only or CASES:
-        if not available(CASES[name]):
-            print(f"{name}: not available in this version", flush=True)
-            continue
-        row = dict(cells(CASES[name], WHERE, train_here))
+    names = arguments.only or list(CASES)
+    train_on = Trainer(names, WHERE)
+    for name in names:
+        row = dict(cells(CASES[name], WHERE, train_on))
         rows[name] = row
         print(f"{name}: {', '.join(f'{kind} {n}: {cell}' for (kind, n), cell in row.items())}", flush=True)
     red = [(name, where) for name, row in rows.items() for where, cell in row.items() if cell.is_red]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import on_workers
 import plain
 import pytest
 import table
@@ -19,6 +20,11 @@ _CORNERS = [
     ("all at once", ("mirrored", 2)),
     ("BatchNorm, empty share", ("central_storage", 3)),
     (_SKIPS, ("mirrored", 3)),
+]
+# What depends on the other replicas by a mechanism of its own.
+_ON_WORKERS = [
+    *("accumulate", _SKIPS, "several inputs and outputs", "AUC", "BatchNorm, empty share"),
+    *("synchronized BatchNorm, empty share", "Dropout", "all at once"),
 ]
 
 
@@ -36,7 +42,26 @@ def test_a_corner_of_the_table(name: str, where: tuple[str, int]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_cell(name: str) -> None:
-    _green(name, table.WHERE)
+    _green(name, table.HERE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers(workers: int) -> None:
+    where = [("multi_worker", workers)]
+    trainer = table.Trainer(_ON_WORKERS, where)
+    rows = {name: dict(table.cells(CASES[name], where, trainer)) for name in _ON_WORKERS}
+    red = {name: str(cell) for name, row in rows.items() for cell in row.values() if cell.is_red}
+    assert not red, f"difference (control) on {workers} workers: {red}"
+
+
+def test_workers_that_differ_in_a_bit_are_red() -> None:
+    found = {"w": np.array([[1.0], [1.0]]), "n": np.array([3, 3])}
+    assert not table.Cell(0.0, 0.0, on_workers.disagreeing(found)).is_red
+    found["w"][1] = np.nextafter(1.0, 2.0)
+    cell = table.Cell(0.0, 0.0, on_workers.disagreeing(found))
+    assert cell.is_red
+    assert str(cell) == "**0.0e+00 (0.0e+00) workers differ in w**"
 
 
 def test_the_cases_do_what_they_are_named_after() -> None:
@@ -71,6 +96,7 @@ def test_the_command_writes_the_page_and_fails_on_a_red_cell(tmp_path: Any, monk
     page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
     monkeypatch.setattr(table, "train_here", wrong_on_two)
     monkeypatch.setattr(plain, "train", lambda case, shards, reordered=False: {"w": np.array([1.0])})
+    monkeypatch.setattr(table, "WHERE", table.HERE)
     monkeypatch.setattr(table, "CASES", {name: CASES[name] for name in ("SGD", "BatchNorm")})
     monkeypatch.setattr("sys.argv", ["table.py", "--write", str(page)])
     assert table.main() == 1
