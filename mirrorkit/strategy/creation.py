@@ -64,7 +64,9 @@ def create(
 
 
 def describe(strategy: tf.distribute.Strategy) -> str:
-    """One line: the class, the number of replicas and the devices they compute on."""
+    """One line: the class, the number of replicas and the devices they compute on; the tasks of parameter servers."""
+    if parameter_server.is_parameter_server(strategy):
+        return parameter_server.describe(strategy)
     n, workers = strategy.num_replicas_in_sync, num_workers(strategy)
     names = " ".join(name.rpartition("device:")[2] for name in strategy.extended.worker_devices)
     # TensorFlow's own name for this class is CollectiveAllReduceStrategy.

@@ -8,6 +8,9 @@ https://www.tensorflow.org/tutorials/distribute/parameter_server_training
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import threading
 import time
 from typing import Any, NoReturn
 
@@ -23,6 +26,7 @@ _log = logging.getLogger("mirrorkit")
 
 _LOOK_SECONDS = 1.0  # between two looks at the chief
 _CHIEF_IS_OVER = 3  # looks in a row at which nobody listened at the chief's address
+_THREADS = 4  # at least, for a task's operations: with a single one it waits for another task for ever
 
 
 def build(
@@ -70,6 +74,14 @@ def is_parameter_server(strategy: tf.distribute.Strategy) -> bool:
     return isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
 
 
+def describe(strategy: tf.distribute.Strategy) -> str:
+    """Say in one line what the strategy is made of: its workers compute, each one replica for itself."""
+    spec = strategy._cluster_resolver.cluster_spec()  # private to TensorFlow; the public property is None here
+    workers, servers = spec.num_tasks("worker"), spec.num_tasks("ps")
+    # TensorFlow's own name for this class is ParameterServerStrategyV2.
+    return f"ParameterServerStrategy, {workers} worker{'s' if workers > 1 else ''}, {servers} ps"
+
+
 def _wait_for(addresses: dict[str, str], cluster: Cluster, timeout: float) -> None:
     """TensorFlow itself would wait for a missing task for many minutes, without a word."""
     deadline, said = time.monotonic() + timeout, False
@@ -102,14 +114,22 @@ def _coordinate(cluster: Cluster) -> tf.distribute.Strategy:
 
 
 def _serve(cluster: Cluster, start_timeout: float) -> NoReturn:
-    """Serve until the chief is over, then end this process."""
-    server = start_server(cluster)
-    _log.info("%s: serving until the chief at %s is over.", cluster, cluster.chief)
+    """Serve until the chief is over, then end this process.
+
+    SIGTERM and Ctrl-C come to all tasks of a job at once. They change nothing here as long as the chief is there: it
+    cannot save without the tasks that hold its variables.
+    """
     assert cluster.chief is not None
     chief = {"chief": cluster.chief}
+    asked = _remember_signals()
+    _have_enough_threads()
+    server = start_server(cluster)
+    _log.info("%s: serving until the chief at %s is over.", cluster, cluster.chief)
     deadline, seen, absent = time.monotonic() + start_timeout, False, 0
-    while absent < _CHIEF_IS_OVER:
+    while absent < (1 if asked else _CHIEF_IS_OVER):
         is_absent = bool(unreachable(chief))
+        if not seen and is_absent and asked:
+            raise SystemExit(128 + asked[0])
         if not seen and is_absent and time.monotonic() > deadline:
             raise ClusterError(
                 f"{cluster.task} waited {start_timeout:g} s for the chief ({cluster.chief}), where nobody listens "
@@ -121,6 +141,28 @@ def _serve(cluster: Cluster, start_timeout: float) -> NoReturn:
     del server
     _log.info("%s: the chief is over.", cluster.task)
     raise SystemExit(0)
+
+
+def _remember_signals() -> list[int]:
+    """Return a list that gets the signals on which a process should leave, which from now on do nothing else."""
+    received: list[int] = []
+    if threading.current_thread() is threading.main_thread():  # only that one can catch signals
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, frame: received.append(number))
+    return received
+
+
+def _have_enough_threads() -> None:
+    """Let a task that may use one core have more threads than that; a server's own config is not asked for them."""
+    name = "TF_NUM_INTEROP_THREADS"
+    asked = os.environ.get(name, "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = int(asked) if asked.isdigit() else cores
+    if threads < _THREADS:
+        if asked:
+            _log.warning("%s=%s is not enough for a task of parameter servers; %d are taken.", name, asked, _THREADS)
+        os.environ[name] = str(_THREADS)
 
 
 def start_server(cluster: Cluster, *, threads: int = 0) -> Any:
