@@ -1,0 +1,56 @@
+"""Workers and parameter servers that have little: one core, or a signal to leave while the chief still needs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import jobs
+import pytest
+
+ON_ONE_CORE = (
+    "import os, runpy, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); sys.argv = sys.argv[1:]; "
+)
+ON_ONE_CORE += "runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot bind a process to a core")
+def test_tasks_that_may_use_one_core_train(tmp_path):
+    # TensorFlow takes one thread for operations there, which waits for the other task for ever
+    tasks = jobs.started(tmp_path, "-c", ON_ONE_CORE, jobs.SERVERS, tmp_path / "saved", 1, 0, workers=1, ps=1)
+    try:
+        assert tasks["chief"].end() == 0, tasks["chief"].text[-3000:]
+        assert tasks["chief"].says("^done 40 40 ")
+        assert [tasks[name].end() for name in ("worker 0", "ps 0")] == [0, 0]
+    finally:
+        jobs.close(tasks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_tasks_lets_the_chief_save_before_its_servers_leave(tmp_path, number):
+    folder = tmp_path / "saved"
+    job = jobs.launched(tmp_path, "--workers", 1, "--ps", 1, jobs.SERVERS, folder, 1000, 0.2)
+    try:
+        job.wait_for("epoch 1 ")
+        jobs.send(job.process.pid, number)
+        assert job.end() == 128 + number
+    finally:
+        job.close()
+    assert job.says(rf"chief \| .*{number.name}: saved in")
+    assert not job.says("ClusterError")
+    assert not job.says(r"^launch \| .*ended with"), "the tasks left in peace"
+
+
+def test_a_server_whose_chief_never_came_leaves_on_sigterm(tmp_path):
+    code = "import logging, mirrorkit as mk; logging.basicConfig(level='INFO'); mk.strategy.create('auto')"
+    own = jobs.environment(tmp_path, TF_CONFIG=jobs.layout.clusters(1, ps=1)["ps 0"].to_tf_config())
+    server = jobs.Process([sys.executable, "-c", code], tmp_path, own)
+    try:
+        server.wait_for("serving until the chief")
+        jobs.send(server.process.pid, signal.SIGTERM)
+        assert server.end() == 128 + signal.SIGTERM
+    finally:
+        server.close()
