@@ -108,7 +108,7 @@ class Calls:
                 counts.append((updates, len(sizes), good))
                 taken += updates * len(sizes)
             finite = _finite_steps(counts)
-        stream.position += taken
+        stream.advance(taken)
         return Result(taken, totals, finite if finite < taken else None, time.perf_counter() - start)
 
     def _trace(self, make: Callable[..., Any], update: Any, stream: Stream, sizes: Sizes) -> Any:

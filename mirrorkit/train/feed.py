@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit import batching
-from mirrorkit.data import Recipe, Resident
+from mirrorkit.data import Batches, Recipe, Resident
 from mirrorkit.data.distribute import untuned
 from mirrorkit.errors import StepError
+from mirrorkit.strategy import num_workers
 from mirrorkit.strategy.parameter_server import is_parameter_server
 from mirrorkit.strategy.tpu import is_tpu
 from mirrorkit.train.outputs import unpack_batch
 from mirrorkit.train.pieces import HeldStream, can_be_held
+from mirrorkit.train.same_data import LookedAt, first_rows, require_same_data
 from mirrorkit.train.static_shapes import require_static_batches
 from mirrorkit.train.stream import ResidentStream, Stream
 
@@ -61,6 +63,7 @@ class Feed:
             data = data.repeat()
         self._strategy = strategy
         self._data = data
+        self._compared = num_workers(strategy) == 1
         self._endless: Stream | None = None
         spec = data.element_spec  # a recipe remembers it; to make a dataset for it takes 0.1 s
         self._weigh = _class_weights(spec, class_weight) if class_weight else None
@@ -85,7 +88,9 @@ class Feed:
         """Return how many batches of the epoch are left after `done`; None where nobody knows."""
         return None if self.steps is None else self.steps - done
 
-    def epoch(self, epoch: int, *, start: int = 0, restart: bool = False, resume: bool = False) -> Stream:
+    def epoch(
+        self, epoch: int, *, start: int = 0, restart: bool = False, resume: bool = False, together: int | None = None
+    ) -> Stream:
         """Return the stream of the epoch's batches.
 
         Args:
@@ -93,17 +98,19 @@ class Feed:
             start: batches of this epoch that are done already.
             restart: endless data begins anew; otherwise it goes on where it was.
             resume: endless data skips what the epochs before took, in another run.
+            together: how many batches an update takes; several workers then see first that theirs are the same.
+
+        Raises:
+            DataError: the workers do not read the same data.
         """
         if self._endless is not None and not restart:
             self._endless.position = start
             return self._endless
+        if isinstance(self._data, Batches) and together is not None:
+            self._compare(lambda: first_rows(self._data, epoch, start))
         if self._is_held:
-            assert self.steps is not None  # a recipe says so
-            where = {"steps": self.steps, "position": start}
-            if is_parameter_server(self._strategy):
-                return HeldStream(self._data, epoch, weigh=self._weigh, **where)
-            return ResidentStream(self._data, self._strategy, epoch, weigh=self._weigh, **where)
-        stream = self._stream(self._batches(epoch, start, resume), position=start)
+            return self._held(epoch, start)
+        stream = self._stream(self._batches(epoch, start, resume), position=start, together=together)
         if self._is_endless:
             self._endless = stream
         return stream
@@ -134,6 +141,19 @@ class Feed:
         """Whether the examples lie where they are computed on."""
         return can_be_held(self._data) if is_parameter_server(self._strategy) else isinstance(self._data, Resident)
 
+    def _held(self, epoch: int, start: int) -> Stream:
+        assert self.steps is not None  # a recipe says so
+        where = {"steps": self.steps, "position": start}
+        if is_parameter_server(self._strategy):
+            return HeldStream(self._data, epoch, weigh=self._weigh, **where)
+        return ResidentStream(self._data, self._strategy, epoch, weigh=self._weigh, **where)
+
+    def _compare(self, first: Callable[[], Any]) -> None:
+        """See once that all workers begin with the same batch."""
+        if not self._compared:
+            require_same_data(self._strategy, first(), self.steps)
+            self._compared = True
+
     def _whole(self) -> int:
         """Return how many batches of a recipe's epoch have the global batch size, if its replicas share it equally."""
         data, replicas = self._data, self._strategy.num_replicas_in_sync
@@ -141,10 +161,16 @@ class Feed:
             return 0
         return min(self.steps, data.num_examples // data.global_batch_size)
 
-    def _stream(self, dataset: tf.data.Dataset, *, position: int = 0) -> Stream:
+    def _stream(self, dataset: tf.data.Dataset, *, position: int = 0, together: int | None = None) -> Stream:
         size = self.global_batch_size if self._whole() else None
-        steps = self.steps if self._known else None
-        return Stream(iter(untuned(dataset)), steps=steps, size=size, whole=self._whole(), position=position)
+        what: dict[str, Any] = {"size": size, "whole": self._whole(), "position": position}
+        what["steps"] = self.steps if self._known else None
+        if self._compared or together is None:
+            return Stream(iter(untuned(dataset)), **what)
+        count = together if self.steps is None else min(together, self.steps - position)
+        stream = LookedAt(untuned(dataset), count, **what)
+        self._compare(lambda: stream.first)
+        return stream
 
     def _dataset(self) -> tf.data.Dataset:
         return self._data.dataset(epoch=0) if isinstance(self._data, Recipe) else self._data
@@ -160,7 +186,7 @@ class Feed:
 
     def _rehearsal(self, *, start: int) -> Stream:
         if self._is_held:
-            return self.epoch(0, start=start)
+            return self._held(0, start)
         if isinstance(self._data, Recipe):
             batch = self._data.dataset(epoch=0).take(1)
             return self._stream(self._weighed(batch).cache().repeat(), position=start)

@@ -53,7 +53,8 @@ class Passes:
             NonFiniteLossError: a callback that has `on_non_finite_loss(error, feed)` is called first.
         """
         totals = self._restored_totals(feed, position)
-        stream = feed.epoch(position.epoch, start=position.batch, resume=resumed)
+        together = self._step.accumulate
+        stream = feed.epoch(position.epoch, start=position.batch, resume=resumed, together=together)
         every = periods(hooks)
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), self._logs(totals) if position.batch else {}
         while position.batch != feed.steps and not (position.batch and self._step.model.stop_training):
@@ -83,7 +84,7 @@ class Passes:
         """Evaluate all the data from its beginning, perhaps `local` to the chief; returns the logs."""
         calls = self._calls.local if local else self._calls
         self._step.prepare(feed.element_spec)
-        stream = feed.epoch(0, restart=True)
+        stream = feed.epoch(0, restart=True, together=1)
         totals, done = self._zeros(), 0
         hooks.on_test_begin()
         while done != feed.steps:

@@ -43,6 +43,10 @@ class Stream:
         """How many batches are left; None where nobody knows."""
         return None if self.steps is None else self.steps - self.position
 
+    def advance(self, steps: int) -> None:
+        """Take note of batches that are done."""
+        self.position += steps
+
     def parts(self, steps: int, accumulate: int = 1) -> Iterator[tuple[int, Sizes]]:
         """Divide the next `steps` batches into runs of updates: how many of them, and the sizes of each one's batches.
 

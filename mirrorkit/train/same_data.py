@@ -1,0 +1,125 @@
+"""Whether all workers read the same data: seen from the first batch, before the first step.
+
+Every worker cuts its own rows out of the same global batches. Where these differ, by a shuffle without a seed, say,
+some examples are trained on twice and others never, and no number shows it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit.data import Batches
+from mirrorkit.data.distribute import untuned
+from mirrorkit.errors import DataError
+from mirrorkit.strategy import num_workers, of_all_workers
+from mirrorkit.strategy.workers import addresses
+from mirrorkit.train.stream import Sizes, Stream
+
+_NOTHING = -1.0
+
+
+def require_same_data(strategy: tf.distribute.Strategy, first: Any, steps: int | None) -> None:
+    """Compare the first global batch of all workers, and how many they have. Collective: every worker calls it.
+
+    Where a batch has targets, these alone are compared: an augmentation of the inputs may draw other random numbers on
+    every worker, and does no harm, since only one worker uses each row.
+
+    Args:
+        strategy: its workers; with one there is nothing to compare.
+        first: this worker's first batch, a nest of tensors or arrays; None where it has none.
+        steps: how many batches an epoch has, None where nobody knows.
+
+    Raises:
+        DataError: they differ; raised on all workers.
+    """
+    if num_workers(strategy) == 1:
+        return
+    names = list(addresses(strategy))
+    prints = of_all_workers(strategy, _NOTHING if first is None else _fingerprint(first))
+    lengths = of_all_workers(strategy, _NOTHING if steps is None else steps)
+    if len(set(prints)) == 1 and len(set(lengths)) == 1:
+        return
+    if _NOTHING in prints and len(set(prints)) > 1:
+        has_none = [name for name, value in zip(names, prints, strict=True) if value == _NOTHING]
+        found = f"{', '.join(has_none)} found no batch, and the others did"
+    elif len(set(prints)) > 1:
+        found = f"the first batch is one on {_groups(names, prints)}"
+    else:
+        found = f"an epoch's number of batches is one on {_groups(names, lengths)}"
+    raise DataError(
+        f"All workers must read the same global batches, of which each trains on its own rows; but {found}. Set "
+        "the same seed on every worker (keras.utils.set_random_seed(0), dataset.shuffle(..., seed=0)), let all read "
+        "the same files in the same order, without a shard() of your own, and go on from the same checkpoint."
+    )
+
+
+def first_rows(data: Batches, epoch: int, start: int) -> Any:
+    """Return what a set in memory gives as the batch `start` of `epoch`, as it lies in the split."""
+    size = data.global_batch_size
+    places = data.order(epoch)[start * size : (start + 1) * size]
+    return tf.nest.map_structure(lambda array: array[places], data.split.as_element()) if len(places) else None
+
+
+class LookedAt(Stream):
+    """A stream of which the batches of the first update were read already, to be compared.
+
+    To read them a second time would move a shuffle on, or another generator of the user's; so they are kept, and the
+    first update takes them from there.
+
+    Args:
+        dataset: the batches.
+        count: how many of them the first update takes.
+        **options: as in `Stream`.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, count: int, **options: Any) -> None:
+        self._rest: Any = iter(dataset)
+        batches = list(itertools.islice(self._rest, count))
+        self.first = batches[0] if batches else None
+        kept = dataset.take(0)  # for its shapes, which a batch by itself does not tell
+        for batch in reversed(batches):
+            kept = tf.data.Dataset.from_tensors(batch).concatenate(kept)
+        super().__init__(iter(untuned(kept)), **options)
+
+    def parts(self, steps: int, accumulate: int = 1) -> Iterator[tuple[int, Sizes]]:
+        """Divide the next steps as `Stream` does, with the first update by itself."""
+        for updates, sizes in super().parts(steps, accumulate):
+            alone = int(self._rest is not None)
+            if alone:
+                yield 1, sizes
+                self._go_on()
+            if updates > alone:
+                yield updates - alone, sizes
+
+    def advance(self, steps: int) -> None:
+        """Move on."""
+        super().advance(steps)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._rest is not None:
+            self.source, self._rest = self._rest, None
+
+
+def _fingerprint(batch: Any) -> float:
+    compared = batch[1:] if isinstance(batch, tuple) and len(batch) > 1 else batch
+    number = 0
+    for leaf in tf.nest.flatten(compared, expand_composites=True):
+        array = np.asarray(leaf)
+        content = b"\0".join(array.ravel()) if array.dtype == object else array.tobytes()
+        number = zlib.crc32(content, zlib.crc32(f"{array.dtype} {array.shape}".encode(), number))
+    return float(number)
+
+
+def _groups(names: list[str], values: list[float]) -> str:
+    """Name the workers that agree: "worker 0, worker 2, and another on worker 1"."""
+    groups: dict[float, list[str]] = {}
+    for name, value in zip(names, values, strict=True):
+        groups.setdefault(value, []).append(name)
+    return ", and another on ".join(", ".join(group) for group in groups.values())
