@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: the tasks of a step are the workers, and a job that is taken away goes on.
+"""The job files of examples/jobs in a real Slurm on this machine: the tasks are workers; what is taken away goes on.
 
 Needs slurmctld and slurmd (Debian: apt-get install --no-install-recommends slurm-wlm munge) and root.
 """
@@ -6,6 +6,7 @@ Needs slurmctld and slurmd (Debian: apt-get install --no-install-recommends slur
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,6 +24,8 @@ from launching import environment, launched
 from mirrorkit.launch import layout
 
 SCRIPT = Path(__file__).with_name("interrupted_training.py")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ON_ONE_NODE = ("--nodes=1", "--ntasks-per-node=2")
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,6 +53,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 ReturnToService=2
+JobRequeue=0
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
@@ -70,13 +74,21 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     host = socket.gethostname().partition(".")[0]
     ports = [int(address.rpartition(":")[2]) for address in layout.clusters(2)["worker 0"].workers]
     (folder / "slurm.conf").write_text(CONFIG.format(host=host, folder=folder, ports=ports))
-    own = environment(SLURM_CONF=str(folder / "slurm.conf"))
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    own = environment(SLURM_CONF=str(folder / "slurm.conf"), PATH=path)
 
-    def run(*command: object, timeout: float = 240) -> str:
+    def run(*command: object, timeout: float = 240, exit_code: int = 0, **changes: str) -> str:
         done = subprocess.run(
-            [str(part) for part in command], env=own, cwd=folder, timeout=timeout, capture_output=True, text=True
+            [str(part) for part in command],
+            env={**own, **changes},
+            cwd=folder,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
         )
-        assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr[-3000:]}"
+        assert done.returncode == exit_code, (
+            f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr[-3000:]}"
+        )
         return done.stdout
 
     try:
@@ -126,15 +138,75 @@ def test_the_tasks_of_srun_are_the_workers(slurm, launched_run, tmp_path):
     assert_ends_are(launched_run, tmp_path)
 
 
-def test_a_job_that_is_requeued_goes_on_where_it_was(slurm, launched_run, tmp_path):
-    batch = tmp_path / "job.sh"
-    step = f"srun --ntasks=2 --kill-on-bad-exit=1 {sys.executable} {SCRIPT} {tmp_path} --event slow --step 30"
-    batch.write_text(f"#!/bin/bash\n#SBATCH --ntasks=2 --requeue --open-mode=append\n{step}\n")
-    job = slurm("sbatch", "--parsable", f"--output={tmp_path}/out", batch).strip()
-    wait_for(lambda: (tmp_path / "happened").exists(), 200)
-    slurm("scontrol", "requeue", job)  # SIGTERM to the tasks, as on preemption
-    wait_for(lambda: (tmp_path / "end0.npz").exists() and (tmp_path / "end1.npz").exists(), 300)
-    said = (tmp_path / "out").read_text()
+def submitted(slurm: Command, folder: Path, *arguments: object) -> str:
+    """Submit slurm.sh with a script and its arguments, with two workers on the one node; returns the job's id."""
+    output = f"--output={folder}/out"
+    return slurm("sbatch", "--parsable", *ON_ONE_NODE, output, EXAMPLES / "jobs" / "slurm.sh", *arguments).strip()
+
+
+def output_of(folder: Path) -> str:
+    return (folder / "out").read_text(errors="replace")  # half a character where it is being written
+
+
+def begin_again(slurm: Command, job: str) -> None:
+    """Slurm lets a job that it has queued again wait for two minutes; this one need not."""
+    wait_for(lambda: slurm("squeue", "-h", "-o", "%T", "--jobs", job).strip() == "PENDING", 120)
+    slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+
+def assert_it_was_taken_away_once(said: str) -> None:
     assert said.count("SIGTERM: saved in") == 2, said
+
+
+@pytest.mark.timeout(600)
+def test_a_job_whose_time_is_nearly_over_goes_on_where_it_was(slurm, launched_run, tmp_path):
+    job = submitted(slurm, tmp_path, SCRIPT, tmp_path, "--event", "slow", "--step", 30)
+    wait_for(lambda: (tmp_path / "happened").exists(), 200)
+    slurm("scancel", "--batch", "--signal=USR1", job)  # as --signal=B:USR1 in the file has Slurm do
+    begin_again(slurm, job)
+    wait_for(lambda: (tmp_path / "end0.npz").exists() and (tmp_path / "end1.npz").exists(), 300)
+    said = output_of(tmp_path)
+    assert_it_was_taken_away_once(said)
     assert said.count("done") == 2
     assert_ends_are(launched_run, tmp_path)
+
+
+@pytest.mark.timeout(600)
+def test_mnist_is_learnt_by_a_job_that_is_taken_away_in_its_second_epoch(slurm, tmp_path):
+    """The real set where $MIRRORKIT_DATA has it."""
+    job = submitted(slurm, tmp_path, EXAMPLES / "mnist_loop.py", "--epochs", 2, "--checkpoints", tmp_path / "run")
+    wait_for(lambda: list((tmp_path / "run").glob("*.npz")), 250)
+    slurm("scontrol", "requeue", job)  # as on preemption
+    begin_again(slurm, job)
+    wait_for(lambda: output_of(tmp_path).count("test accuracy") == 2, 280)
+    said = output_of(tmp_path)
+    assert_it_was_taken_away_once(said)
+    zero, one = [float(accuracy) for accuracy in re.findall(r"test accuracy (\d\.\d+)", said)]
+    assert zero == one >= (0.985 if " of mnist " in said else 0.85)
+
+
+@pytest.fixture
+def apptainer(tmp_path: Path) -> dict[str, str]:
+    """A PATH with an `apptainer` that runs the command outside of any container."""
+    program = tmp_path / "bin" / "apptainer"
+    program.parent.mkdir()
+    program.write_text(
+        '#!/bin/bash\n[ "$1 $2 $3" = "exec --nv mk.sif" ] && shift 3 && echo "inside: $*" && exec "$@"\n'
+    )
+    program.chmod(0o755)
+    return {"PATH": os.pathsep.join([str(program.parent), str(Path(sys.executable).parent), os.environ["PATH"]])}
+
+
+@pytest.mark.parametrize(("required", "exit_code"), [("cpu", 0), ("gpu:64", 1)])
+def test_in_a_container_the_devices_are_checked_first(slurm, launched_run, apptainer, tmp_path, required, exit_code):
+    job = (EXAMPLES / "jobs" / "slurm_container.sh", "mk.sif", SCRIPT, tmp_path)
+    output = f"--output={tmp_path}/out"
+    slurm("sbatch", "--wait", *ON_ONE_NODE, output, *job, exit_code=exit_code, REQUIRE=required, **apptainer)
+    said = output_of(tmp_path)
+    assert said.count(f"inside: python -m mirrorkit devices --require {required}") == 2
+    if exit_code:
+        assert "64 GPU required" in said
+        assert "begins" not in said
+    else:
+        assert 0 < said.rindex("computes rightly") < said.index("begins")
+        assert_ends_are(launched_run, tmp_path)
