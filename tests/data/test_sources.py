@@ -1,113 +1,32 @@
-"""load: every official layout, the order of places, damaged files, and the error that lists what was tried."""
+"""load: every official layout, the order of places, and the error that lists what was tried."""
 
 from __future__ import annotations
 
-import gzip
 import os
 import pickle
-import struct
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
+from source_files import (
+    COLOURS,
+    IMAGES,
+    LABELS,
+    check_cifar,
+    check_mnist,
+    old_pickle,
+    planes,
+    write_cifar_binary,
+    write_cifar_python,
+    write_idx,
+)
 
 from mirrorkit import data
 from mirrorkit._keras import keras
 from mirrorkit.data import sources
 from mirrorkit.errors import DataError
 
-RNG = np.random.default_rng(0)
-IMAGES = RNG.integers(0, 256, (30, 28, 28), dtype=np.uint8)
-LABELS = np.arange(30, dtype=np.uint8) % 10
-COLOURS = RNG.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
-
-
-@pytest.fixture(autouse=True)
-def nowhere(monkeypatch, tmp_path):
-    """No data anywhere, no network."""
-    monkeypatch.delenv("MIRRORKIT_DATA", raising=False)
-    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
-
-    def offline():
-        raise OSError("no network here")
-
-    for name in ("mnist", "fashion_mnist", "cifar10", "cifar100"):
-        monkeypatch.setattr(getattr(keras.datasets, name), "load_data", offline)
-
-
-def idx_bytes(array: np.ndarray) -> bytes:
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
-
-
-def write_idx(folder: Path, *, packed: bool = False, images: np.ndarray = IMAGES, labels: np.ndarray = LABELS) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for which, part in (("train", slice(0, 20)), ("t10k", slice(20, 30))):
-        for kind, array in (("images-idx3", images[part]), ("labels-idx1", labels[part])):
-            content = idx_bytes(array)
-            name = f"{which}-{kind}-ubyte" + (".gz" if packed else "")
-            (folder / name).write_bytes(gzip.compress(content) if packed else content)
-    return folder
-
-
-def planes(images: np.ndarray) -> np.ndarray:
-    return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
-
-
-def write_cifar_binary(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    for i, name in enumerate(
-        ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]
-    ):
-        part = slice(3 * i, 3 * i + 3)
-        rows = np.concatenate([LABELS[part, None], planes(COLOURS[part])], axis=1)
-        (folder / f"{name}.bin").write_bytes(rows.tobytes())
-    return folder
-
-
-class OldPickler(pickle._Pickler):
-    """Writes byte strings as Python 2 did, as CIFAR's own files hold them."""
-
-    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
-
-    def save_bytes(self, value):
-        self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)
-        self.memoize(value)
-
-    dispatch[bytes] = save_bytes
-
-
-def old_pickle(path: Path, content: object) -> None:
-    with path.open("wb") as file:
-        OldPickler(file, protocol=2).dump(content)
-
-
-def write_cifar_python(folder: Path, *, write=old_pickle) -> Path:
-    folder.mkdir(parents=True)
-    for i, name in enumerate(
-        ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]
-    ):
-        part = slice(3 * i, 3 * i + 3)
-        write(folder / name, {b"data": planes(COLOURS[part]), b"labels": LABELS[part].tolist(), b"batch_label": b"x"})
-    return folder
-
-
-def check_mnist(loaded: data.DataSet) -> None:
-    np.testing.assert_array_equal(loaded.train.images, IMAGES[:20, ..., None])
-    np.testing.assert_array_equal(loaded.test.images, IMAGES[20:, ..., None])
-    np.testing.assert_array_equal(loaded.train.labels, LABELS[:20])
-    np.testing.assert_array_equal(loaded.test.labels, LABELS[20:])
-    assert loaded.train.images.dtype == np.uint8
-    assert loaded.train.labels.dtype == np.int64
-    assert loaded.num_classes == len(loaded.class_names) == 10
-
-
-def check_cifar(loaded: data.DataSet) -> None:
-    np.testing.assert_array_equal(loaded.train.images, COLOURS[:15])
-    np.testing.assert_array_equal(loaded.test.images, COLOURS[15:18])
-    np.testing.assert_array_equal(loaded.train.labels, LABELS[:15])
-    assert loaded.train.images.dtype == np.uint8
-    assert loaded.train.labels.dtype == np.int64
+pytestmark = pytest.mark.usefixtures("nowhere")
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -220,88 +139,6 @@ def test_fashion_mnist_is_not_taken_for_mnist(tmp_path):
     assert data.load("mnist", data_dir=tmp_path).train.labels[0] == 5
     with pytest.raises(DataError, match="another set with the same file names"):
         data.load("fashion_mnist", data_dir=tmp_path)
-
-
-def cut(path: Path, *, to: int) -> None:
-    path.write_bytes(path.read_bytes()[:to])
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("kept", [0, 3, 10, 1000])
-def test_a_cut_idx_file_is_named(tmp_path, packed, kept):
-    write_idx(tmp_path, packed=packed)
-    path = tmp_path / ("t10k-images-idx3-ubyte" + (".gz" if packed else ""))
-    cut(path, to=kept)
-    with pytest.raises(DataError, match=path.name):
-        data.load("mnist", data_dir=tmp_path)
-
-
-def test_an_idx_file_with_bytes_too_many_or_of_another_kind_is_named(tmp_path):
-    path = write_idx(tmp_path) / "train-labels-idx1-ubyte"
-    path.write_bytes(path.read_bytes() + b"\0")
-    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte is damaged.*28 bytes; found 29"):
-        data.load("mnist", data_dir=tmp_path)
-    path.write_bytes(b"<html>not found</html>")
-    with pytest.raises(DataError, match="train-labels-idx1-ubyte is no IDX file"):
-        data.load("mnist", data_dir=tmp_path)
-    path.write_bytes(idx_bytes(IMAGES[:20]))
-    with pytest.raises(DataError, match="train-labels-idx1-ubyte should hold an array of 1 dim"):
-        data.load("mnist", data_dir=tmp_path)
-
-
-def test_images_and_labels_of_different_lengths_or_outside_the_classes(tmp_path):
-    path = write_idx(tmp_path) / "train-labels-idx1-ubyte"
-    path.write_bytes(idx_bytes(LABELS[:19]))
-    with pytest.raises(DataError, match="20 images and 19 labels"):
-        data.load("mnist", data_dir=tmp_path)
-    path.write_bytes(idx_bytes(LABELS[:20] + 1))
-    with pytest.raises(DataError, match=r"0 .. 9; found 1 .. 10"):
-        data.load("mnist", data_dir=tmp_path)
-
-
-def test_a_damaged_npz_is_named(tmp_path):
-    np.savez(tmp_path / "mnist.npz", x_train=IMAGES)
-    with pytest.raises(DataError, match=r"mnist.npz is damaged: it should hold x_train, y_train"):
-        data.load("mnist", data_dir=tmp_path)
-    cut(tmp_path / "mnist.npz", to=100)
-    with pytest.raises(DataError, match=r"mnist.npz is damaged"):
-        data.load("mnist", data_dir=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("kept", "words"), [(3073 * 3 - 1, "records of 3073 bytes"), (3073 * 2, "3 images were expected")]
-)
-def test_a_cut_cifar_binary_file_is_named(tmp_path, kept, words):
-    cut(write_cifar_binary(tmp_path / "c") / "data_batch_3.bin", to=kept)
-    with pytest.raises(DataError, match=rf"data_batch_3\.bin.*{words}"):
-        data.load("cifar10", data_dir=tmp_path / "c")
-
-
-def test_a_cut_or_strange_cifar_pickle_is_named(tmp_path):
-    path = write_cifar_python(tmp_path / "c") / "data_batch_2"
-    cut(path, to=2000)
-    with pytest.raises(DataError, match="data_batch_2 is damaged"):
-        data.load("cifar10", data_dir=tmp_path / "c")
-    old_pickle(path, {b"data": planes(COLOURS[:2]), b"labels": [1, 2, 3]})
-    with pytest.raises(DataError, match=r"data_batch_2.*uint8 \[3, 3072\], one row per label; found uint8 \[2, 3072\]"):
-        data.load("cifar10", data_dir=tmp_path / "c")
-
-
-class Bomb:
-    def __init__(self, target: Path):
-        self.target = target
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.target),)
-
-
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, protocol):
-    path = write_cifar_python(tmp_path / "c") / "data_batch_1"
-    path.write_bytes(pickle.dumps({"data": Bomb(tmp_path / "harm"), "labels": [1]}, protocol=protocol))
-    with pytest.raises(DataError, match=r"data_batch_1: the pickle asks for (posix|nt)\.mkdir"):
-        data.load("cifar10", data_dir=tmp_path / "c")
-    assert not (tmp_path / "harm").exists()
 
 
 def test_a_damaged_keras_cache_does_not_stop_the_download(tmp_path, monkeypatch):

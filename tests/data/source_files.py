@@ -1,0 +1,92 @@
+"""Files as MNIST and CIFAR-10 are published, small and with known contents."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from mirrorkit import data
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (30, 28, 28), dtype=np.uint8)
+LABELS = np.arange(30, dtype=np.uint8) % 10
+COLOURS = RNG.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_idx(folder: Path, *, packed: bool = False, images: np.ndarray = IMAGES, labels: np.ndarray = LABELS) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for which, part in (("train", slice(0, 20)), ("t10k", slice(20, 30))):
+        for kind, array in (("images-idx3", images[part]), ("labels-idx1", labels[part])):
+            content = idx_bytes(array)
+            name = f"{which}-{kind}-ubyte" + (".gz" if packed else "")
+            (folder / name).write_bytes(gzip.compress(content) if packed else content)
+    return folder
+
+
+def planes(images: np.ndarray) -> np.ndarray:
+    return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+
+
+def write_cifar_binary(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for i, name in enumerate(
+        ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]
+    ):
+        part = slice(3 * i, 3 * i + 3)
+        rows = np.concatenate([LABELS[part, None], planes(COLOURS[part])], axis=1)
+        (folder / f"{name}.bin").write_bytes(rows.tobytes())
+    return folder
+
+
+class OldPickler(pickle._Pickler):
+    """Writes byte strings as Python 2 did, as CIFAR's own files hold them."""
+
+    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
+
+    def save_bytes(self, value):
+        self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)
+        self.memoize(value)
+
+    dispatch[bytes] = save_bytes
+
+
+def old_pickle(path: Path, content: object) -> None:
+    with path.open("wb") as file:
+        OldPickler(file, protocol=2).dump(content)
+
+
+def write_cifar_python(folder: Path, *, write=old_pickle) -> Path:
+    folder.mkdir(parents=True)
+    for i, name in enumerate(
+        ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]
+    ):
+        part = slice(3 * i, 3 * i + 3)
+        write(folder / name, {b"data": planes(COLOURS[part]), b"labels": LABELS[part].tolist(), b"batch_label": b"x"})
+    return folder
+
+
+def check_mnist(loaded: data.DataSet) -> None:
+    np.testing.assert_array_equal(loaded.train.images, IMAGES[:20, ..., None])
+    np.testing.assert_array_equal(loaded.test.images, IMAGES[20:, ..., None])
+    np.testing.assert_array_equal(loaded.train.labels, LABELS[:20])
+    np.testing.assert_array_equal(loaded.test.labels, LABELS[20:])
+    assert loaded.train.images.dtype == np.uint8
+    assert loaded.train.labels.dtype == np.int64
+    assert loaded.num_classes == len(loaded.class_names) == 10
+
+
+def check_cifar(loaded: data.DataSet) -> None:
+    np.testing.assert_array_equal(loaded.train.images, COLOURS[:15])
+    np.testing.assert_array_equal(loaded.test.images, COLOURS[15:18])
+    np.testing.assert_array_equal(loaded.train.labels, LABELS[:15])
+    assert loaded.train.images.dtype == np.uint8
+    assert loaded.train.labels.dtype == np.int64
