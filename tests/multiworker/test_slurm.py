@@ -1,6 +1,7 @@
 """The job files of examples/jobs in a real Slurm on this machine: the tasks are workers; what is taken away goes on.
 
-Needs slurmctld and slurmd (Debian: apt-get install --no-install-recommends slurm-wlm munge) and root.
+Needs slurmctld and slurmd (Debian: apt-get install --no-install-recommends slurm-wlm) and root. It asks no munge, and
+keeps all its files in a folder of its own.
 """
 
 from __future__ import annotations
@@ -72,6 +73,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     for name in ("state", "spool"):
         (folder / name).mkdir()
     host = socket.gethostname().partition(".")[0]
+    try:
+        socket.gethostbyname(host)
+    except OSError:
+        pytest.skip(f"this machine does not know the address of its own name {host!r}")
     ports = [int(address.rpartition(":")[2]) for address in layout.clusters(2)["worker 0"].workers]
     (folder / "slurm.conf").write_text(CONFIG.format(host=host, folder=folder, ports=ports))
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
