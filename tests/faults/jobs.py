@@ -112,24 +112,27 @@ def close(tasks: Mapping[str, Process]) -> None:
         task.close()
 
 
-def left_running(folder: Path) -> list[str]:
-    """The commands of the processes that have this folder among their arguments, this one excepted."""
-    found = []
+def running(folder: Path) -> dict[int, tuple[str, str]]:
+    """The processes with this folder among their arguments: for each its command, and its task where it has one."""
+    found = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
             command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            variables = (place / "environ").read_bytes().split(b"\0")
             zombie = (place / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except OSError:
             continue
         if str(folder) in command and not zombie and int(place.name) != os.getpid():
-            found.append(command)
+            config = [v.partition(b"=")[2].decode() for v in variables if v.startswith(b"TF_CONFIG=")]
+            cluster = mk.cluster.detect({"TF_CONFIG": config[0]}) if config else None
+            found[int(place.name)] = command, cluster.task if cluster else ""
     return found
 
 
-def pid_of(process: Process, task: str) -> int:
-    """The process of a task of the launcher, which prints `pid <number>`."""
-    process.wait_for(rf"^{task} \| pid \d+")
-    return int(process.line(rf"^{task} \| pid \d+")[1].split()[-1])
+def pid_of(folder: Path, task: str) -> int:
+    """The process of a task of the launcher that trains in this folder, without its keeper; 0 where there is none."""
+    found = [pid for pid, (command, name) in running(folder).items() if name == task and "keeper.py" not in command]
+    return found[0] if found else 0
 
 
 def send(pid: int, number: signal.Signals) -> float:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,39 +48,43 @@ def run_series(kills: int, epochs: int, folder: Path, seed: int) -> tuple[list[K
     """Train once without kills and once with them; return what happened and what was wrong."""
     rng = random.Random(seed)
     reference, result = folder / "reference.npz", folder / "result.npz"
-    _start(folder / "reference.txt", "--out", reference, "--epochs", epochs, wait=True)
+    start(folder / "reference.txt", "--out", reference, "--epochs", epochs, wait=True)
     checkpoints, log = folder / "checkpoints", folder / "log.txt"
     checkpoints.mkdir()
     arguments = ("--out", result, "--folder", checkpoints, "--log", log, "--epochs", epochs)
     lives: list[Kill] = []
     for number in range(kills):
         log.write_bytes(b"")
-        newest, unfinished = _newest(checkpoints), _unfinished(checkpoints)
+        newest, unfinished = newest_of(checkpoints), unfinished_in(checkpoints)
         kind = KINDS[number % len(KINDS)]
-        left = epochs * STEPS_PER_EPOCH - newest
-        # so that all kills find something left to kill
-        target = newest + rng.randrange(1, max(2, int(1.6 * left / (kills - number + 1))))
-        process = _start(folder / f"life{number}.txt", *arguments)
+        target = next_target(newest, epochs * STEPS_PER_EPOCH, kills - number, rng)
+        process = start(folder / f"life{number}.txt", *arguments)
         try:
-            _wait_for(kind, process, log, checkpoints, target, rng)
+            wait_for(kind, process, log, checkpoints, target, rng)
         finally:
             process.kill()
             process.wait()
-        lives.append(_inspect(kind, newest, unfinished, checkpoints, log))
-        print(_row(number + 1, lives[-1]), flush=True)
+        lives.append(inspected(kind, newest, unfinished, checkpoints, log))
+        print(row_of(number + 1, lives[-1]), flush=True)
     log.write_bytes(b"")
-    newest = _newest(checkpoints)
-    _start(folder / "last.txt", *arguments, wait=True)
-    began, _ = _progress(log)
+    newest = newest_of(checkpoints)
+    start(folder / "last.txt", *arguments, wait=True)
+    began, _ = progress_of(log)
     problems = [] if began == newest else [f"the last start went on from {began}, the newest checkpoint was {newest}"]
-    return lives, problems + _differences(reference, result)
+    return lives, problems + differences(reference, result)
 
 
-def _start(output: Path, *arguments: object, wait: bool = False) -> subprocess.Popen[bytes]:
+def next_target(done: int, steps: int, kills: int, rng: random.Random) -> int:
+    """At which step to kill, so that all the kills still to come find something left to kill."""
+    return done + rng.randrange(1, max(2, int(1.6 * (steps - done) / (kills + 1))))
+
+
+def start(output: Path, *arguments: object, wait: bool = False, by: Sequence[object] = ()) -> subprocess.Popen[bytes]:
+    """Start the training, `by` the launcher perhaps; what it says goes into a file."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
     with output.open("wb") as file:
-        command = [sys.executable, str(TRAINING), *map(str, arguments)]
+        command = [sys.executable, *map(str, by), str(TRAINING), *map(str, arguments)]
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
     if wait:
         try:
@@ -92,22 +96,22 @@ def _start(output: Path, *arguments: object, wait: bool = False) -> subprocess.P
     return process
 
 
-def _wait_for(
+def wait_for(
     kind: str, process: subprocess.Popen[bytes], log: Path, checkpoints: Path, target: int, rng: random.Random
 ) -> None:
     """Wait for the moment to kill."""
     if kind == "the start":
         moment = time.monotonic() + rng.uniform(0.5, 12.0)
-        _until(lambda: time.monotonic() > moment or _progress(log)[0] is not None, process)
+        until(lambda: time.monotonic() > moment or progress_of(log)[0] is not None, process)
         return
-    _until(lambda: _progress(log)[1] >= target, process)
+    until(lambda: progress_of(log)[1] >= target, process)
     if kind == "within a save":
-        _until(lambda: any(name.endswith(".tmp") for name in os.listdir(checkpoints)), process)
+        until(lambda: any(name.endswith(".tmp") for name in os.listdir(checkpoints)), process)
     else:
         time.sleep(rng.uniform(0, 0.05))
 
 
-def _until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
     limit = time.monotonic() + LIMIT
     while not condition():
         if process.poll() is not None:
@@ -117,18 +121,18 @@ def _until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> N
         time.sleep(0.0002)
 
 
-def _inspect(kind: str, newest_before: int, unfinished_before: set[str], checkpoints: Path, log: Path) -> Kill:
+def inspected(kind: str, newest_before: int, unfinished_before: set[str], checkpoints: Path, log: Path) -> Kill:
     problems = []
     for path in checkpoints.glob("*.npz"):
         try:
             _read(path)
         except Exception as error:
             problems.append(f"{path.name} is unreadable: {type(error).__name__}: {error}")
-    began, reached = _progress(log)
+    began, reached = progress_of(log)
     if began is not None and began != newest_before:
         problems.append(f"it went on from step {began}, the newest checkpoint was {newest_before}")
-    torn = bool(_unfinished(checkpoints) - unfinished_before)
-    return Kill(kind, began, max(reached, 0), _newest(checkpoints), torn, problems)
+    torn = bool(unfinished_in(checkpoints) - unfinished_before)
+    return Kill(kind, began, max(reached, 0), newest_of(checkpoints), torn, problems)
 
 
 def _read(path: Path) -> None:
@@ -142,15 +146,15 @@ def _read(path: Path) -> None:
             file[name]
 
 
-def _newest(checkpoints: Path) -> int:
+def newest_of(checkpoints: Path) -> int:
     return max((int(path.stem.partition("-")[2]) for path in checkpoints.glob("step-*.npz")), default=0)
 
 
-def _unfinished(checkpoints: Path) -> set[str]:
+def unfinished_in(checkpoints: Path) -> set[str]:
     return {path.name for path in checkpoints.glob("*.tmp")}
 
 
-def _progress(log: Path) -> tuple[int | None, int]:
+def progress_of(log: Path) -> tuple[int | None, int]:
     """The steps at which the training began (None: not yet), and those done by now."""
     lines = [line.split() for line in log.read_text().splitlines()]
     begins = [int(value) for word, value in lines if word == "begin"]
@@ -158,7 +162,7 @@ def _progress(log: Path) -> tuple[int | None, int]:
     return (begins[0] if begins else None), (steps[-1] if steps else -1)
 
 
-def _differences(reference: Path, result: Path) -> list[str]:
+def differences(reference: Path, result: Path) -> list[str]:
     with np.load(reference) as one, np.load(result) as other:
         if one.files != other.files:
             return ["the two runs have different variables"]
@@ -166,10 +170,10 @@ def _differences(reference: Path, result: Path) -> list[str]:
     return [f"bits differ in: {', '.join(names)}"] if names else []
 
 
-_COLUMNS = "{:>4}  {:<14} {:>9} {:>9} {:>10}  {:<12} {}"
+_COLUMNS = "{:>4}  {:<18} {:>9} {:>9} {:>10}  {:<12} {}"
 
 
-def _row(number: int, kill: Kill) -> str:
+def row_of(number: int, kill: Kill) -> str:
     began = "-" if kill.began is None else kill.began
     half = "half a file" if kill.unfinished else ""
     return _COLUMNS.format(
@@ -177,9 +181,12 @@ def _row(number: int, kill: Kill) -> str:
     )
 
 
-def main() -> int:
-    """Run the series and print its table; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+Series = Callable[[int, int, Path, int], tuple[list[Kill], list[str]]]
+
+
+def main(series: Series = run_series) -> int:
+    """Run a series and print its table; returns the exit code."""
+    parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=20, help=f"of {STEPS_PER_EPOCH} steps each")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
@@ -187,7 +194,7 @@ def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         print(_COLUMNS.format("kill", "at", "began at", "reached", "newest", "it left", "checkpoints"), flush=True)
-        lives, problems = run_series(options.kills, options.epochs, Path(folder), options.seed)
+        lives, problems = series(options.kills, options.epochs, Path(folder), options.seed)
     problems += [problem for kill in lives for problem in kill.problems]
     torn = sum(kill.unfinished for kill in lives)
     print(

@@ -1,9 +1,10 @@
-"""The training that `kill_series.py` kills: everything random in it, four replicas, saved every few steps.
+"""The training that `kill_series.py` kills: everything random in it, four replicas or workers, saved every few steps.
 
     python tests/kills/killed_training.py --out weights.npz [--folder checkpoints] [--log steps.txt] [--epochs 12]
 
 It writes all its variables and its history to `--out`, and appends a line to `--log` when it begins and after every
-call: `begin <steps done>`, `step <steps done>`.
+call: `begin <steps done>`, `step <steps done>`. Of several workers the chief does so; each writes an `--out` of its own
+and the number of its process, with the worker's number in the name of the file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,8 +72,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12)
     options = parser.parse_args()
 
+    cluster = mk.cluster.detect()
+    if cluster is not None and options.log:
+        Path(f"{options.log}.pid{cluster.task_index}").write_text(str(os.getpid()))
     mk.reproducible.enable(seed=1)
-    strategy = mk.testing.virtual_replicas(4)
+    strategy = mk.testing.virtual_replicas(4) if cluster is None else mk.strategy.create("auto")
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (STEPS_PER_EPOCH * 32 - 5, 8, 8, 3), "uint8")  # the last batch is smaller
     train = mk.data.batches(
@@ -86,12 +91,13 @@ def main() -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
     loop = mk.train.Loop(strategy, step, steps_per_call=2)
-    callbacks: list[Any] = [Log(options.log)] if options.log else []
+    callbacks: list[Any] = [Log(options.log)] if options.log and mk.strategy.is_chief(strategy) else []
     if options.folder:
         callbacks.append(mk.train.Checkpoints(options.folder, every=EVERY))
     report = loop.fit(train, epochs=options.epochs, validation_data=train, callbacks=callbacks, verbose=0)
     values = {str(i): variable.value.numpy() for i, variable in enumerate(step.variables)}
-    np.savez(options.out, history=np.array(json.dumps(report.history)), **values)
+    out = options.out if cluster is None else f"{options.out}{cluster.task_index}.npz"
+    np.savez(out, history=np.array(json.dumps(report.history)), **values)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,13 @@ def test_a_bit_that_differs_and_a_torn_checkpoint_are_seen(tmp_path: Path) -> No
     one, other = tmp_path / "one.npz", tmp_path / "other.npz"
     np.savez(one, **{"0": np.array([0.0]), "1": np.ones(3)})
     np.savez(other, **{"0": np.array([-0.0]), "1": np.ones(3)})
-    assert kill_series._differences(one, one) == []
-    assert kill_series._differences(one, other) == ["bits differ in: 0"]
+    assert kill_series.differences(one, one) == []
+    assert kill_series.differences(one, other) == ["bits differ in: 0"]
     folder, log = tmp_path / "checkpoints", tmp_path / "log"
     folder.mkdir()
     (folder / "step-0000000005.npz").write_bytes(one.read_bytes())
     log.write_text("begin 5\nstep 7\n")
-    assert kill_series._inspect("a step", 5, set(), folder, log) == kill_series.Kill("a step", 5, 7, 5, False, [])
+    assert kill_series.inspected("a step", 5, set(), folder, log) == kill_series.Kill("a step", 5, 7, 5, False, [])
     (folder / "step-0000000010.npz").write_bytes(one.read_bytes()[:-30])
     log.write_text("begin 0\nstep 7\n")
-    assert len(kill_series._inspect("a step", 5, set(), folder, log).problems) == 2
+    assert len(kill_series.inspected("a step", 5, set(), folder, log).problems) == 2

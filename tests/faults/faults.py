@@ -1,0 +1,133 @@
+"""What may happen to several workers: it happens to a real job, which must end as if nothing had."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jobs
+from jobs import WORKERS
+from judged import Row, changed, end_again, happened, true_ones
+
+SEED = 0
+STEPS = 80  # of the workers' training
+
+
+def worker_killed(folder: Path) -> Row:
+    """The launcher starts all again."""
+    return _launched_again(folder, "kill", 1, "worker killed", r"launch \| worker 1 ended")
+
+
+def chief_killed(folder: Path) -> Row:
+    """Worker 0 is the chief where there is no other."""
+    return _launched_again(folder, "kill", 0, "chief (worker 0) killed", r"launch \| worker 0 ended")
+
+
+def worker_stopped(folder: Path) -> Row:
+    """SIGSTOP; after 20 s it would go on if it were still there."""
+    return _launched_again(folder, "stop", 1, "worker stopped for 20 s", r"ClusterError: worker 1")
+
+
+def worker_killed_without_launcher(folder: Path) -> Row:
+    """The others name it and end; all are started again by hand."""
+    return _started_again(folder, "kill", 1, "worker killed", "ClusterError: worker 1 .* is gone")
+
+
+def chief_killed_without_launcher(folder: Path) -> Row:
+    """As with any other worker."""
+    return _started_again(folder, "kill", 0, "chief (worker 0) killed", "ClusterError: worker 0 .* is gone")
+
+
+def sigterm_to_one_worker(folder: Path) -> Row:
+    """All save at the same step, leave with 143, and go on when they are started again."""
+    return _started_again(folder, "term", 1, "SIGTERM to one worker", "SIGTERM: saved in", codes=[143, 143])
+
+
+def launcher_killed(folder: Path) -> Row:
+    """Nothing is left running."""
+    job = jobs.launched(folder, "--workers", 2, WORKERS, folder, "--event", "slow", "--step", 6)
+    try:
+        jobs.until((folder / "happened").exists, "the step")
+        killed = jobs.send(job.process.pid, signal.SIGKILL)
+        before = len(jobs.running(folder))
+        jobs.until(lambda: not jobs.running(folder), "the end of all processes")
+        seconds = time.time() - killed
+        wrong = {"nothing ran before": before < 4, "it took longer than 5 s": seconds > 5}
+        return Row("launcher killed (SIGKILL)", "nothing: its tasks are ended with it", seconds, true_ones(wrong))
+    finally:
+        job.close()
+
+
+def disk_full(folder: Path) -> Row:
+    """A file system that fills up between two saves."""
+    saved = folder / "checkpoints"
+    with _small_file_system(saved):
+        job = jobs.launched(folder, "--workers", 2, WORKERS, folder, "--event", "slow", "--worker", 0, "--step", 10)
+        try:
+            jobs.until((folder / "happened").exists, "the step")
+            with contextlib.suppress(OSError), (saved / "other").open("wb", buffering=0) as other:
+                full = time.time()
+                while True:
+                    other.write(bytes(512))
+            code = job.end()
+        finally:
+            job.close()
+        moment, seen = job.line("CheckpointError: ")
+        left = sorted(path.name for path in saved.glob("step-*"))
+        (saved / "other").unlink()
+        wrong = {f"exit code {code}": code != 1, f"left were {left}": left != ["step-0000000009.npz"]}
+        return Row("disk full while saving", seen, moment - full, true_ones(wrong) + end_again(folder))
+
+
+def _launched_again(folder: Path, event: str, worker: int, fault: str, seen: str) -> Row:
+    """A disturbed run of the launcher, which starts all again once."""
+    step = random.Random(f"{SEED} {fault}").randrange(10, STEPS - 10)
+    options = ("--event", event, "--worker", worker, "--step", step)
+    job = jobs.launched(folder, "--workers", 2, "--max-restarts", 1, WORKERS, folder, *options)
+    try:
+        if event == "stop":
+            jobs.until((folder / "happened").exists, "the step")
+            pid = jobs.pid_of(folder, f"worker {worker}")
+            time.sleep(20)
+            with contextlib.suppress(ProcessLookupError):
+                jobs.send(pid, signal.SIGCONT)
+        code = job.end()
+    finally:
+        job.close()
+    moment, line = job.line(seen)
+    wrong = {f"exit code {code}": code != 0, "no restart": not job.says(r"^launch \| restart 1 of 1$")}
+    fault = f"{fault} at step {step}; `launch --max-restarts 1`"
+    return Row(fault, line, moment - happened(folder), true_ones(wrong) + changed(folder))
+
+
+def _started_again(
+    folder: Path, event: str, worker: int, fault: str, seen: str, *, codes: list[int] | None = None
+) -> Row:
+    """A disturbed run of tasks without a launcher; then all are started again."""
+    step = random.Random(f"{SEED} alone {fault}").randrange(10, STEPS - 10)
+    tasks = jobs.started(folder, WORKERS, folder, "--event", event, "--worker", worker, "--step", step)
+    expected = codes or [1 if i != worker else -signal.SIGKILL for i in range(2)]
+    try:
+        found = [tasks[f"worker {i}"].end() for i in range(2)]
+    finally:
+        jobs.close(tasks)
+    moment, line = tasks[f"worker {1 - worker}"].line(seen)
+    wrong = {f"exit codes {found}": found != expected, "it took longer than 30 s": moment - happened(folder) > 30}
+    fault = f"{fault} at step {step}; no launcher"
+    return Row(fault, line, moment - happened(folder), true_ones(wrong) + end_again(folder))
+
+
+@contextlib.contextmanager
+def _small_file_system(folder: Path) -> Iterator[None]:
+    """256 KiB in memory; needs root."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

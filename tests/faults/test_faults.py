@@ -1,0 +1,65 @@
+"""The quickest rows of the table of docs/faults.md, and the judge itself; `table.py` does all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import judged
+import numpy as np
+import pytest
+import start_faults
+import table
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["peer_never_starts", "port_taken", *start_faults.BAD_CONFIGS])
+def test_what_is_wrong_at_the_start_is_said_at_once(name):
+    row = table.happen(name)
+    assert not row.problems
+    assert row.seconds < 60  # TensorFlow would wait for ever
+    assert row.seen.startswith("ClusterError: ")
+
+
+def test_there_are_ten_kinds_of_bad_tf_config():
+    assert len(start_faults.BAD_CONFIGS) == 10
+    assert len({config for config, _ in start_faults.BAD_CONFIGS.values()}) == 10
+
+
+def test_other_bits_or_no_end_at_all_are_not_right(tmp_path, monkeypatch):
+    for worker in range(2):
+        np.savez(tmp_path / f"end{worker}.npz", np.array([0.0, 1.0]))
+    expected = judged.end_of(tmp_path, 0)
+    monkeypatch.setattr(judged, "undisturbed", lambda: expected)
+    assert judged.changed(tmp_path) == []
+    np.savez(tmp_path / "end1.npz", np.array([-0.0, 1.0]))
+    assert judged.changed(tmp_path) == ["other bits in worker 1"]
+    (tmp_path / "end0.npz").unlink()
+    assert judged.changed(tmp_path) == ["other bits in worker 0", "other bits in worker 1"]
+
+
+def test_a_fault_that_does_not_come_out_right_is_bold_and_the_exit_code_is_1(monkeypatch, capsys, tmp_path):
+    def seen(folder: Path) -> judged.Row:
+        return judged.Row("a fault", f"error in {folder} | {'x ' * 100}", 1.23, [])
+
+    def raises(folder: Path) -> judged.Row:
+        raise TimeoutError("nothing came")
+
+    monkeypatch.setattr(table, "FAULTS", {"seen": seen})
+    monkeypatch.setattr("sys.argv", ["table.py"])
+    assert table.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith(r"| a fault | `error in FOLDER \| x x")
+    assert lines[-1].endswith(" ...` | 1.2 s | yes |")
+    monkeypatch.setattr(table, "FAULTS", {"seen": seen, "raises": raises})
+    assert table.main() == 1
+    assert "| **no: TimeoutError: nothing came** |" in capsys.readouterr().out
+
+
+def test_the_table_goes_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{table.BEGIN}\n\nold\n\n{table.END}\nafter\n")
+    table.put_between(page, "new")
+    assert page.read_text() == f"before\n{table.BEGIN}\n\nnew\n\n{table.END}\nafter\n"
+    page.write_text("nothing")
+    with pytest.raises(SystemExit):
+        table.put_between(page, "new")
