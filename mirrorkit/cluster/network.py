@@ -15,6 +15,9 @@ from mirrorkit.errors import ClusterError
 
 _log = logging.getLogger("mirrorkit")
 
+# A look that has not ended in time proves nothing: a machine that is busy lets a thread wait for seconds.
+_BUSY = 10.0
+
 
 def check_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
     """Refuse a cluster on which TensorFlow would hang: a host without address, or this process's port in use.
@@ -40,7 +43,9 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def unreachable(addresses: Mapping[str, str], *, seconds: float = 2.0) -> list[str]:
-    """Return the tasks at whose addresses nobody listens, in order; waits for at most `seconds` and a little.
+    """Return the tasks at whose addresses nobody listens, in order.
+
+    It takes at most `seconds`, and a little more where this machine is too busy to look or a name server is silent.
 
     Args:
         addresses: by the name of the task, such as `cluster.addresses`.
@@ -52,7 +57,7 @@ def unreachable(addresses: Mapping[str, str], *, seconds: float = 2.0) -> list[s
         with contextlib.suppress(OSError), socket.create_connection(host_and_port(address), timeout=seconds):
             listening.add(task)
 
-    _all_at_once(look, list(addresses.items()), time.monotonic() + seconds + 0.5)
+    _all_at_once(look, list(addresses.items()), time.monotonic() + seconds + _BUSY)
     return [task for task in addresses if task not in listening]
 
 

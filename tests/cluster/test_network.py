@@ -7,6 +7,7 @@ import time
 import pytest
 
 from mirrorkit.cluster import Cluster, check_network
+from mirrorkit.cluster.network import unreachable
 from mirrorkit.errors import ClusterError
 
 
@@ -75,3 +76,23 @@ def test_a_resolver_that_does_not_answer_is_given_up(monkeypatch):
         check_network(Cluster(workers=("silent:1",)), timeout=0.2)
     assert time.monotonic() - start < 10
     answer.set()
+
+
+def test_who_does_not_listen_is_named_and_who_does_is_not():
+    with listening() as server:
+        there = f"127.0.0.1:{server.getsockname()[1]}"
+        assert unreachable({"ps 0": f"127.0.0.1:{free_port()}", "worker 0": there, "worker 1": "localhost:1"}) == [
+            *("ps 0", "worker 1"),
+        ]
+
+
+def test_a_machine_too_busy_to_look_in_time_does_not_make_others_unreachable(monkeypatch):
+    connect = socket.create_connection
+
+    def late(*args, **options):
+        time.sleep(1)  # as a thread does which gets no processor
+        return connect(*args, **options)
+
+    monkeypatch.setattr(socket, "create_connection", late)
+    with listening() as server:
+        assert unreachable({"chief": f"127.0.0.1:{server.getsockname()[1]}"}, seconds=0.1) == []
