@@ -171,9 +171,10 @@ def test_multi_worker_refuses_what_it_cannot_be_before_it_waits_for_anyone(optio
         mk.strategy.create("multi_worker", **options)
 
 
-def test_hosts_without_address_are_named_before_tensorflow_starts():
-    cluster = mk.cluster.Cluster(workers=("localhost:1025", "no-such-host.invalid:1"))
-    with pytest.raises(ClusterError, match=r"no-such-host.invalid' \(worker 1\)"):
+@pytest.mark.parametrize("others", [{}, {"chief": "localhost:1026", "ps": ("localhost:1027",)}], ids=["", "ps"])
+def test_hosts_without_address_are_named_before_tensorflow_starts(others):
+    cluster = mk.cluster.Cluster(workers=("localhost:1025", "no-such-host.invalid:1"), **others)
+    with pytest.raises(ClusterError, match=r"within 0.2 s for 'no-such-host.invalid' \(worker 1\)"):
         mk.strategy.create("auto", cluster=cluster, start_timeout=0.2)
 
 

@@ -25,7 +25,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--devices-per-worker", metavar="cpu|gpu:N", help="by default the GPUs are shared out")
     parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS", help="between SIGTERM and SIGKILL")
     parser.add_argument("script", help="a Python file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for the script")
+    # argparse calls even these required, though there may be none
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for the script").required = False
     parser.set_defaults(run=_run)
 
 

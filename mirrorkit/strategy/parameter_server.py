@@ -61,7 +61,7 @@ def build(
             f"{found.source}: with parameter servers the tasks are one chief, which coordinates, workers and ps; "
             f"this is {found}. Add the chief's address to the cluster."
         )
-    _cluster.check_network(found)
+    _cluster.check_network(found, timeout=start_timeout)
     if found.task_type != "chief":
         _serve(found, start_timeout)
     others = {task: address for task, address in found.addresses.items() if task != "chief"}

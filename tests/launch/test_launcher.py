@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import mirrorkit as mk
+from mirrorkit.__main__ import main
 from mirrorkit.errors import ClusterError
 from mirrorkit.launch import launch, launcher
 
@@ -303,6 +304,12 @@ def test_no_tensorflow_in_the_launcher(run_python, script):
     )
     assert "worker 0 | ran" in result.stdout
     assert result.json() == [0, []]
+
+
+def test_a_command_without_anything_says_what_is_needed_and_no_more(capsys):
+    with pytest.raises(SystemExit):
+        main(["launch"])
+    assert capsys.readouterr().err.splitlines()[-1].endswith("the following arguments are required: --workers, script")
 
 
 def test_a_script_that_is_not_there_is_refused_before_anything_starts():
