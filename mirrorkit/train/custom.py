@@ -46,6 +46,7 @@ class CustomStep:
         # Keras callbacks need a model to leave their wish to stop with.
         self.model = getattr(step, "model", None) or SimpleNamespace(stop_training=False)
         self.accumulate = 1  # successive batches of one update; such a step may do that by itself
+        self.modes: dict[str, str] = {}  # whether a log is to rise or to fall: nobody knows
         self.loss_index = 1  # holds the sum of all logs: not finite when one of them is not
 
     @property

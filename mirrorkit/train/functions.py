@@ -141,6 +141,11 @@ class Functions:
         """Number of values in the totals."""
         return FIXED + len(self._losses.own_names) + self._metrics.size
 
+    @property
+    def modes(self) -> dict[str, str]:
+        """For each log name "max" or "min", whichever is better, where it is known."""
+        return {**dict.fromkeys(["loss", *self._losses.own_names], "min"), **self._metrics.modes}
+
     def logs(self, totals: tf.Tensor) -> dict[str, tf.Tensor]:
         """Turn totals into Keras's logs."""
         denominator = tf.maximum(totals[DENOMINATOR], 1e-12)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_chief, of_all_workers
 from mirrorkit.train.checkpoints import Checkpoints
 
@@ -35,10 +36,19 @@ def callback_list(
         verbose: 0 for no progress bar.
         history: add a `keras.callbacks.History`.
         **params: for the callbacks' `params`: epochs, steps.
+
+    Raises:
+        StepError: BackupAndRestore, which only Keras's own `fit` obeys.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     given = keras.tree.flatten(callbacks or [])
+    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
+        raise StepError(
+            "BackupAndRestore asks Keras's fit to leave epochs out, which a Loop does not see: all of them would be "
+            "trained again, on the restored weights. Use mk.train.Checkpoints(folder), which also goes on within an "
+            "epoch."
+        )
     if not is_chief(loop.strategy):
         given, verbose = [callback for callback in given if not isinstance(callback, _WRITERS)], 0
     if history and not any(isinstance(c, keras.callbacks.History) for c in given):
@@ -50,6 +60,21 @@ def callback_list(
         if hasattr(callback, "set_loop"):
             callback.set_loop(loop)
     return keras.callbacks.CallbackList(given, model=model, verbose=verbose, **params)
+
+
+def choose_modes(hooks: Any, modes: Mapping[str, str]) -> None:
+    """Tell callbacks whether the log that they watch is to rise or to fall, where they leave it to Keras to find out.
+
+    Keras asks the model's own metrics, which only its own training fills.
+
+    Args:
+        hooks: what `callback_list` returned.
+        modes: for each log name "max" or "min".
+    """
+    for callback in hooks.callbacks:
+        watched = getattr(callback, "monitor", None)
+        if isinstance(watched, str) and getattr(callback, "mode", None) == "auto":
+            callback.mode = modes.get(watched.removeprefix("val_"), "auto")
 
 
 def agree_to_stop(strategy: tf.distribute.Strategy, model: Any) -> None:

@@ -26,7 +26,7 @@ from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.coordinator import calls_for, explained
 from mirrorkit.train.custom import CustomStep, TrainStep
 from mirrorkit.train.feed import Feed
-from mirrorkit.train.hooks import agree_to_stop, callback_list, release
+from mirrorkit.train.hooks import agree_to_stop, callback_list, choose_modes, release
 from mirrorkit.train.passes import Passes
 from mirrorkit.train.position import Position
 from mirrorkit.train.report import Report
@@ -131,6 +131,8 @@ class Loop:
         self.feed = feed
         try:
             with explained(self.strategy):
+                self._step.prepare(feed.element_spec)
+                choose_modes(hooks, self._step.modes)
                 hooks.on_train_begin()  # may restore
                 position, resumed, self._restored = self.position, self._restored, False
                 keras_history = next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History))

@@ -60,6 +60,13 @@ class Metrics:
         return [name for _, _, name, _ in self._members]
 
     @property
+    def modes(self) -> dict[str, str]:
+        """For each log name "max" or "min", whichever is better, where Keras knows it."""
+        known = {"up": "max", "down": "min"}
+        found = {name: known.get(getattr(metric, "_direction", None)) for _, _, name, metric in self._members}
+        return {name: mode for name, mode in found.items() if mode is not None}
+
+    @property
     def size(self) -> int:
         """Number of float32 values in the states of all metrics together."""
         return sum(int(np.prod(v.shape)) for *_, metric in self._members for v in metric.variables)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,6 +87,15 @@ def check_optimizer(optimizer: Any) -> None:
         if value is not None:
             use = cure.format(value=value, optimizer=optimizer)
             raise StepError(f"{type(optimizer).__name__}({name}={value}) is not supported in a Step. Use {use}.")
+    if getattr(optimizer, "use_ema", False):
+        warnings.warn(
+            f"{type(optimizer).__name__}(use_ema=True): at its end Keras's fit puts the averages into the weights; a "
+            "Loop leaves the weights as they are. Use Step(..., ema="
+            f"{optimizer.ema_momentum}) and `with step.averaged():`, or call "
+            "optimizer.finalize_variable_values(model.trainable_variables) when training is over.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def check_options(*, clip_norm: Any, clip_value: Any, accumulate: Any, ema: Any, bucket_mib: Any) -> None:

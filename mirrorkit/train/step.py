@@ -188,6 +188,11 @@ class Step:
         """Number of values in a step's totals; known after `prepare`."""
         return self._functions.totals_size
 
+    @property
+    def modes(self) -> dict[str, str]:
+        """For each log name "max" or "min", whichever is better, where Keras knows it; known after `prepare`."""
+        return self._functions.modes
+
     @tf.autograph.experimental.do_not_convert
     def compute(self, batch: Any, part: int | tf.Tensor = 0) -> Any:
         """Compute this replica's sums over its share of the global batch; call it through `strategy.run`.

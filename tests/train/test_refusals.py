@@ -116,6 +116,11 @@ def test_switches_of_an_optimizer_that_cannot_be_replicated(make: Callable[[], A
         mk.train.Step(_net(), make(), loss="mse")
 
 
+def test_averages_that_keras_would_put_into_the_weights_bring_a_warning() -> None:
+    with pytest.warns(UserWarning, match=r"use_ema=True.*ema=0\.9\).*finalize_variable_values"):
+        mk.train.Step(_net(), keras.optimizers.SGD(use_ema=True, ema_momentum=0.9), loss="mse")
+
+
 @pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer")
 def test_several_optimizers_in_one() -> None:
     several = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD()))
