@@ -53,8 +53,8 @@ def launcher_killed(folder: Path) -> Row:
     job = jobs.launched(folder, "--workers", 2, WORKERS, folder, "--event", "slow", "--step", 6)
     try:
         jobs.until((folder / "happened").exists, "the step")
-        killed = jobs.send(job.process.pid, signal.SIGKILL)
         before = len(jobs.running(folder))
+        killed = jobs.send(job.process.pid, signal.SIGKILL)
         jobs.until(lambda: not jobs.running(folder), "the end of all processes")
         seconds = time.time() - killed
         wrong = {"nothing ran before": before < 4, "it took longer than 5 s": seconds > 5}
@@ -80,7 +80,7 @@ def disk_full(folder: Path) -> Row:
         moment, seen = job.line("CheckpointError: ")
         left = sorted(path.name for path in saved.glob("step-*"))
         (saved / "other").unlink()
-        wrong = {f"exit code {code}": code != 1, f"left were {left}": left != ["step-0000000009.npz"]}
+        wrong = {f"exit code {code}": code != 1, f"left were {left}": not left or left[-1] > "step-0000000010.npz"}
         return Row("disk full while saving", seen, moment - full, true_ones(wrong) + end_again(folder))
 
 
