@@ -9,7 +9,9 @@ import tensorflow as tf
 
 from mirrorkit.batching import per_replica_sizes
 from mirrorkit.data.recipe import Recipe
+from mirrorkit.data.records import Records
 from mirrorkit.errors import DataError
+from mirrorkit.strategy import num_workers
 
 _POLICIES = {
     "auto": tf.data.experimental.AutoShardPolicy.AUTO,
@@ -38,7 +40,8 @@ def distribute(
             "data": every worker reads everything and keeps its part.
             "file": every worker reads its own files; there must be at least one per worker. Start such an epoch at
             `start=0`: the skipped batches would be counted from each worker's own files.
-            "auto": "file" where the data comes from files, else "data".
+            "auto": "file" where the data comes from files, else "data"; "data" too for `mk.data.records` of fewer files
+            than workers, of which a `tf.data.Dataset` knows nothing: TensorFlow refuses it when it is iterated.
             "off": every worker gets everything.
 
     Returns:
@@ -46,10 +49,18 @@ def distribute(
         `strategy.experimental_distribute_dataset`, or `mk.train.Loop`, which takes many steps per call.
 
     Raises:
-        DataError: an unknown policy, or something that is no data set.
+        DataError: an unknown policy, or something that is no data set; "file" for `mk.data.records` of fewer files than
+            workers.
     """
     if autoshard not in _POLICIES:
         raise DataError(f"autoshard={autoshard!r} was asked for; there are {', '.join(map(repr, _POLICIES))}.")
+    if isinstance(dataset, Records) and len(dataset.files) < (workers := num_workers(strategy)):
+        if autoshard == "file":
+            raise DataError(
+                f"autoshard='file' was asked for, but the set has {len(dataset.files)} files for {workers} workers. "
+                "Take 'data', where every worker reads all files and keeps its rows, or write more shards."
+            )
+        autoshard = "data" if autoshard == "auto" else autoshard
     if isinstance(dataset, Recipe):
         dataset = dataset.dataset()
     if not isinstance(dataset, tf.data.Dataset):
