@@ -1,10 +1,11 @@
-"""Three kills of a real training, saving included; `kill_series.py` does as many as one likes."""
+"""A few kills of a real training, saving included; `kill_series.py` and `kill_workers.py` do as many as one likes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import kill_series
+import kill_workers
 import numpy as np
 import pytest
 
@@ -17,6 +18,16 @@ def test_three_kills_change_no_bit_and_tear_no_checkpoint(tmp_path: Path) -> Non
     assert [kill.kind for kill in lives] == list(kill_series.KINDS)
     assert not [problem for kill in lives for problem in kill.problems]
     assert lives[1].unfinished  # it was killed within a save
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_kills_of_one_of_two_workers_change_no_bit(tmp_path: Path) -> None:
+    lives, problems = kill_workers.run_series(2, 4, tmp_path, seed=0)
+    assert not problems
+    assert len(lives) == 2
+    assert not [problem for kill in lives for problem in kill.problems]
+    assert "launch | restart 2 of 2" in (tmp_path / "lives.txt").read_text()
 
 
 def test_a_bit_that_differs_and_a_torn_checkpoint_are_seen(tmp_path: Path) -> None:
