@@ -27,7 +27,7 @@ from mirrorkit.train.coordinator import calls_for, explained
 from mirrorkit.train.custom import CustomStep, TrainStep
 from mirrorkit.train.feed import Feed
 from mirrorkit.train.hooks import agree_to_stop, callback_list, choose_modes, release
-from mirrorkit.train.passes import Passes
+from mirrorkit.train.passes import NO_BATCH, Passes
 from mirrorkit.train.position import Position
 from mirrorkit.train.report import Report
 from mirrorkit.train.step import Step
@@ -194,6 +194,8 @@ class Loop:
         feed = Feed(self.strategy, data, steps=steps)
         with explained(self.strategy):
             parts = list(self._calls.predictions(feed.batches()))
+        if not parts:
+            raise StepError(NO_BATCH)
         return tf.nest.map_structure(lambda *part: np.concatenate([p.numpy() for p in part]), *parts)
 
     def warm_up(self, data: Any, *, validation_data: Any = None) -> None:

@@ -103,6 +103,8 @@ def _resolve(loss: Any, output: Output) -> Any:
             loss = keras.losses.get(loss)
         except ValueError as error:
             raise StepError(f"Keras knows no loss {loss!r}: {error}") from error
+    if isinstance(loss, type):
+        raise StepError(f"The loss is the class {loss.__name__} itself. Make one of it: {loss.__name__}().")
     if not callable(loss):
         raise StepError(f"A loss must be a Keras name, a function or a keras.losses.Loss; found {loss!r}.")
     if getattr(loss, "reduction", None) == "sum":

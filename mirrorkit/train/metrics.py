@@ -63,8 +63,8 @@ class Metrics:
     def modes(self) -> dict[str, str]:
         """For each log name "max" or "min", whichever is better, where Keras knows it."""
         known = {"up": "max", "down": "min"}
-        found = {name: known.get(getattr(metric, "_direction", None)) for _, _, name, metric in self._members}
-        return {name: mode for name, mode in found.items() if mode is not None}
+        directions = {name: getattr(metric, "_direction", None) for _, _, name, metric in self._members}
+        return {name: known[found] for name, found in directions.items() if found in known}
 
     @property
     def size(self) -> int:

@@ -75,7 +75,7 @@ class Passes:
             hooks.on_train_batch_end(position.batch - 1, logs)
             agree_to_stop(self._strategy, self._step.model)
         if position.batch == 0:
-            raise StepError(_NO_BATCH)
+            raise StepError(NO_BATCH)
         if record.steps:
             report.epochs.append(record)
         return dict(logs)
@@ -96,7 +96,7 @@ class Passes:
             done += result.steps
             hooks.on_test_batch_end(done - 1, self._logs(totals))
         if done == 0:
-            raise StepError(_NO_BATCH)
+            raise StepError(NO_BATCH)
         logs = self._logs(totals)
         hooks.on_test_end(logs)
         return logs
@@ -142,7 +142,7 @@ class Passes:
         return {name: value.item() if value.ndim == 0 else value for name, value in values.items()}
 
 
-_NO_BATCH = "The data gave no batch. Check its path, filters and drop_remainder."
+NO_BATCH = "The data gave no batch. Check its path, filters and drop_remainder."
 
 
 def _raise_non_finite(index: int, position: Position, hooks: Any, feed: Feed) -> NoReturn:

@@ -51,6 +51,22 @@ def check_still_trainable(model: Any, weights: Sequence[Any]) -> None:
         )
 
 
+def check_tensors(element_spec: Any) -> None:
+    """Refuse data whose parts are no dense tensors of known rank, out of which no replica could cut its rows."""
+    for spec in tf.nest.flatten(element_spec):
+        if isinstance(spec, (tf.RaggedTensor, tf.RaggedTensorSpec, tf.SparseTensor, tf.SparseTensorSpec)):
+            raise StepError(
+                f"The data yields {type(spec).__name__.removesuffix('Spec')}s; a step takes dense tensors. Make them "
+                "dense in the dataset: dataset.map(...) with .to_tensor() or tf.sparse.to_dense."
+            )
+        if spec is not None and tf.TensorShape(spec.shape).rank is None:
+            raise StepError(
+                "The data does not tell the rank of its tensors. Give Dataset.from_generator an output_signature such "
+                "as (tf.TensorSpec([None, 28, 28, 1]), tf.TensorSpec([None], tf.int64)), or use tf.ensure_shape in "
+                "dataset.map."
+            )
+
+
 def check_batched(model: Any, x: Any) -> None:
     """Refuse data that yields single examples where batches are needed."""
     inputs = getattr(model, "inputs", None) or []

@@ -34,6 +34,7 @@ from mirrorkit.train.requirements import (
     check_optimizer,
     check_options,
     check_still_trainable,
+    check_tensors,
     check_variables,
 )
 from mirrorkit.train.share import Share, own_share
@@ -180,6 +181,7 @@ class Step:
         """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
         check_still_trainable(self.model, self._changing.weights)
         batch = unpack_batch(element_spec)
+        check_tensors(tuple(batch))
         check_batched(self.model, batch.x)
         self._functions.resolve(batch, self._given, self._given_metrics)
 

@@ -43,14 +43,28 @@ def loop(strategy_of: Any) -> mk.train.Loop:
         (lambda x, y: plain_dataset(x, y, batch=30).repeat(), "never ends.*steps"),
         (lambda x, y: plain_dataset(x, y, x, y, batch=30), "tuple of 4 parts.*dict"),
         (lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)), r"single examples.*dataset\.batch"),
+        (
+            lambda x, y: tf.data.Dataset.from_generator(lambda: iter([(x, y)]), output_types=(tf.float32, tf.float32)),
+            r"rank.*output_signature",
+        ),
+        (lambda x, y: tf.data.Dataset.from_tensors((tf.sparse.from_dense(x), y)), "yields SparseTensors.*to_dense"),
+        (lambda x, y: tf.data.Dataset.from_tensors((x, tf.RaggedTensor.from_tensor(y))), "RaggedTensors.*to_tensor"),
     ],
-    ids=["tuple", "array", "list", "split", "empty", "filtered", "endless", "four parts", "unbatched"],
+    ids=[
+        *("tuple", "array", "list", "split", "empty", "filtered", "endless", "four parts", "unbatched"),
+        *("no rank", "sparse", "ragged"),
+    ],
 )
 def test_data_that_is_none(make: Any, match: str, loop: Any, numbers: Any) -> None:
     for call in (loop.fit, loop.evaluate):
         with pytest.raises(StepError, match=match):
             call(make(*numbers))
     assert int(loop.step.optimizer.iterations.numpy()) == 0
+
+
+def test_predict_without_any_example(loop: Any, numbers: Any) -> None:
+    with pytest.raises(StepError, match=r"no batch.*filters"):
+        loop.predict(plain_dataset(*numbers, batch=30).filter(lambda x, y: False))
 
 
 def test_empty_data_with_a_number_of_steps_ends(loop: Any, numbers: Any) -> None:

@@ -213,12 +213,13 @@ def _fails(make_loop: Any, data: Any, match: str, net: Callable[[], Any] = _net,
         ("mean_sqared_error", r"no loss 'mean_sqared_error'"),
         (7, "must be a Keras name, a function or a keras.losses.Loss; found 7"),
         (None, "No output of the model has a loss"),
+        (keras.losses.Huber, r"class Huber itself.*Huber\(\)"),
         (keras.losses.MeanSquaredError(reduction="sum"), r"reduction='sum'.*sum_over_batch_size"),
         (lambda y, y_pred: tf.reduce_mean((y - y_pred) ** 2), r"one number for the whole batch.*shape \[batch\]"),
         (lambda y, y_pred: tf.stop_gradient(y_pred[:, 0]), "does not depend on any trainable weight"),
         (["mse", "mae"], "1 outputs.*2 losses"),
     ],
-    ids=["unknown", "number", "none", "sum", "scalar", "cut off", "too many"],
+    ids=["unknown", "number", "none", "class", "sum", "scalar", "cut off", "too many"],
 )
 def test_losses_that_cannot_be(loss: Any, match: str, make_loop: Any, numbers: Any) -> None:
     _fails(make_loop, plain_dataset(*numbers, batch=30), match, loss=loss)
