@@ -17,7 +17,7 @@ import tensorflow as tf
 import mirrorkit as mk
 
 EXAMPLES, BATCH = 53, 12
-FILES = {"seven files": 7, "one file": 1}
+FILES = {"seven files": 7, "four files": 4, "one file": 1}
 
 
 def split() -> mk.data.Split:
