@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.augment import Augmentation, apply, flip
+from mirrorkit.data.augment import Augmentation, apply, cutout, flip, normalize, pad_and_crop
 from mirrorkit.data.recipe import Recipe, check_sizes
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError
@@ -181,7 +181,10 @@ def finish(
     replica: int | tf.Tensor | None = None,
 ) -> Any:
     """The work on one gathered batch, in this order: `map`, `augment`, one-hot labels of that many classes."""
-    x, y, *weight = element if map is None else map(*element)
+    element = element if map is None else map(*element)
+    if not isinstance(element, (tuple, list)) or len(element) not in (2, 3):
+        raise DataError(f"map must return (x, y) or (x, y, sample_weight), as it takes them; it returned {element!r}.")
+    x, y, *weight = element
     x = apply(augment, x, seed=seed, epoch=epoch, step=step, replica=replica)
     return (x, y if one_hot is None else tf.one_hot(y, one_hot, dtype=tf.float32), *weight)
 
@@ -207,6 +210,10 @@ def check_augment(augment: Sequence[Augmentation] | None, shape: Sequence[int | 
         raise DataError(
             f"augment must be a list of augmentations, such as [mk.data.augment.flip()]; found {augment!r}."
         )
+    for one in augment:
+        if one in (cutout, flip, normalize, pad_and_crop):
+            name = one.__name__
+            raise DataError(f"augment holds {name} itself, which makes the augmentation. Call it: [{name}(...)].")
     if augment and shape is not None and len(shape) != 4:
         found = f"shape {list(shape)}" if len(shape) else "a dict of inputs"
         raise DataError(f"augment works on images [N, H, W, C]; found {found}. Use map= for anything else.")

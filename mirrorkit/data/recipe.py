@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import numbers
 from typing import Any
 
 import tensorflow as tf
@@ -52,8 +53,11 @@ def check_sizes(global_batch_size: int, num_examples: int, seed: int) -> None:
     """Refuse what no recipe can serve.
 
     Raises:
-        DataError: a batch that is not positive or larger than the set, a negative seed.
+        DataError: a batch that is not positive or larger than the set, a negative seed, or what is no whole number.
     """
+    for name, value in (("global_batch_size", global_batch_size), ("seed", seed)):
+        if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+            raise DataError(f"{name}={value!r} was asked for; it must be a whole number.")
     if global_batch_size < 1:
         raise DataError(f"global_batch_size={global_batch_size} was asked for; it must be at least 1.")
     if global_batch_size > num_examples:
@@ -61,5 +65,5 @@ def check_sizes(global_batch_size: int, num_examples: int, seed: int) -> None:
             f"global_batch_size={global_batch_size} was asked for, but the set holds {num_examples} examples; "
             f"ask for at most {num_examples}."
         )
-    if seed < 0:
-        raise DataError(f"seed={seed} was asked for; it must be at least 0.")
+    if not 0 <= seed < 2**63:
+        raise DataError(f"seed={seed} was asked for; it must be at least 0 and below 2**63.")

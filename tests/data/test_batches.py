@@ -178,7 +178,11 @@ def test_two_steps_draw_different_numbers():
         ({"global_batch_size": 0}, "at least 1"),
         ({"global_batch_size": -4}, "at least 1"),
         ({"global_batch_size": 51}, "global_batch_size=51 was asked for, but the set holds 50"),
+        ({"global_batch_size": 4.5}, r"global_batch_size=4\.5 .* whole number"),
         ({"seed": -1}, "seed=-1"),
+        ({"seed": None}, r"seed=None .* whole number"),
+        ({"seed": 2**63}, r"below 2\*\*63"),
+        ({"augment": [data.augment.flip]}, r"flip itself.*\[flip\(\.\.\.\)\]"),
         ({"augment": data.augment.flip()}, "must be a list"),
         ({"augment": ["flip"]}, "must be a list"),
     ],
@@ -186,6 +190,11 @@ def test_two_steps_draw_different_numbers():
 def test_bad_arguments_are_refused(options, words):
     with pytest.raises(DataError, match=words):
         data.batches(SMALL, **{"global_batch_size": 8, **options})
+
+
+def test_a_map_that_gives_no_pair_is_refused():
+    with pytest.raises(Exception, match=r"map must return \(x, y\) or \(x, y, sample_weight\)"):
+        data.batches(SMALL, global_batch_size=8, map=lambda x, y: x).dataset()
 
 
 def test_what_does_not_fit_together_is_refused():
