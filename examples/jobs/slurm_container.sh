@@ -6,8 +6,8 @@
 #SBATCH --output=%x-%j.out --open-mode=append --requeue --signal=B:USR1@120
 
 trap 'scontrol requeue "$SLURM_JOB_ID"' USR1 # see slurm.sh
-container="apptainer exec --nv $1"
+container=(apptainer exec --nv "$1")
 
-srun $container python -m mirrorkit devices --require "${REQUIRE:-gpu}" || exit
-srun --kill-on-bad-exit=1 $container python "${@:2}" &
+srun "${container[@]}" python -m mirrorkit devices --require "${REQUIRE:-gpu}" || exit
+srun --kill-on-bad-exit=1 "${container[@]}" python "${@:2}" &
 wait $!
