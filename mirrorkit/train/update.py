@@ -70,7 +70,10 @@ class Update:
 
         def run(*args: Any) -> Any:
             result = first_replica(self._strategy, self._strategy.run(on_replica, args=args))
-            return self._write(result) if self._central else result
+            if not self._central:
+                return result
+            with tf.device(self._variables[0].device):  # where the one copy lies, which may be too big for a GPU
+                return self._write(result)
 
         return run
 
