@@ -43,8 +43,10 @@ def train_in_turns(
         **training: further arguments of `training.Training`.
 
     Raises:
-        MirrorkitError: the first layout could not be measured.
+        MirrorkitError: the first layout could not be measured, or nothing to measure is asked for.
     """
+    if repeats < 1 or epochs < 1:
+        raise MirrorkitError(f"repeats={repeats}, epochs={epochs} was asked for; each must be at least 1.")
     found = {key: Measured() for key in jobs}
     with ExitStack() as stack:
         remotes: dict[Any, Remote] = {}

@@ -171,7 +171,12 @@ def in_turns(subjects: Mapping[str, Callable[[], Any]], repeats: int) -> dict[st
 
     The speed of a machine changes within minutes (clock rate, other programs), so what is to be compared is measured in
     turns. Who raises a `MirrorkitError` gets no more turns.
+
+    Raises:
+        MirrorkitError: fewer than one turn.
     """
+    if repeats < 1:
+        raise MirrorkitError(f"{repeats} measurements of each were asked for; at least 1 is needed.")
     turns = {name: Turns() for name in subjects}
     for _ in range(repeats):
         for name, call in subjects.items():

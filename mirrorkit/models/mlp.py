@@ -58,8 +58,8 @@ def mlp(
     Raises:
         ModelError: a width below 1, or `dropout` outside [0, 1).
     """
-    if any(width < 1 for width in units):
-        raise ModelError(f"The units of model 'mlp' are at least 1 each, such as (300, 100); found {tuple(units)}.")
+    if not isinstance(units, Sequence) or any(width < 1 for width in units):
+        raise ModelError(f"The units of model 'mlp' are at least 1 each, such as (300, 100); found {units!r}.")
     if not 0 <= dropout < 1:
         raise ModelError(f"The dropout of model 'mlp' is a share from 0 up to, without, 1; found {dropout}.")
     inputs = keras.Input(input_shape)

@@ -16,7 +16,12 @@ from mirrorkit.train.update import native
 
 
 def check_model(model: Any, *, scaled: bool) -> None:
-    """Refuse a model that has no variables yet, nothing to train, or float16 without a `scaled` loss."""
+    """Refuse what is no Keras model, has no variables yet, nothing to train, or float16 without a `scaled` loss."""
+    if not isinstance(model, keras.Model):
+        raise StepError(
+            f"The model must be a keras.Model of Keras 3, found {model!r}. For a name of the zoo, write "
+            "mk.models.create(name) in the strategy's scope."
+        )
     if not getattr(model, "built", False):
         raise StepError(
             f"The model {model.name!r} is not built, so it has no variables yet. Give it an Input, or call "

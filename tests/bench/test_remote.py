@@ -81,3 +81,8 @@ def test_turns_alternate_and_who_fails_gets_no_more():
     turns = in_turns({"a": subject("a"), "b": subject("b", fails_at=2), "c": subject("c")}, 3)
     assert seen == ["a", "b", "c", "a", "b", "c", "a", "c"]
     assert turns == {"a": Turns([1, 4, 7]), "b": Turns([2], "out of memory"), "c": Turns([3, 6, 8])}
+
+
+def test_no_turn_at_all_is_refused():
+    with pytest.raises(MirrorkitError, match="0 measurements of each"):
+        in_turns({"a": lambda: 1.0}, 0)

@@ -59,6 +59,7 @@ def test_num_classes_must_be_a_count(num_classes):
     ("name", "options"),
     [
         ("mlp", {"units": (64, 0)}),
+        ("mlp", {"units": 64}),
         ("mlp", {"dropout": 1.0}),
         ("wide_resnet", {"depth": 20}),
         ("wide_resnet", {"depth": 4}),

@@ -78,6 +78,12 @@ def test_an_unbuilt_model(strategy_of: Any) -> None:
         mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
 
 
+def test_what_is_no_model(strategy_of: Any) -> None:
+    step = mk.train.Step("mlp", keras.optimizers.SGD(0.1), loss="mse")
+    with pytest.raises(StepError, match=r"keras\.Model.*found 'mlp'.*mk\.models\.create"):
+        mk.train.Loop(strategy_of("one_device", 1), step)
+
+
 def test_a_model_with_nothing_to_train(strategy_of: Any) -> None:
     strategy = strategy_of("one_device", 1)
     with strategy.scope():
