@@ -100,7 +100,8 @@ def _launched_again(folder: Path, event: str, worker: int, fault: str, seen: str
     finally:
         job.close()
     moment, line = job.line(seen)
-    wrong = {f"exit code {code}": code != 0, "no restart": not job.says(r"^launch \| restart 1 of 1$")}
+    told = "; ".join(line for _, line in job.lines if line.startswith("launch |") or "ClusterError:" in line)
+    wrong = {f"exit code {code}: {told}": code != 0, "no restart": not job.says(r"^launch \| restart 1 of 1$")}
     fault = f"{fault} at step {step}; `launch --max-restarts 1`"
     return Row(fault, line, moment - happened(folder), true_ones(wrong) + changed(folder))
 

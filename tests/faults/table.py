@@ -3,7 +3,8 @@
 Run: python tests/faults/table.py [--write docs/faults.md] [--only NAME ...]
 
 Each fault happens to a real job on this machine (one needs root, to fill up a file system). Prints the table, and
-writes it into the page, between the lines that mark it. The exit code is 1 when a result is not right.
+writes it into the page, between the lines that mark it; with --only it renews these lines of the table that stands
+there. The exit code is 1 when a result is not right.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import re
 import sys
 import tempfile
 import time
@@ -87,14 +89,23 @@ def put_between(page: Path, text: str) -> None:
     page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
 
 
+def renew(page: Path, lines: list[str]) -> None:
+    """Put lines in the places of those with the same fault."""
+    text = page.read_text()
+    for line in lines:
+        fault = re.escape(line.split(" | ")[0])
+        text, found = re.subn(rf"(?m)^{fault} \| .*$", lambda _, line=line: line, text)
+        if found != 1:
+            raise SystemExit(f"{page} has {found} lines for the fault {fault}. Write the whole table.")
+    page.write_text(text)
+
+
 def main() -> int:
     """Let all faults happen, print, write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="the page to put the table into")
     parser.add_argument("--only", nargs="+", choices=sorted(FAULTS), metavar="NAME", help=", ".join(FAULTS))
     options = parser.parse_args()
-    if options.write and options.only:
-        parser.error("--write puts the whole table into the page; leave out --only")
     begun = time.monotonic()
     rows = []
     for name in options.only or FAULTS:
@@ -102,7 +113,9 @@ def main() -> int:
         print(f"{name}: {rows[-1].problems or 'right'} ({time.monotonic() - begun:.0f} s)", flush=True)
     text = f"{heading(len(rows), time.monotonic() - begun)}\n\n{as_markdown(rows)}"
     print(f"\n{text}")
-    if options.write:
+    if options.write and options.only:
+        renew(options.write, as_markdown(rows).splitlines()[2:])
+    elif options.write:
         put_between(options.write, text)
     return 1 if any(row.problems for row in rows) else 0
 

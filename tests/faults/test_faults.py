@@ -60,6 +60,11 @@ def test_the_table_goes_between_its_marks(tmp_path):
     page.write_text(f"before\n{table.BEGIN}\n\nold\n\n{table.END}\nafter\n")
     table.put_between(page, "new")
     assert page.read_text() == f"before\n{table.BEGIN}\n\nnew\n\n{table.END}\nafter\n"
+    page.write_text("| fault | seen |\n| a fault | old |\n| a fault more | old |\n")
+    table.renew(page, [r"| a fault | `new \\| \\1` |"])
+    assert page.read_text() == "| fault | seen |\n" + r"| a fault | `new \\| \\1` |" + "\n| a fault more | old |\n"
+    with pytest.raises(SystemExit):
+        table.renew(page, ["| another fault | new |"])
     page.write_text("nothing")
     with pytest.raises(SystemExit):
         table.put_between(page, "new")
