@@ -67,6 +67,12 @@ def test_no_file_is_too_long_to_read(path):
     assert len(path.read_text().splitlines()) <= 350, "this file probably has two jobs"
 
 
+def test_no_two_modules_of_the_tests_have_one_name():
+    """pytest puts their folders on one path: the second of that name would be the first."""
+    names = [path.name for path in Path(__file__).parent.rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_importing_mirrorkit_changes_nothing(run_python):
     result = run_python(
         """

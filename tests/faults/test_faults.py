@@ -1,20 +1,20 @@
-"""The quickest rows of the table of docs/faults.md, and the judge itself; `table.py` does all of them."""
+"""The quickest rows of the table of docs/faults.md, and the judge itself; `fault_table.py` does all of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import fault_table
 import judged
 import numpy as np
 import pytest
 import start_faults
-import table
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["peer_never_starts", "port_taken", *start_faults.BAD_CONFIGS])
 def test_what_is_wrong_at_the_start_is_said_at_once(name):
-    row = table.happen(name)
+    row = fault_table.happen(name)
     assert not row.problems
     assert row.seconds < 60  # TensorFlow would wait for ever
     assert row.seen.startswith("ClusterError: ")
@@ -44,27 +44,27 @@ def test_a_fault_that_does_not_come_out_right_is_bold_and_the_exit_code_is_1(mon
     def raises(folder: Path) -> judged.Row:
         raise TimeoutError("nothing came")
 
-    monkeypatch.setattr(table, "FAULTS", {"seen": seen})
-    monkeypatch.setattr("sys.argv", ["table.py"])
-    assert table.main() == 0
+    monkeypatch.setattr(fault_table, "FAULTS", {"seen": seen})
+    monkeypatch.setattr("sys.argv", ["fault_table.py"])
+    assert fault_table.main() == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith(r"| a fault | `error in FOLDER \| x x")
     assert lines[-1].endswith(" ...` | 1.2 s | yes |")
-    monkeypatch.setattr(table, "FAULTS", {"seen": seen, "raises": raises})
-    assert table.main() == 1
+    monkeypatch.setattr(fault_table, "FAULTS", {"seen": seen, "raises": raises})
+    assert fault_table.main() == 1
     assert "| **no: TimeoutError: nothing came** |" in capsys.readouterr().out
 
 
 def test_the_table_goes_between_its_marks(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{table.BEGIN}\n\nold\n\n{table.END}\nafter\n")
-    table.put_between(page, "new")
-    assert page.read_text() == f"before\n{table.BEGIN}\n\nnew\n\n{table.END}\nafter\n"
+    page.write_text(f"before\n{fault_table.BEGIN}\n\nold\n\n{fault_table.END}\nafter\n")
+    fault_table.put_between(page, "new")
+    assert page.read_text() == f"before\n{fault_table.BEGIN}\n\nnew\n\n{fault_table.END}\nafter\n"
     page.write_text("| fault | seen |\n| a fault | old |\n| a fault more | old |\n")
-    table.renew(page, [r"| a fault | `new \\| \\1` |"])
+    fault_table.renew(page, [r"| a fault | `new \\| \\1` |"])
     assert page.read_text() == "| fault | seen |\n" + r"| a fault | `new \\| \\1` |" + "\n| a fault more | old |\n"
     with pytest.raises(SystemExit):
-        table.renew(page, ["| another fault | new |"])
+        fault_table.renew(page, ["| another fault | new |"])
     page.write_text("nothing")
     with pytest.raises(SystemExit):
-        table.put_between(page, "new")
+        fault_table.put_between(page, "new")

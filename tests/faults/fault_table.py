@@ -1,6 +1,6 @@
 """The table of docs/faults.md: what a user sees when something happens to a job, and whether the result is right.
 
-Run: python tests/faults/table.py [--write docs/faults.md] [--only NAME ...]
+Run: python tests/faults/fault_table.py [--write docs/faults.md] [--only NAME ...]
 
 Each fault happens to a real job on this machine (one needs root, to fill up a file system). Prints the table, and
 writes it into the page, between the lines that mark it; with --only it renews these lines of the table that stands
@@ -27,7 +27,7 @@ from judged import Row
 
 import mirrorkit as mk
 
-BEGIN, END = "<!-- table: written by tests/faults/table.py -->", "<!-- end of the table -->"
+BEGIN, END = "<!-- table: written by tests/faults/fault_table.py -->", "<!-- end of the table -->"
 SHOWN = 150  # characters of a message
 FAULTS: dict[str, Callable[[Path], Row]] = {
     function.__name__: function
@@ -76,7 +76,8 @@ def heading(count: int, seconds: float) -> str:
     machine = f"{os.cpu_count()} CPU cores ({os.uname().machine}, {os.uname().sysname})"
     return (
         f"{time.strftime('%Y-%m-%d')}: {machine}, {', '.join(versions)}, mirrorkit {mk.__version__}; {count} faults, "
-        f"{seconds / 60:.0f} minutes; random steps from seed {faults.SEED}.\nCommand: `python tests/faults/table.py`"
+        f"{seconds / 60:.0f} minutes; random steps from seed {faults.SEED}.\n"
+        "Command: `python tests/faults/fault_table.py`"
     )
 
 
