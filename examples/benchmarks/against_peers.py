@@ -89,7 +89,8 @@ def layout(name: str, options: argparse.Namespace) -> tuple[str, Layout]:
     """A contender's name in CONTENDERS, and its replicas."""
     short, _, number = name.partition("@")
     if CONTENDERS[short][2]:
-        return short, Layout("multi_worker", "workers", int(number or 2))
+        workers = int(number or 2)
+        return short, Layout("multi_worker" if workers > 1 else "one_device", "workers", workers)
     replicas = int(number or options.replicas)
     return short, Layout("one_device" if replicas == 1 else "mirrored", options.device, replicas)
 

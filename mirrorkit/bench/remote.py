@@ -70,11 +70,11 @@ class Remote:
     def _start(self, index: int, member: Member) -> subprocess.Popen[bytes]:
         path = [str(Path(__file__).resolve().parents[2]), *(entry or os.getcwd() for entry in sys.path)]
         environment = {
+            "TF_CPP_MIN_LOG_LEVEL": "2",
             **os.environ,
+            **member.environment,  # perhaps all that is in this process's own
             "TMPDIR": self._folder.name,  # a killed process cannot remove its own temporary files
             "PYTHONPATH": os.pathsep.join(path),
-            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-            **member.environment,
         }
         with open(self._log(index), "wb") as log:
             process = subprocess.Popen(

@@ -33,6 +33,11 @@ def test_members_have_environments_and_cores_of_their_own_and_run_together():
         assert "WHO" not in os.environ
 
 
+def test_a_path_in_the_environment_of_a_member_hides_nothing():
+    with Remote("remote_subjects:Counter", Member({"start": 5}, {"PYTHONPATH": "elsewhere"})) as remote:
+        assert remote.call("add", number=2) == 7
+
+
 @pytest.mark.parametrize(
     ("arguments", "call", "message"),
     [
