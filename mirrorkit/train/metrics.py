@@ -63,6 +63,7 @@ class Metrics:
     def modes(self) -> dict[str, str]:
         """For each log name "max" or "min", whichever is better, where Keras knows it."""
         known = {"up": "max", "down": "min"}
+        # private to Keras, whose own callbacks read it; a test watches val_accuracy without a mode
         directions = {name: getattr(metric, "_direction", None) for _, _, name, metric in self._members}
         return {name: known[found] for name, found in directions.items() if found in known}
 
