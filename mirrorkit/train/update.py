@@ -78,13 +78,22 @@ class Update:
         return run
 
     def _write(self, sums: Any) -> Any:
-        values = [tf.convert_to_tensor(variable) for variable in self._variables]
+        values = self._values_after(sums)
         new_values, output = self._function(sums, values)
         replica = 0 if self._central else local_replica(self._strategy)
         for variable, old, new in zip(self._variables, values, new_values, strict=True):
             if new is not None:
                 self._write_one(variable, old, new, replica)
         return output
+
+    def _values_after(self, sums: Any) -> list[tf.Tensor]:
+        """Read the variables, under parameter servers once `sums` are there: others may write while they are computed.
+
+        A gradient that is some updates old does little harm. Momentum that is would decay by what it was then, and
+        beyond about fifteen updates it would swing without bound.
+        """
+        with tf.control_dependencies(tf.nest.flatten(sums) if self._adds_up else []):
+            return [tf.convert_to_tensor(variable) for variable in self._variables]
 
     def _write_one(self, variable: Any, old: tf.Tensor, new: tf.Tensor, replica: int) -> None:
         if self._adds_up and variable.dtype != tf.bool and id(variable) not in self._last_wins:

@@ -23,6 +23,13 @@ def test_no_update_is_lost(two_workers):
     assert two_workers["examples"] == [530] * EPOCHS
 
 
+def test_momentum_of_a_slow_worker_is_not_that_of_long_ago(two_workers):
+    velocity = 0.0
+    for _ in range(8):
+        velocity = 0.9 * velocity + 1
+    assert two_workers["velocity"] == pytest.approx(velocity, rel=1e-5)
+
+
 def test_callbacks_and_history_are_those_of_keras(two_workers):
     names = ["accuracy", "loss", "val_accuracy", "val_loss"]
     assert two_workers["epochs"] == [[epoch, names] for epoch in range(EPOCHS)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 
 import keras
 import numpy as np
@@ -56,6 +57,38 @@ for name, data in {
     mk.train.Loop(strategy, step).fit(data, epochs=2, verbose=0)
     seen[f"counts_{name}"] = sorted(set(step.counts.numpy().tolist()))
     seen[f"steps_{name}"] = int(step.steps.numpy())
+
+
+class Momentum:
+    """A step whose gradient is always 1, with momentum 0.9; it takes as many seconds as its batch says."""
+
+    def build(self, strategy):
+        if not hasattr(self, "velocity"):
+            with strategy.scope():
+                self.velocity = tf.Variable(0.0)
+            self.variables = [self.velocity]
+            self.apply = mk.train.Update(strategy, self.variables, self.new_values)
+
+    def compute(self, batch):
+        slept = tf.numpy_function(lambda seconds: time.sleep(float(seconds.max())), [batch[0]], [])
+        with tf.control_dependencies([slept]):
+            return {"gradient": tf.constant(1.0), "n": tf.cast(tf.shape(batch[0])[0], tf.float32)}
+
+    def new_values(self, sums, values):
+        return [0.9 * values[0] + sums["gradient"]], {"n": sums["n"]}
+
+    def update(self, strategy, sums):
+        return self.apply(sums)
+
+
+step = Momentum()
+loop = mk.train.Loop(strategy, step, steps_per_call=8)
+for first in 0.0, 2.0:  # compiled by the first fit; then one worker sleeps while the other makes all the other steps
+    step.build(strategy)
+    step.velocity.assign(0.0)
+    seconds = np.array([first] + 7 * [0.0], "float32")
+    loop.fit(mk.data.batches(mk.data.arrays(seconds, seconds), global_batch_size=1), epochs=1, verbose=0)
+seen["velocity"] = float(step.velocity.numpy())
 
 
 def make(**options):
