@@ -116,8 +116,8 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
     loop.warm_up(data)  # leaves all as it was, but finds how long the loop's calls are to be
     with unchanged(loop.strategy, loop.step.variables):
         variants = Variants(loop.strategy, loop.step, data)
-        # The chief's numbers: variants that reduce must run the same steps on every worker.
-        steps = {name: int(of_all_workers(loop.strategy, n)[0]) for name, n in _steps_worth(variants).items()}
+        # The slowest worker's numbers: variants that reduce must run the same steps on all.
+        steps = {name: int(min(of_all_workers(loop.strategy, n))) for name, n in _steps_worth(variants).items()}
         timed = in_turns(variants.seconds, steps, repeats)
         single = in_turns(variants.seconds, {"fixed": 1}, 8 * repeats)["fixed"]
     dispatch, net = without_dispatch({name: min(values) for name, values in timed.items()}, min(single), steps)

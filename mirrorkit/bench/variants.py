@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit.strategy import of_all_workers
 from mirrorkit.train.calls import Calls
 from mirrorkit.train.feed import Feed
 from mirrorkit.train.stream import Stream
@@ -52,6 +53,7 @@ class Variants:
 
     def seconds(self, name: str, steps: int) -> float:
         """Return seconds per step (per update, where it takes several batches) of a call of so many."""
+        of_all_workers(self._strategy, 0.0)  # all begin at once: a worker's seconds hold no wait for a late one
         if name in self._streams:
             batches = steps * self._step.accumulate
             self._from_stream(name, batches)  # what was made ahead while nobody asked must not count as fast input
@@ -98,7 +100,7 @@ class Variants:
 
             start = (tf.constant(0, tf.int64), self._strategy.run(lambda: tf.zeros([])))
             _, last = tf.while_loop(lambda index, _: index < batches, body, start, parallel_iterations=1)
-            return self._strategy.reduce("sum", last, axis=None)
+            return self._own(last)
 
         return many
 
@@ -111,9 +113,13 @@ class Variants:
 
             start = (tf.constant(0), self._strategy.run(lambda: tf.zeros([])), rows)
             _, last, _ = tf.while_loop(lambda index, *_: index < steps, body, start, parallel_iterations=1)
-            return self._strategy.reduce("sum", last, axis=None)
+            return self._own(last)
 
         return many
+
+    def _own(self, last: Any) -> tf.Tensor:
+        """The sum over this worker's replicas: over those of all, each worker would take as long as the slowest."""
+        return tf.add_n(self._strategy.experimental_local_results(last))
 
     def _fixed(self, rows: Any) -> Any:
         if self._step.accumulate == 1:
