@@ -56,7 +56,7 @@ def test_launch_gives_the_exit_code_of_the_script_and_passes_its_arguments_on(tm
     script = tmp_path / "script.py"
     script.write_text("import sys; print(sys.argv[1:]); sys.exit(6)")
     assert command.main(["launch", "--workers", "2", str(script), "--workers", "9", "-h"]) == 6
-    assert "worker 0 | ['--workers', '9', '-h']" in capsys.readouterr().out
+    assert "| ['--workers', '9', '-h']" in capsys.readouterr().out
 
 
 def test_launch_without_the_script_is_one_message_and_exit_code_1(capsys):

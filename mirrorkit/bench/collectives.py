@@ -60,7 +60,7 @@ def collectives(
     """
     machine = about_with_gpus()
     hardware = Hardware.of(machine)
-    device = device or ("gpu" if hardware.gpus > 1 else "cpu")
+    device = hardware.device(device or ("gpu" if hardware.gpus > 1 else "cpu"))
     replicas = replicas or max(2, hardware.counts(device)[-1])
     check(device, [replicas])
     known = IMPLEMENTATIONS.get(device, ())

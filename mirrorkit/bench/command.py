@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
+
+from mirrorkit.errors import MirrorkitError
 
 
 def add(commands: Any) -> None:
@@ -47,6 +50,10 @@ def _sizes(text: str) -> list[int]:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and write what is asked."""
+    for path in filter(None, (options.json, options.picture)):
+        if Path(path).is_dir() or not Path(path).parent.is_dir():
+            raise MirrorkitError(f"{path!r} cannot be written: name a file in a folder that is there.")
+
     from mirrorkit import bench  # here, so that --help needs no TensorFlow
 
     apart = ("command", "benchmark", "run", "json", "picture")

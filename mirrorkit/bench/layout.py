@@ -112,9 +112,18 @@ class Hardware:
         """Take the numbers from what `machine.about` returned."""
         return cls(cores=about["cores"], gpus=len(about["gpus"]))
 
-    def device(self) -> str:
-        """GPUs where there are any."""
-        return "gpu" if self.gpus else "cpu"
+    def device(self, asked: str | None = None) -> str:
+        """What was asked for, or GPUs where there are any.
+
+        Raises:
+            StrategyError: GPUs were asked for, and there are none.
+        """
+        if asked == "gpu" and not self.gpus:
+            raise StrategyError(
+                "device='gpu' was asked for, but TensorFlow finds no GPU. Take 'cpu' or 'workers'; "
+                "`python -m mirrorkit devices --require gpu` says more."
+            )
+        return asked or ("gpu" if self.gpus else "cpu")
 
     def counts(self, device: str) -> list[int]:
         """1, 2, 4, ... as far as the hardware goes; up to 4 virtual devices."""

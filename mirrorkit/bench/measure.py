@@ -44,9 +44,15 @@ def train_in_turns(
 
     Raises:
         MirrorkitError: the first layout could not be measured, or nothing to measure is asked for.
+        ModelError: the zoo has no such model.
     """
-    if repeats < 1 or epochs < 1:
-        raise MirrorkitError(f"repeats={repeats}, epochs={epochs} was asked for; each must be at least 1.")
+    for name, count in {"repeats": repeats, "epochs": epochs, "examples": training["examples"]}.items():
+        if count is not None and count < 1:
+            raise MirrorkitError(f"{name}={count} was asked for; it must be at least 1.")
+    if ":" not in training["model"]:
+        from mirrorkit.models import registry  # here, so that the command's --help needs no TensorFlow
+
+        registry.find(training["model"])
     found = {key: Measured() for key in jobs}
     with ExitStack() as stack:
         remotes: dict[Any, Remote] = {}

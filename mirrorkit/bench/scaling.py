@@ -66,7 +66,7 @@ def scaling(
     """
     machine = about_with_gpus()
     hardware = Hardware.of(machine)
-    device = device or hardware.device()
+    device = hardware.device(device)
     if mode not in MODES:
         raise StrategyError(f"mode={mode!r} was asked for; there are {', '.join(map(repr, MODES))}.")
     layouts = for_scaling(device, replicas or hardware.counts(device))

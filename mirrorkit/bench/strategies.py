@@ -54,7 +54,7 @@ def strategies(
     """
     machine = about_with_gpus()
     hardware = Hardware.of(machine)
-    device = device or hardware.device()
+    device = hardware.device(device)
     layouts = for_comparison(device, replicas or hardware.counts(device), cores=hardware.cores)
     found = train_in_turns(
         {layout: (layout, batch_size) for layout in layouts},

@@ -86,11 +86,7 @@ def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes
     Raises:
         ModelError: an unknown name, an option that the builder does not take, or a shape that does not fit the model.
     """
-    if name not in _builders:
-        close = difflib.get_close_matches(str(name), _builders, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ModelError(f"There is no model {name!r}.{hint} Known models: {', '.join(names())}.")
-    builder = _builders[name]
+    builder = find(name)
     takes = _arguments(builder)
     unknown = [option for option in options if option not in takes]
     if unknown and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values()):
@@ -109,6 +105,19 @@ def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes
             )
         options["input_shape"] = tuple(int(size) for size in input_shape)
     return builder(num_classes=int(num_classes), **options)
+
+
+def find(name: str) -> Callable[..., Model]:
+    """Return the function that builds a model.
+
+    Raises:
+        ModelError: an unknown name.
+    """
+    if name not in _builders:
+        close = difflib.get_close_matches(str(name), _builders, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ModelError(f"There is no model {name!r}.{hint} Known models: {', '.join(names())}.")
+    return _builders[name]
 
 
 def _arguments(builder: Callable[..., Model]) -> dict[str, inspect.Parameter]:

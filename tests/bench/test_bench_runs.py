@@ -113,6 +113,15 @@ def test_mistakes_are_exit_code_2_and_name_what_there_is(arguments, capsys):
     assert "usage: python -m mirrorkit bench" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--json", "--picture"])
+@pytest.mark.parametrize("place", ["nowhere/figures", "."])
+def test_a_file_that_cannot_be_written_is_told_before_the_measurement(option, place, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mirrorkit.bench.collectives", None)
+    assert command.main(["bench", "collectives", option, place]) == 1
+    assert capsys.readouterr().err.startswith(f"mirrorkit bench: '{place}' cannot be written: name a file in a folder")
+
+
 def test_what_cannot_be_measured_is_one_message(capsys):
     assert command.main(["bench", "scaling", "--device", "cpu", "--replicas", "0"]) == 1
     assert capsys.readouterr().err.startswith("mirrorkit bench: Replicas [0] were asked for")

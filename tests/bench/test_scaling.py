@@ -8,9 +8,10 @@ import json
 import pytest
 
 from mirrorkit import bench
+from mirrorkit.bench import measure
 from mirrorkit.bench.layout import Hardware, Layout, for_comparison, for_scaling
 from mirrorkit.bench.measure import Measured
-from mirrorkit.errors import StrategyError
+from mirrorkit.errors import MirrorkitError, StrategyError
 
 
 @pytest.fixture
@@ -159,3 +160,27 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(arguments, me
         bench.collectives(replicas=1)
     with pytest.raises(StrategyError, match="carrier_pigeon"):
         bench.collectives(implementations=["carrier_pigeon"])
+
+
+@pytest.mark.parametrize("benchmark", [bench.scaling, bench.strategies, bench.collectives])
+@pytest.mark.parametrize("replicas", [None, 2])
+def test_gpus_that_are_not_there(benchmark, replicas, monkeypatch):
+    monkeypatch.setattr(Hardware, "of", classmethod(lambda cls, about: cls(cores=2, gpus=0)))
+    asked = [replicas] if replicas and benchmark != bench.collectives else replicas
+    with pytest.raises(StrategyError, match="TensorFlow finds no GPU"):
+        benchmark(device="gpu", replicas=asked)
+
+
+@pytest.mark.parametrize("benchmark", [bench.scaling, bench.strategies])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "mnist_cn"}, "There is no model 'mnist_cn'. Did you mean 'mnist_cnn'"),
+        ({"examples": -5}, "examples=-5 was asked for"),
+        ({"examples": 0}, "examples=0 was asked for"),
+    ],
+)
+def test_no_process_is_started_for_what_cannot_be_trained(benchmark, arguments, message, monkeypatch):
+    monkeypatch.setattr(measure, "Remote", None)
+    with pytest.raises(MirrorkitError, match=message):
+        benchmark(device="cpu", **arguments)
