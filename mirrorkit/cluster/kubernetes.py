@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 from mirrorkit.cluster.cluster import Cluster
@@ -17,7 +18,8 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
     Kubernetes sets JOB_COMPLETION_INDEX and gives pod i the host name <job>-<i>; the headless service makes it known
     to the others as <job>-<i>.<service>. How many pods there are only the user knows. So the pod's template sets
 
-    - $MIRRORKIT_WORKERS: the number of pods, the Job's `completions` and `parallelism`;
+    - $MIRRORKIT_WORKERS: the number of pods, the Job's `completions` and `parallelism`; 1 where each works for itself
+      (unset means the same, with a warning);
     - $MIRRORKIT_SERVICE: the name of the headless service, also the pod's `subdomain`;
     - $MIRRORKIT_PORT: 2222 by default, the same in every pod.
 
@@ -26,7 +28,16 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
     Raises:
         ClusterError: one of the two is not set, or they contradict the pod.
     """
-    if "JOB_COMPLETION_INDEX" not in environ or not {"MIRRORKIT_WORKERS", "MIRRORKIT_SERVICE"} & environ.keys():
+    if "JOB_COMPLETION_INDEX" not in environ or environ.get("MIRRORKIT_WORKERS") == "1":
+        return None
+    if not {"MIRRORKIT_WORKERS", "MIRRORKIT_SERVICE"} & environ.keys():
+        warnings.warn(
+            "JOB_COMPLETION_INDEX is set (a Kubernetes Indexed Job), but MIRRORKIT_WORKERS is not: this pod trains "
+            "alone. For pods that train together set MIRRORKIT_WORKERS to the Job's number of completions and "
+            "MIRRORKIT_SERVICE to the name of its headless service; for pods that work each for itself set "
+            "MIRRORKIT_WORKERS to 1.",
+            stacklevel=3,
+        )
         return None
     if missing := [name for name in ("MIRRORKIT_WORKERS", "MIRRORKIT_SERVICE", "HOSTNAME") if not environ.get(name)]:
         raise ClusterError(

@@ -107,6 +107,7 @@ def test_tf_config_goes_before_slurm_and_slurm_before_a_pod():
     assert detect({**slurm(), **pod()}).source == "Slurm"
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "environ",
     [
@@ -114,12 +115,20 @@ def test_tf_config_goes_before_slurm_and_slurm_before_a_pod():
         {"TF_CONFIG": '{"cluster": {}, "task": {}}'},
         slurm(SLURM_STEP_NUM_TASKS="1"),
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "1"},  # a batch script outside of srun
-        {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "sweep-1"},  # pods that work each for itself
+        {"JOB_COMPLETION_INDEX": "1", "MIRRORKIT_WORKERS": "1"},  # pods that work each for itself
         pod(MIRRORKIT_WORKERS="1", HOSTNAME="x-0", JOB_COMPLETION_INDEX="0"),
     ],
 )
 def test_a_process_that_trains_alone_has_no_cluster(environ):
     assert detect(environ) is None
+
+
+def test_a_pod_of_an_indexed_job_that_says_no_more_trains_alone_with_a_warning():
+    with pytest.warns(
+        UserWarning, match=r"JOB_COMPLETION_INDEX.*this pod trains alone.*set MIRRORKIT_WORKERS to"
+    ) as told:
+        assert detect({"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "sweep-1"}) is None
+    assert told[0].filename == __file__
 
 
 BAD_TF_CONFIGS = [
