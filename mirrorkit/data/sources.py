@@ -56,7 +56,7 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
 
     Args:
         name: see above.
-        data_dir: a folder of yours, tried first.
+        data_dir: a folder of yours, tried first; one that does not exist is an error, with a `fallback` a warning.
         fallback: "synthetic" draws a synthetic set of the same image size where the real one is nowhere, and logs a
             warning that lists each place tried; by default that is an error.
 
@@ -64,8 +64,8 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
         The training and test splits, images uint8 [N, H, W, C] and labels int64 [N]; `.source` says where from.
 
     Raises:
-        DataError: an unknown name; the set is nowhere (the message lists each place tried and the cure); a file in
-            `data_dir` or $MIRRORKIT_DATA is cut short or damaged (the message names it).
+        DataError: an unknown name; no folder `data_dir`; the set is nowhere (the message lists each place tried and the
+            cure); a file in `data_dir` or $MIRRORKIT_DATA is cut short or damaged (the message names it).
     """
     if fallback not in (None, "synthetic"):
         raise DataError(f"load(fallback={fallback!r}) was asked for; there is 'synthetic', or None for an error.")
@@ -74,6 +74,14 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
     if name not in _SETS:
         raise DataError(f"load({name!r}) was asked for; there are {', '.join(_SETS)} and synthetic.")
     known = _SETS[name]
+    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
+        missing = (
+            f"load({name!r}, data_dir={os.fspath(data_dir)!r}) was asked for; there is no such folder. Correct the "
+            "path, or leave data_dir out to look in $MIRRORKIT_DATA and the Keras cache."
+        )
+        if not fallback:
+            raise DataError(missing)
+        _log.warning(missing)
     tried = []
     for label, root in _places(data_dir):
         try:

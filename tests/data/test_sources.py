@@ -82,11 +82,21 @@ def test_order_of_places(tmp_path, monkeypatch):
         return write_idx(tmp_path / name, images=np.full_like(IMAGES, shade))
 
     place("keras/datasets", 3)
+    (tmp_path / "empty").mkdir()
     assert data.load("mnist").train.images.max() == 3
     monkeypatch.setenv("MIRRORKIT_DATA", str(place("environment/mnist", 2).parent))
     assert data.load("mnist").train.images.max() == 2
     assert data.load("mnist", data_dir=place("mine", 1)).train.images.max() == 1
     assert data.load("mnist", data_dir=tmp_path / "empty").train.images.max() == 2
+
+
+def test_a_folder_that_was_named_must_exist(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("MIRRORKIT_DATA", str(write_idx(tmp_path / "environment")))
+    missing = tmp_path / "no-such"
+    with pytest.raises(DataError, match=rf"{missing}.*no such folder"):
+        data.load("mnist", data_dir=missing)
+    check_mnist(data.load("mnist", data_dir=missing, fallback="synthetic"))
+    assert f"{missing}') was asked for; there is no such folder" in caplog.text
 
 
 def test_download_comes_last_and_is_put_into_form(monkeypatch):
