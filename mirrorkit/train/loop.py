@@ -10,6 +10,7 @@ loop.evaluate(test)
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -54,8 +55,8 @@ class Loop:
     def __init__(
         self, strategy: tf.distribute.Strategy, step: Step | TrainStep, *, steps_per_call: int | str = "auto"
     ) -> None:
-        if steps_per_call != "auto" and (not isinstance(steps_per_call, int) or steps_per_call < 1):
-            raise StepError(f"steps_per_call must be a whole number from 1 on, or 'auto'; found {steps_per_call!r}.")
+        if steps_per_call != "auto":
+            steps_per_call = _whole("steps_per_call", steps_per_call, 1, or_else=", or 'auto'")
         self.strategy = strategy
         self.step = step
         self._step: Any = step if isinstance(step, Step) else CustomStep(step, strategy)
@@ -107,7 +108,7 @@ class Loop:
 
         Raises:
             NonFiniteLossError: the loss became NaN or infinite.
-            StepError: data that the step cannot train on.
+            StepError: data that the step cannot train on, an argument that cannot be.
             CheckpointError: what was restored does not fit this data or these metrics; see also `Checkpoints`.
         """
         if getattr(self.step, "is_averaged", False):
@@ -115,8 +116,10 @@ class Loop:
                 "fit was called within step.averaged(), where the weights are averages and would be lost at its end. "
                 "Leave the block before training goes on."
             )
-        if validation_freq < 1:
-            raise StepError(f"validation_freq must be a whole number from 1 on, found {validation_freq!r}.")
+        epochs, initial_epoch = _whole("epochs", epochs, 0), _whole("initial_epoch", initial_epoch, 0)
+        validation_freq = _whole("validation_freq", validation_freq, 1)
+        if verbose not in ("auto", 0, 1, 2):
+            raise StepError(f"verbose must be 0, 1, 2 or 'auto'; found {verbose!r}.")
         if validation_data is not None:
             self._require_model("evaluate")
         feed = Feed(self.strategy, data, steps=steps_per_epoch, carry_on=True, class_weight=class_weight)
@@ -248,3 +251,13 @@ class Loop:
     def _require_model(self, what: str) -> None:
         if not isinstance(self._step, Step):
             raise StepError(f"{what} needs a mk.train.Step; {type(self.step).__name__} only trains. Call its model.")
+
+
+def _whole(name: str, value: Any, least: int, *, or_else: str = "") -> int:
+    """Return a whole number, NumPy's too, as an int."""
+    try:
+        if not isinstance(value, bool) and (number := operator.index(value)) >= least:
+            return number
+    except TypeError:
+        pass
+    raise StepError(f"{name} must be a whole number from {least} on{or_else}; found {value!r}.")

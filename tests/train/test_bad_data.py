@@ -81,13 +81,20 @@ def test_empty_data_with_a_number_of_steps_ends(loop: Any, numbers: Any) -> None
         ({"steps_per_epoch": -1}, "steps.*from 1 on, found -1"),
         ({"steps_per_epoch": 2.5}, r"steps.*found 2\.5"),
         ({"validation_freq": 0}, "validation_freq.*from 1 on"),
+        ({"validation_freq": 1.5}, r"validation_freq.*from 1 on; found 1\.5"),
+        ({"epochs": 1.5}, r"epochs must be a whole number from 0 on; found 1\.5"),
+        ({"epochs": True}, "epochs.*found True"),
+        ({"epochs": -1}, "epochs.*found -1"),
+        ({"initial_epoch": "1"}, "initial_epoch.*found '1'"),
+        ({"verbose": "loud"}, "verbose must be 0, 1, 2 or 'auto'; found 'loud'"),
+        ({"verbose": None}, "verbose.*found None"),
         ({"class_weight": {-1: 1.0}}, "class_weight.*whole numbers from 0 on"),
         ({"class_weight": {"cat": 1.0}}, "class_weight.*whole numbers from 0 on"),
     ],
 )
 def test_arguments_of_fit(options: Any, match: str, loop: Any, numbers: Any) -> None:
     with pytest.raises(StepError, match=match):
-        loop.fit(plain_dataset(*numbers, batch=30), verbose=0, **options)
+        loop.fit(plain_dataset(*numbers, batch=30), **{"verbose": 0, **options})
 
 
 def test_class_weights_beside_sample_weights(loop: Any, numbers: Any) -> None:
@@ -96,10 +103,15 @@ def test_class_weights_beside_sample_weights(loop: Any, numbers: Any) -> None:
         loop.fit(data, class_weight={0: 2.0}, verbose=0)
 
 
-@pytest.mark.parametrize("steps_per_call", [0, -3, 1.5, "fast", None])
+@pytest.mark.parametrize("steps_per_call", [0, -3, 1.5, "fast", None, True])
 def test_call_lengths_that_are_none(steps_per_call: Any, loop: Any) -> None:
     with pytest.raises(StepError, match="steps_per_call must be a whole number from 1 on, or 'auto'"):
         mk.train.Loop(loop.strategy, loop.step, steps_per_call=steps_per_call)
+
+
+def test_whole_numbers_may_be_numpys(loop: Any) -> None:
+    found = mk.train.Loop(loop.strategy, loop.step, steps_per_call=np.int64(5)).steps_per_call
+    assert (type(found), found) == (int, 5)
 
 
 def test_what_is_no_step(loop: Any) -> None:

@@ -72,8 +72,10 @@ def local_folder(folder: str | os.PathLike[str]) -> Path:
     """Return the folder as a path.
 
     Raises:
-        CheckpointError: it is an address (`gs://...`).
+        CheckpointError: it is an address (`gs://...`), or no path.
     """
+    if not isinstance(folder, (str, os.PathLike)):
+        raise CheckpointError(f"Checkpoints need the path of a folder, found {folder!r}.")
     if "://" in os.fspath(folder):
         raise CheckpointError(f"Checkpoints need a folder of the file system, found {folder}. Mount the storage.")
     return Path(folder)

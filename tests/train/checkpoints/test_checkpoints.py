@@ -253,6 +253,7 @@ def test_a_checkpoint_of_another_model_lists_what_does_not_fit(
         ({"every": 0}, "every must be .* found 0"),
         ({"every": "step"}, "found 'step'"),
         ({"folder": "gs://bucket/runs"}, "found gs://bucket/runs. Mount"),
+        ({"folder": None}, "path of a folder, found None"),
     ],
 )
 def test_options_that_mean_nothing(options: Any, message: str, tmp_path: Path) -> None:

@@ -217,6 +217,8 @@ def test_restore_without_a_checkpoint(loop: Any, tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match=f"no checkpoint in {folder}"):
             loop.restore(folder)
+    with pytest.raises(CheckpointError, match="path of a folder, found None"):
+        loop.restore(None)
 
 
 def test_within_an_epoch_batch_size_and_metrics_must_stay(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
