@@ -32,14 +32,13 @@ def main() -> None:
     print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")
 
     steps = options.epochs * train.steps_per_epoch
-    # The rate rises first: gradients that are some steps old (parameter servers) do not bear a large one at once.
     rise = {"warmup_target": 0.1, "warmup_steps": steps // 10}
     schedule = keras.optimizers.schedules.CosineDecay(0.0, steps - steps // 10, **rise)
     with strategy.scope():
         model = mk.models.create("mnist_cnn", input_shape=digits.train.images.shape[1:])
         optimizer = keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
+    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], clip_norm=0.5)
     step.build(strategy)
 
     @tf.function

@@ -33,7 +33,7 @@ def main() -> None:
     print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")
 
     steps = options.epochs * train.steps_per_epoch
-    # The rate rises first: gradients that are some steps old (parameter servers) do not bear a large one at once.
+    # As in mnist_loop.py, without its clip_norm: fit would bound each replica's gradient before they are added up.
     rise = {"warmup_target": 0.1, "warmup_steps": steps // 10}
     schedule = keras.optimizers.schedules.CosineDecay(0.0, steps - steps // 10, **rise)
     with strategy.scope():

@@ -33,7 +33,6 @@ def main() -> None:
     print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")
 
     steps = options.epochs * train.steps_per_epoch
-    # The rate rises first: gradients that are some steps old (parameter servers) do not bear a large one at once.
     rise = {"warmup_target": 0.1, "warmup_steps": steps // 10}
     schedule = keras.optimizers.schedules.CosineDecay(0.0, steps - steps // 10, **rise)
     with strategy.scope():
@@ -41,7 +40,8 @@ def main() -> None:
         optimizer = keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
+    # A rate that rises first and a bound for gradients: those of parameter servers are some steps old by the time.
+    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], clip_norm=0.5)
     loop = mk.train.Loop(strategy, step)
     loop.warm_up(train, validation_data=test)
     callbacks = [mk.train.Checkpoints(options.checkpoints)] if options.checkpoints else []

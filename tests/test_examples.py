@@ -75,9 +75,9 @@ def test_mnist_examples_fall_back_to_synthetic_data_and_learn(name):
     assert min(speeds(output)) > 0
 
 
-def test_the_three_mnist_examples_train_the_same_model():
-    ends = [accuracies(mnist(name))[-1] for name in ("mnist_custom_loop.py", "mnist_keras_fit.py", "mnist_loop.py")]
-    assert max(ends) - min(ends) < 0.01
+def test_the_loop_in_the_open_trains_what_loop_trains():
+    closed, opened = (accuracies(mnist(name))[-1] for name in ("mnist_loop.py", "mnist_custom_loop.py"))
+    assert opened == pytest.approx(closed, abs=5e-4), "at most one of 2,000 images is told otherwise"
 
 
 @pytest.mark.slow
@@ -127,9 +127,8 @@ def test_compare_one_strategy(tmp_path):
 def test_real_mnist_in_five_epochs_on_four_replicas(tmp_path):
     output = run("mnist_loop.py", "--data", "mnist", "--devices", "cpu:4", folder=tmp_path)
     assert "4 replicas on CPU:0 CPU:1 CPU:2 CPU:3; 60,000 images of mnist" in output
-    # Runs of this seed gave 99.04 to 99.08 %; threads order sums differently, and 0.1 is one standard error of a share
-    # of 99 % among 10,000 images, so the bar stands one below 99.0. tests/models/test_accuracy_mnist.py holds 99.0.
-    assert accuracies(output)[-1] >= 0.989
+    # A run gave 99.30 %; 0.1 is one standard error of a share of 99 % among 10,000 images.
+    assert accuracies(output)[-1] >= 0.99
 
 
 @pytest.mark.slow
