@@ -89,6 +89,14 @@ class Records(Recipe):
         """The shapes and dtypes of a batch, as `tf.data.Dataset.element_spec` gives them."""
         return self.dataset().element_spec
 
+    def verify(self) -> None:
+        """Read all shards through, without decoding.
+
+        Raises:
+            DataError: a shard that is cut short or damaged, by its name.
+        """
+        _count(self.files, self.compression, False, None)
+
     def _serialized(self, epoch: int, first: int) -> tf.data.Dataset:
         """The serialized examples of an epoch in their order, from the `first` on."""
         files, together = np.array(self.files), min(len(self.files), _OPEN_FILES)
@@ -167,8 +175,9 @@ def records(
             (and compares the labels with `num_classes`, where there is no `decode`).
 
     Raises:
-        DataError: no such files, several sets, a shard that is missing, cut short or damaged (named), a label outside
-            the classes, and what `batches` refuses.
+        DataError: no such files, several sets, a shard that is missing or cut short (named), a label outside the
+            classes, and what `batches` refuses. Damage within a shard shows when it is read: a `Loop` then names the
+            shard; a loop of your own gets TensorFlow's DataLossError, and `verify()` names the shard.
     """
     if shuffle_buffer < 1:
         raise DataError(f"shuffle_buffer={shuffle_buffer} was asked for; it must be at least 1.")

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from mirrorkit.cluster import task_name
 from mirrorkit.cluster.network import unreachable
+from mirrorkit.data.records import Records
 from mirrorkit.errors import ClusterError
 from mirrorkit.strategy.lost import ENDED_BY_OTHERS, name_lost_workers
 from mirrorkit.strategy.parameter_server import is_parameter_server
@@ -214,10 +215,16 @@ class RemoteCallLength(CallLength):
 
 
 @contextmanager
-def explained(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Turn TensorFlow's errors about a task that is gone into a `ClusterError` that names it."""
+def explained(strategy: tf.distribute.Strategy, *data: Any) -> Iterator[None]:
+    """Turn TensorFlow's errors about a task that is gone, or a damaged shard of `data`, into one that names it."""
     try:
         yield
+    except tf.errors.DataLossError:  # it tells the place within a shard, but not which
+        for recipe in data:
+            if isinstance(recipe, Records):
+                _log.warning("A shard is damaged; reading the %d files to find out which.", len(recipe.files))
+                recipe.verify()
+        raise
     except ENDED_BY_OTHERS as error:
         if not is_parameter_server(strategy):
             name_lost_workers(strategy, error)

@@ -53,7 +53,8 @@ class Feed:
             raise StepError(
                 "Data must be a recipe such as mk.data.batches(...) or a tf.data.Dataset, found "
                 f"{type(data).__name__}. Turn arrays into a recipe: "
-                "mk.data.batches(mk.data.arrays(images, labels), global_batch_size=256)."
+                "mk.data.batches(mk.data.arrays(images, labels), global_batch_size=256); a generator or a keras "
+                "PyDataset into a dataset: tf.data.Dataset.from_generator(..., output_signature=...)."
             )
         if steps is not None and (not isinstance(steps, int) or steps < 1):
             raise StepError(f"The number of steps must be a whole number from 1 on, found {steps!r}.")
@@ -227,9 +228,9 @@ class _ClassWeights:
 
 def _class_weights(spec: Any, class_weight: Mapping[int, float]) -> _ClassWeights:
     batch = unpack_batch(spec)
-    if batch.weight is not None or not isinstance(batch.y, tf.TypeSpec):
+    if batch.weight is not None or not isinstance(batch.y, tf.TypeSpec) or (batch.y.shape.rank or 0) > 2:
         raise StepError(
-            "class_weight needs elements (x, y) with a single target: classes or one-hot. "
+            f"class_weight needs elements (x, y) with a single target, classes [N] or one-hot [N, C]; found {spec}. "
             "With sample weights in the data, multiply the class weights into them."
         )
     if not all(isinstance(index, int) and index >= 0 for index in class_weight):

@@ -31,6 +31,7 @@ from mirrorkit.train.hooks import agree_to_stop, callback_list, choose_modes, re
 from mirrorkit.train.passes import NO_BATCH, Passes
 from mirrorkit.train.position import Position
 from mirrorkit.train.report import Report
+from mirrorkit.train.requirements import check_class_targets
 from mirrorkit.train.step import Step
 
 
@@ -126,6 +127,8 @@ class Loop:
         validation = None if validation_data is None else Feed(self.strategy, validation_data, steps=validation_steps)
         report = Report(throughput=Throughput(warm=self._warm))
         model = self._step.model
+        if class_weight:
+            check_class_targets(model, feed.element_spec)
         model.stop_training = False
         if not self._restored:
             self.position = Position(epoch=initial_epoch, steps=self.position.steps)
@@ -133,7 +136,7 @@ class Loop:
         hooks = callback_list(self, model, callbacks, history=True, verbose=level, epochs=epochs, steps=feed.steps)
         self.feed = feed
         try:
-            with explained(self.strategy):
+            with explained(self.strategy, data, validation_data):
                 self._step.prepare(feed.element_spec)
                 choose_modes(hooks, self._step.modes)
                 hooks.on_train_begin()  # may restore
@@ -183,7 +186,7 @@ class Loop:
         local = on_chief and is_parameter_server(self.strategy)
         feed = Feed(self._calls.chief if local else self.strategy, data, steps=steps)
         hooks = callback_list(self, self._step.model, callbacks, steps=feed.steps)
-        with explained(self.strategy):
+        with explained(self.strategy, data):
             return self._passes.test(feed, hooks, local=local)
 
     def predict(self, data: Any, *, steps: int | None = None) -> Any:
@@ -195,7 +198,7 @@ class Loop:
         """
         self._require_model("predict")
         feed = Feed(self.strategy, data, steps=steps)
-        with explained(self.strategy):
+        with explained(self.strategy, data):
             parts = list(self._calls.predictions(feed.batches()))
         if not parts:
             raise StepError(NO_BATCH)
@@ -222,7 +225,7 @@ class Loop:
         testing = None
         if isinstance(self._step, Step):
             testing = training if validation_data is None else self._whole_feed(validation_data)
-        with explained(self.strategy):
+        with explained(self.strategy, data, validation_data):
             self._passes.rehearse(training, testing)
         self._warm = True
 

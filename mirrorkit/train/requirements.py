@@ -12,6 +12,7 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.optim.functional import trainable_variables
 from mirrorkit.train.layer_state import layers_of
+from mirrorkit.train.outputs import Batch, unpack_batch
 from mirrorkit.train.update import native
 
 
@@ -81,6 +82,30 @@ def check_batched(model: Any, x: Any) -> None:
             raise StepError(
                 f"The data yields single examples of shape {example}; a step takes global batches. Batch the dataset: "
                 "dataset.batch(256)."
+            )
+
+
+def check_rows(batch: Batch) -> None:
+    """Refuse parts with different numbers of rows, where these are known; one row alone would be broadcast."""
+    parts = {name: tf.nest.flatten(part) for name, part in batch._asdict().items() if part is not None}
+    shapes = {name: [tuple(spec.shape) for spec in part if spec is not None] for name, part in parts.items()}
+    rows = {shape[:1] for found in shapes.values() for shape in found}
+    if len(rows - {(None,)}) > 1:
+        found = ", ".join(f"{name} {' and '.join(map(str, shape))}" for name, shape in shapes.items())
+        raise StepError(
+            "Inputs, targets and sample weights of a batch need a row for each example; found different numbers of "
+            f"rows: {found}. Look at how the dataset pairs and batches them."
+        )
+
+
+def check_class_targets(model: Any, element_spec: Any) -> None:
+    """Refuse a label for each position where `class_weight` would read one-hot rows."""
+    y = unpack_batch(element_spec).y
+    for output in (getattr(model, "outputs", None) or [])[:1]:
+        if y.shape.rank == 2 and y.shape[-1] != 1 and len(output.shape) > 2:
+            raise StepError(
+                f"class_weight needs one class for each example; found targets {tuple(y.shape)} for the output "
+                f"{tuple(output.shape)}, a label for each position. Weigh the classes in a loss of your own."
             )
 
 

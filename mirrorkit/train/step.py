@@ -33,6 +33,7 @@ from mirrorkit.train.requirements import (
     check_model,
     check_optimizer,
     check_options,
+    check_rows,
     check_still_trainable,
     check_tensors,
     check_variables,
@@ -183,6 +184,7 @@ class Step:
         batch = unpack_batch(element_spec)
         check_tensors(tuple(batch))
         check_batched(self.model, batch.x)
+        check_rows(batch)
         self._functions.resolve(batch, self._given, self._given_metrics)
 
     @property

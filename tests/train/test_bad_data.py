@@ -37,6 +37,7 @@ def loop(strategy_of: Any) -> mk.train.Loop:
         (lambda x, y: (x, y), r"found tuple.*mk\.data\.batches"),
         (lambda x, y: x, r"found ndarray.*mk\.data\.arrays"),
         (lambda x, y: [(x, y)], "found list"),
+        (lambda x, y: (part for part in [(x, y)]), r"found generator.*from_generator\(\.\.\., output_signature="),
         (lambda x, y: mk.data.arrays(x, y), r"found Split.*mk\.data\.batches"),
         (lambda x, y: plain_dataset(x, y, batch=30).take(0), "empty.*drop_remainder"),
         (lambda x, y: plain_dataset(x, y, batch=30).filter(lambda x, y: False), "no batch.*filters"),
@@ -49,10 +50,13 @@ def loop(strategy_of: Any) -> mk.train.Loop:
         ),
         (lambda x, y: tf.data.Dataset.from_tensors((tf.sparse.from_dense(x), y)), "yields SparseTensors.*to_dense"),
         (lambda x, y: tf.data.Dataset.from_tensors((x, tf.RaggedTensor.from_tensor(y))), "RaggedTensors.*to_tensor"),
+        (lambda x, y: tf.data.Dataset.from_tensors((x, y[:30])), r"rows: x \(60, 4\), y \(30, 1\)"),
+        (lambda x, y: tf.data.Dataset.from_tensors((x, y[:1])), r"rows: x \(60, 4\), y \(1, 1\)"),
+        (lambda x, y: tf.data.Dataset.from_tensors((x, y, y[:20, 0])), r"rows: .*weight \(20,\)"),
     ],
     ids=[
-        *("tuple", "array", "list", "split", "empty", "filtered", "endless", "four parts", "unbatched"),
-        *("no rank", "sparse", "ragged"),
+        *("tuple", "array", "list", "generator", "split", "empty", "filtered", "endless", "four parts", "unbatched"),
+        *("no rank", "sparse", "ragged", "fewer targets", "one target", "fewer weights"),
     ],
 )
 def test_data_that_is_none(make: Any, match: str, loop: Any, numbers: Any) -> None:
@@ -101,6 +105,17 @@ def test_class_weights_beside_sample_weights(loop: Any, numbers: Any) -> None:
     data = plain_dataset(*numbers, np.ones(60, "float32"), batch=30)
     with pytest.raises(StepError, match=r"sample weights.*multiply"):
         loop.fit(data, class_weight={0: 2.0}, verbose=0)
+
+
+@pytest.mark.parametrize("labels", [(60, 5), (60, 5, 3)], ids=["index", "one-hot"])
+def test_class_weights_of_positions(labels: Any, strategy_of: Any, numbers: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), L.Dense(15), L.Reshape((5, 3)), L.Softmax()])
+        step = mk.train.Step(model, keras.optimizers.SGD(0.1), loss="ce")
+    data = plain_dataset(numbers[0], np.zeros(labels, "int64"), batch=30)
+    with pytest.raises(StepError, match=r"class_weight needs .*found .*\(None, 5"):
+        mk.train.Loop(strategy, step).fit(data, class_weight={0: 2.0}, verbose=0)
 
 
 @pytest.mark.parametrize("steps_per_call", [0, -3, 1.5, "fast", None, True])
