@@ -7,7 +7,8 @@ Every contender lives in a process of its own, compiles once and then trains blo
 them track accuracy. Other work on the machine only slows an epoch down: compare the fastest, with the medians beside.
 
 `--first-step` measures, in fresh processes, from a made model to the end of the first training step instead.
-"name@2" sets a contender's own number of replicas (of processes, each on a core of its own, for loop-workers and ddp).
+"name@2" sets a contender's own number of replicas (of processes, each on a core of its own, for loop-workers, ddp and
+loop-apart). The processes of loop-apart train each on its own: what so many cores can do when nothing holds them up.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import statistics
 import tempfile
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from contenders import CONTENDERS
@@ -97,7 +99,12 @@ def layout(name: str, options: argparse.Namespace) -> tuple[str, Layout]:
 
 def remote(name: str, options: argparse.Namespace, work: dict[str, Any]) -> Remote:
     short, own = layout(name, options)
-    return Remote("contenders:make", *own.members(name=short, work={**work, "replicas": own.replicas}), timeout=1800)
+    arguments = {"name": short, "work": {**work, "replicas": own.replicas}}
+    members = own.members(**arguments)
+    if short == "loop-apart":
+        (alone,) = Layout("one_device", "workers", 1).members(**arguments)
+        members = [replace(alone, core=core) for core in range(own.replicas)]
+    return Remote("contenders:make", *members, timeout=1800)
 
 
 def epochs(

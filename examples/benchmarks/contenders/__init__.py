@@ -14,6 +14,7 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "loop": ("mirrorkit_loop", {"data": "batches"}, False),
     "loop-records": ("mirrorkit_loop", {"data": "records"}, False),
     "loop-workers": ("mirrorkit_loop", {"data": "resident"}, True),
+    "loop-apart": ("mirrorkit_loop", {"data": "resident", "apart": True}, True),
     "fit": ("keras_fit", {}, False),
     "fit-calls": ("keras_fit", {"steps_per_execution": 78}, False),
     "fit-records": ("keras_fit", {"data": "records"}, False),

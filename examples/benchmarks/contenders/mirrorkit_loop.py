@@ -9,15 +9,17 @@ from contenders.work import Base, Laps, Work, model_and_optimizer, strategy
 
 
 class Contender(Base):
-    """See contenders.work.Base."""
+    """See contenders.work.Base; `apart`: one of several processes, each with its part of the work for itself."""
 
-    def __init__(self, work: Work, *, data: str) -> None:
+    def __init__(self, work: Work, *, data: str, apart: bool = False) -> None:
         self.strategy = strategy(work, own=True)
-        recipe = {"global_batch_size": work.batch_size, "shuffle": True, "seed": 0, "drop_remainder": True}
+        parts = work.replicas if apart else 1
+        recipe = {"global_batch_size": work.batch_size // parts, "shuffle": True, "seed": 0, "drop_remainder": True}
         if data == "records":
             self.train_data = mk.data.records(work.records, **recipe)
         else:
-            self.train_data = getattr(mk.data, data)(mk.data.arrays(*work.arrays()), **recipe)
+            split = mk.data.arrays(*work.arrays())
+            self.train_data = getattr(mk.data, data)(split[: len(split) // parts], **recipe)
         self.model, self.optimizer = model_and_optimizer(work, self.strategy)
         self.epochs_done = 0
 
