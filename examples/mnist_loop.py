@@ -40,7 +40,7 @@ def main() -> None:
         optimizer = keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-    # A rate that rises first and a bound for gradients: those of parameter servers are some steps old by the time.
+    # The rate rises first, and gradients are bounded: under parameter servers they are some steps old.
     step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], clip_norm=0.5)
     loop = mk.train.Loop(strategy, step)
     loop.warm_up(train, validation_data=test)
