@@ -16,6 +16,7 @@ import warnings
 from typing import Literal
 
 from mirrorkit.errors import StepError
+from mirrorkit.whole import is_whole
 
 _warned: set[tuple[int, int]] = set()
 
@@ -94,5 +95,5 @@ def check_split(global_batch_size: int, replicas: int) -> None:
 
 def _check_positive(**numbers: int) -> None:
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not is_whole(value):
             raise StepError(f"{name} must be a whole number of at least 1, got {value!r}.")

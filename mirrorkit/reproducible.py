@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import MirrorkitError
+from mirrorkit.whole import is_whole
 
 __all__ = ["enable"]
 
@@ -44,7 +45,7 @@ def enable(seed: int = 0) -> None:
     Warns:
         UserWarning: weights or datasets were made before, which it cannot reach back to.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+    if not is_whole(seed, 0) or seed >= 2**32:
         raise MirrorkitError(f"seed must be a whole number from 0 to 2**32 - 1, found {seed!r}.")
     late = _made_already()
     keras.utils.set_random_seed(seed)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit.errors import ClusterError, DeviceError, StrategyError
+from mirrorkit.strategy import creation
 
 KINDS = [
     ("one_device", 1, "OneDeviceStrategy"),
@@ -84,10 +85,23 @@ def test_central_storage_keeps_one_copy_of_a_variable(strategy_of):
 def test_create_logs_one_line_with_the_reason(caplog):
     with caplog.at_level(logging.INFO, logger="mirrorkit"):
         strategy = mk.strategy.create("auto", devices="cpu:2")
-    lines = [record.getMessage() for record in caplog.records if record.name == "mirrorkit"]
+    lines = [
+        record.getMessage() for record in caplog.records if (record.name, record.levelname) == ("mirrorkit", "INFO")
+    ]
     assert len(lines) == 1
     assert "'auto' took 'mirrored' for 2 devices" in lines[0]
     assert mk.strategy.describe(strategy) in lines[0]
+
+
+@pytest.mark.parametrize("left_off", [True, False])
+def test_create_says_once_how_to_make_a_cpu_faster(monkeypatch, caplog, left_off):
+    monkeypatch.setattr(creation.onednn, "left_off", lambda: left_off)
+    creation._warn_of_slow_cpu.cache_clear()
+    for _ in range(2):
+        mk.strategy.create("mirrored", devices="cpu:2")
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == left_off
+    assert all("set TF_ENABLE_ONEDNN_OPTS=1" in warning for warning in warnings)
 
 
 def test_describe_names_class_replicas_and_devices(strategy_of):

@@ -9,6 +9,7 @@ them track accuracy. Other work on the machine only slows an epoch down: compare
 `--first-step` measures, in fresh processes, from a made model to the end of the first training step instead.
 "name@2" sets a contender's own number of replicas (of processes, each on a core of its own, for loop-workers, ddp and
 loop-apart). The processes of loop-apart train each on its own: what so many cores can do when nothing holds them up.
+"name+onednn" has TensorFlow use oneDNN (TF_ENABLE_ONEDNN_OPTS=1), which it leaves off on processors with AVX2 alone.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from contenders import CONTENDERS
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.layout import Layout
 from mirrorkit.bench.machine import about
-from mirrorkit.bench.remote import Remote, Turns, in_turns
-from mirrorkit.bench.report import Column, Report
+from mirrorkit.bench.remote import Member, Remote, Turns, in_turns
+from mirrorkit.bench.report import Column, Report, check_places
 
 
 def main() -> None:
     options = parse()
+    check_places(options.json, options.picture)
     with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
         with Remote("contenders.preparation:Preparation") as preparation:
             data, examples = preparation.call(
@@ -81,15 +83,22 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--picture", metavar="FILE", help="PNG (with matplotlib) or SVG")
     options = parser.parse_args()
     options.contenders = options.contenders.split(",")
-    unknown = [name for name in options.contenders if name.partition("@")[0] not in CONTENDERS]
+    unknown = [name for name in options.contenders if parts(name)[0] not in CONTENDERS]
     if unknown:
         parser.error(f"unknown contenders {', '.join(unknown)}; there are {', '.join(CONTENDERS)}")
     return options
 
 
+def parts(name: str) -> tuple[str, str, dict[str, str]]:
+    """Of "name@2+onednn" the name, the number and the environment variables."""
+    rest = name.removesuffix("+onednn")
+    short, _, number = rest.partition("@")
+    return short, number, {} if rest == name else {"TF_ENABLE_ONEDNN_OPTS": "1"}
+
+
 def layout(name: str, options: argparse.Namespace) -> tuple[str, Layout]:
     """A contender's name in CONTENDERS, and its replicas."""
-    short, _, number = name.partition("@")
+    short, number, _ = parts(name)
     if CONTENDERS[short][2]:
         workers = int(number or 2)
         return short, Layout("multi_worker" if workers > 1 else "one_device", "workers", workers)
@@ -97,14 +106,19 @@ def layout(name: str, options: argparse.Namespace) -> tuple[str, Layout]:
     return short, Layout("one_device" if replicas == 1 else "mirrored", options.device, replicas)
 
 
-def remote(name: str, options: argparse.Namespace, work: dict[str, Any]) -> Remote:
+def members(name: str, options: argparse.Namespace, work: dict[str, Any]) -> list[Member]:
+    """The processes of a contender."""
     short, own = layout(name, options)
     arguments = {"name": short, "work": {**work, "replicas": own.replicas}}
-    members = own.members(**arguments)
+    found = own.members(**arguments)
     if short == "loop-apart":
         (alone,) = Layout("one_device", "workers", 1).members(**arguments)
-        members = [replace(alone, core=core) for core in range(own.replicas)]
-    return Remote("contenders:make", *members, timeout=1800)
+        found = [replace(alone, core=core) for core in range(own.replicas)]
+    return [replace(member, environment={**member.environment, **parts(name)[2]}) for member in found]
+
+
+def remote(name: str, options: argparse.Namespace, work: dict[str, Any]) -> Remote:
+    return Remote("contenders:make", *members(name, options, work), timeout=1800)
 
 
 def epochs(

@@ -18,6 +18,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 # Okabe and Ito's colours, which colour-blind people can tell apart: https://jfly.uni-koeln.de/color/
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+PICTURES = (".png", ".svg")
 _WIDTH, _HEIGHT = 640, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 16, 44, 84  # of the area between the axes
 

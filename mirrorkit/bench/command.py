@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from mirrorkit.errors import MirrorkitError
+from mirrorkit.bench.report import check_places
 
 
 def add(commands: Any) -> None:
@@ -50,10 +49,7 @@ def _sizes(text: str) -> list[int]:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and write what is asked."""
-    for path in filter(None, (options.json, options.picture)):
-        if Path(path).is_dir() or not Path(path).parent.is_dir():
-            raise MirrorkitError(f"{path!r} cannot be written: name a file in a folder that is there.")
-
+    check_places(options.json, options.picture)
     from mirrorkit import bench  # here, so that --help needs no TensorFlow
 
     apart = ("command", "benchmark", "run", "json", "picture")

@@ -10,11 +10,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from mirrorkit import processor
+
 _PACKAGES = ("mirrorkit", "tensorflow", "keras", "numpy")
 
 
 def about(*packages: str) -> dict[str, Any]:
-    """Return processor, cores, memory (GiB), GPUs, versions, command and time of this process, for a JSON file.
+    """Return processor, cores, memory (GiB), GPUs, versions, environment, command and time, for a JSON file.
 
     Does not start TensorFlow; GPUs are asked of it only where it is loaded already.
 
@@ -23,11 +25,12 @@ def about(*packages: str) -> dict[str, Any]:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "processor": _processor(),
+        "processor": processor.model(),
         "cores": cores,
         "memory_gib": _memory(),
         "gpus": _gpus(),
         "system": f"{platform.system()} {platform.release()}",
+        "environment": {name: os.environ[name] for name in sorted(os.environ) if _changes_speed(name)},
         "versions": {"python": platform.python_version(), **_versions((*_PACKAGES, *packages))},
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -38,14 +41,14 @@ def in_a_line(about: dict[str, Any]) -> str:
     """Return the machine and the versions for people."""
     gpus = f"; {', '.join(about['gpus'])}" if about["gpus"] else ""
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    return f"{about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB{gpus}; {versions}"
+    environment = "".join(f"; {name}={value}" for name, value in about["environment"].items())
+    return f"{about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB{gpus}; {versions}{environment}"
 
 
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+def _changes_speed(variable: str) -> bool:
+    """Whether this environment variable sets up TensorFlow, XLA, NCCL or threads; not the log, not the cluster."""
+    ours = variable.startswith(("TF_", "XLA_", "NCCL_", "OMP_", "ONEDNN_"))
+    return ours and not variable.startswith(("TF_CPP_", "TF_CONFIG"))
 
 
 def _memory() -> int | None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mirrorkit.bench.chart import Chart
+from mirrorkit.bench.chart import PICTURES, Chart
 from mirrorkit.bench.machine import in_a_line
+from mirrorkit.errors import MirrorkitError
 
 
 class Column(NamedTuple):
@@ -59,6 +60,19 @@ class Report:
     def save_picture(self, path: str | os.PathLike[str]) -> Path:
         """Write the picture: PNG where matplotlib is installed, or SVG; returns the path."""
         return self.chart.save(path)
+
+
+def check_places(json: str | None, picture: str | None) -> None:
+    """Refuse, before the measurement, files that could not be written after it.
+
+    Raises:
+        MirrorkitError: the folder is not there, the place is a folder, or the picture is of another kind.
+    """
+    for path in filter(None, (json, picture)):
+        if Path(path).is_dir() or not Path(path).parent.is_dir():
+            raise MirrorkitError(f"{path!r} cannot be written: name a file in a folder that is there.")
+    if picture and Path(picture).suffix.lower() not in PICTURES:
+        raise MirrorkitError(f"{picture!r} cannot be drawn: name a file that ends in {' or '.join(PICTURES)}.")
 
 
 def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:

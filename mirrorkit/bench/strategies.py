@@ -9,6 +9,8 @@ from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.layout import SHARED_NOTE, Hardware, for_comparison
 from mirrorkit.bench.measure import about_with_gpus, train_in_turns
 from mirrorkit.bench.report import Column, Report, summary
+from mirrorkit.errors import MirrorkitError
+from mirrorkit.whole import is_whole
 
 _COLUMNS = (
     Column("strategy", "strategy"),
@@ -52,6 +54,8 @@ def strategies(
         MirrorkitError: one device could not be measured. Another strategy that fails is a row with an error.
         StrategyError: no such device or number of replicas.
     """
+    if not is_whole(epochs):
+        raise MirrorkitError(f"epochs={epochs!r} was asked for; it must be a whole number from 1 on.")
     machine = about_with_gpus()
     hardware = Hardware.of(machine)
     device = hardware.device(device)

@@ -12,6 +12,7 @@ from mirrorkit.errors import NonFiniteLossError, StepError
 from mirrorkit.strategy import num_workers
 from mirrorkit.strategy.parameter_server import is_parameter_server
 from mirrorkit.train.update import native
+from mirrorkit.whole import is_whole
 
 
 class NanWatch(keras.callbacks.Callback):  # type: ignore[name-defined]
@@ -43,9 +44,9 @@ class NanWatch(keras.callbacks.Callback):  # type: ignore[name-defined]
 
     def __init__(self, *, every: int = 200) -> None:
         super().__init__()
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        if not is_whole(every):
             raise StepError(f"NanWatch(every={every!r}): it must be a whole number of steps from 1 on.")
-        self._every = every
+        self._every = int(every)
         self._loop: Any = None
         self._epoch = 0
         self._batch = 0  # of the epoch, before which the copy was made

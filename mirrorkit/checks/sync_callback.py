@@ -8,6 +8,7 @@ from typing import Any
 from mirrorkit._keras import keras
 from mirrorkit.checks.sync import Replicas, replicas_of
 from mirrorkit.errors import OutOfSyncError, StepError
+from mirrorkit.whole import is_whole
 
 
 class InSync(keras.callbacks.Callback):  # type: ignore[name-defined]
@@ -31,9 +32,9 @@ class InSync(keras.callbacks.Callback):  # type: ignore[name-defined]
 
     def __init__(self, *, every: int = 500, repair: bool = False) -> None:
         super().__init__()
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        if not is_whole(every):
             raise StepError(f"InSync(every={every!r}): it must be a whole number of steps from 1 on.")
-        self.every = every
+        self.every = int(every)
         self.repair = repair
         self._loop: Any = None
         self._replicas: Replicas | None = None

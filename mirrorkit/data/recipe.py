@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
-import numbers
+import math
 from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit.errors import DataError
+from mirrorkit.whole import is_whole
 
 
 class Recipe(abc.ABC):
@@ -56,7 +57,7 @@ def check_sizes(global_batch_size: int, num_examples: int, seed: int) -> None:
         DataError: a batch that is not positive or larger than the set, a negative seed, or what is no whole number.
     """
     for name, value in (("global_batch_size", global_batch_size), ("seed", seed)):
-        if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        if not is_whole(value, -math.inf):
             raise DataError(f"{name}={value!r} was asked for; it must be a whole number.")
     if global_batch_size < 1:
         raise DataError(f"global_batch_size={global_batch_size} was asked for; it must be at least 1.")

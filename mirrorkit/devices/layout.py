@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from mirrorkit.errors import DeviceError
+from mirrorkit.whole import is_whole
 
 Devices = None | str | int | Sequence[str]
 
@@ -42,7 +43,7 @@ def split_cpu(n: int) -> tuple[str, ...]:
     Raises:
         DeviceError: `n` is not a positive whole number, or TensorFlow has started with another layout.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MOST_CPUS:
+    if not is_whole(n) or n > _MOST_CPUS:
         raise DeviceError(f"The CPU can be split into 1 to {_MOST_CPUS} devices (a whole number), not {n!r}.")
     cpu = tf.config.list_physical_devices("CPU")[0]
     if _cpus_laid_out() != n:

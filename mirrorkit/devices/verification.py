@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit.devices import onednn
 from mirrorkit.devices.layout import KIND_AND_COUNT, find, listed, owners, short_name
 from mirrorkit.errors import DeviceError
 
@@ -27,7 +28,9 @@ class Device:
 
 @dataclass(frozen=True)
 class Report:
-    """The devices that passed `verify`, and the versions they run on; None where there is none."""
+    """The devices that passed `verify`, the versions they run on (None where there is none), and whether TensorFlow
+    uses oneDNN on the CPU (None where it does not tell).
+    """
 
     devices: tuple[Device, ...]
     tensorflow: str
@@ -35,6 +38,7 @@ class Report:
     cuda: str | None
     cudnn: str | None
     driver: str | None
+    onednn: bool | None = None
 
     def __str__(self) -> str:
         """A few lines for people."""
@@ -43,6 +47,8 @@ class Report:
             lines[0] += f", built for CUDA {self.cuda} and cuDNN {self.cudnn}"
         if self.driver:
             lines[0] += f", NVIDIA driver {self.driver}"
+        if self.onednn is not None:
+            lines[0] += f", oneDNN {'on' if self.onednn else 'off'} on the CPU"
         for device in self.devices:
             memory = f", {device.memory / 2**30:.1f} GiB" if device.memory else ""
             capability = (
@@ -79,6 +85,7 @@ def verify(*, require: str | None = None) -> Report:
         cuda=build.get("cuda_version"),
         cudnn=build.get("cudnn_version"),
         driver=nvidia[0][2] if nvidia else None,
+        onednn=onednn.enabled(),
     )
 
 

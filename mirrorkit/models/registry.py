@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mirrorkit.errors import ModelError
+from mirrorkit.whole import is_whole
 
 if TYPE_CHECKING:
     from keras import Model
@@ -95,10 +96,10 @@ def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes
             f"Model {name!r} takes no option {', '.join(map(repr, unknown))}. "
             f"Besides input_shape and num_classes it takes {', '.join(rest) or 'none'}."
         )
-    if not _is_count(num_classes):
+    if not is_whole(num_classes):
         raise ModelError(f"num_classes must be a whole number of at least 1; model {name!r} was given {num_classes!r}.")
     if input_shape is not None:
-        if not isinstance(input_shape, (tuple, list)) or not input_shape or not all(map(_is_count, input_shape)):
+        if not isinstance(input_shape, (tuple, list)) or not input_shape or not all(map(is_whole, input_shape)):
             raise ModelError(
                 f"input_shape is the shape of one example, such as (28, 28, 1), without the batch axis; "
                 f"model {name!r} was given {input_shape!r}."
@@ -128,7 +129,3 @@ def _arguments(builder: Callable[..., Model]) -> dict[str, inspect.Parameter]:
 
 def _identity(builder: Callable[..., Model]) -> tuple[str, str]:
     return builder.__module__, builder.__qualname__
-
-
-def _is_count(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool) and value.__index__() >= 1

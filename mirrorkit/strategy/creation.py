@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import tensorflow as tf
 from mirrorkit import cluster as _cluster
 from mirrorkit import devices as _devices
 from mirrorkit.cluster import Cluster
-from mirrorkit.devices import Devices
+from mirrorkit.devices import Devices, onednn
 from mirrorkit.errors import DeviceError, StrategyError
 from mirrorkit.strategy import communication as _communication
 from mirrorkit.strategy import multi_worker, parameter_server, tpu
@@ -32,7 +33,8 @@ def create(
     """Make the strategy of this kind on these devices, and log one INFO line that says what was chosen and why.
 
     Make it before the first tensor, variable or dataset of the program: "cpu:4" splits the CPU, and several workers
-    join each other, which is only possible before TensorFlow starts.
+    join each other, which is only possible before TensorFlow starts. For replicas on a CPU whose processor could do
+    convolutions faster than TensorFlow makes it, a warning says how.
 
     Args:
         kind: "one_device"; "mirrored" (several devices of one machine, each with a copy of the variables);
@@ -60,7 +62,15 @@ def create(
     found = _cluster.detect() if cluster is None else cluster
     strategy, why = _BUILDERS[kind](_Request(devices, found, communication, start_timeout, fallback))
     _log.info("%s: %s", describe(strategy), why)
+    if any(":CPU:" in name for name in strategy.extended.worker_devices):
+        _warn_of_slow_cpu()
     return strategy
+
+
+@functools.cache  # once in a process
+def _warn_of_slow_cpu() -> None:
+    if onednn.left_off():
+        _log.warning(onednn.HINT)
 
 
 def describe(strategy: tf.distribute.Strategy) -> str:

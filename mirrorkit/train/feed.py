@@ -21,6 +21,7 @@ from mirrorkit.train.pieces import HeldStream, can_be_held
 from mirrorkit.train.same_data import LookedAt, first_rows, require_same_data
 from mirrorkit.train.static_shapes import require_static_batches
 from mirrorkit.train.stream import ResidentStream, Stream
+from mirrorkit.whole import is_whole
 
 _STAND_IN_SIZE = 32  # of a dimension that the data does not tell, in a stand-in batch; per replica for the batch size
 
@@ -56,8 +57,9 @@ class Feed:
                 "mk.data.batches(mk.data.arrays(images, labels), global_batch_size=256); a generator or a keras "
                 "PyDataset into a dataset: tf.data.Dataset.from_generator(..., output_signature=...)."
             )
-        if steps is not None and (not isinstance(steps, int) or steps < 1):
+        if steps is not None and not is_whole(steps):
             raise StepError(f"The number of steps must be a whole number from 1 on, found {steps!r}.")
+        steps = None if steps is None else int(steps)
         # Whether there are as many batches as `steps` says; a repeated dataset claims to be endless even when empty.
         self._known = isinstance(data, Recipe) or int(data.cardinality()) != tf.data.UNKNOWN_CARDINALITY
         if carry_on and steps is not None and isinstance(data, tf.data.Dataset):
@@ -233,6 +235,6 @@ def _class_weights(spec: Any, class_weight: Mapping[int, float]) -> _ClassWeight
             f"class_weight needs elements (x, y) with a single target, classes [N] or one-hot [N, C]; found {spec}. "
             "With sample weights in the data, multiply the class weights into them."
         )
-    if not all(isinstance(index, int) and index >= 0 for index in class_weight):
+    if not all(is_whole(index, 0) for index in class_weight):
         raise StepError(f"class_weight maps class indices (whole numbers from 0 on) to weights, found {class_weight}.")
     return _ClassWeights(tuple(float(class_weight.get(index, 1.0)) for index in range(max(class_weight) + 1)))

@@ -10,7 +10,6 @@ loop.evaluate(test)
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,6 +32,7 @@ from mirrorkit.train.position import Position
 from mirrorkit.train.report import Report
 from mirrorkit.train.requirements import check_class_targets
 from mirrorkit.train.step import Step
+from mirrorkit.whole import is_whole
 
 
 class Loop:
@@ -258,9 +258,6 @@ class Loop:
 
 def _whole(name: str, value: Any, least: int, *, or_else: str = "") -> int:
     """Return a whole number, NumPy's too, as an int."""
-    try:
-        if not isinstance(value, bool) and (number := operator.index(value)) >= least:
-            return number
-    except TypeError:
-        pass
-    raise StepError(f"{name} must be a whole number from {least} on{or_else}; found {value!r}.")
+    if not is_whole(value, least):
+        raise StepError(f"{name} must be a whole number from {least} on{or_else}; found {value!r}.")
+    return int(value)

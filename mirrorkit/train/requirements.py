@@ -14,6 +14,7 @@ from mirrorkit.optim.functional import trainable_variables
 from mirrorkit.train.layer_state import layers_of
 from mirrorkit.train.outputs import Batch, unpack_batch
 from mirrorkit.train.update import native
+from mirrorkit.whole import is_whole
 
 
 def check_model(model: Any, *, scaled: bool) -> None:
@@ -151,7 +152,7 @@ def check_options(*, clip_norm: Any, clip_value: Any, accumulate: Any, ema: Any,
             raise StepError(f"{name} must be a positive number, found {bound!r}.")
     if clip_norm is not None and clip_value is not None:
         raise StepError(f"clip_norm={clip_norm} and clip_value={clip_value} exclude each other. Give one of them.")
-    if not isinstance(accumulate, int) or accumulate < 1:
+    if not is_whole(accumulate):
         raise StepError(f"accumulate must be a whole number from 1 on, found {accumulate!r}.")
     if ema is not None and not 0 < ema < 1:
         raise StepError(f"ema must be a decay between 0 and 1, such as 0.999; found {ema!r}.")

@@ -95,7 +95,7 @@ class Step:
         warn_on_logits_mismatch(model, loss)
         self.model = model
         self.optimizer = optimizer
-        self.accumulate = accumulate
+        self.accumulate = int(accumulate)
         self.clip_norm = clip_norm
         self._clip = Clip(clip_norm, clip_value)
         self._loss_scale = LossScale.of(loss_scale)

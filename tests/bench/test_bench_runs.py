@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -11,7 +13,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+import mirrorkit as mk
 from mirrorkit import __main__ as command
+from mirrorkit.errors import MirrorkitError
 
 SCRIPT = Path(__file__).parents[2] / "examples/benchmarks/against_peers.py"
 
@@ -106,6 +110,20 @@ def test_against_peers_puts_the_loop_beside_others_and_names_who_cannot_run(tmp_
     assert "DeviceError" in done.stdout
 
 
+@pytest.mark.parametrize("name", ["fit", "loop-resident@1", "loop-workers", "loop-apart@2"])
+def test_a_contender_with_onednn_differs_in_the_environment_alone(name, monkeypatch):
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    against_peers = importlib.import_module("against_peers")
+    options = argparse.Namespace(device="cpu", replicas=4)
+    plain, with_onednn = (against_peers.members(written, options, {}) for written in (name, f"{name}+onednn"))
+    assert len(plain) == len(with_onednn)
+    for one, other in zip(plain, with_onednn, strict=True):
+        assert set(other.environment) - set(one.environment) == {"TF_ENABLE_ONEDNN_OPTS"}
+        assert other.environment["TF_ENABLE_ONEDNN_OPTS"] == "1"
+        assert (other.arguments, other.core) == (one.arguments, one.core)
+
+
 @pytest.mark.parametrize("arguments", [["bench"], ["bench", "swimming"], ["bench", "scaling", "--replicas", "x"]])
 def test_mistakes_are_exit_code_2_and_name_what_there_is(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
@@ -120,6 +138,18 @@ def test_a_file_that_cannot_be_written_is_told_before_the_measurement(option, pl
     monkeypatch.setattr("mirrorkit.bench.collectives", None)
     assert command.main(["bench", "collectives", option, place]) == 1
     assert capsys.readouterr().err.startswith(f"mirrorkit bench: '{place}' cannot be written: name a file in a folder")
+
+
+def test_a_picture_of_a_kind_that_cannot_be_drawn_is_told_before_the_measurement(capsys, monkeypatch):
+    monkeypatch.setattr("mirrorkit.bench.collectives", None)
+    assert command.main(["bench", "collectives", "--picture", "figures.doc"]) == 1
+    assert "'figures.doc' cannot be drawn: name a file that ends in .png or .svg" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("epochs", [0, 1.5])
+def test_epochs_that_are_none_are_named_as_they_were_asked_for(epochs):
+    with pytest.raises(MirrorkitError, match=f"epochs={epochs} was asked for"):
+        mk.bench.strategies(epochs=epochs)
 
 
 def test_what_cannot_be_measured_is_one_message(capsys):

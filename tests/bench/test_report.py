@@ -35,6 +35,15 @@ def test_a_report_prints_everything_and_its_json_holds_every_measurement(tmp_pat
     assert written["rows"] == ROWS
 
 
+def test_the_machine_is_known_with_what_sets_up_tensorflow(monkeypatch):
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    found = about()
+    assert found["environment"]["TF_ENABLE_ONEDNN_OPTS"] == "1"
+    assert not any(name.startswith(("TF_CONFIG", "TF_CPP")) for name in found["environment"])
+    assert "; TF_ENABLE_ONEDNN_OPTS=1" in in_a_line(found)
+
+
 def test_the_machine_is_known_with_its_versions():
     found = about("pytest", "no-such-distribution")
     assert found["cores"] >= 1

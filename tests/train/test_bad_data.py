@@ -124,9 +124,15 @@ def test_call_lengths_that_are_none(steps_per_call: Any, loop: Any) -> None:
         mk.train.Loop(loop.strategy, loop.step, steps_per_call=steps_per_call)
 
 
-def test_whole_numbers_may_be_numpys(loop: Any) -> None:
+def test_whole_numbers_may_be_numpys(loop: Any, numbers: Any) -> None:
     found = mk.train.Loop(loop.strategy, loop.step, steps_per_call=np.int64(5)).steps_per_call
     assert (type(found), found) == (int, 5)
+    data = plain_dataset(*numbers, batch=20)
+    loop.fit(data, epochs=np.int64(2), steps_per_epoch=np.int64(1), verbose=0)
+    assert loop.step.optimizer.iterations.numpy() == 2
+    zeros = plain_dataset(numbers[0], np.zeros_like(numbers[1]), batch=60)
+    loop.fit(zeros, class_weight=dict.fromkeys(np.arange(3), 1.0), verbose=0)
+    assert loop.step.optimizer.iterations.numpy() == 3
 
 
 def test_what_is_no_step(loop: Any) -> None:

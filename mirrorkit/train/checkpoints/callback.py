@@ -21,6 +21,7 @@ from mirrorkit.train.checkpoints.restore import local_folder, require_variables
 from mirrorkit.train.checkpoints.signals import StopSignals, agreed_signal
 from mirrorkit.train.checkpoints.variables import capture, describe
 from mirrorkit.train.checkpoints.writer import Writer, make_writable
+from mirrorkit.whole import is_whole
 
 _log = logging.getLogger("mirrorkit")
 
@@ -54,13 +55,13 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
         self, folder: str | os.PathLike[str], *, keep: int = 3, every: int | str = "epoch", exit_code: int = 143
     ) -> None:
         super().__init__()
-        if not isinstance(keep, int) or keep < 1:
+        if not is_whole(keep):
             raise CheckpointError(f"keep must be a whole number from 1 on, found {keep!r}.")
-        if every != "epoch" and (not isinstance(every, int) or every < 1):
+        if every != "epoch" and not is_whole(every):
             raise CheckpointError(f"every must be 'epoch' or a number of training steps from 1 on, found {every!r}.")
         self.folder = local_folder(folder)
-        self.keep = keep
-        self.every = every
+        self.keep = int(keep)
+        self.every = every if every == "epoch" else int(every)
         self.exit_code = exit_code
         self._loop: Any = None
         self._writer: Writer | None = None
