@@ -12,6 +12,10 @@ from typing import Any
 
 from mirrorkit import processor
 
+_SPEED_VARIABLES = (
+    *("TF_ENABLE_", "TF_NUM_", "TF_XLA_", "TF_GPU_", "TF_CUDNN_", "TF_ONEDNN_", "TF_SET_ONEDNN_", "TF_FORCE_GPU_"),
+    *("XLA_", "NCCL_", "OMP_"),
+)
 _PACKAGES = ("mirrorkit", "tensorflow", "keras", "numpy")
 
 
@@ -46,9 +50,11 @@ def in_a_line(about: dict[str, Any]) -> str:
 
 
 def _changes_speed(variable: str) -> bool:
-    """Whether this environment variable sets up TensorFlow, XLA, NCCL or threads; not the log, not the cluster."""
-    ours = variable.startswith(("TF_", "XLA_", "NCCL_", "OMP_", "ONEDNN_"))
-    return ours and not variable.startswith(("TF_CPP_", "TF_CONFIG"))
+    """Whether this environment variable sets up TensorFlow's kernels, XLA, NCCL or threads.
+
+    Not every name with TF_: it is also the log's, the cluster's, and Terraform's.
+    """
+    return variable.startswith(_SPEED_VARIABLES)
 
 
 def _memory() -> int | None:
