@@ -27,9 +27,9 @@ class NanWatch(keras.callbacks.Callback):  # type: ignore[name-defined]
     trains again update by update until a variable is no longer finite, and looks through that update layer by layer
     with `find_non_finite`. The weights are then left as they were before it.
 
-    Every copy, and the end of every epoch, is also checked: weights can be NaN while the loss stays finite, since
-    compiled for the CPU, a ReLU behind a product makes 0 of NaN, and max pooling a finite number. This and the copy are
-    all that it costs while all is well.
+    Every copy, and the end of every epoch, is also checked: weights can be NaN while the loss stays finite, since where
+    TensorFlow uses oneDNN on the CPU, a ReLU behind a product makes 0 of NaN, and max pooling a finite number. This and
+    the copy are all that it costs while all is well.
 
     A recipe gives the same batches again. A `tf.data.Dataset` of your own is read again from its beginning; when its
     order changes from time to time, the same may not happen again, and the error says so.
