@@ -122,7 +122,9 @@ def all_reduce(sums: Any, *, bucket_mib: float = BUCKET_MIB) -> Any:
         return sums
     flat = tf.nest.flatten(sums)
     size = int(bucket_mib * 2**20)
-    reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, pack(flat, bucket_bytes=size))
+    # Collectives would make one message of all again, and wait with it until the last of the gradients is there.
+    apart = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=1)
+    reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, pack(flat, bucket_bytes=size), options=apart)
     return tf.nest.pack_sequence_as(sums, unpack(reduced, flat, bucket_bytes=size))
 
 
