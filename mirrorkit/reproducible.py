@@ -48,7 +48,7 @@ def enable(seed: int = 0) -> None:
     if not is_whole(seed, 0) or seed >= 2**32:
         raise MirrorkitError(f"seed must be a whole number from 0 to 2**32 - 1, found {seed!r}.")
     late = _made_already()
-    keras.utils.set_random_seed(seed)
+    keras.utils.set_random_seed(int(seed))
     tf.config.experimental.enable_op_determinism()
     if late:
         warnings.warn(

@@ -122,3 +122,13 @@ def test_every_library_is_seeded_and_a_late_call_says_what_it_missed(run_python:
 def test_what_is_no_seed(seed: Any) -> None:
     with pytest.raises(MirrorkitError, match="whole number from 0"):
         mk.reproducible.enable(seed=seed)
+
+
+def test_a_seed_of_numpy_is_that_of_python(run_python):
+    code = """
+        import numpy as np
+        import mirrorkit as mk
+        mk.reproducible.enable({seed})
+        print(np.random.random())
+    """
+    assert run_python(code.format(seed="np.int64(3)")).stdout == run_python(code.format(seed="3")).stdout
