@@ -159,6 +159,12 @@ def begin_again(slurm: Command, job: str) -> None:
     slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 
+def wait_for_success(slurm: Command, job: str) -> None:
+    """Until the job has ended: only then has all that its workers printed come into its output file."""
+    wait_for(lambda: not slurm("squeue", "-h", "--jobs", job), 300)
+    assert "JobState=COMPLETED" in slurm("scontrol", "show", "job", job)
+
+
 def assert_it_was_taken_away_once(said: str) -> None:
     assert said.count("SIGTERM: saved in") == 2, said
 
@@ -169,7 +175,7 @@ def test_a_job_whose_time_is_nearly_over_goes_on_where_it_was(slurm, launched_ru
     wait_for(lambda: (tmp_path / "happened").exists(), 200)
     slurm("scancel", "--batch", "--signal=USR1", job)  # as --signal=B:USR1 in the file has Slurm do
     begin_again(slurm, job)
-    wait_for(lambda: (tmp_path / "end0.npz").exists() and (tmp_path / "end1.npz").exists(), 300)
+    wait_for_success(slurm, job)
     said = output_of(tmp_path)
     assert_it_was_taken_away_once(said)
     assert said.count("done") == 2
@@ -183,7 +189,7 @@ def test_mnist_is_learnt_by_a_job_that_is_taken_away_in_its_second_epoch(slurm, 
     wait_for(lambda: list((tmp_path / "run").glob("*.npz")), 250)
     slurm("scontrol", "requeue", job)  # as on preemption
     begin_again(slurm, job)
-    wait_for(lambda: output_of(tmp_path).count("test accuracy") == 2, 280)
+    wait_for_success(slurm, job)
     said = output_of(tmp_path)
     assert_it_was_taken_away_once(said)
     zero, one = [float(accuracy) for accuracy in re.findall(r"test accuracy (\d\.\d+)", said)]
