@@ -8,15 +8,20 @@ from contextlib import ExitStack
 from typing import Any
 
 from mirrorkit.bench.chart import Chart
-from mirrorkit.bench.layout import Hardware, check
+from mirrorkit.bench.layout import Hardware, Layout, check
 from mirrorkit.bench.measure import about_with_gpus
-from mirrorkit.bench.remote import Member, Remote, in_turns
+from mirrorkit.bench.remote import Remote, in_turns
 from mirrorkit.bench.report import Column, Report, summary
 from mirrorkit.errors import MirrorkitError, StrategyError
 
 IMPLEMENTATIONS = {
     "cpu": ("auto", "ring", "hierarchical", "one_device"),
     "gpu": ("auto", "nccl", "hierarchical", "one_device"),
+    "workers": ("auto", "ring"),
+}
+NOTES = {
+    "cpu": ["Virtual CPU devices share their memory: this is the speed of copies, not of a network."],
+    "workers": ["Workers on one machine: this is the speed of gRPC and of the loopback, not of a network."],
 }
 SIZES = tuple(4**i * 1024 for i in range(1, 9))  # 4 KiB to 64 MiB
 
@@ -41,18 +46,19 @@ def collectives(
     implementations: Sequence[str] | None = None,
     repeats: int = 5,
 ) -> Report:
-    """Sum float32 messages over the replicas of a MirroredStrategy, each implementation in a process of its own.
+    """Sum float32 messages over replicas by `mk.train.all_reduce`, each implementation in processes of its own.
 
     GB/s is the size of the message by the time of one all-reduce (1 GB is 1e9 bytes). The last column multiplies it by
     2 (n - 1) / n, what a ring sends over each link, so that it can be set beside the hardware's bandwidth
     (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 
     Args:
-        device: "cpu" (virtual devices: copies in memory) or "gpu"; GPUs where there are two.
-        replicas: how many; all GPUs, or 4 virtual devices.
+        device: "cpu" (virtual devices: copies in memory), "gpu", or "workers" (processes of one CPU core each); GPUs
+            where there are two.
+        replicas: how many; all GPUs, 4 virtual devices, or as many workers as there are cores.
         sizes: of the messages, in bytes.
         implementations: each as `communication` of `mk.strategy.create`: "auto", "one_device", "hierarchical", and
-            "ring" between CPU devices or "nccl" between GPUs; all of these by default.
+            "ring" between CPU devices or "nccl" between GPUs; "auto" and "ring" between workers. All by default.
         repeats: measurements of each, in turns.
 
     Raises:
@@ -63,21 +69,21 @@ def collectives(
     device = hardware.device(device or ("gpu" if hardware.gpus > 1 else "cpu"))
     replicas = replicas or max(2, hardware.counts(device)[-1])
     check(device, [replicas])
-    known = IMPLEMENTATIONS.get(device, ())
+    known = IMPLEMENTATIONS[device]
     implementations = known if implementations is None else implementations
     if set(implementations) - set(known) or replicas < 2 or min(sizes, default=0) < 4:
         raise StrategyError(
             f"collectives(device={device!r}, replicas={replicas}, sizes={list(sizes)}, implementations="
-            f"{list(implementations)}) was asked for. It takes 'cpu' or 'gpu', 2 replicas or more, sizes from 4 bytes "
-            f"on, and of the implementations {', '.join(known)}."
+            f"{list(implementations)}) was asked for. It takes 2 replicas or more, sizes from 4 bytes on, and for "
+            f"{device!r} of the implementations {', '.join(known)}."
         )
+    layout = Layout("multi_worker" if device == "workers" else "mirrored", device, replicas)
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         calls, failed = {}, {}
         for name in implementations:
-            arguments = {"devices": f"{device}:{replicas}", "implementation": name, "sizes": list(sizes)}
-            environment = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if device == "gpu" else {}
-            remote = stack.enter_context(Remote(f"{__name__}:AllReduce", Member(arguments, environment)))
+            members = layout.members(implementation=name, sizes=list(sizes))
+            remote = stack.enter_context(Remote(f"{__name__}:AllReduce", *members))
             try:
                 remote.ready()
                 calls[name] = lambda remote=remote: remote.call("seconds")
@@ -97,45 +103,44 @@ def collectives(
             row |= {"microseconds": size / row["median"] / 1e3, "bus": row["median"] * 2 * (replicas - 1) / replicas}
             rows.append(row)
     title = f"All-reduce of float32 over {replicas} replicas, {device}"
-    notes = ["Virtual CPU devices share their memory: this is the speed of copies, not of a network."]
-    return Report(
-        "collectives", title, _COLUMNS, rows, _chart(title, rows, sizes), notes if device == "cpu" else [], machine
-    )
+    return Report("collectives", title, _COLUMNS, rows, _chart(title, rows, sizes), NOTES.get(device, []), machine)
 
 
 class AllReduce:
-    """All-reduces of each size, compiled; lives in a process of its own."""
+    """All-reduces of each size, compiled; lives in a process of its own, or in each of several that work together."""
 
-    def __init__(self, *, devices: str, implementation: str, sizes: Sequence[int]) -> None:
+    def __init__(self, *, kind: str, devices: str | None, implementation: str, sizes: Sequence[int]) -> None:
         import tensorflow as tf
 
         from mirrorkit import strategy
 
         self._tf = tf
-        self._strategy = strategy.create("mirrored", devices=devices, communication=implementation)
+        self._strategy = strategy.create(kind, devices=devices, communication=implementation)
         self._functions = [self._function(size // 4) for size in sizes]
-        # about 0.1 s each, so that the dispatch of the call does not count
-        self._loops = [max(4, round(0.4 / _seconds(f, 4))) for f in self._functions]
+        # about 0.1 s each, so that the dispatch of the call does not count; all workers as often as the chief
+        often = [max(4, round(0.4 / _seconds(f, 4))) for f in self._functions]
+        self._loops = [int(strategy.of_all_workers(self._strategy, times)[0]) for times in often]
 
     def _function(self, length: int) -> Any:
         """Compile all-reduces, each after the one before on the same replica; a call takes how many."""
-        tf, mirrored = self._tf, self._strategy
-        message = mirrored.run(lambda: tf.ones([length]))
+        from mirrorkit.train import all_reduce
+
+        tf, strategy = self._tf, self._strategy
+        message = strategy.run(lambda: tf.ones([length]))
 
         def on_replica(message: Any, last: Any) -> Any:
             with tf.control_dependencies([last]):
                 message = tf.identity(message)
-            context = tf.distribute.get_replica_context()
-            return context.all_reduce("sum", message)[0] / context.num_replicas_in_sync
+            return all_reduce(message)[0] / strategy.num_replicas_in_sync
 
         def body(index: Any, last: Any, message: Any) -> Any:
-            return index + 1, mirrored.run(on_replica, args=(message, last)), message
+            return index + 1, strategy.run(on_replica, args=(message, last)), message
 
         @tf.function(autograph=False)
         def many(times: Any, message: Any) -> Any:
-            start = (0, mirrored.run(lambda: tf.ones([])), message)
+            start = (0, strategy.run(lambda: tf.ones([])), message)
             _, last, _ = tf.while_loop(lambda index, *_: index < times, body, start, parallel_iterations=1)
-            return mirrored.reduce("mean", last, axis=None)
+            return strategy.reduce("mean", last, axis=None)
 
         def call(times: int) -> None:
             mean = float(many(tf.constant(times), message))

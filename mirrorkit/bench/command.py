@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
     _add_training(strategies)
     strategies.add_argument("--epochs", type=int, default=5)
     collectives = kinds.add_parser("collectives", help="GB/s of an all-reduce by the size of the message")
-    collectives.add_argument("--device", choices=["cpu", "gpu"])
+    collectives.add_argument("--device", choices=["cpu", "gpu", "workers"], help="GPUs where there are two")
     collectives.add_argument("--replicas", type=int)
     collectives.add_argument("--sizes", type=_sizes, metavar="BYTES,...", help="such as 4096,1048576")
     collectives.add_argument("--implementations", type=lambda text: text.split(","), metavar="NAME,...")

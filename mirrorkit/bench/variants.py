@@ -10,8 +10,8 @@ import tensorflow as tf
 from mirrorkit.strategy import of_all_workers
 from mirrorkit.train.calls import Calls
 from mirrorkit.train.feed import Feed
+from mirrorkit.train.reduction import all_reduce
 from mirrorkit.train.stream import Stream
-from mirrorkit.train.update import all_reduce
 
 
 class Variants:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,17 +16,31 @@ _MULTI_WORKER = {
     "ring": tf.distribute.experimental.CommunicationImplementation.RING,
     "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
 }
+_gathering: weakref.WeakSet[Any] = weakref.WeakSet()  # strategies whose workers gather short messages
 _MIRRORED = ("auto", "nccl", "ring", "hierarchical", "one_device")
 
 
-def multi_worker(communication: str, *, gpus: int) -> tf.distribute.experimental.CommunicationOptions:
-    """Return TensorFlow's options: "auto" (NCCL between GPUs, else a ring over gRPC), "ring" or "nccl".
+def multi_worker(communication: str, *, gpus: int) -> tuple[tf.distribute.experimental.CommunicationOptions, str]:
+    """Return TensorFlow's options for "auto" (NCCL between GPUs, else gRPC), "ring" or "nccl", and a few words on it.
 
     Raises:
         StrategyError: another name, or NCCL without GPUs.
     """
     _check(communication, tuple(_MULTI_WORKER), "multi_worker", on_gpus=gpus > 0)
-    return tf.distribute.experimental.CommunicationOptions(implementation=_MULTI_WORKER[communication])
+    options = tf.distribute.experimental.CommunicationOptions(implementation=_MULTI_WORKER[communication])
+    if communication == "ring":
+        return options, "sums in a ring over gRPC"
+    return options, "sums by NCCL" if gpus else "sums over gRPC, short messages gathered, long ones in a ring"
+
+
+def gather_short_messages(strategy: tf.distribute.Strategy) -> None:
+    """Have `mk.train.all_reduce` gather the short messages of this strategy of several workers, one replica each."""
+    _gathering.add(strategy)
+
+
+def gathers(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether short messages of this strategy are gathered, and added up by each worker for itself."""
+    return strategy in _gathering
 
 
 def mirrored(communication: str, names: Sequence[str]) -> tuple[tf.distribute.CrossDeviceOps | None, str]:

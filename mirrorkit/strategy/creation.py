@@ -48,7 +48,8 @@ def create(
             TPU: its name, its address, or "local".
         cluster: the cluster this process is a part of; None asks `mk.cluster.detect()`.
         communication: how replicas add up their sums. "auto"; for "mirrored" also "nccl", "ring" (between CPU devices),
-            "hierarchical" and "one_device"; for "multi_worker" also "nccl" and "ring" (over gRPC).
+            "hierarchical" and "one_device"; for "multi_worker" also "nccl" and "ring" (over gRPC, where "auto" gathers
+            short messages).
         start_timeout: seconds to wait for the other tasks of the cluster, or for a TPU; TensorFlow would wait for ever.
         fallback: where there is no TPU that answers, take all GPUs, or else the CPU, and say so in a warning.
 

@@ -24,7 +24,7 @@ def build(
     """
     cluster = _require_workers(cluster)
     gpus = _gpus(devices)
-    options = _communication.multi_worker(communication, gpus=gpus)
+    options, sums = _communication.multi_worker(communication, gpus=gpus)
     if _made:
         raise StrategyError(
             f"This process already made the strategy of {_made[0]}. TensorFlow allows one for each process; keep it."
@@ -49,8 +49,9 @@ def build(
             "TensorFlow had started before the strategy was made, and can no longer join the other workers. Move "
             "mk.strategy.create to the top of the program, before the first tensor, variable, model or dataset."
         ) from error
-    sums = "NCCL" if gpus and communication != "ring" else "a ring over gRPC"
-    return strategy, f"{cluster}; sums by {sums}"
+    if communication == "auto" and not gpus:
+        _communication.gather_short_messages(strategy)
+    return strategy, f"{cluster}; {sums}"
 
 
 def _require_workers(cluster: Cluster | None) -> Cluster:

@@ -15,10 +15,11 @@ from mirrorkit.train.export import export
 from mirrorkit.train.loop import Loop
 from mirrorkit.train.loss_scale import LossScale
 from mirrorkit.train.position import Position
+from mirrorkit.train.reduction import all_reduce
 from mirrorkit.train.report import Epoch, Report
 from mirrorkit.train.step import Step
 from mirrorkit.train.table import PartitionedTable
-from mirrorkit.train.update import Update, all_reduce
+from mirrorkit.train.update import Update
 
 __all__ = [
     "Checkpoints",

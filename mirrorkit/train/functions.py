@@ -19,10 +19,10 @@ from mirrorkit.train.loss_scale import LossScale, all_finite, only_if
 from mirrorkit.train.losses import Losses
 from mirrorkit.train.metrics import Metrics
 from mirrorkit.train.outputs import Batch, count_examples, match, output_names, per_output, unpack_batch
+from mirrorkit.train.reduction import all_reduce
 from mirrorkit.train.share import unless_empty
 from mirrorkit.train.synchronized import never_empty
 from mirrorkit.train.tracing import TraceOnce, outside_replica
-from mirrorkit.train.update import all_reduce
 
 # Layout of the totals, a flat float32 vector: these three, then each output's own loss, then the metrics' states.
 EXAMPLES, LOSS, DENOMINATOR, FIXED = 0, 1, 2, 3

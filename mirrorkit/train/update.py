@@ -13,7 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.strategy.parameter_server import is_parameter_server
-from mirrorkit.train.packing import BUCKET_MIB, pack, unpack
+from mirrorkit.train.packing import BUCKET_MIB
+from mirrorkit.train.reduction import all_reduce
 
 Function = Callable[[Any, list[tf.Tensor]], tuple[Sequence[tf.Tensor | None], Any]]
 
@@ -32,7 +33,7 @@ class Update:
         variables: Keras or TensorFlow variables.
         function: `(sums, values) -> (new_values, output)`, pure: `sums` summed over all replicas, `values` the
             variables' values; a `None` among `new_values` leaves that variable alone.
-        bucket_mib: size of the messages in which the sums travel; see `all_reduce`.
+        bucket_mib: size of the messages in which the sums travel; see `mk.train.all_reduce`.
         last_wins: those of the variables that under parameter servers take the last value written, where the
             differences of workers that write at the same time would not add up.
     """
@@ -107,25 +108,6 @@ def local_replica(strategy: tf.distribute.Strategy) -> int:
     """Return which of this worker's replicas is running; call it in replica context."""
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
     return int(tf.get_static_value(replica)) % len(strategy.extended.worker_devices)
-
-
-def all_reduce(sums: Any, *, bucket_mib: float = BUCKET_MIB) -> Any:
-    """Sum a nest of float tensors over all replicas with one message per bucket; call it in replica context.
-
-    Args:
-        sums: tensors of static shape.
-        bucket_mib: size at which a message is closed, in MiB. Small models fit into one; of large ones the first
-            messages travel while the backward pass still computes the others.
-    """
-    context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
-        return sums
-    flat = tf.nest.flatten(sums)
-    size = int(bucket_mib * 2**20)
-    # Collectives would make one message of all again, and wait with it until the last of the gradients is there.
-    apart = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=1)
-    reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, pack(flat, bucket_bytes=size), options=apart)
-    return tf.nest.pack_sequence_as(sums, unpack(reduced, flat, bucket_bytes=size))
 
 
 def first_replica(strategy: tf.distribute.Strategy, values: Any) -> Any:

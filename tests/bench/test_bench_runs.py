@@ -52,6 +52,15 @@ def test_collectives(tmp_path, capsys):
     assert written["about"]["versions"]["tensorflow"]
 
 
+@pytest.mark.slow  # four processes
+def test_collectives_of_workers(tmp_path, capsys):
+    written, _ = run(tmp_path, "collectives --device workers --replicas 2 --sizes 4096,524288 --repeats 2")
+    check(written["rows"])
+    expected = [(name, size) for name in ("auto", "ring") for size in (4096, 524288)]
+    assert [(row["implementation"], row["bytes"]) for row in written["rows"]] == expected
+    assert "the speed of gRPC and of the loopback" in capsys.readouterr().out
+
+
 SMALL = "--model linear --data synthetic --batch-size 64 --device cpu --replicas 2"
 
 

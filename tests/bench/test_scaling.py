@@ -160,6 +160,8 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(arguments, me
         bench.collectives(replicas=1)
     with pytest.raises(StrategyError, match="carrier_pigeon"):
         bench.collectives(implementations=["carrier_pigeon"])
+    with pytest.raises(StrategyError, match="for 'workers' of the implementations auto, ring"):
+        bench.collectives(device="workers", implementations=["one_device"])
 
 
 @pytest.mark.parametrize("benchmark", [bench.scaling, bench.strategies, bench.collectives])
