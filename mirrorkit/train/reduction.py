@@ -10,9 +10,9 @@ import tensorflow as tf
 from mirrorkit.strategy.communication import gathers
 from mirrorkit.train.packing import BUCKET_MIB, pack, unpack
 
-# In bytes: up to this size a message is gathered. Every worker gets those of all and adds them up itself, in n - 1 hops of
-# n workers; a ring takes twice as many hops, with less in each. Gathering took 0.5 to 0.8 of its time up to 256 KiB on 2,
-# 3 and 4 workers of one machine, and as long or longer from 1 MB on (`python -m mirrorkit bench collectives` measures it).
+# In bytes: up to this size a message is gathered. Every worker gets those of all and adds them up itself, in n - 1 hops
+# of n workers; a ring takes twice as many, with less in each. Gathering took 0.5 to 0.8 of its time up to 256 KiB on
+# 2, 3 and 4 workers of one machine, and as long or longer from 1 MB on (`python -m mirrorkit bench collectives`).
 _SHORT = 256 * 2**10
 _GROUP = 2**20  # far from the numbers that TensorFlow gives to its own groups, which count from 1
 _instances = itertools.count(1)  # TensorFlow asks that every worker number its gathers alike: all trace the same steps
