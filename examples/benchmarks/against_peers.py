@@ -28,11 +28,11 @@ from mirrorkit.bench.layout import Layout
 from mirrorkit.bench.machine import about
 from mirrorkit.bench.remote import Member, Remote, Turns, in_turns
 from mirrorkit.bench.report import Column, Report, check_places
+from mirrorkit.errors import MirrorkitError
 
 
 def main() -> None:
     options = parse()
-    check_places(options.json, options.picture)
     with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
         with Remote("contenders.preparation:Preparation") as preparation:
             data, examples = preparation.call(
@@ -86,6 +86,10 @@ def parse() -> argparse.Namespace:
     unknown = [name for name in options.contenders if parts(name)[0] not in CONTENDERS]
     if unknown:
         parser.error(f"unknown contenders {', '.join(unknown)}; there are {', '.join(CONTENDERS)}")
+    try:
+        check_places(options.json, options.picture)
+    except MirrorkitError as error:
+        parser.error(str(error))
     return options
 
 

@@ -155,6 +155,23 @@ def test_a_picture_of_a_kind_that_cannot_be_drawn_is_told_before_the_measurement
     assert "'figures.doc' cannot be drawn: name a file that ends in .png or .svg" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (["--picture", "figures.doc"], "'figures.doc' cannot be drawn"),
+        (["--json", "nowhere/figures"], "'nowhere/figures' cannot be written"),
+        (["--contenders", "fit,swimmer"], "unknown contenders swimmer"),
+    ],
+)
+def test_mistakes_beside_peers_are_told_before_the_measurement(mistake, message, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    against_peers = importlib.import_module("against_peers")
+    monkeypatch.setattr("sys.argv", ["against_peers.py", *mistake])
+    with pytest.raises(SystemExit, match="2"):
+        against_peers.main()
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("epochs", [0, 1.5])
 def test_epochs_that_are_none_are_named_as_they_were_asked_for(epochs):
     with pytest.raises(MirrorkitError, match=f"epochs={epochs} was asked for"):
