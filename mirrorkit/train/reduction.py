@@ -14,6 +14,7 @@ from mirrorkit.train.packing import BUCKET_MIB, pack, unpack
 # of n workers; a ring takes twice as many, with less in each. Gathering took 0.5 to 0.8 of its time up to 256 KiB on
 # 2, 3 and 4 workers of one machine, and as long or longer from 1 MB on (`python -m mirrorkit bench collectives`).
 _SHORT = 256 * 2**10
+_GATHERED = (tf.float16, tf.float32, tf.float64)  # TensorFlow gathers no bfloat16
 _GROUP = 2**20  # far from the numbers that TensorFlow gives to its own groups, which count from 1
 _instances = itertools.count(1)  # TensorFlow asks that every worker number its gathers alike: all trace the same steps
 
@@ -41,7 +42,7 @@ def _sum(message: tf.Tensor) -> tf.Tensor:
     size = message.shape.num_elements() * message.dtype.size
     if size == 0:  # TensorFlow's ring would end in a crash of the process
         return message
-    if size <= _SHORT and gathers(context.strategy):
+    if size <= _SHORT and message.dtype in _GATHERED and gathers(context.strategy):
         return _gather(message)
     return context.all_reduce(tf.distribute.ReduceOp.SUM, message)
 

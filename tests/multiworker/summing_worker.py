@@ -14,14 +14,21 @@ import mirrorkit as mk
 
 SHAPES = {"half": ([3], "float16"), "double": ([2, 2], "float64"), "short": ([64, 1024], "float32")}
 SHAPES |= {"long": ([64, 1025], "float32"), "last": ([], "float32"), "empty": ([0, 4], "float32")}
+SHAPES |= {"brain": ([5], "bfloat16")}
+IN_A_RING = ("long", "brain")  # TensorFlow gathers no bfloat16
 LOOPS = 3
+
+
+def dtype(name: str) -> np.dtype:
+    """NumPy's type of a message, bfloat16 included."""
+    return np.dtype(tf.as_dtype(SHAPES[name][1]).as_numpy_dtype)
 
 
 def addends(worker: int) -> dict[str, np.ndarray]:
     """What a worker adds; of such different sizes that another order of addition gives other bits."""
     rng = np.random.default_rng(worker)
     numbers = {name: rng.normal(size=shape) for name, (shape, _) in SHAPES.items()}
-    return {name: (n * 10.0 ** (worker % 2 * 3)).astype(SHAPES[name][1]) for name, n in numbers.items()}
+    return {name: (n * 10.0 ** (worker % 2 * 3)).astype(dtype(name)) for name, n in numbers.items()}
 
 
 def main() -> None:
@@ -54,8 +61,10 @@ def main() -> None:
     traced = many.get_concrete_function()
     types = [op.type for op in traced.graph.get_operations()]
     sums, gradients = traced()
-    np.savez(options.folder / f"sums{me}.npz", **sums)
-    np.savez(options.folder / f"gradients{me}.npz", **gradients)
+    for what, values in (("sums", sums), ("gradients", gradients)):
+        assert all(values[name].dtype == SHAPES[name][1] for name in SHAPES)
+        exact = {name: tf.cast(value, tf.float64) for name, value in values.items()}  # files know no bfloat16
+        np.savez(options.folder / f"{what}{me}.npz", **exact)
     counts = {kind: sum(op.startswith(f"Collective{kind}") for op in types) for kind in ("Gather", "Reduce")}
     (options.folder / f"counts{me}.json").write_text(json.dumps(counts | {"text": mk.strategy.describe(strategy)}))
 
