@@ -50,7 +50,8 @@ def collectives(
 
     GB/s is the size of the message by the time of one all-reduce (1 GB is 1e9 bytes). The last column multiplies it by
     2 (n - 1) / n, what a ring sends over each link, so that it can be set beside the hardware's bandwidth
-    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). Short messages of more than two workers are
+    gathered by "auto", which sends more than that.
 
     Args:
         device: "cpu" (virtual devices: copies in memory), "gpu", or "workers" (processes of one CPU core each); GPUs

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -11,16 +13,18 @@ from mirrorkit.strategy.communication import gathers
 from mirrorkit.train.packing import BUCKET_MIB, pack, unpack
 
 # In bytes: up to this size a message is gathered. Every worker gets those of all and adds them up itself, in n - 1 hops
-# of n workers; a ring takes twice as many, with less in each. Gathering took 0.5 to 0.8 of its time up to 256 KiB on
-# 2, 3 and 4 workers of one machine, and as long or longer from 1 MB on (`python -m mirrorkit bench collectives`).
+# of n workers; a ring takes twice as many, with less in each. On 2, 3 and 4 workers of one machine gathering took 0.5
+# to 0.8 of the ring's time up to 256 KiB, and as long or longer from 1 MB on (`python -m mirrorkit bench collectives`).
 _SHORT = 256 * 2**10
 _GATHERED = (tf.float16, tf.float32, tf.float64)  # TensorFlow gathers no bfloat16
 _GROUP = 2**20  # far from the numbers that TensorFlow gives to its own groups, which count from 1
-_instances = itertools.count(1)  # TensorFlow asks that every worker number its gathers alike: all trace the same steps
+_places: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()  # of the gathers in a graph
 
 
 def all_reduce(sums: Any, *, bucket_mib: float = BUCKET_MIB) -> Any:
     """Sum a nest of float tensors over all replicas with one message per bucket; call it in replica context.
+
+    Every replica must call it as often as the others, in the same order, with the same shapes and dtypes.
 
     Args:
         sums: tensors of static shape.
@@ -49,9 +53,22 @@ def _sum(message: tf.Tensor) -> tf.Tensor:
 
 @tf.custom_gradient
 def _gather(message: tf.Tensor) -> Any:
-    """Sum by a gather, in the same order on every worker, so that all have the same bits. So is the gradient."""
+    """Sum by a gather, in the same order on every worker, so that all have the same bits; the gradient is a sum too."""
     workers = tf.distribute.get_replica_context().num_replicas_in_sync
     gathered = tf.raw_ops.CollectiveGatherV2(
-        input=message, group_size=workers, group_key=_GROUP, instance_key=next(_instances), ordering_token=[]
+        input=message, group_size=workers, group_key=_GROUP, instance_key=_instance_key(message), ordering_token=[]
     )
     return tf.add_n(tf.unstack(tf.reshape(gathered, [workers, *message.shape]))), _gather
+
+
+def _instance_key(message: tf.Tensor) -> int:
+    """Return the number by which the workers' gathers find each other, of 31 bits.
+
+    It follows from the message and from its place among the gathers of its graph. A number that counts the traces of
+    the process would not do: a worker that traces a function once more than the others would wait for ever.
+    """
+    place = 0
+    if not tf.executing_eagerly():
+        place = next(_places.setdefault(tf.compat.v1.get_default_graph(), itertools.count(1)))
+    elements = message.shape.num_elements() - 1  # 18 bits
+    return (place % 2**11) << 20 | _GATHERED.index(message.dtype) << 18 | elements
