@@ -20,6 +20,7 @@ _log = logging.getLogger("mirrorkit")
 _CALL_SECONDS = 0.5  # what "auto" aims at: long enough to hide the dispatch, short enough for a progress bar
 _PROBE_STEPS = 4
 
+_LEARNING_CALLS = 4  # how many calls "auto" looks at
 
 class Result(NamedTuple):
     """What a call of several steps returns; float64, so that an epoch's sums stay exact."""
@@ -233,10 +234,14 @@ class CallLength:
         return tuple(-(-steps // self._multiple) * self._multiple for steps in lengths)
 
     def learn(self, steps: int, seconds: float) -> None:
-        """Take in how long a call of `steps` took: the first compiles, the second is a probe, the third decides."""
+        """Take in how long a call of `steps` took: the first compiles, the second decides, the next two may lengthen.
+
+        A short call takes longer for each step than a long one, and any may compile for a last batch of another size.
+        """
         self._calls += 1
         if self._auto and self._calls == 1:
             self._steps = _PROBE_STEPS
-        elif self._auto and self._calls == 2:
+        elif self._auto and self._calls <= _LEARNING_CALLS:
             wanted = max(1, round(_CALL_SECONDS * steps / max(seconds, 1e-6)))
-            self._steps = int(of_all_workers(self._strategy, wanted)[0])
+            least = 1 if self._calls == 2 else self._steps
+            self._steps = max(least, int(of_all_workers(self._strategy, wanted)[0]))

@@ -123,6 +123,12 @@ def test_auto_makes_calls_of_about_half_a_second() -> None:
     assert length.next(1000) == 50
     assert length.next(20) == 20
     assert length.next(None) == 50  # a call says itself how many steps it found data for
+    length.learn(50, 0.005 * 50)  # in a long call the start of the call weighs less
+    assert length.next(1000) == 100
+    length.learn(100, 9.0)  # compiled for a smaller last batch
+    assert length.next(1000) == 100
+    length.learn(100, 0.001 * 100)  # no longer looked at
+    assert length.next(1000) == 100
     slow = CallLength(tf.distribute.get_strategy(), "auto")
     slow.learn(1, 9.0)
     slow.learn(slow.next(9), 30.0)
