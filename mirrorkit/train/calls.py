@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -19,8 +20,8 @@ _log = logging.getLogger("mirrorkit")
 
 _CALL_SECONDS = 0.5  # what "auto" aims at: long enough to hide the dispatch, short enough for a progress bar
 _PROBE_STEPS = 4
-
 _LEARNING_CALLS = 4  # how many calls "auto" looks at
+
 
 class Result(NamedTuple):
     """What a call of several steps returns; float64, so that an epoch's sums stay exact."""
@@ -38,11 +39,13 @@ class Calls:
         strategy: the strategy for which `step` is built.
         step: has `train(batch, share)` in cross-replica context and `test(batch)` on a replica, both giving totals,
             whose entry `step.loss_index` is not finite when the loss is not.
+        jit_compile: have XLA compile whole calls, where it can; for a single replica.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, step: Any) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, step: Any, *, jit_compile: bool = False) -> None:
         self._strategy = strategy
         self._step = step
+        self._jit_compile = jit_compile
         self._traces: dict[Any, Any] = {}
 
         def predict_one(batch: Any) -> Any:
@@ -99,13 +102,8 @@ class Calls:
             for updates, sizes in stream.parts(steps, accumulate):
                 function = self._trace(_counted, update, stream, sizes)
                 first = _int64(stream.position + taken)
-                try:
+                with _explained(stream, compiled=self._with_xla(stream, sizes)):
                     totals, good = function(stream.source, totals, _int64(updates), first)
-                except tf.errors.OutOfRangeError as error:
-                    raise StepError(
-                        f"The data said that it holds {stream.steps} batches, but ended before. Mend its cardinality "
-                        "(tf.data.experimental.assert_cardinality), and begin anew: the last step is half done."
-                    ) from error
                 counts.append((updates, len(sizes), good))
                 taken += updates * len(sizes)
             finite = _finite_steps(counts)
@@ -121,16 +119,39 @@ class Calls:
             if known:
                 changes = [f"{old} became {new}" for old, new in zip(known[-1], specs, strict=False) if old != new]
                 _log.warning("The data changed shape or dtype, so the loop compiles anew: %s.", "; ".join(changes))
-            many = make(update, stream.take, sizes, self._step.loss_index)
+            many = make(update, stream.take, sizes, self._step.loss_index, self._with_xla(stream, sizes))
             arguments = [_int64(0)] * (2 if make is _counted else 1)
             totals = tf.zeros([self._step.totals_size], tf.float64)
             self._traces[function, specs] = many.get_concrete_function(stream.source, totals, *arguments)
         return self._traces[function, specs]
 
+    def _with_xla(self, stream: Stream, sizes: Sizes) -> bool:
+        """Whether XLA compiles this kind of call: it knows no iterators and no sizes that show on the way."""
+        return self._jit_compile and stream.on_device and None not in sizes
+
     @property
     def traces(self) -> int:
         """How many functions were compiled; a number that grows during training names a loss of time."""
         return len(self._traces)
+
+
+@contextmanager
+def _explained(stream: Stream, *, compiled: bool) -> Iterator[None]:
+    """Turn TensorFlow's errors about data that ends too early, or that XLA cannot compile, into one that helps."""
+    try:
+        yield
+    except tf.errors.OutOfRangeError as error:
+        raise StepError(
+            f"The data said that it holds {stream.steps} batches, but ended before. Mend its cardinality "
+            "(tf.data.experimental.assert_cardinality), and begin anew: the last step is half done."
+        ) from error
+    except tf.errors.InvalidArgumentError as error:
+        if not (compiled and "unsupported operations" in str(error)):
+            raise
+        raise StepError(
+            f"Loop(jit_compile=True) was asked for, but XLA cannot do it: {str(error).splitlines()[0]}. Leave that "
+            "operation out of the model and of the data's map, or leave out jit_compile."
+        ) from error
 
 
 def _require_known_length(accumulate: int) -> None:
@@ -142,11 +163,11 @@ def _require_known_length(accumulate: int) -> None:
         )
 
 
-def _counted(update: Any, take: Any, sizes: Sizes, loss_index: int) -> Any:
+def _counted(update: Any, take: Any, sizes: Sizes, loss_index: int, jit_compile: bool) -> Any:
     """Make a function of a number of updates, each of batches of these sizes."""
 
     # AutoGraph would rewrite the user's code too, and with it the errors that it raises.
-    @tf.function(autograph=False)
+    @tf.function(autograph=False, jit_compile=jit_compile or None)
     def many(source: Any, totals: tf.Tensor, updates: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         def body(index: tf.Tensor, totals: tf.Tensor, good: tf.Tensor) -> tuple[tf.Tensor, ...]:
             place = first + index * len(sizes)
@@ -160,12 +181,12 @@ def _counted(update: Any, take: Any, sizes: Sizes, loss_index: int) -> Any:
     return many
 
 
-def _until_the_end(update: Any, take: Any, sizes: Sizes, loss_index: int) -> Any:
+def _until_the_end(update: Any, take: Any, sizes: Sizes, loss_index: int, jit_compile: bool) -> Any:
     """Make a function of steps on data that may end before; an optional batch says so, where `next` would raise.
 
     An error in the midst of a step would leave it half done.
     """
-    del take, sizes
+    del take, sizes, jit_compile
 
     @tf.function(autograph=False)
     def many(iterator: Any, totals: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -36,11 +36,23 @@ _LOOK_SECONDS = 2.0  # between two looks whether all tasks are there
 _PATIENCE_SECONDS = 300.0  # without a single worker
 
 
-def calls_for(strategy: tf.distribute.Strategy, step: Any, steps_per_call: int | str) -> tuple[Any, CallLength]:
+def calls_for(
+    strategy: tf.distribute.Strategy, step: Any, steps_per_call: int | str, *, jit_compile: bool = False
+) -> tuple[Any, CallLength]:
     """Return what makes a loop's calls under this strategy, and what says how long they are."""
-    if is_parameter_server(strategy):
+    replicas, remote = strategy.num_replicas_in_sync, is_parameter_server(strategy)
+    if jit_compile and (replicas > 1 or remote):
+        what = "parameter servers" if remote else f"{replicas} replicas"
+        _log.warning(
+            "Loop(jit_compile=True) was asked for with %s; XLA compiles whole calls of a single replica only, so calls "
+            "are made as without it. Step(jit_compile=True) compiles what each replica computes.",
+            what,
+        )
+        jit_compile = False
+    if remote:
         return RemoteCalls(strategy, step), RemoteCallLength(strategy, steps_per_call, step.accumulate)
-    return Calls(strategy, step), CallLength(strategy, steps_per_call, step.accumulate)
+    calls = Calls(strategy, step, jit_compile=jit_compile)
+    return calls, CallLength(strategy, steps_per_call, step.accumulate)
 
 
 class RemoteCalls:

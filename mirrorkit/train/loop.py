@@ -44,6 +44,9 @@ class Loop:
             strategy's scope.
         steps_per_call: training steps per compiled call; "auto" finds about half a second's worth. Batch hooks of
             callbacks come once per call, as with Keras's `steps_per_execution`.
+        jit_compile: have XLA compile whole calls: data, model and update become one program. For a single replica and
+            `mk.data.resident`; other calls are made as without it. Small dense models gain; convolutions on CPU become
+            many times slower.
 
     Attributes:
         position: where the training stands: epoch, batch, steps, history.
@@ -54,7 +57,12 @@ class Loop:
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, step: Step | TrainStep, *, steps_per_call: int | str = "auto"
+        self,
+        strategy: tf.distribute.Strategy,
+        step: Step | TrainStep,
+        *,
+        steps_per_call: int | str = "auto",
+        jit_compile: bool = False,
     ) -> None:
         if steps_per_call != "auto":
             steps_per_call = _whole("steps_per_call", steps_per_call, 1, or_else=", or 'auto'")
@@ -62,7 +70,7 @@ class Loop:
         self.step = step
         self._step: Any = step if isinstance(step, Step) else CustomStep(step, strategy)
         self._step.build(strategy)
-        self._calls, length = calls_for(strategy, self._step, steps_per_call)
+        self._calls, length = calls_for(strategy, self._step, steps_per_call, jit_compile=jit_compile)
         self._passes = Passes(strategy, self._step, self._calls, length)
         self._warm = False
         self._restored = False  # and not gone on since

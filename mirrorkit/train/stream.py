@@ -25,6 +25,7 @@ class Stream:
     """
 
     kind: Any = "host"  # streams of one kind share their compiled functions
+    on_device = False
 
     def __init__(self, source: Any, *, steps: int | None, size: int | None, whole: int, position: int = 0) -> None:
         self.source = source
@@ -78,6 +79,8 @@ class ResidentStream(Stream):
         steps, position: as in `Stream`.
         weigh: makes `(x, y, sample_weight)` of `(x, y)`; hashable, since compiled functions are kept by it.
     """
+
+    on_device = True
 
     def __init__(
         self,
@@ -136,7 +139,8 @@ class _Gather:
         start = index * batch
         if self._size is not None:
             own = self._size // replicas
-            return tf.slice(order, [start if shards > 1 else start + replica * own], [own])
+            first = start if shards > 1 else start + replica * own
+            return tf.gather(order, first + tf.range(own, dtype=tf.int64))  # a slice would have XLA compile each anew
         size = tf.minimum(tf.constant(batch, tf.int64), order.shape[0] - start)
         first, end = (0, size) if shards > 1 else bounds(size, tf.cast(replica, tf.int64), replicas)
         return order[start + first : start + end]

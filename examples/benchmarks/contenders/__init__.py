@@ -11,12 +11,14 @@ from typing import Any
 # name: (module, keyword arguments of its Contender, processes instead of replicas)
 CONTENDERS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "loop-resident": ("mirrorkit_loop", {"data": "resident"}, False),
+    "loop-xla": ("mirrorkit_loop", {"data": "resident", "jit_compile": True}, False),
     "loop": ("mirrorkit_loop", {"data": "batches"}, False),
     "loop-records": ("mirrorkit_loop", {"data": "records"}, False),
     "loop-workers": ("mirrorkit_loop", {"data": "resident"}, True),
     "loop-apart": ("mirrorkit_loop", {"data": "resident", "apart": True}, True),
     "fit": ("keras_fit", {}, False),
     "fit-calls": ("keras_fit", {"steps_per_execution": 78}, False),
+    "fit-xla": ("keras_fit", {"jit_compile": True}, False),
     "fit-records": ("keras_fit", {"data": "records"}, False),
     "hand": ("hand_written", {}, False),
     "hand-records": ("hand_written", {"data": "records"}, False),

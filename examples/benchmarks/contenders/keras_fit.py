@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
 from contenders.work import Base, Laps, Work, model_and_optimizer, pipeline, strategy
 
 
 class Contender(Base):
-    """See contenders.work.Base."""
+    """See contenders.work.Base; `options` go to `compile`."""
 
-    def __init__(self, work: Work, *, data: str = "memory", steps_per_execution: int = 1) -> None:
+    def __init__(self, work: Work, *, data: str = "memory", **options: Any) -> None:
         self.strategy = strategy(work, own=False)
         self.dataset = pipeline(work, data=data)
         self.model, self.optimizer = model_and_optimizer(work, self.strategy)
-        self.steps_per_execution = steps_per_execution
+        self.options = options
 
     def build(self) -> None:
         """See contenders.work.Base."""
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         with self.strategy.scope():
-            self.model.compile(
-                self.optimizer, loss=loss, metrics=["accuracy"], steps_per_execution=self.steps_per_execution
-            )
+            self.model.compile(self.optimizer, loss=loss, metrics=["accuracy"], **self.options)
 
     def train(self, epochs: int, steps: int | None = None) -> tuple[list[float], float]:
         """See contenders.work.Base."""

@@ -9,9 +9,16 @@ from contenders.work import Base, Laps, Work, model_and_optimizer, strategy
 
 
 class Contender(Base):
-    """See contenders.work.Base; `apart`: one of several processes, each with its part of the work for itself."""
+    """See contenders.work.Base.
 
-    def __init__(self, work: Work, *, data: str, apart: bool = False) -> None:
+    Args:
+        data: "resident", "batches" or "records".
+        apart: one of several processes, each with its part of the work for itself.
+        jit_compile: of Loop.
+    """
+
+    def __init__(self, work: Work, *, data: str, apart: bool = False, jit_compile: bool = False) -> None:
+        self.jit_compile = jit_compile
         self.strategy = strategy(work, own=True)
         parts = work.replicas if apart else 1
         recipe = {"global_batch_size": work.batch_size // parts, "shuffle": True, "seed": 0, "drop_remainder": True}
@@ -27,7 +34,7 @@ class Contender(Base):
         """See contenders.work.Base."""
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         step = mk.train.Step(self.model, self.optimizer, loss=loss, metrics=["accuracy"])
-        self.loop = mk.train.Loop(self.strategy, step)
+        self.loop = mk.train.Loop(self.strategy, step, jit_compile=self.jit_compile)
 
     def train(self, epochs: int, steps: int | None = None) -> tuple[list[float], float]:
         """See contenders.work.Base."""
