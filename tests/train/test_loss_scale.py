@@ -163,6 +163,14 @@ def test_mixed_float16_equals_one_device_that_computes_the_shards(
     batches = cut(*numbers, sizes=[24, 22, 3])
     logs = train(loop, batches)
     state = numbers_of(model.non_trainable_variables)
+
+    @tf.function(autograph=False)  # rounds to float16 where the loop does: between operations that are not fused
+    def loss_and_gradients(own: tf.Tensor, target: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.cast(model(own, training=True), tf.float32) - target) ** 2)
+            scaled = loss / where[1] * scale
+        return loss, tape.gradient(scaled, model.trainable_variables)
+
     for (x, y), log in zip(batches, logs, strict=True):
         gradients, statistics, total = [], [], 0.0
         for own, target in cut(x, y, sizes=mk.batching.per_replica_sizes(len(x), where[1])):
@@ -170,10 +178,7 @@ def test_mixed_float16_equals_one_device_that_computes_the_shards(
                 continue
             for variable, value in zip(model.non_trainable_variables, state, strict=True):
                 variable.assign(value)
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((tf.cast(model(own, training=True), tf.float32) - target) ** 2)
-                scaled = loss / where[1] * scale
-            parts = tape.gradient(scaled, model.trainable_variables)
+            loss, parts = loss_and_gradients(own, target)
             gradients.append([g * (len(own) * where[1] / scale) for g in parts])
             statistics.append([len(own) * v for v in numbers_of(model.non_trainable_variables)])
             total += float(loss) * len(own)
