@@ -132,13 +132,18 @@ class NanWatch(keras.callbacks.Callback):  # type: ignore[name-defined]
         self._restore(before)
         rows = self._rows(self._stream(feed, batch)) if steps else []  # the data may have ended earlier this time
         for part, shards in enumerate(rows):
-            if found := find_in_shards(self._loop.step, shards, first=part * len(shards)):
+            try:
+                found = find_in_shards(self._loop.step, shards, first=part * len(shards))
+            except tf.errors.InvalidArgumentError as refused:  # what XLA, which checks nothing, had made NaN of
+                return batch, f"Without XLA batch {batch} is refused: {refused.message}"
+            if found:
                 return batch, f"The first number that is not finite comes in batch {batch}: {found}."
         elsewhere = "another worker's rows (its error says more), " if num_workers(self._loop.strategy) > 1 else ""
         return batch, (
             f"Trained again from batch {self._batch} on, all numbers here stayed finite. Look for the reason in "
-            f"{elsewhere}data that gave other batches this time, as a tf.data.Dataset does that shuffles anew, or an "
-            "operation that is not deterministic (mk.reproducible.enable())."
+            f"{elsewhere}data that gave other batches this time, as a tf.data.Dataset does that shuffles anew, an "
+            "operation that is not deterministic (mk.reproducible.enable()), or random numbers, which are others here "
+            "than in a Loop(jit_compile=True)."
         )
 
     def _stream(self, feed: Any, batch: int) -> Any:

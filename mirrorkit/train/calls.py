@@ -21,6 +21,10 @@ _log = logging.getLogger("mirrorkit")
 _CALL_SECONDS = 0.5  # what "auto" aims at: long enough to hide the dispatch, short enough for a progress bar
 _PROBE_STEPS = 4
 _LEARNING_CALLS = 4  # how many calls "auto" looks at
+_LONGER = 4  # times as long as the last one, at most: a call of a small last batch says little of the others
+
+# An operation that it does not know; a size that it must know beforehand; something else than variables and tensors.
+_REFUSED_BY_XLA = ("unsupported operations", "compile-time constant", "xla_launch_util")
 
 
 class Result(NamedTuple):
@@ -112,6 +116,11 @@ class Calls:
 
     def _trace(self, make: Callable[..., Any], update: Any, stream: Stream, sizes: Sizes) -> Any:
         """Return the compiled function for this kind of call; traces it when there is none."""
+        if self._jit_compile and not stream.on_device and not self._traces:
+            _log.warning(
+                "Loop(jit_compile=True) was asked for, but XLA cannot read data from the host: these calls are made as "
+                "without it. Use mk.data.resident."
+            )
         function = (make, update.__name__, stream.kind, sizes)
         specs = tuple(map(repr, tf.nest.flatten(stream.element_spec)))
         if (function, specs) not in self._traces:
@@ -145,11 +154,11 @@ def _explained(stream: Stream, *, compiled: bool) -> Iterator[None]:
             f"The data said that it holds {stream.steps} batches, but ended before. Mend its cardinality "
             "(tf.data.experimental.assert_cardinality), and begin anew: the last step is half done."
         ) from error
-    except tf.errors.InvalidArgumentError as error:
-        if not (compiled and "unsupported operations" in str(error)):
+    except (tf.errors.InvalidArgumentError, tf.errors.InternalError, tf.errors.UnimplementedError) as error:
+        if not (compiled and any(sign in error.message for sign in _REFUSED_BY_XLA)):
             raise
         raise StepError(
-            f"Loop(jit_compile=True) was asked for, but XLA cannot do it: {str(error).splitlines()[0]}. Leave that "
+            f"Loop(jit_compile=True) was asked for, but XLA cannot do it: {error.message.splitlines()[0]}. Leave that "
             "operation out of the model and of the data's map, or leave out jit_compile."
         ) from error
 
@@ -264,5 +273,6 @@ class CallLength:
             self._steps = _PROBE_STEPS
         elif self._auto and self._calls <= _LEARNING_CALLS:
             wanted = max(1, round(_CALL_SECONDS * steps / max(seconds, 1e-6)))
-            least = 1 if self._calls == 2 else self._steps
-            self._steps = max(least, int(of_all_workers(self._strategy, wanted)[0]))
+            wanted = int(of_all_workers(self._strategy, wanted)[0])
+            longer = max(self._steps, min(wanted, _LONGER * self._steps))
+            self._steps = wanted if self._calls == 2 else longer

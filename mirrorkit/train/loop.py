@@ -46,14 +46,15 @@ class Loop:
             callbacks come once per call, as with Keras's `steps_per_execution`.
         jit_compile: have XLA compile whole calls: data, model and update become one program. For a single replica and
             `mk.data.resident`; other calls are made as without it. Small dense models gain; convolutions on CPU become
-            many times slower.
+            many times slower. XLA checks no values: an index out of range is taken for the nearest, a label out of
+            range makes NaN, assertions do nothing. So train without it first.
 
     Attributes:
         position: where the training stands: epoch, batch, steps, history.
         feed: the data of the fit that is running, for callbacks that look at it again; None between fits.
 
     Raises:
-        StepError: something that is no step, a step of another strategy, a call length below 1.
+        StepError: something that is no step, a step of another strategy, an argument that cannot be.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class Loop:
     ) -> None:
         if steps_per_call != "auto":
             steps_per_call = _whole("steps_per_call", steps_per_call, 1, or_else=", or 'auto'")
+        if not isinstance(jit_compile, bool):
+            raise StepError(f"jit_compile must be True or False; found {jit_compile!r}.")
         self.strategy = strategy
         self.step = step
         self._step: Any = step if isinstance(step, Step) else CustomStep(step, strategy)

@@ -125,7 +125,7 @@ def test_auto_makes_calls_of_about_half_a_second() -> None:
     assert length.next(None) == 50  # a call says itself how many steps it found data for
     length.learn(50, 0.005 * 50)  # in a long call the start of the call weighs less
     assert length.next(1000) == 100
-    length.learn(100, 9.0)  # compiled for a smaller last batch
+    length.learn(1, 9.0)  # compiled for a smaller last batch
     assert length.next(1000) == 100
     length.learn(100, 0.001 * 100)  # no longer looked at
     assert length.next(1000) == 100
@@ -133,6 +133,8 @@ def test_auto_makes_calls_of_about_half_a_second() -> None:
     slow.learn(1, 9.0)
     slow.learn(slow.next(9), 30.0)
     assert slow.next(1000) == 1
+    slow.learn(1, 0.001)  # a batch of one example: the others are larger
+    assert slow.next(1000) == 4
 
 
 def test_batch_hooks_come_once_per_call(line: Any, recipe: Any) -> None:

@@ -12,7 +12,7 @@ from training_helpers import largest_difference, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import StepError
+from mirrorkit.errors import NonFiniteLossError, StepError
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -68,13 +68,61 @@ def test_several_replicas_are_told_that_it_does_not_apply(train: Any, caplog: py
     assert largest_difference(plain, compiled) == 0
 
 
-def test_what_xla_cannot_compile_is_named(train: Any) -> None:
-    def through_text(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return x, tf.strings.to_number(tf.strings.as_string(y), tf.int64)
+def _through_text(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    return x, tf.strings.to_number(tf.strings.as_string(y), tf.int64)
 
-    train(("one_device", 1), jit_compile=False, map=through_text)
-    with pytest.raises(StepError, match=r"XLA cannot do it: .*AsString.*leave out jit_compile"):
-        train(("one_device", 1), jit_compile=True, map=through_text)
+
+def _of_a_size_among_the_values(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    return x + tf.cast(tf.size(tf.range(y[0])), tf.float32), y
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(_through_text, "AsString"), (_of_a_size_among_the_values, "must be a compile-time constant")],
+)
+def test_what_xla_cannot_compile_is_named(train: Any, function: Any, said: str) -> None:
+    train(("one_device", 1), jit_compile=False, map=function)
+    with pytest.raises(StepError, match=f"XLA cannot do it: .*{said}.*leave out jit_compile"):
+        train(("one_device", 1), jit_compile=True, map=function)
+
+
+def test_a_layer_that_xla_cannot_compile_is_named(make_loop: Any) -> None:
+    def net() -> Any:
+        inputs = keras.Input((4,), dtype="int64")
+        table = L.IntegerLookup(vocabulary=[1, 2, 3], output_mode="multi_hot")
+        return keras.Model(inputs, L.Dense(1)(table(inputs)))
+
+    plain = make_loop(("one_device", 1), net)
+    loop = mk.train.Loop(plain.strategy, plain.step, jit_compile=True)
+    data = mk.data.arrays(np.ones((24, 4), "int64"), np.ones((24, 1), "float32"))
+    recipe = mk.data.resident(data, global_batch_size=12)
+    plain.fit(recipe, verbose=0)
+    with pytest.raises(StepError, match=r"XLA cannot do it: .*leave out jit_compile"):
+        loop.fit(recipe, verbose=0)
+
+
+def test_data_on_the_host_is_said_to_be_read_without_it(
+    make_loop: Any, recipe: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = make_loop(("one_device", 1), lambda: sequential((4,), L.Dense(1)))
+    loop = mk.train.Loop(plain.strategy, plain.step, jit_compile=True)
+    loop.fit(recipe, epochs=2, verbose=0)
+    assert caplog.text.count("XLA cannot read data from the host") == 1
+
+
+def test_nan_watch_names_what_only_xla_accepts(make_loop: Any) -> None:
+    """A label out of range: an error without XLA, NaN with it."""
+    plain = make_loop(("one_device", 1), _net, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loop = mk.train.Loop(plain.strategy, plain.step, jit_compile=True)
+    data = mk.data.arrays(np.ones((24, 4), "float32"), np.full(24, 7))
+    with pytest.raises(NonFiniteLossError, match=r"Without XLA batch 0 is refused: .*label value of 7"):
+        loop.fit(mk.data.resident(data, global_batch_size=12), callbacks=[mk.checks.NanWatch()], verbose=0)
+
+
+def test_it_is_on_or_off(make_loop: Any) -> None:
+    plain = make_loop(("one_device", 1), _net)
+    with pytest.raises(StepError, match="jit_compile must be True or False; found 'auto'"):
+        mk.train.Loop(plain.strategy, plain.step, jit_compile="auto")  # type: ignore[arg-type]
 
 
 def test_calls_of_any_length_and_place_are_compiled_once(run_python: Any) -> None:
