@@ -143,4 +143,4 @@ def test_calls_of_any_length_and_place_are_compiled_once(run_python: Any) -> Non
         modules = pathlib.Path("compiled").glob("*inference_many*.before_optimizations.txt")
         print(json.dumps(sorted({path.name.split(".")[0] for path in modules})))
     """
-    assert len(run_python(code).json()) == 2  # one for each recipe: five calls, the last of one step, and three
+    assert len(run_python(code).json()) == 2  # one for each recipe: of eight calls and of three
