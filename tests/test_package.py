@@ -16,17 +16,33 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports point up this list only: a module imports from its own line and the lines above.
 LAYERS = [
-    *("errors", "_keras", "processor", "whole", "reproducible", "cluster", "devices", "strategy", "batching", "timing"),
+    *(
+        "__version__",
+        "errors",
+        "_keras",
+        "processor",
+        "whole",
+        "reproducible",
+        "cluster",
+        "devices",
+        "strategy",
+        "batching",
+        "timing",
+    ),
     *("data", "models", "optim", "train", "checks", "parallel", "launch", "testing", "bench", "__main__"),
 ]
 
 
-def layer(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+# The same within train.
+ROOMS_OF_TRAIN = ["reduce", "snapshot", "step", "table", "checkpoints", "loop", "export"]
 
 
-def imported_layers(tree: ast.AST) -> set[str]:
-    """First name below mirrorkit of each import, wherever in the file it stands; "" is the package itself."""
+def layer(path: Path, package: Path = PACKAGE) -> str:
+    return path.relative_to(package).parts[0].removesuffix(".py")
+
+
+def imported_layers(tree: ast.AST, package: str = "mirrorkit") -> set[str]:
+    """First name below the package of each import, wherever in the file it stands; "" is the package itself."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -34,7 +50,9 @@ def imported_layers(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: imports are written in full here, not relative"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {[*name.split("."), ""][1] for name in names if name.split(".")[0] == "mirrorkit"}
+    return {
+        f"{name}.".removeprefix(f"{package}.").split(".")[0] for name in names if f"{name}.".startswith(f"{package}.")
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -45,6 +63,19 @@ def test_imports_point_up_only(path):
         return
     assert layer(path) in LAYERS, f"{layer(path)} has no place yet: give it one in LAYERS"
     below = {name for name in imported if name not in LAYERS[: LAYERS.index(layer(path)) + 1]}
+    assert not below, f"{path.relative_to(PACKAGE)} imports {sorted(below)}, which stands below it"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "train").rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_imports_within_train_point_up_only(path):
+    if path == PACKAGE / "train/__init__.py":
+        return
+    here = layer(path, PACKAGE / "train")
+    assert here in ROOMS_OF_TRAIN, f"{here} has no place yet: give it one in ROOMS_OF_TRAIN"
+    above = ROOMS_OF_TRAIN[: ROOMS_OF_TRAIN.index(here) + 1]
+    below = imported_layers(ast.parse(path.read_text()), "mirrorkit.train") - set(above)
     assert not below, f"{path.relative_to(PACKAGE)} imports {sorted(below)}, which stands below it"
 
 

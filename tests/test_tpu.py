@@ -13,8 +13,8 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import DeviceError, StepError, StrategyError
 from mirrorkit.strategy import tpu
-from mirrorkit.train import feed
-from mirrorkit.train.static_shapes import require_static_batches, require_tpu_precision
+from mirrorkit.train.loop import feed
+from mirrorkit.train.step.static_shapes import require_static_batches, require_tpu_precision
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.strategy import of_all_workers
-from mirrorkit.train.calls import Calls
-from mirrorkit.train.feed import Feed
-from mirrorkit.train.reduction import all_reduce
-from mirrorkit.train.stream import Stream
+from mirrorkit.train.loop.calls import Calls
+from mirrorkit.train.loop.feed import Feed
+from mirrorkit.train.loop.stream import Stream
+from mirrorkit.train.reduce.reduction import all_reduce
 
 
 class Variants:

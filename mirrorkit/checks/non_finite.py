@@ -12,12 +12,12 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.checks.recording import Call, recorded
 from mirrorkit.errors import StepError
-from mirrorkit.train.layer_state import training_argument
-from mirrorkit.train.outputs import Batch, unpack_batch
-from mirrorkit.train.share import bounds
+from mirrorkit.train.reduce.update import native
 from mirrorkit.train.snapshot import unchanged
-from mirrorkit.train.step import Step
-from mirrorkit.train.update import native
+from mirrorkit.train.step.layer_state import training_argument
+from mirrorkit.train.step.outputs import Batch, unpack_batch
+from mirrorkit.train.step.share import bounds
+from mirrorkit.train.step.step import Step
 
 Range = tuple[float, float]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from mirrorkit import __version__
+from mirrorkit._keras import keras
 from mirrorkit.cluster import Cluster, check_network, meet
 from mirrorkit.devices import Devices
 from mirrorkit.devices.layout import KIND_AND_COUNT
@@ -30,7 +32,8 @@ def build(
             f"This process already made the strategy of {_made[0]}. TensorFlow allows one for each process; keep it."
         )
     check_network(cluster, timeout=start_timeout)
-    must_agree = {"TensorFlow": tf.__version__, "GPUs per worker": gpus, "communication": communication}
+    versions = {"mirrorkit": __version__, "TensorFlow": tf.__version__, "Keras": keras.__version__}
+    must_agree = {**versions, "GPUs per worker": gpus, "communication": communication}
     meet(cluster, timeout=start_timeout, must_agree=must_agree)
     jobs = {"chief": [cluster.chief] if cluster.chief else [], "worker": list(cluster.workers)}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(

@@ -14,8 +14,8 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.testing.equivalence_data import as_dataset, cut, size_of
 from mirrorkit.train import Loop, Step
+from mirrorkit.train.reduce.update import native
 from mirrorkit.train.snapshot import unchanged
-from mirrorkit.train.update import native
 
 Values = dict[str, np.ndarray]
 

@@ -10,16 +10,16 @@ report = loop.fit(train, epochs=2, validation_data=test)
 from __future__ import annotations
 
 from mirrorkit.train.checkpoints import Checkpoints
-from mirrorkit.train.custom import TrainStep
+from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.export import export
-from mirrorkit.train.loop import Loop
-from mirrorkit.train.loss_scale import LossScale
-from mirrorkit.train.position import Position
-from mirrorkit.train.reduction import all_reduce
-from mirrorkit.train.report import Epoch, Report
-from mirrorkit.train.step import Step
+from mirrorkit.train.loop.loop import Loop
+from mirrorkit.train.loop.report import Epoch, Report
+from mirrorkit.train.reduce.reduction import all_reduce
+from mirrorkit.train.reduce.update import Update
+from mirrorkit.train.step.custom import TrainStep
+from mirrorkit.train.step.loss_scale import LossScale
+from mirrorkit.train.step.step import Step
 from mirrorkit.train.table import PartitionedTable
-from mirrorkit.train.update import Update
 
 __all__ = [
     "Checkpoints",

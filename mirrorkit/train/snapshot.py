@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.train.update import native
+from mirrorkit.train.reduce.update import native
 
 
 @contextmanager

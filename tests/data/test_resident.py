@@ -53,7 +53,7 @@ def test_it_trains_bit_for_bit_as_streamed_batches_do(where: Any, options: Any, 
 
 def _seen(strategy: Any, recipe: Any) -> list[np.ndarray]:
     """What the replicas together get of each batch of the second epoch, in their order."""
-    from mirrorkit.train.feed import Feed
+    from mirrorkit.train.loop.feed import Feed
 
     stream = Feed(strategy, recipe).epoch(1)
     batches = []

@@ -14,11 +14,12 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.optim import functional
-from mirrorkit.train import functions, layer_state, update
-from mirrorkit.train.accumulation import RunningSums
-from mirrorkit.train.averages import Averages
-from mirrorkit.train.layer_state import LayerState
-from mirrorkit.train.synchronized import Copies
+from mirrorkit.train.reduce import update
+from mirrorkit.train.step import functions, layer_state
+from mirrorkit.train.step.accumulation import RunningSums
+from mirrorkit.train.step.averages import Averages
+from mirrorkit.train.step.layer_state import LayerState
+from mirrorkit.train.step.synchronized import Copies
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -151,7 +151,7 @@ def test_targets_missing_in_a_later_fit(loop: Any, numbers: Any) -> None:
 
 
 def test_an_uneven_global_batch_brings_one_warning(numbers: Any, strategy_of: Any) -> None:
-    from mirrorkit.train.feed import Feed
+    from mirrorkit.train.loop.feed import Feed
 
     data = tf.data.Dataset.from_tensor_slices(numbers).batch(27, drop_remainder=True)
     with pytest.warns(UserWarning, match=r"27 examples.*7, 7, 7, 6.*24 or 28"):

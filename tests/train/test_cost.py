@@ -15,7 +15,7 @@ from training_helpers import largest_difference, line_net, sequential
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.loss_scale import LossScale
+from mirrorkit.train.step.loss_scale import LossScale
 
 L = keras.layers
 

@@ -17,7 +17,7 @@ from training_helpers import KINDS, keras_twin, largest_difference, line_net, pl
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.loss_scale import LossScale
+from mirrorkit.train.step.loss_scale import LossScale
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.train.packing import BUCKET_BYTES, pack, unpack
+from mirrorkit.train.reduce.packing import BUCKET_BYTES, pack, unpack
 
 
 def _tensors(*shapes: tuple[int, ...], dtype: str = "float32") -> list[tf.Tensor]:

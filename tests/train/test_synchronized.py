@@ -13,8 +13,8 @@ from training_helpers import KINDS, keras_twin, largest_difference, plain_datase
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.share import own_share
-from mirrorkit.train.synchronized import cut_out
+from mirrorkit.train.step.share import own_share
+from mirrorkit.train.step.synchronized import cut_out
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")

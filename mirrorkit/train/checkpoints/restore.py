@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from mirrorkit.errors import CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
+from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.checkpoints.variables import assign, describe, require_same
-from mirrorkit.train.position import Position
 
 _log = logging.getLogger("mirrorkit")
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.errors import CheckpointError
-from mirrorkit.train.update import first_replica, native
+from mirrorkit.train.reduce.update import first_replica, native
 
 _SHOWN = 10  # differences in an error message
 

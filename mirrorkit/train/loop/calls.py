@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers, of_all_workers
-from mirrorkit.train.share import HOST, Share, own_share
-from mirrorkit.train.stream import Sizes, Stream
-from mirrorkit.train.update import first_replica
+from mirrorkit.train.loop.stream import Sizes, Stream
+from mirrorkit.train.reduce.update import first_replica
+from mirrorkit.train.step.share import HOST, Share, own_share
 
 _log = logging.getLogger("mirrorkit")
 

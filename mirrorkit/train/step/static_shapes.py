@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.errors import StepError
-from mirrorkit.train.layer_state import layers_of
+from mirrorkit.train.step.layer_state import layers_of
 
 
 def require_static_batches(element_spec: Any, replicas: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from mirrorkit.errors import StepError
-from mirrorkit.train.share import Share, own_share
+from mirrorkit.train.step.share import Share, own_share
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.strategy.communication import gathers
-from mirrorkit.train.packing import BUCKET_MIB, pack, unpack
+from mirrorkit.train.reduce.packing import BUCKET_MIB, pack, unpack
 
 # In bytes: up to this size a message is gathered. Every worker gets those of all and adds them up itself, in n - 1 hops
 # of n workers; a ring takes twice as many, with less in each. On 2, 3 and 4 workers of one machine gathering took 0.5

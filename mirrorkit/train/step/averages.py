@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.update import native
+from mirrorkit.train.reduce.update import native
 
 
 class Averages:

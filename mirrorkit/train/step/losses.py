@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.outputs import Output, kind_of_target, per_output
+from mirrorkit.train.step.outputs import Output, kind_of_target, per_output
 
 
 class Losses:

@@ -22,10 +22,10 @@ from mirrorkit.data.records import Records
 from mirrorkit.errors import ClusterError
 from mirrorkit.strategy.lost import ENDED_BY_OTHERS, name_lost_workers
 from mirrorkit.strategy.parameter_server import is_parameter_server
-from mirrorkit.train.calls import CallLength, Calls, Result
-from mirrorkit.train.pieces import HeldStream, Piece, pieces
-from mirrorkit.train.stream import Stream
-from mirrorkit.train.update import first_replica
+from mirrorkit.train.loop.calls import CallLength, Calls, Result
+from mirrorkit.train.loop.pieces import HeldStream, Piece, pieces
+from mirrorkit.train.loop.stream import Stream
+from mirrorkit.train.reduce.update import first_replica
 
 _log = logging.getLogger("mirrorkit")
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mirrorkit.errors import StepError
-from mirrorkit.train.outputs import count_examples, unpack_batch
-from mirrorkit.train.share import Share
+from mirrorkit.train.step.outputs import count_examples, unpack_batch
+from mirrorkit.train.step.share import Share
 
 
 def cut_out(batch: Any, share: Share) -> Any:

@@ -19,7 +19,7 @@ from mirrorkit.data.distribute import untuned
 from mirrorkit.errors import DataError
 from mirrorkit.strategy import num_workers, of_all_workers
 from mirrorkit.strategy.workers import addresses
-from mirrorkit.train.stream import Sizes, Stream
+from mirrorkit.train.loop.stream import Sizes, Stream
 
 _NOTHING = -1.0
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.data import Resident
-from mirrorkit.train.share import HOST, Share, bounds, own_share, this_replica
+from mirrorkit.train.step.share import HOST, Share, bounds, own_share, this_replica
 
 Sizes = tuple[int | None, ...]  # of the batches of one update; None where a size is not known before it runs
 

@@ -18,16 +18,17 @@ import tensorflow as tf
 
 from mirrorkit.errors import StepError
 from mirrorkit.strategy.tpu import is_tpu
-from mirrorkit.train.accumulation import RunningSums
-from mirrorkit.train.averages import Averages
-from mirrorkit.train.compiled import compile_model, compiled_parts
-from mirrorkit.train.functions import LOSS, Changing, Clip, Functions
-from mirrorkit.train.layer_state import LayerState, training_argument
-from mirrorkit.train.loss_scale import LossScale
-from mirrorkit.train.losses import warn_on_logits_mismatch
-from mirrorkit.train.outputs import unpack_batch
-from mirrorkit.train.packing import BUCKET_MIB
-from mirrorkit.train.requirements import (
+from mirrorkit.train.reduce.packing import BUCKET_MIB
+from mirrorkit.train.reduce.update import Update, native
+from mirrorkit.train.step.accumulation import RunningSums
+from mirrorkit.train.step.averages import Averages
+from mirrorkit.train.step.compiled import compile_model, compiled_parts
+from mirrorkit.train.step.functions import LOSS, Changing, Clip, Functions
+from mirrorkit.train.step.layer_state import LayerState, training_argument
+from mirrorkit.train.step.loss_scale import LossScale
+from mirrorkit.train.step.losses import warn_on_logits_mismatch
+from mirrorkit.train.step.outputs import unpack_batch
+from mirrorkit.train.step.requirements import (
     check_batched,
     check_built_for,
     check_model,
@@ -38,10 +39,9 @@ from mirrorkit.train.requirements import (
     check_tensors,
     check_variables,
 )
-from mirrorkit.train.share import Share, own_share
-from mirrorkit.train.static_shapes import require_tpu_precision
-from mirrorkit.train.synchronized import cut_out
-from mirrorkit.train.update import Update, native
+from mirrorkit.train.step.share import Share, own_share
+from mirrorkit.train.step.static_shapes import require_tpu_precision
+from mirrorkit.train.step.synchronized import cut_out
 
 
 class Step:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from mirrorkit.train.outputs import count_examples, unpack_batch
+from mirrorkit.train.step.outputs import count_examples, unpack_batch
 
 HOST = "/device:CPU:0"  # of whichever worker the replica is on
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from mirrorkit.data import Batches
 from mirrorkit.errors import StepError
-from mirrorkit.train.stream import Sizes, Stream
+from mirrorkit.train.loop.stream import Sizes, Stream
 
 _LARGEST_ARRAY = 2**31 - 2**20  # bytes that fit into one message between tasks
 

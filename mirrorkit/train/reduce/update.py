@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.strategy.parameter_server import is_parameter_server
-from mirrorkit.train.packing import BUCKET_MIB
-from mirrorkit.train.reduction import all_reduce
+from mirrorkit.train.reduce.packing import BUCKET_MIB
+from mirrorkit.train.reduce.reduction import all_reduce
 
 Function = Callable[[Any, list[tf.Tensor]], tuple[Sequence[tf.Tensor | None], Any]]
 

@@ -16,11 +16,11 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers
 from mirrorkit.strategy.parameter_server import is_parameter_server
 from mirrorkit.strategy.tpu import is_tpu
-from mirrorkit.train.outputs import unpack_batch
-from mirrorkit.train.pieces import HeldStream, can_be_held
-from mirrorkit.train.same_data import LookedAt, first_rows, require_same_data
-from mirrorkit.train.static_shapes import require_static_batches
-from mirrorkit.train.stream import ResidentStream, Stream
+from mirrorkit.train.loop.pieces import HeldStream, can_be_held
+from mirrorkit.train.loop.same_data import LookedAt, first_rows, require_same_data
+from mirrorkit.train.loop.stream import ResidentStream, Stream
+from mirrorkit.train.step.outputs import unpack_batch
+from mirrorkit.train.step.static_shapes import require_static_batches
 from mirrorkit.whole import is_whole
 
 _STAND_IN_SIZE = 32  # of a dimension that the data does not tell, in a stand-in batch; per replica for the batch size

@@ -23,15 +23,15 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy.parameter_server import is_parameter_server
 from mirrorkit.timing import Throughput
 from mirrorkit.train.checkpoints import require_variables, restore_newest
-from mirrorkit.train.coordinator import calls_for, explained
-from mirrorkit.train.custom import CustomStep, TrainStep
-from mirrorkit.train.feed import Feed
-from mirrorkit.train.hooks import agree_to_stop, callback_list, choose_modes, release
-from mirrorkit.train.passes import NO_BATCH, Passes
-from mirrorkit.train.position import Position
-from mirrorkit.train.report import Report
-from mirrorkit.train.requirements import check_class_targets
-from mirrorkit.train.step import Step
+from mirrorkit.train.checkpoints.position import Position
+from mirrorkit.train.loop.coordinator import calls_for, explained
+from mirrorkit.train.loop.feed import Feed
+from mirrorkit.train.loop.hooks import agree_to_stop, callback_list, choose_modes, release
+from mirrorkit.train.loop.passes import NO_BATCH, Passes
+from mirrorkit.train.loop.report import Report
+from mirrorkit.train.step.custom import CustomStep, TrainStep
+from mirrorkit.train.step.requirements import check_class_targets
+from mirrorkit.train.step.step import Step
 from mirrorkit.whole import is_whole
 
 

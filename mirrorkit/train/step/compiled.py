@@ -6,7 +6,7 @@ from typing import Any
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.loss_scale import LossScale
+from mirrorkit.train.step.loss_scale import LossScale
 
 
 def compiled_parts(model: Any) -> dict[str, Any]:

@@ -13,16 +13,16 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply
-from mirrorkit.train.averages import Averages
-from mirrorkit.train.layer_state import LayerState, training_argument
-from mirrorkit.train.loss_scale import LossScale, all_finite, only_if
-from mirrorkit.train.losses import Losses
-from mirrorkit.train.metrics import Metrics
-from mirrorkit.train.outputs import Batch, count_examples, match, output_names, per_output, unpack_batch
-from mirrorkit.train.reduction import all_reduce
-from mirrorkit.train.share import unless_empty
-from mirrorkit.train.synchronized import never_empty
-from mirrorkit.train.tracing import TraceOnce, outside_replica
+from mirrorkit.train.reduce.reduction import all_reduce
+from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
+from mirrorkit.train.step.averages import Averages
+from mirrorkit.train.step.layer_state import LayerState, training_argument
+from mirrorkit.train.step.loss_scale import LossScale, all_finite, only_if
+from mirrorkit.train.step.losses import Losses
+from mirrorkit.train.step.metrics import Metrics
+from mirrorkit.train.step.outputs import Batch, count_examples, match, output_names, per_output, unpack_batch
+from mirrorkit.train.step.share import unless_empty
+from mirrorkit.train.step.synchronized import never_empty
 
 # Layout of the totals, a flat float32 vector: these three, then each output's own loss, then the metrics' states.
 EXAMPLES, LOSS, DENOMINATOR, FIXED = 0, 1, 2, 3
