@@ -11,6 +11,7 @@ from mirrorkit.bench.layout import Layout
 from mirrorkit.bench.machine import about
 from mirrorkit.bench.remote import Remote, in_turns
 from mirrorkit.errors import MirrorkitError
+from mirrorkit.whole import is_whole
 
 
 @dataclass
@@ -47,8 +48,8 @@ def train_in_turns(
         ModelError: the zoo has no such model.
     """
     for name, count in {"repeats": repeats, "epochs": epochs, "examples": training["examples"]}.items():
-        if count is not None and count < 1:
-            raise MirrorkitError(f"{name}={count} was asked for; it must be at least 1.")
+        if count is not None and not is_whole(count):
+            raise MirrorkitError(f"{name}={count!r} was asked for; it must be a whole number from 1 on.")
     if ":" not in training["model"]:
         from mirrorkit.models import registry  # here, so that the command's --help needs no TensorFlow
 

@@ -11,7 +11,7 @@ from mirrorkit.checks.non_finite import find_in_shards
 from mirrorkit.errors import NonFiniteLossError, StepError
 from mirrorkit.strategy import num_workers
 from mirrorkit.strategy.parameter_server import is_parameter_server
-from mirrorkit.train.update import native
+from mirrorkit.train.reduce.update import native
 from mirrorkit.whole import is_whole
 
 
@@ -135,7 +135,7 @@ class NanWatch(keras.callbacks.Callback):  # type: ignore[name-defined]
             try:
                 found = find_in_shards(self._loop.step, shards, first=part * len(shards))
             except tf.errors.InvalidArgumentError as refused:  # what XLA, which checks nothing, had made NaN of
-                return batch, f"Without XLA batch {batch} is refused: {refused.message}"
+                return batch, f"Looked through layer by layer, batch {batch} is refused: {refused.message}"
             if found:
                 return batch, f"The first number that is not finite comes in batch {batch}: {found}."
         elsewhere = "another worker's rows (its error says more), " if num_workers(self._loop.strategy) > 1 else ""

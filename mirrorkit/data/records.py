@@ -16,6 +16,7 @@ from mirrorkit.data.augment import Augmentation
 from mirrorkit.data.batches import MapFunction, check_augment, finish, sparing_autograph
 from mirrorkit.data.recipe import Recipe, check_sizes
 from mirrorkit.errors import DataError
+from mirrorkit.whole import is_whole
 
 _OPEN_FILES = 16  # read at the same time
 _ENCODED = {
@@ -179,8 +180,8 @@ def records(
             classes, and what `batches` refuses. Damage within a shard shows when it is read: a `Loop` then names the
             shard; a loop of your own gets TensorFlow's DataLossError, and `verify()` names the shard.
     """
-    if shuffle_buffer < 1:
-        raise DataError(f"shuffle_buffer={shuffle_buffer} was asked for; it must be at least 1.")
+    if not is_whole(shuffle_buffer):
+        raise DataError(f"shuffle_buffer={shuffle_buffer!r} was asked for; it must be a whole number from 1 on.")
     index_path, files = shards.find(source)
     features = None
     if index_path is not None:
