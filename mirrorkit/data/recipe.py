@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from typing import Any
 
@@ -30,6 +31,24 @@ class Recipe(abc.ABC):
     @abc.abstractmethod
     def dataset(self, epoch: int = 0, start: int = 0) -> tf.data.Dataset:
         """The global batches `start`, `start + 1`, ... of `epoch`: `(x, y)` or `(x, y, sample_weight)`."""
+
+    def epochs(self, count: int, *, first: int = 0) -> tf.data.Dataset:
+        """The global batches of `count` epochs in one dataset, each epoch in its own order; for Keras's `fit`.
+
+        ```python
+        model.fit(train.epochs(5), epochs=5, steps_per_epoch=train.steps_per_epoch)
+        ```
+
+        Args:
+            count: how many epochs.
+            first: the first of them.
+
+        Raises:
+            DataError: no epoch was asked for, or a negative one.
+        """
+        if not is_whole(count):
+            raise DataError(f"epochs({count!r}) was asked for; it must be a whole number from 1 on.")
+        return functools.reduce(tf.data.Dataset.concatenate, map(self.dataset, range(first, first + count)))
 
     @property
     def steps_per_epoch(self) -> int:

@@ -119,6 +119,23 @@ def test_against_peers_puts_the_loop_beside_others_and_names_who_cannot_run(tmp_
     assert "DeviceError" in done.stdout
 
 
+@pytest.mark.slow  # a process for each
+@pytest.mark.parametrize(("name", "compiles"), [("loop-xla", True), ("fit-xla", True), ("loop-resident", False)])
+def test_xla_compiles_the_contenders_that_are_named_after_it(name, compiles, tmp_path):
+    work = "--net linear --replicas 1 --batch-size 64 --data synthetic --examples 640 --rounds 1 --epochs 1"
+    dump = tmp_path / "xla"
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *work.split(), "--contenders", name],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), "XLA_FLAGS": f"--xla_dump_to={dump}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert bool(list(dump.glob("*before_optimizations.txt"))) == compiles
+
+
 @pytest.mark.parametrize("name", ["fit", "loop-resident@1", "loop-workers", "loop-apart@2"])
 def test_a_contender_with_onednn_differs_in_the_environment_alone(name, monkeypatch):
     monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)

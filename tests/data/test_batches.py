@@ -213,11 +213,47 @@ def test_what_does_not_fit_together_is_refused():
     assert collect(recipe.dataset(0, 2)) == []
 
 
+@pytest.mark.parametrize("make", [data.batches, data.resident])
+def test_epochs_are_those_of_dataset_one_after_another(make):
+    recipe = make(numbered(23), global_batch_size=5, shuffle=True, seed=3)
+    expected = [batch for epoch in (2, 3, 4) for batch in collect(recipe.dataset(epoch))]
+    assert_same(collect(recipe.epochs(3, first=2)), expected)
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "words"), [(0, 0, r"epochs\(0\)"), (1.5, 0, r"epochs\(1\.5\)"), (1, -1, "epoch=-1")]
+)
+def test_epochs_that_are_none_are_refused(count, first, words):
+    with pytest.raises(DataError, match=words):
+        data.batches(SMALL, global_batch_size=8).epochs(count, first=first)
+
+
 def test_it_serves_model_fit():
     model = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Flatten(), keras.layers.Dense(10)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     history = model.fit(data.batches(SMALL, global_batch_size=16).dataset(0), verbose=0)
     assert len(history.history["loss"]) == 1
+
+
+def test_model_fit_on_replicas_trains_the_same_on_all_epochs_at_once(strategy_of):
+    recipe = data.batches(numbered(22), global_batch_size=4, shuffle=True, seed=3)
+
+    def trained(fit):
+        keras.utils.set_random_seed(0)
+        with strategy_of("mirrored", 2).scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(1 / 22), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        fit(model)
+        return model.get_weights()
+
+    def one_by_one(model):
+        for epoch in range(3):
+            model.fit(recipe.dataset(epoch), verbose=0)
+
+    def at_once(model):
+        model.fit(recipe.epochs(3), epochs=3, steps_per_epoch=recipe.steps_per_epoch, verbose=0)
+
+    assert_same(trained(one_by_one), trained(at_once))
 
 
 def test_the_data_stays_on_the_host_inside_a_strategy_or_device_scope():

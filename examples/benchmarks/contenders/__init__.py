@@ -18,6 +18,7 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "loop-apart": ("mirrorkit_loop", {"data": "resident", "apart": True}, True),
     "fit": ("keras_fit", {}, False),
     "fit-calls": ("keras_fit", {"steps_per_execution": 78}, False),
+    "fit-repeat": ("keras_fit", {"repeat": True}, False),
     "fit-xla": ("keras_fit", {"jit_compile": True}, False),
     "fit-records": ("keras_fit", {"data": "records"}, False),
     "hand": ("hand_written", {}, False),

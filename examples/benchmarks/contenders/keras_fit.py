@@ -6,15 +6,22 @@ from typing import Any
 
 import keras
 
-from contenders.work import Base, Laps, Work, model_and_optimizer, pipeline, strategy
+from contenders.work import Base, Laps, Work, model_and_optimizer, pipeline, steps_per_epoch, strategy
 
 
 class Contender(Base):
-    """See contenders.work.Base; `options` go to `compile`."""
+    """See contenders.work.Base.
 
-    def __init__(self, work: Work, *, data: str = "memory", **options: Any) -> None:
+    Args:
+        data: "memory" or "records".
+        repeat: one dataset without an end for all epochs, in place of a new iterator for each.
+        **options: of `compile`.
+    """
+
+    def __init__(self, work: Work, *, data: str = "memory", repeat: bool = False, **options: Any) -> None:
         self.strategy = strategy(work, own=False)
         self.dataset = pipeline(work, data=data)
+        self.steps_per_epoch = steps_per_epoch(work) if repeat else None
         self.model, self.optimizer = model_and_optimizer(work, self.strategy)
         self.options = options
 
@@ -28,5 +35,8 @@ class Contender(Base):
         """See contenders.work.Base."""
         laps = Laps()
         dataset = self.dataset if steps is None else self.dataset.take(steps)
-        history = self.model.fit(dataset, epochs=epochs, callbacks=[laps.callback()], verbose=0)
+        length = {}
+        if self.steps_per_epoch is not None:
+            dataset, length = dataset.repeat(), {"steps_per_epoch": steps or self.steps_per_epoch}
+        history = self.model.fit(dataset, epochs=epochs, callbacks=[laps.callback()], verbose=0, **length)
         return laps.seconds, history.history["accuracy"][-1]
