@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "docs/speed-figures.md"  # no code of its own: tables, and the commands that made them
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -27,7 +28,7 @@ def promised(source: str) -> list[str]:
     return re.findall(r"^\s*print\(.*\)  # (.+)$", source, re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != FIGURES], ids=lambda page: page.name)
 def test_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, capfd):
     source = python_only(page.read_text())
     assert source.strip(), "a page without a Python block"
@@ -57,6 +58,20 @@ def test_links_and_commands_lead_somewhere(page):
     assert not [target for target in targets if not (page.parent / target).exists()]
     scripts = re.findall(r"python (\S+\.py)", text)
     assert not [script for script in scripts if "/" in script and not (ROOT / script).exists()]
+
+
+def anchors(page):
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_a_heading_find_it(page):
+    links = re.findall(r"\]\(([^)#\s]*\.md)?#([^)\s]+)\)", page.read_text())
+    missing = [
+        (target, anchor) for target, anchor in links if anchor not in anchors(page.parent / target if target else page)
+    ]
+    assert not missing
 
 
 def test_every_page_is_in_the_table_of_contents_and_in_readme():
