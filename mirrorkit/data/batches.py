@@ -55,27 +55,32 @@ class Batches(Recipe):
             DataError: a negative epoch, or a start outside 0 .. steps_per_epoch.
         """
         self._check_position(epoch, start)
+        return self._all_of(range(epoch, epoch + 1), start)
+
+    def _all_of(self, epochs: range, start: int = 0) -> tf.data.Dataset:
         whole = self._tensors
-        size, total = self.global_batch_size, self.num_examples
+        size, total, steps = self.global_batch_size, self.num_examples, self.steps_per_epoch
         even = self.drop_remainder or total % size == 0
         with tf.init_scope(), tf.device("CPU:0"):
-            order = None if self._as_written else tf.constant(self.order(epoch))
+            orders = None if self._as_written else tf.constant(np.stack([self.order(epoch) for epoch in epochs]))
 
-        def take(step: tf.Tensor) -> Any:
+        def take(row: tf.Tensor, step: tf.Tensor) -> Any:
             first = step * size
             # a static batch size, where every batch has the same, spares the model's graph its dynamic shapes
             length = size if even else tf.minimum(tf.constant(size, tf.int64), total - first)
-            if order is not None:
-                places = tf.slice(order, [first], [length])
+            if orders is not None:
+                places = tf.slice(orders, [row, first], [1, length])[0]
                 return tf.nest.map_structure(lambda tensor: tf.gather(tensor, places), whole)
             return tf.nest.map_structure(lambda tensor: _rows(tensor, first, length), whole)
 
-        def batch(step: tf.Tensor) -> Any:
-            return self.finish(take(step), epoch=epoch, step=step)
+        def batch(place: tf.Tensor) -> Any:
+            row, step = place // steps, place % steps
+            return self.finish(take(row, step), epoch=epochs.start + row, step=step)
 
-        steps = tf.data.Dataset.range(start, self.steps_per_epoch)
+        places = tf.data.Dataset.range(start, len(epochs) * steps)
         batch = sparing_autograph(batch, self.map, self.augment)
-        return steps.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(self.prefetch)
+        batches = places.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(self.prefetch)
+        return batches.with_options(_as_it_stands())
 
     def finish(
         self, element: tuple[Any, ...], *, epoch: Any, step: tf.Tensor, replica: int | tf.Tensor | None = None
@@ -217,6 +222,13 @@ def check_augment(augment: Sequence[Augmentation] | None, shape: Sequence[int | 
     if augment and shape is not None and len(shape) != 4:
         found = f"shape {list(shape)}" if len(shape) else "a dict of inputs"
         raise DataError(f"augment works on images [N, H, W, C]; found {found}. Use map= for anything else.")
+
+
+def _as_it_stands() -> tf.data.Options:
+    """Keep tf.data from rewriting a pipeline, for which it copies all tensors that this refers to: the whole set."""
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
+    return options
 
 
 def _rows(tensor: tf.Tensor, first: tf.Tensor, length: Any) -> tf.Tensor:

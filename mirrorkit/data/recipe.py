@@ -39,16 +39,25 @@ class Recipe(abc.ABC):
         model.fit(train.epochs(5), epochs=5, steps_per_epoch=train.steps_per_epoch)
         ```
 
+        `fit` needs `steps_per_epoch`, or it takes all of them for one epoch. With `steps_per_execution=k` of `compile`,
+        `k` must divide `steps_per_epoch`: Keras reads on to the end of a call.
+
         Args:
             count: how many epochs.
-            first: the first of them.
+            first: the first of them; to go on after two of five, `epochs(3, first=2)` with `initial_epoch=2, epochs=5`.
 
         Raises:
             DataError: no epoch was asked for, or a negative one.
         """
-        if not is_whole(count):
-            raise DataError(f"epochs({count!r}) was asked for; it must be a whole number from 1 on.")
-        return functools.reduce(tf.data.Dataset.concatenate, map(self.dataset, range(first, first + count)))
+        if not (is_whole(count) and is_whole(first, 0)):
+            raise DataError(
+                f"epochs({count!r}, first={first!r}) was asked for; both must be whole numbers, the count from 1 on, "
+                "the first from 0 on."
+            )
+        return self._all_of(range(first, first + count))
+
+    def _all_of(self, epochs: range) -> tf.data.Dataset:
+        return functools.reduce(tf.data.Dataset.concatenate, map(self.dataset, epochs))
 
     @property
     def steps_per_epoch(self) -> int:

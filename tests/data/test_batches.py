@@ -213,19 +213,53 @@ def test_what_does_not_fit_together_is_refused():
     assert collect(recipe.dataset(0, 2)) == []
 
 
-@pytest.mark.parametrize("make", [data.batches, data.resident])
-def test_epochs_are_those_of_dataset_one_after_another(make):
-    recipe = make(numbered(23), global_batch_size=5, shuffle=True, seed=3)
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (data.batches, {"shuffle": True, "augment": AUGMENT}),
+        (data.batches, {"drop_remainder": True}),
+        (data.batches, {"cache": True, "map": lambda x, y: (x, y + 1)}),
+        (data.resident, {"shuffle": True, "shards": 2}),
+        (data.records, {"shuffle": True, "shuffle_buffer": 20, "augment": AUGMENT}),
+    ],
+)
+def test_epochs_are_those_of_dataset_one_after_another(make, options, tmp_path):
+    source = data.write_records(SMALL, tmp_path / "set", shards=3) if make is data.records else SMALL
+    recipe = make(source, global_batch_size=10 if "shards" in options else 8, seed=3, **options)
     expected = [batch for epoch in (2, 3, 4) for batch in collect(recipe.dataset(epoch))]
     assert_same(collect(recipe.epochs(3, first=2)), expected)
 
 
-@pytest.mark.parametrize(
-    ("count", "first", "words"), [(0, 0, r"epochs\(0\)"), (1.5, 0, r"epochs\(1\.5\)"), (1, -1, "epoch=-1")]
-)
-def test_epochs_that_are_none_are_refused(count, first, words):
-    with pytest.raises(DataError, match=words):
+@pytest.mark.parametrize(("count", "first"), [(0, 0), (1.5, 0), (1, -1), (1, "0")])
+def test_epochs_that_are_none_are_refused(count, first):
+    with pytest.raises(DataError, match=rf"epochs\({count!r}, first={first!r}\)"):
         data.batches(SMALL, global_batch_size=8).epochs(count, first=first)
+
+
+def test_an_iterator_does_not_copy_the_set(run_python):
+    """tf.data's rewrites would: once for each dataset in a pipeline."""
+    result = run_python(
+        """
+        import json, re
+        from pathlib import Path
+        import numpy as np
+        import mirrorkit as mk
+        recipe = mk.data.batches(mk.data.arrays(np.ones((100, 2**20), np.uint8), np.ones(100)), global_batch_size=1)
+        recipe.element_spec  # makes the tensors
+
+        def megabytes(what):
+            return int(re.search(what + r":\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1e3
+
+        grown = []
+        for dataset in (recipe.dataset(1), recipe.epochs(8)):
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            before = megabytes("VmRSS")
+            next(iter(dataset))
+            grown.append(megabytes("VmHWM") - before)
+        print(json.dumps(grown))
+        """
+    )
+    assert max(result.json()) < 50  # of the set's 105
 
 
 def test_it_serves_model_fit():
