@@ -13,6 +13,7 @@ from typing import Any
 
 from mirrorkit.bench.report import Column, table
 from mirrorkit.errors import StepError
+from mirrorkit.whole import is_whole
 
 _SECONDS = 0.25  # of one measurement, about
 _LEAST_STEPS = 8  # in it
@@ -103,13 +104,15 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
         repeats: measurements of each variant; the fastest counts, since other programs only slow it down.
 
     Raises:
-        StepError: a step of your own, whose parts are unknown; data that the step cannot train on.
+        StepError: a step of your own, whose parts are unknown; data that the step cannot train on; no repeats.
     """
     from mirrorkit.bench.variants import Variants
     from mirrorkit.strategy import of_all_workers
     from mirrorkit.strategy.parameter_server import is_parameter_server
     from mirrorkit.train.snapshot import unchanged
 
+    if not is_whole(repeats):
+        raise StepError(f"anatomy(repeats={repeats!r}) was asked for; it must be a whole number from 1 on.")
     if is_parameter_server(loop.strategy):
         raise StepError("anatomy takes steps apart that all replicas make together; under parameter servers none does.")
     if not hasattr(loop.step, "prepare"):

@@ -9,6 +9,7 @@ from typing import Any
 from mirrorkit.bench.remote import Member
 from mirrorkit.errors import StrategyError
 from mirrorkit.launch.layout import clusters, environments
+from mirrorkit.whole import is_whole
 
 DEVICES = ("cpu", "gpu", "workers")
 
@@ -96,8 +97,8 @@ def check(device: str, counts: Sequence[int]) -> None:
     """Refuse devices and numbers of replicas that there cannot be."""
     if device not in DEVICES:
         raise StrategyError(f"device={device!r} was asked for; there are {', '.join(map(repr, DEVICES))}.")
-    if not counts or min(counts) < 1:
-        raise StrategyError(f"Replicas {list(counts)} were asked for; each number must be at least 1.")
+    if not counts or not all(map(is_whole, counts)):
+        raise StrategyError(f"Replicas {list(counts)} were asked for; each must be a whole number of at least 1.")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from typing import Any
 from typing_extensions import Self
 
 from mirrorkit.errors import MirrorkitError
+from mirrorkit.whole import is_whole
 
 
 @dataclass(frozen=True)
@@ -175,8 +176,8 @@ def in_turns(subjects: Mapping[str, Callable[[], Any]], repeats: int) -> dict[st
     Raises:
         MirrorkitError: fewer than one turn.
     """
-    if repeats < 1:
-        raise MirrorkitError(f"{repeats} measurements of each were asked for; at least 1 is needed.")
+    if not is_whole(repeats):
+        raise MirrorkitError(f"{repeats!r} measurements of each were asked for; it must be a whole number from 1 on.")
     turns = {name: Turns() for name in subjects}
     for _ in range(repeats):
         for name, call in subjects.items():

@@ -209,7 +209,7 @@ def records(
         num_classes=num_classes,
         global_batch_size=int(global_batch_size),
         shuffle=shuffle,
-        shuffle_buffer=shuffle_buffer,
+        shuffle_buffer=int(shuffle_buffer),
         seed=int(seed),
         augment=tuple(augment or ()),
         map=map,

@@ -14,6 +14,7 @@ from mirrorkit.data.augment import Augmentation
 from mirrorkit.data.batches import Batches, MapFunction, batches
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError
+from mirrorkit.whole import is_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +125,8 @@ def resident(
         one_hot=one_hot,
         drop_remainder=drop_remainder,
     )
-    if shards < 1:
-        raise DataError(f"shards={shards} was asked for; it must be 1 or the number of replicas.")
+    if not is_whole(shards):
+        raise DataError(f"shards={shards!r} was asked for; it must be 1 or the number of replicas.")
     for what, number in (("the set", len(split)), ("global_batch_size", global_batch_size)):
         if number % shards:
             raise DataError(

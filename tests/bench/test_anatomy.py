@@ -124,6 +124,11 @@ def test_a_heavy_model_on_resident_data_is_not_input_bound(strategy_of):
     assert anatomy.workers == [pytest.approx(max(anatomy.input_alone, anatomy.parts["compute"]))]
 
 
+def test_no_repeats_are_refused_before_anything_is_timed():
+    with pytest.raises(StepError, match=r"anatomy\(repeats=0\)"):
+        mk.bench.anatomy(None, None, repeats=0)
+
+
 def test_the_parts_of_a_users_own_step_are_unknown(strategy_of):
     class Own:
         def build(self, strategy): ...

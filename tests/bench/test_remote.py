@@ -88,6 +88,7 @@ def test_turns_alternate_and_who_fails_gets_no_more():
     assert turns == {"a": Turns([1, 4, 7]), "b": Turns([2], "out of memory"), "c": Turns([3, 6, 8])}
 
 
-def test_no_turn_at_all_is_refused():
-    with pytest.raises(MirrorkitError, match="0 measurements of each"):
-        in_turns({"a": lambda: 1.0}, 0)
+@pytest.mark.parametrize("repeats", [0, 1.5])
+def test_no_whole_number_of_turns_is_refused(repeats):
+    with pytest.raises(MirrorkitError, match=f"{repeats} measurements of each"):
+        in_turns({"a": lambda: 1.0}, repeats)

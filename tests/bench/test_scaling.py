@@ -150,7 +150,7 @@ def test_a_comparison_has_every_kind_that_the_machine_can_run():
     [
         ({"device": "tpu"}, "'tpu' was asked for; there are 'cpu', 'gpu', 'workers'"),
         ({"mode": "sideways"}, "'sideways' was asked for; there are 'strong'"),
-        ({"replicas": [0, 2]}, "must be at least 1"),
+        ({"replicas": [0, 2]}, "must be a whole number of at least 1"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_starts(arguments, message):
