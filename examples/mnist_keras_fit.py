@@ -42,7 +42,7 @@ def main() -> None:
         model.compile(keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True), loss=loss, metrics=["accuracy"])
 
     with mk.timing.Timer() as timer:
-        # All epochs in one dataset: else Keras waits at the end of each for TensorFlow's threads (docs/mirrored.md).
+        # All epochs in one dataset: else Keras waits at the end of many for TensorFlow's threads (docs/mirrored.md).
         length = {"epochs": options.epochs, "steps_per_epoch": train.steps_per_epoch}
         lap = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: timer.lap())
         model.fit(train.epochs(options.epochs), callbacks=[lap], **length)

@@ -61,7 +61,8 @@ def test_links_and_commands_lead_somewhere(page):
 
 
 def anchors(page):
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 
@@ -8,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import mirrorkit as mk
+from mirrorkit._keras import keras
 from mirrorkit.errors import ClusterError, DeviceError, StrategyError
 from mirrorkit.strategy import creation
 
@@ -183,6 +185,22 @@ WORKERS = mk.cluster.Cluster(workers=("a:1", "b:1"))
 def test_multi_worker_refuses_what_it_cannot_be_before_it_waits_for_anyone(options, message):
     with pytest.raises(StrategyError, match=message):
         mk.strategy.create("multi_worker", **options)
+
+
+def test_workers_must_agree_on_versions_gpus_and_communication(monkeypatch):
+    agreed = {}
+
+    def meet(cluster, *, timeout, must_agree):
+        agreed.update(must_agree)
+        raise ClusterError("far enough")
+
+    multi_worker = importlib.import_module("mirrorkit.strategy.multi_worker")
+    monkeypatch.setattr(multi_worker, "check_network", lambda cluster, timeout: None)
+    monkeypatch.setattr(multi_worker, "meet", meet)
+    with pytest.raises(ClusterError, match="far enough"):
+        mk.strategy.create("multi_worker", cluster=WORKERS, devices="cpu", communication="ring")
+    versions = {"mirrorkit": mk.__version__, "TensorFlow": tf.__version__, "Keras": keras.__version__}
+    assert agreed == {**versions, "GPUs per worker": 0, "communication": "ring"}
 
 
 @pytest.mark.parametrize("others", [{}, {"chief": "localhost:1026", "ps": ("localhost:1027",)}], ids=["", "ps"])

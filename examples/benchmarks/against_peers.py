@@ -3,8 +3,8 @@
     python examples/benchmarks/against_peers.py --net cnn --replicas 4 --batch-size 256 --data mnist
 
 Every contender lives in a process of its own, compiles once and then trains blocks of epochs in turns with the others
-(A B C, A B C, ...). An epoch's time is from the end of the one before to its own end, so everything counts, and all of
-them track accuracy. Other work on the machine only slows an epoch down: compare the fastest, with the medians beside.
+(A B C, A B C, ...). An epoch's time is from the end of the one before to its own end, so all in between counts, and all
+track accuracy. Other work on the machine only slows an epoch down: compare the fastest, with the medians beside them.
 
 `--first-step` measures, in fresh processes, from a made model to the end of the first training step instead.
 "name@2" sets a contender's own number of replicas (of processes, each on a core of its own, for loop-workers, ddp and
