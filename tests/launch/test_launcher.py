@@ -194,7 +194,8 @@ def test_with_ps_a_worker_that_fails_starts_again_alone_at_its_address(servers):
 
 def test_with_ps_the_others_go_on_without_a_worker_when_no_restart_is_left(servers):
     code = "if me == 'worker0': os.kill(os.getpid(), 9)\n"
-    code += "if me == 'chief0': wait_until(lambda: starts('worker0')); time.sleep(1); sys.exit(0)\n"
+    code += "if me == 'chief0': wait_until(lambda: all(map(starts, ['worker0', 'worker1', 'ps0'])))\n"
+    code += "if me == 'chief0': time.sleep(1); sys.exit(0)\n"
     code += "time.sleep(300)"
     exit_code, lines, starts, _ = servers(code, workers=2)
     assert exit_code == 0
@@ -215,7 +216,8 @@ def test_with_ps_the_last_worker_that_fails_ends_the_job(servers):
 
 @pytest.mark.parametrize("name", ["ps", "chief"])
 def test_a_ps_or_a_chief_that_fails_ends_the_job_which_starts_again_as_a_whole(servers, name):
-    code = f"if me == '{name}0' and starts(me) == 1: wait_until(lambda: starts('worker0')); sys.exit(7)\n"
+    all_are_there = "wait_until(lambda: starts('chief0') and starts('worker0'))"  # the restart counts their starts
+    code = f"if me == '{name}0' and starts(me) == 1: {all_are_there}; sys.exit(7)\n"
     code += "if me == 'chief0' and starts(me) == 2: wait_until(lambda: starts('worker0') == 2); sys.exit(0)\n"
     code += "time.sleep(300)"
     exit_code, lines, starts, clusters = servers(code, workers=1, max_restarts=1)
