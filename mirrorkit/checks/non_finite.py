@@ -119,10 +119,11 @@ def _in_computation(step: Any, batch: Batch, shard: int) -> Iterator[NonFinite]:
 
 
 def _objective_of_step(step: Step, weights: Any, state: Any, batch: Batch, shard: int) -> tf.Tensor:
-    parts = tuple(part for part in batch if part is not None)
+    parts = batch.present
     step.prepare(parts)
     functions = step._functions
-    return functions._forward(weights, functions._state.seeded(state, tf.constant(shard)), parts, training=True)[0]
+    terms, *_ = functions._forward(weights, functions._state.seeded(state, tf.constant(shard)), parts, training=True)
+    return tf.add_n([term.numerator for term in terms])
 
 
 def _objective_of_model(model: Any, weights: Any, state: Any, batch: Batch) -> tf.Tensor | None:

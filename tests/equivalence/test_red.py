@@ -11,7 +11,6 @@ import tensorflow as tf
 from cases import CASES
 
 import mirrorkit as mk
-from mirrorkit._keras import keras
 from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.optim import functional
 from mirrorkit.train.reduce import update
@@ -55,10 +54,15 @@ def _after_functional_apply(change: Callable[..., Any]) -> Patch:
 
 
 def _mean_of_means(step: Any, sums: Any, replica: int) -> Any:
-    count = tf.maximum(sums["totals"][functions.DENOMINATOR], 1e-6)
-    means = tf.nest.map_structure(lambda value: value / count, sums)
-    head = tf.concat([[1.0], means["totals"][1:2], [1.0]], 0)
-    return {**means, "totals": tf.concat([head, means["totals"][functions.FIXED :]], 0)}
+    means = tf.nest.map_structure(lambda value: value / tf.maximum(sums["totals"][functions.EXAMPLES], 1e-6), sums)
+    losses, metrics = tf.split(means["totals"], [_before_metrics(step), -1])
+    ones = [functions.EXAMPLES, *range(functions.FIXED + 1, _before_metrics(step), 2)]  # what is divided by
+    losses = tf.tensor_scatter_nd_update(losses, [[i] for i in ones], [1.0] * len(ones))
+    return {**means, "totals": tf.concat([losses, metrics], 0)}
+
+
+def _before_metrics(step: Any) -> int:
+    return functions.FIXED + 2 * len(step._functions._losses.members)
 
 
 def _clipped_before(option: str) -> Patch:
@@ -68,7 +72,7 @@ def _clipped_before(option: str) -> Patch:
     clip_now = functions.Clip.__call__
 
     def clipped(step: Any, sums: Any, replica: int) -> Any:
-        count = sums["totals"][functions.DENOMINATOR]
+        count = sums["totals"][functions.EXAMPLES]
         return {**sums, "gradients": [g * count for g in clip_now(clip, [g / count for g in sums["gradients"]])]}
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +93,8 @@ def _first_replicas_state(step: Any, sums: Any, replica: int) -> Any:
 
 
 def _first_replicas_metrics(step: Any, sums: Any, replica: int) -> Any:
-    totals = sums["totals"]
-    own = totals[functions.FIXED :] * (1.0 if replica == 0 else 0.0)
-    return {**sums, "totals": tf.concat([totals[: functions.FIXED], own], 0)}
+    totals, first = sums["totals"], _before_metrics(step)
+    return {**sums, "totals": tf.concat([totals[:first], totals[first:] * (1.0 if replica == 0 else 0.0)], 0)}
 
 
 def _last_row_wins(gradient: Any, weight: tf.Tensor) -> tf.Tensor:
@@ -108,9 +111,9 @@ def _in_bfloat16(all_reduce: Any) -> Any:
     return reduce
 
 
-def _losses_on_each(stateless_call: Any) -> Any:
-    def call(model: Any, *args: Any, **options: Any) -> Any:
-        y_pred, state, losses = stateless_call(model, *args, **options)
+def _losses_on_each(call_model: Any) -> Any:
+    def call(*args: Any, **options: Any) -> Any:
+        y_pred, state, losses = call_model(*args, **options)
         return y_pred, state, [4 * loss for loss in losses]  # as if each of four replicas added them
 
     return call
@@ -171,7 +174,7 @@ _OFF = [
     _Off(
         "model.losses count once",
         ("model.losses (L2)",),
-        _replaced(keras.Sequential, "stateless_call", _losses_on_each),
+        _replaced(functions, "call_model", _losses_on_each),
     ),
     _Off("rows of one word add up", ("Embedding",), _replaced(functions, "_dense", lambda _: _last_row_wins)),
     _Off("metrics' states add up", ("AUC", "F1"), _computed(_first_replicas_metrics)),

@@ -92,7 +92,14 @@ class Feed:
         return None if self.steps is None else self.steps - done
 
     def epoch(
-        self, epoch: int, *, start: int = 0, restart: bool = False, resume: bool = False, together: int | None = None
+        self,
+        epoch: int,
+        *,
+        start: int = 0,
+        restart: bool = False,
+        resume: bool = False,
+        together: int | None = None,
+        look: Callable[[Any], None] | None = None,
     ) -> Stream:
         """Return the stream of the epoch's batches.
 
@@ -102,6 +109,7 @@ class Feed:
             restart: endless data begins anew; otherwise it goes on where it was.
             resume: endless data skips what the epochs before took, in another run.
             together: how many batches an update takes; several workers then see first that theirs are the same.
+            look: called with the first batch, which is trained on all the same.
 
         Raises:
             DataError: the workers do not read the same data.
@@ -112,8 +120,10 @@ class Feed:
         if isinstance(self._data, Batches) and together is not None:
             self._compare(lambda: first_rows(self._data, epoch, start))
         if self._is_held:
+            if look is not None and start != self.steps:
+                look(next(iter(untuned(self._batches(epoch, start, resume).take(1)))))
             return self._held(epoch, start)
-        stream = self._stream(self._batches(epoch, start, resume), position=start, together=together)
+        stream = self._stream(self._batches(epoch, start, resume), position=start, together=together, look=look)
         if self._is_endless:
             self._endless = stream
         return stream
@@ -164,15 +174,24 @@ class Feed:
             return 0
         return min(self.steps, data.num_examples // data.global_batch_size)
 
-    def _stream(self, dataset: tf.data.Dataset, *, position: int = 0, together: int | None = None) -> Stream:
+    def _stream(
+        self,
+        dataset: tf.data.Dataset,
+        *,
+        position: int = 0,
+        together: int | None = None,
+        look: Callable[[Any], None] | None = None,
+    ) -> Stream:
         size = self.global_batch_size if self._whole() else None
         what: dict[str, Any] = {"size": size, "whole": self._whole(), "position": position}
         what["steps"] = self.steps if self._known else None
-        if self._compared or together is None:
+        if together is None or (self._compared and look is None):
             return Stream(iter(untuned(dataset)), **what)
         count = together if self.steps is None else min(together, self.steps - position)
         stream = LookedAt(untuned(dataset), count, **what)
         self._compare(lambda: stream.first)
+        if look is not None and stream.first is not None:
+            look(stream.first)
         return stream
 
     def _dataset(self) -> tf.data.Dataset:

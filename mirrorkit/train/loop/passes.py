@@ -54,7 +54,8 @@ class Passes:
         """
         totals = self._restored_totals(feed, position)
         together = self._step.accumulate
-        stream = feed.epoch(position.epoch, start=position.batch, resume=resumed, together=together)
+        look = self._step.check_first()
+        stream = feed.epoch(position.epoch, start=position.batch, resume=resumed, together=together, look=look)
         every = periods(hooks)
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), self._logs(totals) if position.batch else {}
         while position.batch != feed.steps and not (position.batch and self._step.model.stop_training):

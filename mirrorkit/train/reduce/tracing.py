@@ -7,7 +7,7 @@ needs one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -74,11 +74,16 @@ def _require_pure(trace: Any) -> None:
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     found |= {f"the operation {node.op}" for node in nodes if node.op in _STATEFUL_RANDOM}
     if found:
-        raise StepError(
-            f"The model uses state that is not among its own: {', '.join(sorted(found))}. Replicas would share it, and "
-            "a run could not be repeated. A layer that draws random numbers needs a keras.random.SeedGenerator as an "
-            "attribute and keras.random's functions; other state must come from a layer's add_weight."
-        )
+        raise foreign_state(found)
+
+
+def foreign_state(names: Iterable[str]) -> StepError:
+    """Return the error about state that a model uses and that is not among its own variables."""
+    return StepError(
+        f"The model uses state that is not among its own: {', '.join(sorted(names))}. Replicas would share it, and "
+        "a run could not be repeated. A layer that draws random numbers needs a keras.random.SeedGenerator as an "
+        "attribute and keras.random's functions; other state must come from a layer's add_weight."
+    )
 
 
 def outside_replica(function: Callable[[], Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
@@ -68,6 +68,10 @@ class CustomStep:
         if not self._names:
             logs = tf.function(lambda batch: self._logs(batch, own_share), autograph=False)
             self._names = sorted(logs.get_concrete_function(element_spec).structured_outputs)
+
+    def check_first(self) -> Callable[[Any], None] | None:
+        """Return what is to look at a global batch before the first update."""
+        return None
 
     def train(self, batch: Any, share: Share = own_share) -> tf.Tensor:
         """Compute, update, and return the totals."""

@@ -16,16 +16,20 @@ from mirrorkit.optim import functional_apply
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages
-from mirrorkit.train.step.layer_state import LayerState, training_argument
+from mirrorkit.train.step.calling import call_model
+from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loss_scale import LossScale, all_finite, only_if
-from mirrorkit.train.step.losses import Losses
+from mirrorkit.train.step.losses import Losses, LossSum
 from mirrorkit.train.step.metrics import Metrics
 from mirrorkit.train.step.outputs import Batch, count_examples, match, output_names, per_output, unpack_batch
 from mirrorkit.train.step.share import unless_empty
+from mirrorkit.train.step.split_check import Checked, check_split
 from mirrorkit.train.step.synchronized import never_empty
 
-# Layout of the totals, a flat float32 vector: these three, then each output's own loss, then the metrics' states.
-EXAMPLES, LOSS, DENOMINATOR, FIXED = 0, 1, 2, 3
+# Layout of the totals, a flat float32 vector: these three, then numerator and denominator of each output's loss, then
+# the metrics' states. LOSS is all that is minimized, added up: not finite where any part of it is not. ADDED is what
+# layers add to the loss (regularisers, add_loss), times the examples.
+EXAMPLES, LOSS, ADDED, FIXED = 0, 1, 2, 3
 
 
 class Changing(NamedTuple):
@@ -61,6 +65,13 @@ class Clip(NamedTuple):
         if self.value is not None:
             return [tf.clip_by_value(gradient, -self.value, self.value) for gradient in gradients]
         return gradients
+
+
+class Term(NamedTuple):
+    """A part of what is minimized: a sum over examples, divided by one of the totals of the whole batch."""
+
+    numerator: tf.Tensor
+    divisor: int  # index into the totals
 
 
 class Functions:
@@ -107,6 +118,8 @@ class Functions:
         self.test_totals = TraceOnce(self._test_totals, jit_compile=jit_compile)
         self._apply = TraceOnce(self._pure_apply)
         self._names: list[str | None] = []  # of the model's outputs
+        self._has_gradient: list[list[bool]] = []  # for each term and weight; known once the model was traced
+        self._divisors: list[int] = []  # of the terms
 
     def resolve(self, batch: Batch, losses: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
         """Find out, once, which loss and metrics belong to which output.
@@ -131,6 +144,14 @@ class Functions:
         self._metrics = Metrics(outputs=outputs, **metrics)
         self._names = names
 
+    def check_split(self, values: Changing, batch: Any, *, replicas: int, unchecked: Sequence[str]) -> None:
+        """Refuse a step that means something else on several shards of a batch; see `split_check`."""
+        known = {*self._losses.own_names, *self._metrics.names, "loss", "add_loss", "rows", "state"}
+        if unknown := sorted(set(unchecked) - known):
+            raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
+        checked = Checked(self._model, self._losses, self._metrics, self._names, self._shards, replicas, unchecked)
+        outside_replica(lambda: check_split(checked, values.weights, values.state, unpack_batch(batch)))
+
     @property
     def synchronized(self) -> bool:
         """Whether the model has layers that talk to the other replicas."""
@@ -139,7 +160,7 @@ class Functions:
     @property
     def totals_size(self) -> int:
         """Number of values in the totals."""
-        return FIXED + len(self._losses.own_names) + self._metrics.size
+        return FIXED + 2 * len(self._losses.members) + self._metrics.size
 
     @property
     def modes(self) -> dict[str, str]:
@@ -148,12 +169,13 @@ class Functions:
 
     def logs(self, totals: tf.Tensor) -> dict[str, tf.Tensor]:
         """Turn totals into Keras's logs."""
-        denominator = tf.maximum(totals[DENOMINATOR], 1e-12)
-        logs = {"loss": totals[LOSS] / denominator}
-        own = self._losses.own_names
-        for index, name in enumerate(own, start=FIXED):
-            logs[name] = totals[index] / denominator
-        return {**logs, **self._metrics.results(totals[FIXED + len(own) :])}
+        own = []
+        for index in range(FIXED, FIXED + 2 * len(self._losses.members), 2):
+            own.append(totals[index] / tf.maximum(totals[index + 1], 1e-12))
+        parts = [weight * value for weight, value in zip(self._losses.weights, own, strict=True)]
+        loss = tf.add_n([*parts, totals[ADDED] / tf.maximum(totals[EXAMPLES], 1e-12)])
+        logs = {"loss": loss, **dict(zip(self._losses.own_names, own, strict=False))}  # no names for a single output
+        return {**logs, **self._metrics.results(totals[FIXED + 2 * len(own) :])}
 
     def _train_sums(self, values: Changing, batch: Any, shard: tf.Tensor) -> Any:
         """Return what a shard adds; of `values` only weights, state and scale are there."""
@@ -161,26 +183,36 @@ class Functions:
 
         def sums(batch: Any = batch) -> Any:
             own_state = self._state.seeded(values.state, shard)
-            with tf.GradientTape() as tape:
+            with tf.GradientTape(persistent=True) as tape:  # one gradient for each term
                 tape.watch(weights)
-                objective, totals, new_state = self._forward(weights, own_state, batch, training=True)
-                objective, unscale = self._scaled(objective, totals, values.scale)
-            gradients = tape.gradient(objective, weights)
-            self._has_gradient = [gradient is not None for gradient in gradients]
-            if not any(self._has_gradient):
+                terms, totals, new_state = self._forward(weights, own_state, batch, training=True)
+                scaled = [self._scaled(term, totals, values.scale) for term in terms]
+            gradients = [tape.gradient(objective, weights) for objective, _ in scaled]
+            self._has_gradient = [[gradient is not None for gradient in of_term] for of_term in gradients]
+            self._divisors = [term.divisor for term in terms]
+            if not any(map(any, self._has_gradient)):
                 raise StepError(
                     "The loss does not depend on any trainable weight of the model. Look at loss and model."
                 )
-            dense = [_dense(g, w) for g, w in zip(gradients, weights, strict=True) if g is not None]
             return {
-                "gradients": [unscale(gradient) for gradient in dense],
+                "gradients": [
+                    unscale(_dense(gradient, weight))
+                    for of_term, (_, unscale) in zip(gradients, scaled, strict=True)
+                    for gradient, weight in zip(of_term, weights, strict=True)
+                    if gradient is not None
+                ],
                 "state": self._state.sums(own_state, new_state, totals[EXAMPLES]),
                 "totals": totals,
             }
 
         def nothing() -> Any:
             return {
-                "gradients": [tf.zeros_like(w) for w, has in zip(weights, self._has_gradient, strict=True) if has],
+                "gradients": [
+                    tf.zeros_like(weight)
+                    for of_term in self._has_gradient
+                    for weight, has in zip(weights, of_term, strict=True)
+                    if has
+                ],
                 "state": self._state.no_sums(),
                 "totals": tf.zeros([self.totals_size]),
             }
@@ -197,40 +229,55 @@ class Functions:
             lambda: tf.zeros([self.totals_size]),
         )
 
-    def _forward(self, weights: Any, state: Any, batch: Any, *, training: bool) -> tuple[tf.Tensor, tf.Tensor, Any]:
-        """Return the objective (a sum over examples), the totals, and the layer state after the pass."""
+    def _forward(
+        self, weights: Any, state: Any, batch: Any, *, training: bool
+    ) -> tuple[list[Term], tf.Tensor, list[tf.Tensor]]:
+        """Return what to minimize, the totals, and the layer state after the pass."""
         batch = unpack_batch(batch)
-        y_pred, new_state, extra = self._model.stateless_call(
-            weights, state, batch.x, return_losses=True, **training_argument(self._model, training)
-        )
+        y_pred, new_state, added = call_model(self._model, weights, state, batch.x, training=training)
         outputs = match(self._names, batch.y, y_pred, batch.weight)
         examples = tf.cast(count_examples(batch), tf.float32)
-        loss, denominator, own = self._losses.sums(outputs, examples)
-        if extra:  # regularisers and add_loss: once for the whole batch, so each shard carries its part
-            loss += denominator * tf.add_n([tf.cast(value, tf.float32) for value in extra])
-        head = tf.stack([examples, loss, denominator, *own])
-        return loss, tf.concat([head, *self._metrics.sums(outputs)], 0), new_state
+        losses = self._losses.sums(outputs)
+        # What layers add counts once for the whole batch, so each shard carries its part.
+        extra = examples * tf.add_n([_scalar(value) for value in added]) if added else None
+        terms = self._terms(losses, extra)
+        own = [
+            number for numerator, divisor in losses for number in (numerator, examples if divisor is None else divisor)
+        ]
+        head = [examples, tf.add_n([term.numerator for term in terms]), tf.zeros([]) if extra is None else extra]
+        return terms, tf.concat([tf.stack([*head, *own]), *self._metrics.sums(outputs)], 0), new_state
+
+    def _terms(self, losses: Sequence[LossSum], extra: tf.Tensor | None) -> list[Term]:
+        """Gather what is divided by the number of examples; the loss under a mask is a term of its own."""
+        weights = self._losses.weights
+        weighted = [s.numerator if w == 1 else w * s.numerator for w, s in zip(weights, losses, strict=True)]
+        pairs = list(zip(weighted, losses, strict=True))
+        by_examples = [part for part, loss in pairs if loss.denominator is None] + ([] if extra is None else [extra])
+        terms = [Term(tf.add_n(by_examples), EXAMPLES)] if by_examples else []
+        masked = [(part, i) for i, (part, loss) in enumerate(pairs) if loss.denominator is not None]
+        return terms + [Term(part, FIXED + 2 * i + 1) for part, i in masked]
 
     def _scaled(
-        self, objective: tf.Tensor, totals: tf.Tensor, scale: list[tf.Tensor]
+        self, term: Term, totals: tf.Tensor, scale: list[tf.Tensor]
     ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        """Return the objective as float16 is to see it, and what makes its gradient that of the objective again."""
+        """Return a term as float16 is to see it, and what makes its gradient that of the term again."""
         if self._loss_scale is None:
-            return objective, lambda gradient: gradient
+            return term.numerator, lambda gradient: gradient
         # Scaled is the mean over the whole batch, as in Keras: a sum would overflow earlier. Its size is not known yet,
         # but near the share's times the shards. Synchronized layers mix the replicas' gradients: one number for all.
-        share = totals[DENOMINATOR]
+        share = totals[term.divisor]
         if self._state.synchronized:
             share = all_reduce(share) / tf.distribute.get_replica_context().num_replicas_in_sync
-        examples = share * self._shards
-        unscale = examples / scale[0]
-        return tf.math.divide_no_nan(objective * scale[0], examples), lambda g: g * tf.cast(unscale, g.dtype)
+        count = share * self._shards
+        unscale = count / scale[0]
+        return tf.math.divide_no_nan(term.numerator * scale[0], count), lambda g: g * tf.cast(unscale, g.dtype)
 
     def new_values(self, sums: Any, flat: list[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
         old = self._variables.regroup(flat)
         totals, gradients = sums["totals"], sums["gradients"]
-        arguments = (old.weights, old.slots, old.averages, gradients, totals[DENOMINATOR])
+        divisors = [totals[index] for index in self._divisors]
+        arguments = (old.weights, old.slots, old.averages, gradients, divisors)
         apply = self._apply.trace(*arguments)
 
         def updated() -> list[tf.Tensor | None]:
@@ -245,20 +292,37 @@ class Functions:
         new = only_if(finite, updated, old._replace(scale=[]).flat, changed)
         return [*new, *self._loss_scale.new_values(finite, old.scale)], totals
 
-    def _pure_apply(self, weights: Any, slots: Any, averages: Any, gradients: Any, denominator: tf.Tensor) -> Any:
-        gradients = self._clip([tf.math.divide_no_nan(g, tf.cast(denominator, g.dtype)) for g in gradients])
-        dense = iter(gradients)
+    def _pure_apply(self, weights: Any, slots: Any, averages: Any, gradients: Any, divisors: Any) -> Any:
+        gradients = self._mean_gradients(gradients, divisors)
+        clipped = iter(self._clip([gradient for gradient in gradients if gradient is not None]))
         new_weights, new_slots = functional_apply(
-            self._optimizer, weights, slots, [next(dense) if has else None for has in self._has_gradient]
+            self._optimizer, weights, slots, [None if gradient is None else next(clipped) for gradient in gradients]
         )
         if self._averages is not None:
             averages = self._averages.new_values(averages, new_weights, slots[self._iterations])
         return _unlike(weights, new_weights), _unlike(slots, new_slots), averages
 
+    def _mean_gradients(self, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+        """Divide the gradient of each term and add them up: one gradient for each weight, None where it has none."""
+        sums = iter(flat)
+        means: list[tf.Tensor | None] = [None] * len(self._variables.weights)
+        for divisor, of_term in zip(divisors, self._has_gradient, strict=True):
+            for i, has in enumerate(of_term):
+                if has:
+                    gradient = next(sums)
+                    mean = tf.math.divide_no_nan(gradient, tf.cast(divisor, gradient.dtype))
+                    before = means[i]
+                    means[i] = mean if before is None else before + mean
+        return means
+
 
 def _unlike(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
     """Return `new` with None where the optimizer left the value as it was: a learning rate need not be written."""
     return [None if after is before else after for before, after in zip(old, new, strict=True)]
+
+
+def _scalar(value: tf.Tensor) -> tf.Tensor:
+    return tf.cast(value if value.shape.rank == 0 else tf.reduce_sum(value), tf.float32)  # a sum, as Keras's fit does
 
 
 def _dense(gradient: Any, weight: tf.Tensor) -> tf.Tensor:

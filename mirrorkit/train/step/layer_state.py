@@ -24,7 +24,7 @@ class LayerState:
     def __init__(self, model: Any) -> None:
         self.variables = list(model.non_trainable_variables)
         self.synchronized = any(getattr(layer, "synchronized", False) for layer in layers_of(model))
-        self._is_seed = [_is_seed(variable) for variable in self.variables]
+        self._is_seed = [is_seed(variable) for variable in self.variables]
         self._changed: list[int] = []  # what training changes; known once the model was traced
 
     def seeded(self, state: Sequence[tf.Tensor], shard: tf.Tensor) -> list[tf.Tensor]:
@@ -74,7 +74,8 @@ def _integer(value: tf.Tensor) -> tf.Tensor:
     return tf.cast(value, tf.int32) if value.dtype == tf.bool else value
 
 
-def _is_seed(variable: Any) -> bool:
+def is_seed(variable: Any) -> bool:
+    """Return whether a variable holds the state of a `keras.random.SeedGenerator`."""
     return "seed" in variable.path and tuple(variable.shape) == (2,) and "int" in variable.dtype
 
 

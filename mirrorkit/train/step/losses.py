@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.outputs import Output, kind_of_target, per_output
+
+
+class LossSum(NamedTuple):
+    """The loss of one output over one shard; sums of both over all shards, divided, give that of the whole batch."""
+
+    numerator: tf.Tensor
+    denominator: tf.Tensor | None  # what a mask or weights leave to divide by; None for the number of examples
 
 
 class Losses:
@@ -47,35 +54,24 @@ class Losses:
         if all(one is None for one in self._losses):
             raise StepError("No output of the model has a loss. Give Step a loss for at least one of them.")
 
-    def sums(self, outputs: Sequence[Output], examples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        """Sum the losses of one shard.
+    def sums(self, outputs: Sequence[Output]) -> list[LossSum]:
+        """Sum the losses of one shard: one entry for each output that has a loss, without its weight.
 
         Args:
             outputs: the model's outputs beside their targets.
-            examples: number of examples in the shard (float32 scalar).
-
-        Returns:
-            The weighted numerator of the total, its denominator, and the numerator of each output's own loss (none
-            for a single output). Sums of each over all shards, divided, give the loss of the whole batch.
         """
-        parts = []
-        denominator = examples
-        for output, loss in zip(outputs, self._losses, strict=True):
-            if loss is None:
-                continue
-            numerator, own = _numerator(loss, output)
-            if own is not None:
-                if len(outputs) > 1:
-                    raise StepError(
-                        f"The loss of output {output.name!r} is divided by a mask's or weights' sum, not by the "
-                        "number of examples; with several outputs this is not supported. Use "
-                        "reduction='sum_over_batch_size' and no mask."
-                    )
-                denominator = own
-            parts.append(numerator)
-        weights = [weight for weight, loss in zip(self._weights, self._losses, strict=True) if loss is not None]
-        total = tf.add_n([p if weight == 1 else weight * p for weight, p in zip(weights, parts, strict=True)])
-        return total, denominator, parts if len(self.names) > 1 else []
+        pairs = zip(self._losses, outputs, strict=True)
+        return [loss_sum(loss, output) for loss, output in pairs if loss is not None]
+
+    @property
+    def weights(self) -> list[float]:
+        """The weight of each entry of `sums` in the total."""
+        return [weight for weight, loss in zip(self._weights, self._losses, strict=True) if loss is not None]
+
+    @property
+    def members(self) -> list[tuple[int, Any]]:
+        """Each output's index and loss, in the order of `sums`."""
+        return [(index, loss) for index, loss in enumerate(self._losses) if loss is not None]
 
     def require_targets(self, targets: Sequence[Any]) -> None:
         """Refuse data that has no target (None) for an output with a loss."""
@@ -89,7 +85,7 @@ class Losses:
 
     @property
     def own_names(self) -> list[str]:
-        """Names of the numerators that `sums` returns for the single outputs, as Keras logs them."""
+        """Log names of the entries of `sums`, as in Keras; none for a model with a single output."""
         if len(self.names) == 1:
             return []
         return [f"{name}_loss" for name, loss in zip(self.names, self._losses, strict=True) if loss is not None]
@@ -115,24 +111,28 @@ def _resolve(loss: Any, output: Output) -> Any:
     return loss
 
 
-def _numerator(loss: Any, output: Output) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Return the sum of weighted values per example, and the denominator where it is not the number of examples."""
-    values = _values(loss, output)
-    mask = getattr(output.y_pred, "_keras_mask", None)
+def loss_sum(loss: Any, output: Output) -> LossSum:
+    """Sum a loss over one shard, with weights and masks as Keras counts them.
+
+    Raises:
+        StepError: the loss returned one number for all examples.
+    """
+    values, mask = _values(loss, output)
     weight = None if output.weight is None else _fit(tf.cast(output.weight, values.dtype), values)
     if mask is not None:
         mask = _fit(tf.cast(mask, values.dtype), values)
         weight = mask if weight is None else weight * mask
     weighted = values if weight is None else values * weight
     if getattr(loss, "reduction", None) == "mean_with_sample_weight" and weight is not None:
-        return tf.reduce_sum(weighted), tf.reduce_sum(tf.broadcast_to(weight, tf.shape(values)))
+        return LossSum(tf.reduce_sum(weighted), tf.reduce_sum(tf.broadcast_to(weight, tf.shape(values))))
     if mask is not None:
-        return tf.reduce_sum(weighted), tf.reduce_sum(tf.broadcast_to(mask, tf.shape(values)))
+        return LossSum(tf.reduce_sum(weighted), tf.reduce_sum(tf.broadcast_to(mask, tf.shape(values))))
     per_example = weighted if len(values.shape) == 1 else tf.reduce_mean(weighted, list(range(1, len(values.shape))))
-    return tf.reduce_sum(per_example), None
+    return LossSum(tf.reduce_sum(per_example), None)
 
 
-def _values(loss: Any, output: Output) -> tf.Tensor:
+def _values(loss: Any, output: Output) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Return the loss of each example or position, and which of them count (None for all)."""
     if isinstance(loss, keras.losses.Loss):
         # As Loss.__call__ does before its own mean.
         y, y_pred = tf.cast(output.y, loss.dtype), tf.cast(output.y_pred, loss.dtype)
@@ -145,7 +145,16 @@ def _values(loss: Any, output: Output) -> tf.Tensor:
             f"The loss {name} returned one number for the whole batch; a mean over a replica's share cannot be "
             "combined with the others' exactly. Return one value per example (shape [batch])."
         )
-    return tf.cast(values, tf.float32)
+    # Layers mask the outputs; losses such as SparseCategoricalCrossentropy(ignore_class=...) mask their own values.
+    masks = [mask_of(output.y_pred), mask_of(values)]
+    known = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
+    mask = known[0] if len(known) == 1 else tf.logical_and(*known) if known else None
+    return tf.cast(values, tf.float32), mask
+
+
+def mask_of(tensor: Any) -> tf.Tensor | None:
+    """Return the mask that Keras has put on a tensor, or None."""
+    return getattr(tensor, "_keras_mask", None)  # private to Keras; tests of masked layers and losses guard it
 
 
 def _as_keras_gives(y: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -72,15 +72,20 @@ class Metrics:
         """Number of float32 values in the states of all metrics together."""
         return sum(int(np.prod(v.shape)) for *_, metric in self._members for v in metric.variables)
 
+    @property
+    def outputs(self) -> list[int]:
+        """Index of the output of each metric, in the order of `names`."""
+        return [index for index, *_ in self._members]
+
+    def state(self, number: int, output: Output) -> list[tf.Tensor]:
+        """Return what one shard adds to the state of a metric (its place in `names`), given its output."""
+        _, weighted, _, metric = self._members[number]
+        return _update(metric, _empty(metric), output.y, output.y_pred, output.weight if weighted else None)
+
     def sums(self, outputs: Sequence[Output]) -> list[tf.Tensor]:
         """Return the states that the outputs of one shard add, as flat float32 tensors."""
-        flat = []
-        for index, weighted, _, metric in self._members:
-            output = outputs[index]
-            weight = output.weight if weighted else None
-            for state in _update(metric, _empty(metric), output.y, output.y_pred, weight):
-                flat.append(tf.reshape(tf.cast(state, tf.float32), [-1]))
-        return flat
+        states = [self.state(number, outputs[index]) for number, index in enumerate(self.outputs)]
+        return [tf.reshape(tf.cast(value, tf.float32), [-1]) for state in states for value in state]
 
     def results(self, sums: tf.Tensor) -> dict[str, tf.Tensor]:
         """Turn added-up states (one flat tensor, in the order of `sums`) into results by name."""

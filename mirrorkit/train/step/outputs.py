@@ -17,6 +17,11 @@ class Batch(NamedTuple):
     y: Any = None
     weight: Any = None
 
+    @property
+    def present(self) -> tuple[Any, ...]:
+        """The parts that are there."""
+        return tuple(part for part in self if part is not None)
+
 
 class Output(NamedTuple):
     """One output of the model beside its targets; `weight` is None or holds one weight for each example."""

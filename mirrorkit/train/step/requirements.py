@@ -40,13 +40,54 @@ def check_model(model: Any, *, scaled: bool) -> None:
                 f"The layer {layer.name!r} computes in float16, whose small gradients vanish without a loss scale. Use "
                 'Step(..., loss_scale="dynamic"), or keras.config.set_dtype_policy("mixed_bfloat16"), which needs none.'
             )
-        if isinstance(layer, keras.layers.SpectralNormalization):
-            raise StepError(
-                f"The layer {layer.name!r} (SpectralNormalization) assigns its trainable kernel in its call, which a "
-                "replica's computation cannot keep. Use a kernel constraint, such as keras.constraints.MaxNorm."
-            )
+    check_gradients_are_gradients(model)
     if not model.trainable_variables:
         raise StepError(f"The model {model.name!r} has no trainable variables. Set model.trainable = True.")
+
+
+_OWN_STEP = "a step of your own (build, compute, update; docs/custom-loop.md)"
+_OVERRIDDEN = {  # what Keras's fit and evaluate call, and what to write in place of an override
+    "train_step": _OWN_STEP,
+    "test_step": "metrics for Step(..., metrics=[...]), or an evaluation of your own of loop.predict(...)",
+    "compute_loss": "a loss (y_true, y_pred) -> values [batch] for Step(..., loss=...), or add_loss in a layer",
+    "compute_metrics": "keras.metrics.Metric objects for Step(..., metrics=[...])",
+    "get_metrics_result": "keras.metrics.Metric objects for Step(..., metrics=[...])",
+    "make_train_function": _OWN_STEP,
+    "make_test_function": "an evaluation of your own of loop.predict(...)",
+}
+
+
+def check_overrides(model: Any) -> None:
+    """Refuse a model that overrides what Keras's `fit` and `evaluate` call, and a step does not."""
+    for name, cure in _OVERRIDDEN.items():
+        _require_keras_own(model, name, cure)
+
+
+def check_predicts_as_keras(model: Any) -> None:
+    """Refuse to predict with a model that overrides what Keras's `predict` calls."""
+    for name in ("predict_step", "make_predict_function"):
+        _require_keras_own(model, name, "that work as the model's last layers, or call the model yourself")
+
+
+def _require_keras_own(model: Any, name: str, cure: str) -> None:
+    if isinstance(model, keras.Model) and getattr(getattr(model, name), "__func__", None) is not getattr(
+        keras.Model, name
+    ):
+        raise StepError(
+            f"{type(model).__name__} overrides {name}, which Keras's own training calls and a mirrorkit step does not: "
+            f"it would be ignored. Write {cure}."
+        )
+
+
+def check_gradients_are_gradients(model: Any) -> None:
+    """Refuse weights whose "gradient" is a new value: float8's scales and maxima, say, which cannot be added up."""
+    for variable in model.trainable_variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise StepError(
+                f"The variable {variable.path!r} takes its gradient for its new value (overwrite_with_gradient, as in "
+                "float8 training); sums over replicas would not be that value. Use "
+                'keras.config.set_dtype_policy("mixed_bfloat16").'
+            )
 
 
 def check_still_trainable(model: Any, weights: Sequence[Any]) -> None:
@@ -145,7 +186,7 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def check_options(*, clip_norm: Any, clip_value: Any, accumulate: Any, ema: Any, bucket_mib: Any) -> None:
+def check_options(clip_norm: Any, clip_value: Any, *, accumulate: Any, ema: Any, bucket_mib: Any) -> None:
     """Refuse options of a step that are out of range, or that exclude each other."""
     for name, bound in (("clip_norm", clip_norm), ("clip_value", clip_value), ("bucket_mib", bucket_mib)):
         if bound is not None and not bound > 0:

@@ -11,7 +11,8 @@ logs = step.update(strategy, sums)                # one reduction, then the same
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +21,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy.tpu import is_tpu
 from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.reduce.update import Update, native
+from mirrorkit.train.step import requirements
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.compiled import compile_model, compiled_parts
@@ -28,17 +30,6 @@ from mirrorkit.train.step.layer_state import LayerState, training_argument
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.losses import warn_on_logits_mismatch
 from mirrorkit.train.step.outputs import unpack_batch
-from mirrorkit.train.step.requirements import (
-    check_batched,
-    check_built_for,
-    check_model,
-    check_optimizer,
-    check_options,
-    check_rows,
-    check_still_trainable,
-    check_tensors,
-    check_variables,
-)
 from mirrorkit.train.step.share import Share, own_share
 from mirrorkit.train.step.static_shapes import require_tpu_precision
 from mirrorkit.train.step.synchronized import cut_out
@@ -66,6 +57,8 @@ class Step:
         loss_scale: "dynamic", a fixed number or a `mk.train.LossScale`; mixed_float16 needs one. A step whose reduced
             gradient is not finite is skipped and counted.
         ema: decay of an exponential moving average of the weights, such as 0.999; see `averaged`.
+        unchecked: names of what may differ between a batch and its parts: a metric's or loss's log name, "add_loss",
+            "rows", "state" (docs/differences.md). On several replicas the first batch of `fit` is looked at.
         bucket_mib: size of the messages in which sums travel between replicas, in MiB (see `mk.train.all_reduce`).
         jit_compile: compile the replica's computation with XLA; slower for convolutions on CPU.
 
@@ -87,11 +80,15 @@ class Step:
         accumulate: int = 1,
         loss_scale: str | float | LossScale | None = None,
         ema: float | None = None,
+        unchecked: Sequence[str] = (),
         bucket_mib: float = BUCKET_MIB,
         jit_compile: bool = False,
     ) -> None:
-        check_optimizer(optimizer)
-        check_options(clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, ema=ema, bucket_mib=bucket_mib)
+        requirements.check_overrides(model)
+        requirements.check_optimizer(optimizer)
+        requirements.check_options(
+            clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, ema=ema, bucket_mib=bucket_mib
+        )
         warn_on_logits_mismatch(model, loss)
         self.model = model
         self.optimizer = optimizer
@@ -102,6 +99,7 @@ class Step:
         self._ema = ema
         self._given = {"loss": loss, "loss_weights": loss_weights}
         self._given_metrics = {"metrics": metrics, "weighted_metrics": weighted_metrics}
+        self._unchecked: Sequence[str] | None = [unchecked] if isinstance(unchecked, str) else list(unchecked)
         self._bucket_mib = bucket_mib
         self._jit_compile = jit_compile
         self._strategy: tf.distribute.Strategy | None = None
@@ -121,6 +119,7 @@ class Step:
         Raises:
             StepError: the model is not compiled, or a custom loss is not registered with Keras.
         """
+        requirements.check_overrides(model)  # first: such a model may need no loss
         return cls(model, **{**compiled_parts(model), **options})
 
     @property
@@ -141,14 +140,14 @@ class Step:
             if self._strategy is not strategy:
                 raise StepError("This step was built for another strategy. Create model, optimizer and step anew.")
             return
-        check_model(self.model, scaled=self._loss_scale is not None)
+        requirements.check_model(self.model, scaled=self._loss_scale is not None)
         if is_tpu(strategy):
             require_tpu_precision(self.model)
-        check_variables(strategy, self.variables)
+        requirements.check_variables(strategy, self.variables)
         weights = list(self.model.trainable_variables)
         with strategy.scope():
             self.optimizer.build(weights)
-            check_built_for(self.optimizer, self.model)
+            requirements.check_built_for(self.optimizer, self.model)
             compile_model(self.model, self.optimizer, loss=self._given["loss"], **self._given_metrics)
             if self._ema is not None:
                 self._averages = Averages(self._ema, weights)
@@ -180,12 +179,24 @@ class Step:
 
     def prepare(self, element_spec: Any) -> None:
         """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
-        check_still_trainable(self.model, self._changing.weights)
+        requirements.check_still_trainable(self.model, self._changing.weights)
         batch = unpack_batch(element_spec)
-        check_tensors(tuple(batch))
-        check_batched(self.model, batch.x)
-        check_rows(batch)
+        requirements.check_tensors(tuple(batch))
+        requirements.check_batched(self.model, batch.x)
+        requirements.check_rows(batch)
         self._functions.resolve(batch, self._given, self._given_metrics)
+
+    def check_first(self) -> Callable[[Any], None] | None:
+        """Return what is to look at a global batch before the first update; None where there is nothing to see."""
+        unchecked, self._unchecked = self._unchecked, None  # once
+        replicas = self._require_built().num_replicas_in_sync
+        if unchecked is None or replicas * self.accumulate == 1:
+            return None
+        return functools.partial(self._check_split, replicas=replicas, unchecked=unchecked)
+
+    def _check_split(self, batch: Any, **options: Any) -> None:
+        self.prepare(batch)
+        self._functions.check_split(self._values(), batch, **options)
 
     @property
     def totals_size(self) -> int:
@@ -215,7 +226,7 @@ class Step:
         shard = context.replica_id_in_sync_group
         if tf.get_static_value(part) != 0:
             shard = shard + tf.cast(part, tf.int32) * context.num_replicas_in_sync
-        return self._functions.train_sums(self._values(), _present(batch), tf.convert_to_tensor(shard))
+        return self._functions.train_sums(self._values(), unpack_batch(batch).present, tf.convert_to_tensor(shard))
 
     @tf.autograph.experimental.do_not_convert
     def update(self, strategy: tf.distribute.Strategy, sums: Any) -> dict[str, tf.Tensor]:
@@ -277,11 +288,12 @@ class Step:
     def test(self, batch: Any) -> tf.Tensor:
         """Return this replica's totals of its share without training; call it through `strategy.run`."""
         self.prepare(batch)
-        return self._functions.test_totals(self._values(), _present(batch))
+        return self._functions.test_totals(self._values(), unpack_batch(batch).present)
 
     @tf.autograph.experimental.do_not_convert
     def predict(self, batch: Any) -> Any:
         """Return the model's outputs for this replica's share; call it through `strategy.run`."""
+        requirements.check_predicts_as_keras(self.model)
         return self.model(unpack_batch(batch).x, **training_argument(self.model, False))
 
     def logs(self, totals: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -339,7 +351,3 @@ class Step:
         """Read what the computation on a replica depends on."""
         groups = self._changing._replace(slots=[], averages=[])
         return Changing(*[[tf.convert_to_tensor(native(variable)) for variable in group] for group in groups])
-
-
-def _present(batch: Any) -> tuple[Any, ...]:
-    return tuple(part for part in unpack_batch(batch) if part is not None)

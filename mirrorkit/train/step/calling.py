@@ -1,0 +1,68 @@
+"""One pass through the model as a pure function: nothing is assigned, and what the pass wanted to assign is seen.
+
+Keras's own `stateless_call` returns new values of the non-trainable variables and drops every other assignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.train.reduce.tracing import foreign_state
+from mirrorkit.train.step.layer_state import layers_of, training_argument
+
+
+def call_model(
+    model: Any, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Any, *, training: bool
+) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
+    """Call a model with these values of its variables.
+
+    Args:
+        model: a built Keras model.
+        weights: values of its trainable variables.
+        state: values of its non-trainable variables.
+        x: the inputs.
+        training: what the model's `call` is told.
+
+    Returns:
+        The outputs, the new values of the non-trainable variables (the same tensor where nothing was assigned), and
+        what regularisers and `add_loss` add to the loss.
+
+    Raises:
+        StepError: the pass assigns a trainable weight, or a variable that is not the model's.
+    """
+    given = list(zip(model.trainable_variables, weights, strict=True))
+    given += zip(model.non_trainable_variables, state, strict=True)
+    with keras.StatelessScope(state_mapping=given, collect_losses=True) as scope:
+        before = dict(scope.state_mapping)
+        outputs = model.call(x, **training_argument(model, training))  # as stateless_call does: no work around it
+        added = list(model.losses)
+    if training:
+        _require_kept(model, {key for key, value in scope.state_mapping.items() if value is not before.get(key)})
+    return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
+
+
+def _require_kept(model: Any, assigned: set[int]) -> None:
+    """Refuse a pass that assigned variables (by their `id`) which the update would not write."""
+    for variable in model.trainable_variables:
+        if id(variable) in assigned:
+            raise StepError(
+                f"A layer assigns its own trainable weight {variable.path!r} in its call; an update takes gradients "
+                "only, so the assignment would be lost. Make the weight non-trainable "
+                "(add_weight(..., trainable=False)), or use a constraint such as keras.constraints.MaxNorm."
+            )
+    kept = {id(variable) for variable in model.non_trainable_variables}
+    for layer in layers_of(model):
+        for variable in layer.metrics_variables:
+            if id(variable) in assigned - kept:
+                raise StepError(
+                    f"The layer {layer.name!r} updates a metric in its call (variable {variable.path!r}), which each "
+                    "replica would do for its own rows. Give the metric to Step(..., metrics=[...]), or return what it "
+                    "measures as another output of the model."
+                )
+    if assigned - kept:
+        raise foreign_state(["a Keras variable that is assigned in a call"])

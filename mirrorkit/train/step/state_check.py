@@ -1,0 +1,95 @@
+"""Whether what a layer remembers can be combined: as a mean over the examples, or as a number of calls.
+
+Replicas' states become their mean over the examples, and integers advance by the replicas' mean. A sum, a count or a
+maximum over the examples would become something else by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.train.step.layer_state import is_seed, layers_of
+
+_ROUNDING = 1e-4  # of the size of an advance
+_RULE = (
+    "Replicas' values are combined as a mean over the examples, integers as a number of calls. Keep a mean over the "
+    "rows (keras.ops.mean), or leave it to a metric."
+)
+
+
+def state_faults(
+    model: Any, state: Sequence[tf.Tensor], after: Callable[[np.ndarray], Sequence[tf.Tensor]], rows: int
+) -> Iterator[str]:
+    """Yield a sentence for each variable whose advance is not a mean over rows, where that can be told.
+
+    BatchNormalization is left out: its variance depends on the cut a little, and is known to.
+
+    Args:
+        model: its layers' non-trainable variables.
+        state: their values.
+        after: called with indices of rows, returns the values after a training pass over them.
+        rows: how many there are, at least 12.
+    """
+    looked_at = _others(model)
+    if not looked_at:
+        return
+    whole = [after(np.arange(rows))[i] for i in looked_at]
+    changed = [n for n, i in enumerate(looked_at) if whole[n] is not state[i]]
+    if not changed:
+        return
+    cuts = [[np.arange(size), np.arange(size, rows)] for size in (rows // 3, rows // 2 + 2)]
+    passes = [[after(part) for part in cut] for cut in cuts]
+    for n in changed:
+        i = looked_at[n]
+        variable = model.non_trainable_variables[i]
+        parts = [[_array(values[i]) for values in pair] for pair in passes]
+        sizes = [[part.size / rows for part in cut] for cut in cuts]
+        if kind := _kind(_array(state[i]), _array(whole[n]), parts, sizes, is_float=state[i].dtype.is_floating):
+            yield f"The state {variable.path!r} of a layer is {kind}. {_RULE}"
+        elif getattr(variable, "aggregation", None) == "sum":
+            yield f"The state {variable.path!r} of a layer asks for aggregation='sum', which is not done. {_RULE}"
+
+
+def _others(model: Any) -> list[int]:
+    """Return the indices of the state that is neither a seed nor BatchNormalization's."""
+    known = set()
+    for layer in layers_of(model):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            known |= {id(variable) for variable in layer.non_trainable_variables}
+    variables = enumerate(model.non_trainable_variables)
+    return [i for i, variable in variables if id(variable) not in known and not is_seed(variable)]
+
+
+def _kind(
+    old: np.ndarray, whole: np.ndarray, parts: list[list[np.ndarray]], sizes: list[list[float]], *, is_float: bool
+) -> str | None:
+    """Say what a state is other than a mean over rows; None where it is one, or where nothing fits."""
+    if not is_float:
+        counts = any(np.any(part - old != whole - old) for pair in parts for part in pair)
+        return "a count that depends on the number of rows" if counts else None
+    advance = whole - old
+    rounding = _ROUNDING * np.max(np.abs([advance, *[part - old for pair in parts for part in pair]]), initial=0.0)
+    means = [one * (a - old) + other * (b - old) for (a, b), (one, other) in zip(parts, sizes, strict=True)]
+    if all(_near(mean, advance, rounding) for mean in means):
+        return None
+    # A sum over rows S has the advance c + S(rows), so the two parts of any cut add up to c more than the whole.
+    more = [(a - old) + (b - old) - advance for a, b in parts]
+    if _near(more[0], more[1], rounding):
+        return "a sum over the rows"
+    for name, extreme in (("maximum", np.maximum), ("minimum", np.minimum)):
+        if all(_near(extreme(a, b), whole, rounding) for a, b in parts):
+            return f"a {name} over the rows"
+    return None
+
+
+def _near(one: np.ndarray, other: np.ndarray, rounding: float) -> bool:
+    return bool(np.all(np.abs(one - other) <= rounding))
+
+
+def _array(value: tf.Tensor) -> np.ndarray:
+    return np.asarray(tf.cast(value, tf.float64))
