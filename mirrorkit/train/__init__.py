@@ -18,6 +18,7 @@ from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.step.custom import TrainStep
 from mirrorkit.train.step.loss_scale import LossScale
+from mirrorkit.train.step.seeds import seeds_by_replica
 from mirrorkit.train.step.step import Step
 from mirrorkit.train.table import PartitionedTable
 
@@ -34,4 +35,5 @@ __all__ = [
     "Update",
     "all_reduce",
     "export",
+    "seeds_by_replica",
 ]

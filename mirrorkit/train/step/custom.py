@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from mirrorkit.errors import StepError
+from mirrorkit.train.step.seeds import require_own_draws
 from mirrorkit.train.step.share import Share, own_share
 
 
@@ -17,7 +18,8 @@ class TrainStep(Protocol):
     """What `Loop` needs of a step; `mk.train.Step` is one, and a user's own (a GAN, say) is as welcome.
 
     A step may also have `variables` (a list of all it changes: `loop.warm_up` puts them back) and `model` (a Keras
-    model, for callbacks that save it or stop its training).
+    model, for callbacks that save it or stop its training), and `unchecked = ("seeds",)` where replicas are to draw the
+    same random numbers.
     """
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
@@ -43,6 +45,7 @@ class CustomStep:
         self._step = step
         self._strategy = strategy
         self._names: list[str] = []
+        self._is_checked = False
         # Keras callbacks need a model to leave their wish to stop with.
         self.model = getattr(step, "model", None) or SimpleNamespace(stop_training=False)
         self.accumulate = 1  # successive batches of one update; such a step may do that by itself
@@ -70,8 +73,12 @@ class CustomStep:
             self._names = sorted(logs.get_concrete_function(element_spec).structured_outputs)
 
     def check_first(self) -> Callable[[Any], None] | None:
-        """Return what is to look at a global batch before the first update."""
-        return None
+        """Return what is to look at a global batch before the first update; None where there is nothing to see."""
+        alone = self._strategy.num_replicas_in_sync == 1
+        if self._is_checked or alone or "seeds" in getattr(self._step, "unchecked", ()):
+            return None
+        self._is_checked = True
+        return lambda batch: require_own_draws(self._strategy, self._step.compute, batch)
 
     def train(self, batch: Any, share: Share = own_share) -> tf.Tensor:
         """Compute, update, and return the totals."""

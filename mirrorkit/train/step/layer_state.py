@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit.train.step.seeds import fold
+
 
 class LayerState:
     """The non-trainable variables of a model, and the arithmetic that keeps them equal on all replicas.
@@ -29,10 +31,7 @@ class LayerState:
 
     def seeded(self, state: Sequence[tf.Tensor], shard: tf.Tensor) -> list[tf.Tensor]:
         """Return the state with every seed made this shard's own (int32 scalar: part * replicas + replica)."""
-        return [
-            tf.cast(tf.random.experimental.stateless_fold_in(value, shard), value.dtype) if seed else value
-            for value, seed in zip(state, self._is_seed, strict=True)
-        ]
+        return [fold(value, shard) if seed else value for value, seed in zip(state, self._is_seed, strict=True)]
 
     def sums(self, old: Sequence[tf.Tensor], new: Sequence[tf.Tensor], examples: tf.Tensor) -> list[tf.Tensor]:
         """Return what one shard of `examples` (float32 scalar) adds: value, or advance of an integer, times examples.

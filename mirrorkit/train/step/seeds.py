@@ -1,0 +1,129 @@
+"""Random numbers by replica: from one state of a seed, each replica draws its own.
+
+The state of a `keras.random.SeedGenerator` is equal on all replicas, and must stay so. Without more, every replica
+would draw the same noise and drop the same units.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.strategy import num_workers, of_all_workers
+from mirrorkit.train.step.share import own_share
+
+_DRAW = "StatelessRandomGetKeyCounter"  # with which TensorFlow's stateless random operations, and so Keras's, begin
+_within = threading.local()  # a strategy runs each replica in a thread of its own
+
+
+def fold(seed: tf.Tensor, shard: Any) -> tf.Tensor:
+    """Return the seed of one shard (int32 scalar), from a seed that is the same for all."""
+    return tf.cast(tf.random.experimental.stateless_fold_in(seed, shard), seed.dtype)
+
+
+@contextmanager
+def seeds_by_replica() -> Iterator[None]:
+    """Let Keras's random layers and `SeedGenerator`s draw other numbers on each replica, in a step of your own.
+
+    ```python
+    def compute(self, batch):
+        with mk.train.seeds_by_replica():
+            outputs = self.model(batch, training=True)   # Dropout: another mask on each replica
+    ```
+
+    The generators' states stay equal on all replicas, so checkpoints and `mk.checks.in_sync` are as without. Call it in
+    replica context. `mk.train.Step` does the same by itself.
+    """
+    _wrap_next()
+    before = getattr(_within, "replica", None)
+    _within.replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    try:
+        yield
+    finally:
+        _within.replica = before
+
+
+@functools.cache
+def _wrap_next() -> None:
+    """Have `SeedGenerator.next` fold the replica in; outside of the block above it is as it was."""
+    original = keras.random.SeedGenerator.next
+
+    @functools.wraps(original)
+    def next_of_replica(self: Any, *args: Any, **options: Any) -> Any:
+        seed, replica = original(self, *args, **options), getattr(_within, "replica", None)
+        return seed if replica is None else fold(seed, replica)
+
+    keras.random.SeedGenerator.next = next_of_replica
+
+
+def require_own_draws(strategy: tf.distribute.Strategy, compute: Callable[[Any], Any], batch: Any) -> None:
+    """Refuse a step's `compute` whose random operations begin from the same seed on two replicas.
+
+    Seen are operations of its graph itself, not those within a `tf.function` or a loop that it calls, and no constant
+    seeds. Nothing is written.
+
+    Args:
+        strategy: of several replicas.
+        compute: called on each replica with its rows.
+        batch: a global batch.
+
+    Raises:
+        StepError: it names the operations.
+    """
+    names: list[str] = []
+
+    def on_replica(batch: Any) -> list[tf.Tensor]:
+        graph = tf.compat.v1.get_default_graph()
+        before = {op.name for op in graph.get_operations()}
+        with keras.StatelessScope(initialize_variables=False):
+            compute(own_share(batch))
+        # TensorFlow traces replicas in turns, and names the operations of all but the first by their replica.
+        here = _replica_of(f"{graph.get_name_scope()}/")
+        new = [op for op in graph.get_operations() if op.type == _DRAW and op.name not in before]
+        own = [op for op in new if _replica_of(op.name) == here and tf.get_static_value(op.inputs[0]) is None]
+        own = [op for op in own if not any(op in _before(other.inputs[0].op) for other in own)]  # made a seed of a seed
+        if not names:
+            names.extend(op.name for op in own)
+        return [tf.identity(op.inputs[0]) for op in own]
+
+    seeds = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)), autograph=False)(batch)
+    equal = [name for name, seed in zip(names, seeds, strict=True) if _is_shared(strategy, seed)]
+    if equal:
+        raise StepError(
+            "Replicas would draw the same random numbers, since the state of a SeedGenerator is equal on all of them: "
+            f"{', '.join(equal)}. In compute, call the model within `with mk.train.seeds_by_replica():`. If they are "
+            'to draw the same, give the step an attribute unchecked = ("seeds",).'
+        )
+
+
+def _replica_of(name: str) -> str:
+    """Return the replica's part of an operation's name; the first replica has none."""
+    found = re.search(r"(?:^|/)(replica_\d+)/", name)
+    return found[1] if found else ""
+
+
+def _before(last: tf.Operation) -> set[tf.Operation]:
+    """Return an operation and all that it follows from."""
+    found, open_ = {last}, [last]
+    while open_:
+        new = {tensor.op for tensor in open_.pop().inputs} - found
+        found |= new
+        open_ += new
+    return found
+
+
+def _is_shared(strategy: tf.distribute.Strategy, seed: Any) -> bool:
+    """Whether the first two replicas have the same seed, on several workers the first two workers."""
+    numbers = [float(zlib.crc32(np.asarray(copy).tobytes())) for copy in strategy.experimental_local_results(seed)]
+    first, second, *_ = of_all_workers(strategy, numbers[0]) if num_workers(strategy) > 1 else numbers
+    return first == second
