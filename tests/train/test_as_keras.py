@@ -10,7 +10,6 @@ import tensorflow as tf
 from training_helpers import keras_twin, largest_difference, line_net, linear, plain_dataset, sequential
 
 from mirrorkit._keras import keras
-from mirrorkit.errors import StepError
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -177,15 +176,3 @@ def test_a_model_whose_call_takes_no_training_argument(make_loop: Any, numbers: 
     data = plain_dataset(*numbers, batch=30)
     _fit_both(loop, model, data)
     np.testing.assert_allclose(loop.predict(data), model.predict(numbers[0], verbose=0), atol=1e-5)
-
-
-def test_a_mask_beside_several_outputs_is_refused(make_loop: Any) -> None:
-    def net() -> Any:
-        inputs = keras.Input((6,), dtype="int32")
-        hidden = L.Embedding(5, 4, mask_zero=True)(inputs)
-        return keras.Model(inputs, [L.Dense(1, name="a")(hidden), L.Dense(1, name="b")(hidden)])
-
-    tokens, y = np.ones((8, 6), "int32"), np.ones((8, 6, 1), "float32")
-    loop = make_loop(("one_device", 1), net, loss=["mse", "mse"])
-    with pytest.raises(StepError, match=r"'a'.*mask"):
-        loop.fit(tf.data.Dataset.from_tensor_slices((tokens, (y, y))).batch(4), verbose=0)

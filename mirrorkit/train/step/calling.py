@@ -56,7 +56,7 @@ def _require_kept(model: Any, assigned: set[int]) -> None:
                 "(add_weight(..., trainable=False)), or use a constraint such as keras.constraints.MaxNorm."
             )
     kept = {id(variable) for variable in model.non_trainable_variables}
-    for layer in layers_of(model):
+    for layer in reversed(layers_of(model)):  # a layer comes after those that hold it
         for variable in layer.metrics_variables:
             if id(variable) in assigned - kept:
                 raise StepError(

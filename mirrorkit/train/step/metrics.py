@@ -6,6 +6,7 @@ added up over replicas and steps. No metric variable is written, so nothing is l
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -158,7 +159,8 @@ def _require_additive(metric: Any, output: Output) -> None:
     one, two = (_update(metric, _empty(metric), *part, None) for part in (first, second))
     both = _update(metric, one, *second, None)
     fresh = all(not np.any(variable.numpy()) for variable in metric.variables)
-    adds_up = all(np.allclose(c, a + b, rtol=1e-5, atol=1e-5) for a, b, c in zip(one, two, both, strict=True))
+    close = functools.partial(np.allclose, rtol=1e-5, atol=1e-5, equal_nan=True)  # these targets may give NaN
+    adds_up = all(close(c, a + b) for a, b, c in zip(one, two, both, strict=True))
     if not (fresh and adds_up):
         raise StepError(
             f"The state of metric {metric.name!r} ({type(metric).__name__}) does not add up: updating it with two "

@@ -77,13 +77,13 @@ def _kind(
     means = [one * (a - old) + other * (b - old) for (a, b), (one, other) in zip(parts, sizes, strict=True)]
     if all(_near(mean, advance, rounding) for mean in means):
         return None
+    for name, extreme in (("maximum", np.maximum), ("minimum", np.minimum)):
+        if all(_near(extreme(a, b), whole, rounding) for a, b in parts):
+            return f"a {name} over the rows"
     # A sum over rows S has the advance c + S(rows), so the two parts of any cut add up to c more than the whole.
     more = [(a - old) + (b - old) - advance for a, b in parts]
     if _near(more[0], more[1], rounding):
         return "a sum over the rows"
-    for name, extreme in (("maximum", np.maximum), ("minimum", np.minimum)):
-        if all(_near(extreme(a, b), whole, rounding) for a, b in parts):
-            return f"a {name} over the rows"
     return None
 
 

@@ -1,0 +1,249 @@
+"""What a step would train as something else than Keras's fit does: right, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import keras_twin, largest_difference, line_net, plain_dataset, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+def _fit_both(loop: Any, net: Any, data: Any, **compiled: Any) -> None:
+    """Train two epochs with the loop, and with Keras's own fit on one device: weights and first losses agree."""
+    model = keras_twin(net, loop)
+    model.compile(keras.optimizers.SGD(0.1), **compiled)
+    expected = model.fit(data, epochs=2, verbose=0).history["loss"]
+    found = loop.fit(data, epochs=2, verbose=0).history["loss"]
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5
+
+
+# --- overrides of what Keras's fit calls
+
+
+def _twice(model: Any, *args: Any, **options: Any) -> Any:
+    return 2 * keras.Model.compute_loss(model, *args, **options)
+
+
+def _own_step(model: Any, data: Any) -> Any:
+    return {"loss": tf.constant(0.0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("train_step", _own_step),
+        ("test_step", _own_step),
+        ("compute_loss", _twice),
+        ("compute_metrics", lambda model, x, y, y_pred, sample_weight=None: {}),
+    ],
+)
+@pytest.mark.parametrize("how", ["Step", "from_compiled", "from_compiled without a loss"])
+def test_an_overridden_step_of_keras(name: str, function: Any, how: str, strategy_of: Any) -> None:
+    cls = type("Own", (keras.Model,), {name: function})
+    with strategy_of("one_device", 1).scope():
+        inputs = keras.Input((4,))
+        model, optimizer = cls(inputs, L.Dense(1)(inputs)), keras.optimizers.SGD(0.1)
+        model.compile(optimizer, loss=None if "without" in how else "mse")
+    with pytest.raises(StepError, match=rf"Own overrides {name}, .*would be ignored\. Write "):
+        mk.train.Step(model, optimizer, loss="mse") if how == "Step" else mk.train.Step.from_compiled(model)
+
+
+def test_an_override_put_on_the_model_itself() -> None:
+    model = line_net()
+    model.train_step = lambda data: {"loss": tf.constant(0.0)}
+    with pytest.raises(StepError, match="overrides train_step"):
+        mk.train.Step(model, keras.optimizers.SGD(0.1), loss="mse")
+
+
+def test_subclasses_that_override_nothing_of_it_train(make_loop: Any, numbers: Any) -> None:
+    class Own(keras.Model):
+        def call(self, x: Any, training: bool = False) -> Any:
+            return super().call(x, training=training)
+
+        def fit(self, *args: Any, **options: Any) -> Any:
+            raise AssertionError
+
+    def net() -> Any:
+        inputs = keras.Input((4,))
+        return Own(inputs, L.Dense(1)(inputs))
+
+    report = make_loop(("mirrored", 2), net).fit(plain_dataset(*numbers, batch=20), epochs=2, verbose=0)
+    assert report.history["loss"][1] < report.history["loss"][0]
+
+
+def test_an_overridden_predict_step_is_refused_where_it_would_be_called(make_loop: Any, numbers: Any) -> None:
+    class Shifted(keras.Sequential):
+        def predict_step(self, data: Any) -> Any:
+            return super().predict_step(data) + 1
+
+    loop = make_loop(("mirrored", 2), lambda: Shifted([keras.Input((4,)), L.Dense(1)]))
+    data = plain_dataset(*numbers, batch=20)
+    loop.fit(data, verbose=0)
+    with pytest.raises(StepError, match="Shifted overrides predict_step"):
+        loop.predict(data)
+
+
+# --- masks that a loss puts on its values
+
+
+def _segments() -> Any:
+    return sequential((4, 4, 2), L.Conv2D(3, 3, padding="same"))
+
+
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 4), ("central_storage", 2)], ids=str)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_ignored_classes_do_not_count(where: Any, weighted: bool, make_loop: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(18, 4, 4, 2)).astype("float32")
+    y = rng.integers(0, 3, (18, 4, 4))
+    y[rng.uniform(size=y.shape) < np.linspace(0.1, 0.9, 18)[:, None, None]] = 255  # shares differ in what they ignore
+    weight = [rng.uniform(0.5, 2, (18, 4, 4)).astype("float32")] if weighted else []
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=255)
+    loop = make_loop(where, _segments, loss=loss)
+    _fit_both(loop, _segments, plain_dataset(x, y, *weight, batch=18), loss=loss)
+
+
+def test_masks_of_outputs_and_values_are_combined(make_loop: Any) -> None:
+    def net() -> Any:
+        return sequential((6,), L.Embedding(5, 4, mask_zero=True), L.Dense(3))
+
+    rng = np.random.default_rng(0)
+    tokens, y = rng.integers(0, 5, (16, 6)), rng.integers(0, 3, (16, 6))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2)
+    _fit_both(make_loop(("mirrored", 4), net, loss=loss), net, plain_dataset(tokens, y, batch=16), loss=loss)
+
+
+def test_circle_masks_its_own_values(make_loop: Any) -> None:
+    def net() -> Any:
+        return sequential((4,), L.Dense(3), L.UnitNormalization())
+
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+    loss = keras.losses.Circle(gamma=4.0)
+    data = plain_dataset(x, np.arange(12) % 4, batch=12)
+    _fit_both(make_loop(("one_device", 1), net, loss=loss), net, data, loss=loss)
+
+
+# --- several divisors in one step
+
+
+def _sentences() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, 5, (24, 6)).astype("int32")
+    tokens[np.arange(6)[None] >= np.linspace(1, 7, 24).astype(int)[:, None]] = 0
+    return tokens, rng.normal(size=(24, 6, 1)).astype("float32")
+
+
+def _masked_and_added() -> Any:
+    inputs = keras.Input((6,), dtype="int32")
+    hidden = L.GRU(4, return_sequences=True)(L.Embedding(5, 4, mask_zero=True)(inputs))
+    outputs = L.Dense(1, kernel_regularizer="l2", activity_regularizer=keras.regularizers.L2(0.3))(hidden)
+    return keras.Model(inputs, outputs)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"loss_scale": 64.0}, {"accumulate": 2}], ids=["plain", "loss scale", "accumulate"]
+)
+def test_a_masked_loss_beside_one_that_layers_add(options: dict[str, Any], make_loop: Any) -> None:
+    tokens, y = _sentences()
+    loop = make_loop(("mirrored", 4), _masked_and_added, **options)
+    model = keras_twin(_masked_and_added, loop)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(plain_dataset(tokens, y, batch=24), epochs=3, verbose=0)
+    loop.fit(plain_dataset(tokens, y, batch=24 // options.get("accumulate", 1)), epochs=3, verbose=0)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-6
+
+
+def test_a_masked_output_beside_others(make_loop: Any) -> None:
+    def net() -> Any:
+        inputs = keras.Input((6,), dtype="int32")
+        hidden = L.Embedding(5, 4, mask_zero=True)(inputs)
+        outputs = {
+            "tags": L.Dense(1, name="tags")(hidden),
+            "mood": L.Dense(1, name="mood")(L.GlobalAveragePooling1D()(hidden)),
+        }
+        return keras.Model(inputs, outputs)
+
+    tokens, y = _sentences()
+    data = plain_dataset(tokens, {"tags": y, "mood": y[:, 0]}, batch=24)
+    options = {"loss": {"tags": "mse", "mood": "mae"}, "loss_weights": {"tags": 2.0, "mood": 0.5}}
+    loop = make_loop(("mirrored", 4), net, **options)
+    model = keras_twin(net, loop)
+    model.compile(keras.optimizers.SGD(0.1), **options)
+    expected, found = (trained.fit(data, epochs=2, verbose=0).history for trained in (model, loop))
+    for name in ("loss", "tags_loss", "mood_loss"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-6
+
+
+def test_a_loss_that_is_not_finite_is_found_in_any_part(make_loop: Any) -> None:
+    class Infinite(L.Layer):  # type: ignore[name-defined]
+        def call(self, x: Any) -> Any:
+            self.add_loss(keras.ops.log(0 * keras.ops.mean(x)))
+            return x
+
+    def net() -> Any:
+        return sequential((6,), L.Embedding(5, 4, mask_zero=True), Infinite(), L.Dense(1))
+
+    with pytest.raises(mk.errors.NonFiniteLossError, match="training step 0"):
+        make_loop(("mirrored", 2), net, unchecked=["add_loss"]).fit(plain_dataset(*_sentences(), batch=24), verbose=0)
+
+
+# --- assignments in a call that an update would not write
+
+
+def test_a_layer_that_assigns_its_own_weight(make_loop: Any, numbers: Any) -> None:
+    class Clamped(L.Dense):
+        def call(self, x: Any) -> Any:
+            self.kernel.assign(keras.ops.clip(self.kernel, -0.1, 0.1))
+            return super().call(x)
+
+    loop = make_loop(("one_device", 1), lambda: sequential((4,), Clamped(1, name="clamped")))
+    with pytest.raises(StepError, match=r"own trainable weight '[\w/]*clamped/kernel'.*would be lost.*constraint"):
+        loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
+
+
+def test_a_layer_that_updates_a_metric_in_its_call(make_loop: Any, numbers: Any) -> None:
+    class Watched(L.Layer):  # type: ignore[name-defined]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.seen = keras.metrics.Mean(name="seen")
+
+        def call(self, x: Any) -> Any:
+            self.seen.update_state(keras.ops.mean(x))
+            return x
+
+    loop = make_loop(("one_device", 1), lambda: sequential((4,), Watched(name="watched"), L.Dense(1)))
+    with pytest.raises(StepError, match=r"'watched' updates a metric in its call \(variable 'seen/total'\)"):
+        loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
+
+
+def test_a_variable_of_nobody_that_is_assigned(make_loop: Any, numbers: Any) -> None:
+    hidden: list[Any] = []
+
+    class Hiding(L.Layer):  # type: ignore[name-defined]
+        def call(self, x: Any) -> Any:
+            hidden[0].assign(keras.ops.max(x))
+            return x
+
+    hidden.append(keras.Variable(0.0))
+    loop = make_loop(("one_device", 1), lambda: sequential((4,), Hiding(), L.Dense(1)))
+    with pytest.raises(StepError, match=r"state that is not among its own.*add_weight"):
+        loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
+
+
+def test_float8(strategy_of: Any) -> None:
+    with strategy_of("one_device", 1).scope():
+        model, optimizer = sequential((16,), L.Dense(16, name="narrow")), keras.optimizers.SGD(0.1)
+        model.layers[0].quantize("float8")
+    with pytest.raises(StepError, match=r"narrow/\w+' takes its gradient for its new value.*mixed_bfloat16"):
+        mk.train.Loop(strategy_of("one_device", 1), mk.train.Step(model, optimizer, loss="mse"))
