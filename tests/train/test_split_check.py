@@ -409,7 +409,7 @@ def test_fit_looks_once_and_trains_on_every_batch_all_the_same(own: bool, reside
     assert without.step.check_first() is not None  # which uses up the one look
     seen: list[Any] = []
     check = looked_at.step._check_split
-    looked_at.step._check_split = lambda batch, **options: (seen.append(batch), check(batch, **options))
+    looked_at.step._check_split = lambda batch: (seen.append(batch), check(batch))
     for loop in (looked_at, without):
         loop.fit(data, epochs=2, verbose=0)
         loop.fit(data, epochs=1, verbose=0)
@@ -425,6 +425,14 @@ def test_fit_refuses_before_the_first_step(make_loop: Any) -> None:
         loop.fit(plain_dataset(X, BINARY, batch=8), verbose=0)
     assert largest_difference(loop.step.model.get_weights(), before) == 0.0
     assert int(loop.step.optimizer.iterations.numpy()) == 0
+
+
+def test_evaluation_alone_is_looked_at_too(make_loop: Any) -> None:
+    loop = make_loop(TWO, _binary, loss="mse", metrics=[_f1])
+    with pytest.raises(StepError, match="the metric '_f1'"):
+        loop.evaluate(plain_dataset(X, BINARY, batch=8))
+    assert loop.step.check_first() is not None  # training has batches of its own
+    assert loop.step.check_first("test") is None
 
 
 def test_one_device_is_as_keras_and_not_looked_at(make_loop: Any) -> None:

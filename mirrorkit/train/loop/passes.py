@@ -85,7 +85,7 @@ class Passes:
         """Evaluate all the data from its beginning, perhaps `local` to the chief; returns the logs."""
         calls = self._calls.local if local else self._calls
         self._step.prepare(feed.element_spec)
-        stream = feed.epoch(0, restart=True, together=1)
+        stream = feed.epoch(0, restart=True, together=1, look=self._step.check_first("test"))
         totals, done = self._zeros(), 0
         hooks.on_test_begin()
         while done != feed.steps:

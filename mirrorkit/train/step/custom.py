@@ -72,8 +72,9 @@ class CustomStep:
             logs = tf.function(lambda batch: self._logs(batch, own_share), autograph=False)
             self._names = sorted(logs.get_concrete_function(element_spec).structured_outputs)
 
-    def check_first(self) -> Callable[[Any], None] | None:
+    def check_first(self, what: str = "train") -> Callable[[Any], None] | None:
         """Return what is to look at a global batch before the first update; None where there is nothing to see."""
+        del what  # it only trains
         alone = self._strategy.num_replicas_in_sync == 1
         if self._is_checked or alone or "seeds" in getattr(self._step, "unchecked", ()):
             return None

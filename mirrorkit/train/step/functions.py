@@ -144,8 +144,11 @@ class Functions:
         self._metrics = Metrics(outputs=outputs, **metrics)
         self._names = names
 
-    def check_split(self, values: Changing, batch: Any, *, replicas: int, unchecked: Sequence[str]) -> None:
+    def check_split(
+        self, values: Changing, batch: Any, strategy: tf.distribute.Strategy, *, unchecked: Sequence[str]
+    ) -> None:
         """Refuse a step that means something else on several shards of a batch; see `split_check`."""
+        replicas = strategy.num_replicas_in_sync
         known = {*self._losses.own_names, *self._metrics.names, "loss", "add_loss", "rows", "state"}
         if unknown := sorted(set(unchecked) - known):
             raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")

@@ -84,17 +84,18 @@ def require_own_draws(strategy: tf.distribute.Strategy, compute: Callable[[Any],
 
     def on_replica(batch: Any) -> list[tf.Tensor]:
         graph = tf.compat.v1.get_default_graph()
-        before = {op.name for op in graph.get_operations()}
+        known = {op.name for op in graph.get_operations()}
         with keras.StatelessScope(initialize_variables=False):
             compute(own_share(batch))
         # TensorFlow traces replicas in turns, and names the operations of all but the first by their replica.
         here = _replica_of(f"{graph.get_name_scope()}/")
-        new = [op for op in graph.get_operations() if op.type == _DRAW and op.name not in before]
-        own = [op for op in new if _replica_of(op.name) == here and tf.get_static_value(op.inputs[0]) is None]
-        own = [op for op in own if not any(op in _before(other.inputs[0].op) for other in own)]  # made a seed of a seed
+        new = [op for op in graph.get_operations() if op.type == _DRAW and op.name not in known]
+        own = {op: _before(op.inputs[0].op) for op in new if _replica_of(op.name) == here}
+        seeds_of_seeds = set().union(*own.values())
+        draws = [op for op, before in own.items() if _is_drawn(before) and op not in seeds_of_seeds]
         if not names:
-            names.extend(op.name for op in own)
-        return [tf.identity(op.inputs[0]) for op in own]
+            names.extend(op.name.rpartition("/")[0] for op in draws)
+        return [tf.identity(op.inputs[0]) for op in draws]
 
     seeds = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)), autograph=False)(batch)
     equal = [name for name, seed in zip(names, seeds, strict=True) if _is_shared(strategy, seed)]
@@ -120,6 +121,11 @@ def _before(last: tf.Operation) -> set[tf.Operation]:
         found |= new
         open_ += new
     return found
+
+
+def _is_drawn(before: set[tf.Operation]) -> bool:
+    """Whether a seed comes from a variable, and not from a constant that is meant to be the same everywhere."""
+    return any(op.type in ("Placeholder", "ReadVariableOp") for op in before)
 
 
 def _is_shared(strategy: tf.distribute.Strategy, seed: Any) -> bool:

@@ -11,7 +11,6 @@ logs = step.update(strategy, sums)                # one reduction, then the same
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -86,9 +85,7 @@ class Step:
     ) -> None:
         requirements.check_overrides(model)
         requirements.check_optimizer(optimizer)
-        requirements.check_options(
-            clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, ema=ema, bucket_mib=bucket_mib
-        )
+        requirements.check_options(clip_norm, clip_value, accumulate=accumulate, ema=ema, bucket_mib=bucket_mib)
         warn_on_logits_mismatch(model, loss)
         self.model = model
         self.optimizer = optimizer
@@ -99,7 +96,8 @@ class Step:
         self._ema = ema
         self._given = {"loss": loss, "loss_weights": loss_weights}
         self._given_metrics = {"metrics": metrics, "weighted_metrics": weighted_metrics}
-        self._unchecked: Sequence[str] | None = [unchecked] if isinstance(unchecked, str) else list(unchecked)
+        self._unchecked = [unchecked] if isinstance(unchecked, str) else list(unchecked)
+        self._looked: set[str] = set()  # before which kind of step a batch was looked at
         self._bucket_mib = bucket_mib
         self._jit_compile = jit_compile
         self._strategy: tf.distribute.Strategy | None = None
@@ -125,10 +123,9 @@ class Step:
     @property
     def variables(self) -> list[Any]:
         """All variables that a step may change: weights, layer state, optimizer slots, averages, loss scale."""
-        model = self.model
         averages = [] if self._averages is None else self._averages.variables
-        slots = self.optimizer.variables
-        return [*model.trainable_variables, *model.non_trainable_variables, *slots, *averages, *self._scale]
+        of_model = [*self.model.trainable_variables, *self.model.non_trainable_variables]
+        return [*of_model, *self.optimizer.variables, *averages, *self._scale]
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Create what is missing (slots, averages, loss scale) in the strategy's scope; once.
@@ -186,17 +183,17 @@ class Step:
         requirements.check_rows(batch)
         self._functions.resolve(batch, self._given, self._given_metrics)
 
-    def check_first(self) -> Callable[[Any], None] | None:
-        """Return what is to look at a global batch before the first update; None where there is nothing to see."""
-        unchecked, self._unchecked = self._unchecked, None  # once
-        replicas = self._require_built().num_replicas_in_sync
-        if unchecked is None or replicas * self.accumulate == 1:
+    def check_first(self, what: str = "train") -> Callable[[Any], None] | None:
+        """Return what looks at a global batch before the first step to "train" or "test"; None without need."""
+        shards = self._require_built().num_replicas_in_sync * (self.accumulate if what == "train" else 1)
+        if shards == 1 or self._looked & {what, "train"}:
             return None
-        return functools.partial(self._check_split, replicas=replicas, unchecked=unchecked)
+        self._looked.add(what)
+        return self._check_split
 
-    def _check_split(self, batch: Any, **options: Any) -> None:
+    def _check_split(self, batch: Any) -> None:
         self.prepare(batch)
-        self._functions.check_split(self._values(), batch, **options)
+        self._functions.check_split(self._values(), batch, self._require_built(), unchecked=self._unchecked)
 
     @property
     def totals_size(self) -> int:

@@ -1,0 +1,126 @@
+"""Random numbers in a step of one's own: other ones on each replica, or an error that says how."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+X = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
+
+
+class OwnStep:
+    """Least squares with Dropout; `within` is entered around the call of the model."""
+
+    def __init__(self, model: Any, optimizer: Any, within: Any, noise: Any = None) -> None:
+        self.model, self.optimizer, self.within, self.noise = model, optimizer, within, noise
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        with strategy.scope():
+            self.optimizer.build(self.model.trainable_variables)
+        variables = [*self.model.trainable_variables, *self.optimizer.variables]
+        self.variables = [*variables, *self.model.non_trainable_variables]
+        self.update_all = mk.train.Update(strategy, variables, self._new_values)
+
+    def compute(self, batch: Any) -> Any:
+        x, y = batch
+        with self.within(), tf.GradientTape() as tape:
+            y_pred = self.model(x if self.noise is None else x + self.noise(), training=True)
+            loss = tf.reduce_sum((y_pred - y) ** 2)
+        mk.train.all_reduce(loss)  # TensorFlow traces the next replica in the midst of this one
+        with self.within():
+            self.model(x, training=True)
+        gradients = tape.gradient(loss, self.model.trainable_variables)
+        return {"gradients": gradients, "loss": loss, "examples": tf.cast(tf.shape(x)[0], tf.float32)}
+
+    def update(self, strategy: Any, sums: Any) -> Any:
+        return self.update_all(sums)
+
+    def _new_values(self, sums: Any, values: Any) -> Any:
+        count = len(self.model.trainable_variables)
+        gradients = [gradient / sums["examples"] for gradient in sums["gradients"]]
+        weights, slots = mk.optim.functional_apply(self.optimizer, values[:count], values[count:], gradients)
+        return [*weights, *slots], {"loss": sums["loss"] / sums["examples"]}
+
+
+def _loop(strategy: Any, within: Any, *layers: Any, **options: Any) -> mk.train.Loop:
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = sequential((4,), *(layers or (L.Dropout(0.5, name="drop"),)), L.Dense(1))
+        optimizer = keras.optimizers.SGD(0.01)
+    return mk.train.Loop(strategy, OwnStep(model, optimizer, within, **options), steps_per_call=1)
+
+
+def _data() -> mk.data.Batches:
+    return mk.data.batches(mk.data.arrays(X, X[:, :1]), global_batch_size=8)
+
+
+def test_equal_draws_are_found_before_the_first_step(strategy_of: Any) -> None:
+    loop = _loop(strategy_of("mirrored", 2), contextlib.nullcontext)
+    before = [variable.numpy() for variable in loop.step.variables]
+    with pytest.raises(StepError, match=r"same random numbers.*drop.*with mk\.train\.seeds_by_replica\(\):.*unchecked"):
+        loop.fit(_data(), verbose=0)
+    for variable, value in zip(loop.step.variables, before, strict=True):  # the generator's state too
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_seeds_by_replica_trains_and_keeps_the_states_equal(strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    loop = _loop(strategy, mk.train.seeds_by_replica)
+    loop.fit(_data(), epochs=2, verbose=0)
+    assert mk.checks.in_sync(strategy, loop.step)
+    assert [int(v.numpy()[1]) for v in loop.step.model.non_trainable_variables] == [
+        8
+    ]  # two draws in each of four steps
+
+
+def test_each_replica_draws_its_own_and_a_step_of_ours_the_same(strategy_of: Any) -> None:
+    def masks(strategy: Any, within: Any) -> list[np.ndarray]:
+        with strategy.scope():
+            drop = L.Dropout(0.5, seed=5)
+            drop.build((64,))
+
+        @tf.function(autograph=False)
+        def draw() -> Any:
+            def on_replica() -> Any:
+                with within():
+                    return drop(tf.ones([64]), training=True)
+
+            return strategy.run(on_replica)
+
+        return [np.asarray(copy) for copy in strategy.experimental_local_results(draw())]
+
+    first, second = masks(strategy_of("mirrored", 2), contextlib.nullcontext)
+    np.testing.assert_array_equal(first, second)
+    own_first, own_second = masks(strategy_of("mirrored", 2), mk.train.seeds_by_replica)
+    assert np.any(own_first != own_second)
+    again, _ = masks(strategy_of("mirrored", 2), contextlib.nullcontext)
+    np.testing.assert_array_equal(first, again)  # outside of the block all is as it was
+    (alone,) = masks(strategy_of("one_device", 1), mk.train.seeds_by_replica)
+    np.testing.assert_array_equal(alone, own_first)
+
+
+@pytest.mark.parametrize("way", ["unchecked", "folded by hand", "constant seed", "one replica", "no draws"])
+def test_what_is_not_refused(way: str, strategy_of: Any) -> None:
+    def folded() -> Any:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return tf.random.stateless_normal([4], tf.random.experimental.stateless_fold_in(generator.next(), replica))
+
+    strategy = strategy_of("one_device", 1) if way == "one replica" else strategy_of("mirrored", 2)
+    with strategy.scope():
+        generator = keras.random.SeedGenerator(1)
+    noise = {"folded by hand": folded, "constant seed": lambda: keras.random.normal((4,), seed=3)}.get(way)
+    layers = () if way in ("unchecked", "one replica") else (L.Dense(2),)
+    loop = _loop(strategy, contextlib.nullcontext, *layers, noise=noise)
+    if way == "unchecked":
+        loop.step.unchecked = ("seeds",)
+    loop.fit(_data(), verbose=0)
