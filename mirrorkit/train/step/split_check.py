@@ -31,6 +31,7 @@ _ROWS = 16  # rows for everything else, with the outputs of those three in turns
 _KEPT = [np.array([1]), np.array([0, 2])]  # of the rows seen: those that stay where they are, beside copies of them
 _PARTS = [np.arange(5), np.arange(5, _ROWS)]
 _OTHER_ORDER = np.random.default_rng(1).permutation(_ROWS)
+_LABEL = 64  # numbers in a target, at most, that may be a class; more are a picture, and no two are alike
 _EXACT = 1e-5  # of a sum's size: rounding, where the rows in another order differ by less than a tenth of it
 _LARGEST = 1e-3  # of a sum's size: no rounding, however much the rows in another order differ
 
@@ -59,8 +60,9 @@ def check_split(checked: Checked, weights: Sequence[tf.Tensor], state: Sequence[
     Raises:
         StepError: it names each loss, metric, output and state, and says what to do.
     """
-    if any(tensor.shape[0] is not None for tensor in getattr(checked.model, "inputs", None) or []):
-        return  # the model takes batches of one size only
+    sizes = [tensor.shape[0] for tensor in getattr(checked.model, "inputs", None) or []]
+    if any(sizes) or not tf.nest.flatten(batch.x)[0].shape[0]:
+        return  # the model takes batches of one size only; or there are no rows
     targets = [None if y is None else _kinds(y) for y in per_output(checked.names, batch.y, "targets")]
     batch = _some_rows(batch)
 
@@ -214,7 +216,8 @@ def _variants(output: Output, targets: np.ndarray | None) -> Iterator[Output]:
 
 def _kinds(y: tf.Tensor) -> np.ndarray:
     """Return each target of the batch once, so that rare ones are drawn as often as others."""
-    return np.unique(np.asarray(y), axis=0)
+    targets = np.asarray(y)
+    return targets if targets[0].size > _LABEL else np.unique(targets, axis=0)
 
 
 def _other_predictions(y_pred: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
