@@ -8,12 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.errors import CheckpointError, NonFiniteLossError, StepError
+from mirrorkit.strategy.variables import unchanged
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.loop.calls import CallLength
 from mirrorkit.train.loop.feed import Feed
 from mirrorkit.train.loop.hooks import agree_to_stop, periods
 from mirrorkit.train.loop.report import Epoch, Report
-from mirrorkit.train.snapshot import unchanged
 
 _EXAMPLES = 0  # index into a step's totals
 
@@ -103,7 +103,7 @@ class Passes:
 
     def rehearse(self, training: Feed, testing: Feed | None) -> None:
         """Run every function once or twice, and leave all variables as they were."""
-        with unchanged(self._strategy, self._step.variables):
+        with unchanged(self._step.variables):
             self._step.prepare(training.element_spec)
             for number, (stream, least) in enumerate(training.rehearsals(self._step.accumulate)):
                 for steps in self._length.probes() if number == 0 else (least,):
