@@ -310,22 +310,38 @@ def test_variables_that_a_plain_function_makes_are_refused_by_name() -> None:
     assert_same(before, copies_of(own.model.variables))
 
 
+@pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("lifted", [True, False])
-def test_variables_whose_first_values_are_tensors(lifted: bool) -> None:
+def test_variables_whose_first_values_are_tensors(lifted: bool, nested: bool) -> None:
     made: list[tf.Variable] = []
 
     @tf.function
     def train(x: Any) -> Any:
         if not made:
-            made.append(tf.Variable(tf.ones([]) if lifted else 2 * x))
+            made.append(tf.Variable(tf.ones([]) if lifted else 2 * x, name="made_late"))
         return made[0].assign_add(x)
 
+    function = tf.function(lambda x: train(x)) if nested else train
     if lifted:
-        mk.timing.warm_up(train, tf.constant(3.0))
+        mk.timing.warm_up(function, tf.constant(3.0))
         assert float(made[0]) == 1
-        assert float(train(tf.constant(3.0))) == 4
+        assert float(function(tf.constant(3.0))) == 4
     else:
-        with pytest.raises(
-            StepError, match=r"train makes variables whose first values depend on that call.*has not run"
-        ):
-            mk.timing.warm_up(train, tf.constant(3.0))
+        with pytest.raises(StepError, match=r"makes variables whose first values depend on that call.*has not run"):
+            mk.timing.warm_up(function, tf.constant(3.0))
+
+
+def test_a_model_brings_its_metrics_and_its_optimizer(strategy_of: Callable[..., Any]) -> None:
+    """Run eagerly, so that no tf.function tells of them."""
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], run_eagerly=True)
+    model.fit(_dataset(), steps_per_epoch=2, verbose=0)
+    everything = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
+    before = copies_of(everything)
+    mk.timing.warm_up(model.train_function, iter(strategy.experimental_distribute_dataset(_dataset())), restore=model)
+    assert_same(before, copies_of(everything))
+    model.train_function(iter(strategy.experimental_distribute_dataset(_dataset())))
+    assert all(map(np.any, copies_of(model.metrics_variables)))
+    assert not any(map(np.array_equal, before[-2:], copies_of(everything)[-2:]))
