@@ -171,6 +171,14 @@ def test_a_later_fit_without_it_takes_long_calls_again(auto: Any, recipe: Any) -
     assert counted == [STEPS, STEPS]
 
 
+def test_calls_of_one_step_teach_nothing_of_how_long_calls_should_be(auto: Any, recipe: Any) -> None:
+    loop = auto()
+    loop.fit(recipe, callbacks=[Falling()], verbose=0)
+    assert loop.steps_per_call == 1
+    loop.fit(recipe, verbose=0)
+    assert loop.steps_per_call > 1
+
+
 def test_passive_callbacks_keep_long_calls(auto: Any, recipe: Any, tmp_path: Any, caplog: Any) -> None:
     callbacks = [
         keras.callbacks.TensorBoard(tmp_path, update_freq=1, write_graph=False),
