@@ -61,6 +61,12 @@ def test_the_timer_waits_for_the_devices_at_a_lap_and_at_the_end(queued_work):
     assert done
 
 
+def test_a_warm_up_waits_for_the_devices_at_its_end(queued_work):
+    done = []
+    mk.timing.warm_up(lambda: done.append(queued_work()), restore=tf.Variable(0.0))
+    assert done == [[True]]
+
+
 def test_seconds_and_laps(monkeypatch):
     clock = iter([10.0, 11.0, 13.0, 16.0, 20.0, 20.5])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))

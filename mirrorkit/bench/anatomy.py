@@ -109,7 +109,7 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
     from mirrorkit.bench.variants import Variants
     from mirrorkit.strategy import of_all_workers
     from mirrorkit.strategy.parameter_server import is_parameter_server
-    from mirrorkit.train.snapshot import unchanged
+    from mirrorkit.strategy.variables import unchanged
 
     if not is_whole(repeats):
         raise StepError(f"anatomy(repeats={repeats!r}) was asked for; it must be a whole number from 1 on.")
@@ -118,7 +118,7 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
     if not hasattr(loop.step, "prepare"):
         raise StepError(f"anatomy needs a mk.train.Step; the parts of {type(loop.step).__name__} are unknown.")
     loop.warm_up(data)  # leaves all as it was, but finds how long the loop's calls are to be
-    with unchanged(loop.strategy, loop.step.variables):
+    with unchanged(loop.step.variables):
         variants = Variants(loop.strategy, loop.step, data)
         # The slowest worker's numbers: variants that reduce must run the same steps on all.
         steps = {name: int(min(of_all_workers(loop.strategy, n))) for name, n in _steps_worth(variants).items()}

@@ -11,7 +11,7 @@ from mirrorkit.checks.non_finite import find_in_shards
 from mirrorkit.errors import NonFiniteLossError, StepError
 from mirrorkit.strategy import num_workers
 from mirrorkit.strategy.parameter_server import is_parameter_server
-from mirrorkit.train.reduce.update import native
+from mirrorkit.strategy.variables import native
 from mirrorkit.whole import is_whole
 
 

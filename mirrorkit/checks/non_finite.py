@@ -12,8 +12,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.checks.recording import Call, recorded
 from mirrorkit.errors import StepError
-from mirrorkit.train.reduce.update import native
-from mirrorkit.train.snapshot import unchanged
+from mirrorkit.strategy.variables import native, unchanged
 from mirrorkit.train.step.layer_state import training_argument
 from mirrorkit.train.step.outputs import Batch, unpack_batch
 from mirrorkit.train.step.share import bounds
@@ -134,8 +133,7 @@ def _objective_of_model(model: Any, weights: Any, state: Any, batch: Batch) -> t
 
 
 def _in_own_step(step: Any, batch: Batch) -> Iterator[NonFinite]:
-    strategy = getattr(step, "strategy", None) or tf.distribute.get_strategy()
-    with unchanged(strategy, list(getattr(step, "variables", []))), recorded() as calls:
+    with unchanged(getattr(step, "variables", [])), recorded() as calls:
         sums = step.compute(tuple(part for part in batch if part is not None))
     yield from _in_outputs(calls)
     for path, value in keras.tree.flatten_with_path(sums):

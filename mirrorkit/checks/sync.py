@@ -14,8 +14,9 @@ import tensorflow as tf
 from mirrorkit.checks.bits import checksums, from_words, to_words
 from mirrorkit.errors import StepError
 from mirrorkit.strategy.parameter_server import is_parameter_server
+from mirrorkit.strategy.variables import native
 from mirrorkit.train.reduce.tracing import TraceOnce
-from mirrorkit.train.reduce.update import first_replica, local_replica, native
+from mirrorkit.train.reduce.update import first_replica, local_replica
 
 
 @dataclass(frozen=True)

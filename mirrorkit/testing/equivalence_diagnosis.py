@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from mirrorkit import batching
 from mirrorkit._keras import keras
+from mirrorkit.strategy.variables import unchanged
 from mirrorkit.testing.equivalence_runs import Comparison, Run, distances
-from mirrorkit.train.snapshot import unchanged
 from mirrorkit.train.step.layer_state import layers_of
 
 _REPEATS = 32  # large enough to drive a clipped gradient to its bound
@@ -112,7 +112,7 @@ def _norm(values: Sequence[np.ndarray]) -> float:
 def _computed(run: Run, batches: Sequence[Any]) -> list[dict[str, np.ndarray]]:
     results = []
     for batch in batches:
-        with unchanged(run.strategy, run.step.variables):
+        with unchanged(run.step.variables):
             sums = run.strategy.run(run.step.compute, args=(tf.nest.map_structure(tf.constant, batch),))
         leaves = keras.tree.flatten_with_path(sums)
         results.append({"/".join(map(str, path)): np.asarray(value, np.float64) for path, value in leaves})

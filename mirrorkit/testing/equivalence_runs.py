@@ -12,10 +12,9 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.strategy.variables import native, unchanged
 from mirrorkit.testing.equivalence_data import as_dataset, cut, size_of
 from mirrorkit.train import Loop, Step
-from mirrorkit.train.reduce.update import native
-from mirrorkit.train.snapshot import unchanged
 
 Values = dict[str, np.ndarray]
 
@@ -156,7 +155,7 @@ def train(
         batches = trial.batches
         if trained is step and shards > 1:
             batches = [shard for batch in batches for shard in cut(batch, shards)]
-        with unchanged(strategy, step.variables):
+        with unchanged(step.variables):
             if trial.nudge is not None:
                 _nudge([watched[name] for name in sorted(trainable)], seed=trial.nudge)
             recorder = keras.callbacks.LambdaCallback(

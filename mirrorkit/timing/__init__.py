@@ -1,6 +1,7 @@
-"""Honest timing: a timer that waits for the devices, throughput with the first call kept apart, traces of steps.
+"""Honest timing: a timer that waits for the devices, a warm-up, throughput with the first call apart, traces of steps.
 
 ```python
+mk.timing.warm_up(train_step, batch, restore=[model, optimizer])
 with mk.timing.Timer() as timer:
     loop_of_many_steps()
 timer.seconds
@@ -11,12 +12,13 @@ loop.fit(train, callbacks=[mk.timing.profile("logs", steps=(10, 20))])
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from mirrorkit.timing.throughput import Throughput
 from mirrorkit.timing.timer import Timer
 
-__all__ = ["Throughput", "Timer", "profile"]
+__all__ = ["Throughput", "Timer", "profile", "warm_up"]
 
 
 def profile(log_dir: str | os.PathLike[str], *, steps: tuple[int, int] = (10, 20)) -> Any:
@@ -45,3 +47,48 @@ def profile(log_dir: str | os.PathLike[str], *, steps: tuple[int, int] = (10, 20
     from mirrorkit.timing.profiler import checked  # here, since the rest of mk.timing needs no TensorFlow
 
     return checked(log_dir, steps)
+
+
+def warm_up(function: Callable[..., Any], *arguments: Any, restore: Any = ()) -> None:
+    """Compile a function and run it once, and leave every variable and random generator as it was, bit for bit.
+
+    ```python
+    batches = iter(mk.data.distribute(train.dataset(epoch=0), strategy, autoshard="data"))
+    mk.timing.warm_up(train_step, next(batches), restore=[model, optimizer])   # a tf.function of your own
+
+    model.make_train_function()                                                # Keras's, before model.fit
+    mk.timing.warm_up(model.train_function, iter(strategy.experimental_distribute_dataset(dataset)), restore=model)
+    ```
+
+    For a custom training loop and for Keras's `fit`; a `mk.train.Loop` has a `warm_up` of its own. The first real call
+    then neither traces nor compiles, if it is made with arguments of the same shapes and dtypes, and within the same
+    strategy scope or outside of any, as the warm-up.
+
+    What is put back, under a strategy every replica's own copy: what `restore` lists, variables among the arguments,
+    what a `tf.function` holds (also one that `function` calls, also what it makes when it is first traced: the slots of
+    an optimizer), and the global random generators of Python, NumPy and TensorFlow. Until then the devices need room
+    for those values a second time. An error within the function is raised after all is put back.
+
+    What cannot be put back:
+
+    - An iterator among the arguments has gone on by what the function took; pass a fresh one. One of a
+      `tf.data.Dataset` that shuffles anew for each iterator changes the order of the next; a recipe such as
+      `mk.data.batches` gives the same order whenever it is asked.
+    - Stateful random operations such as `tf.random.normal` within a `tf.function` count their calls where nothing can
+      reach them; `keras.random`, `tf.random.Generator` and `tf.random.stateless_normal` do not.
+    - What Python code outside of every `tf.function` changes is only put back where `restore` lists it.
+
+    Args:
+        function: a `tf.function`, or a plain function that calls some, as `model.train_function` of Keras is.
+        *arguments: what it will be called with, or anything of the same shapes and dtypes.
+        restore: a variable (Keras's or TensorFlow's), an object that has `.variables` (a model together with its
+            metrics and its compiled optimizer, an optimizer, a `mk.train.Step`), or a list of such; needed where
+            `function` is no `tf.function`.
+
+    Raises:
+        StepError: a plain function and nothing to restore; something in `restore` that has no variables; variables that
+            are made during the call, outside of any `tf.function`; a call within a `tf.function`.
+    """
+    from mirrorkit.timing.rehearsal import rehearse  # here, since the rest of mk.timing needs no TensorFlow
+
+    rehearse(function, arguments, restore)

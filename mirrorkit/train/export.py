@@ -20,8 +20,8 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_chief
+from mirrorkit.strategy.variables import unchanged
 from mirrorkit.train.reduce.tracing import outside_replica
-from mirrorkit.train.snapshot import unchanged
 from mirrorkit.train.step.layer_state import layers_of, training_argument
 
 _KERAS = ".keras"
@@ -74,7 +74,7 @@ def export(of: Any, path: str | os.PathLike[str], *, averaged: bool = False, inp
     strategy = model.distribute_strategy
 
     def put_in_place() -> None:
-        with unchanged(strategy, []):
+        with unchanged([]):
             _replace(target, lambda new: write(model, new, input_signature))
 
     with step.averaged() if averaged else contextlib.nullcontext():

@@ -28,17 +28,16 @@ def data() -> tuple[mk.data.Batches, mk.data.Batches]:
 
 
 class Hooks(keras.callbacks.Callback):
-    """Counts the hooks that come, and stops when asked."""
+    """Remembers how long the loop's calls are, and stops when asked."""
 
-    def __init__(self, stop_at_epoch: int | None = None) -> None:
+    def __init__(self, loop: mk.train.Loop, stop_at_epoch: int | None = None) -> None:
         super().__init__()
         self.calls: list[int] = []
+        self._loop = loop
         self._stop_at_epoch = stop_at_epoch
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.calls.append(batch)
-
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.calls.append(self._loop.steps_per_call)
         if epoch == self._stop_at_epoch:
             self.model.stop_training = True
 
@@ -57,18 +56,23 @@ def train(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     loop.warm_up(training, validation_data=in_order)
     first = strategy.cluster_resolver is None or mk.strategy.worker_index(strategy) == 0
     # A callback of one worker alone that wants to stop: the others do too.
-    hooks = Hooks(stop_at_epoch=3 if first else None)
+    hooks = Hooks(loop, stop_at_epoch=3 if first else None)
     writers = [keras.callbacks.CSVLogger(str(folder / "log.csv"), append=True)]
     report = loop.fit(training, epochs=9, validation_data=in_order, verbose=2, callbacks=[hooks, *writers])
     values = [copy.numpy() for v in step.variables for copy in strategy.experimental_local_results(v.value)[:1]]
     np.savez(folder / f"variables{mk.strategy.worker_index(strategy)}.npz", *values)
-    return {
+    found = {
         "history": report.history,
         "evaluate": loop.evaluate(in_order),
         "predict": loop.predict(in_order).tolist(),
         "calls": hooks.calls,
         "all": mk.strategy.of_all_workers(strategy, 10 + mk.strategy.worker_index(strategy)),
     }
+    # A batch hook of one worker alone: the others make calls of one step too.
+    seen: list[int] = []
+    look = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))] if first else []
+    loop.fit(training, callbacks=look, verbose=0)
+    return {**found, "seen": seen}
 
 
 if __name__ == "__main__":

@@ -52,6 +52,12 @@ def test_warm_up_compiles_everything_and_changes_nothing(two_workers):
     assert two_workers["new_traces"] == 0
 
 
+def test_batch_hooks_come_once_per_call_and_the_log_says_so(two_workers):
+    assert 3 <= len(two_workers["batches"]) < 3 * two_workers["steps_per_epoch"]
+    (message,) = [text for text in two_workers["told"] if "hook" in text]
+    assert "Log has a batch hook of your own: under parameter servers it comes once per call" in message
+
+
 def test_a_checkpoint_holds_all_of_it(two_workers):
     steps = two_workers["steps_per_epoch"]
     assert two_workers["restored"] == [2, 2 * steps]

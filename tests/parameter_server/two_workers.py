@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 import time
 
@@ -134,8 +135,12 @@ seen["unchanged_by_warm_up"] = all(
     np.array_equal(a, v.value.numpy()) for a, v in zip(before, step.variables, strict=True)
 )
 traces = loop._calls.traces
-log = Log()
+log, told = Log(), []
+handler = logging.Handler()
+handler.emit = lambda record: told.append(record.getMessage())
+logging.getLogger("mirrorkit").addHandler(handler)
 report = loop.fit(train, epochs=3, validation_data=train, callbacks=[log], verbose=0)
+seen["told"] = told
 seen["new_traces"] = loop._calls.traces - traces
 seen["iterations"] = int(step.optimizer.iterations.value.numpy())
 seen["seed_advance"] = [

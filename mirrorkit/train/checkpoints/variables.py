@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.errors import CheckpointError
-from mirrorkit.train.reduce.update import first_replica, native
+from mirrorkit.strategy.variables import native
+from mirrorkit.train.reduce.update import first_replica
 
 _SHOWN = 10  # differences in an error message
 

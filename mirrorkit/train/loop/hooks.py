@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,13 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_chief, of_all_workers
+from mirrorkit.strategy.parameter_server import is_parameter_server
 from mirrorkit.train.checkpoints import Checkpoints
+
+_log = logging.getLogger("mirrorkit")
+
+_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_PASSIVE = ("keras", "mirrorkit")  # their own batch hooks only look, or know of calls of many steps
 
 _WRITERS = (
     keras.callbacks.CSVLogger,
@@ -40,9 +47,7 @@ def callback_list(
     Raises:
         StepError: BackupAndRestore, which only Keras's own `fit` obeys.
     """
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    given = keras.tree.flatten(callbacks or [])
+    given = _flat(callbacks)
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
         raise StepError(
             "BackupAndRestore asks Keras's fit to leave epochs out, which a Loop does not see: all of them would be "
@@ -60,6 +65,51 @@ def callback_list(
         if hasattr(callback, "set_loop"):
             callback.set_loop(loop)
     return keras.callbacks.CallbackList(given, model=model, verbose=verbose, **params)
+
+
+def acting_on_batches(callbacks: Any) -> list[str]:
+    """Return the class names of the callbacks that have a training batch hook of the user's own.
+
+    Such a hook may set a learning rate for the next batch, so it is to come at every step, as in Keras's `fit`. It is
+    the user's where a class that is neither Keras's nor mirrorkit's defines it, or where it was set on the instance, as
+    LambdaCallback does.
+
+    Args:
+        callbacks: what `fit` was given, on every worker the whole list.
+    """
+    given = _flat(callbacks)
+    return [type(callback).__name__ for callback in given if any(_is_users(callback, hook) for hook in _BATCH_HOOKS)]
+
+
+def tell_of_batch_hooks(strategy: tf.distribute.Strategy, names: Sequence[str]) -> None:
+    """Say which callbacks have batch hooks of the user's own, what comes of it and what else could be asked."""
+    who = f"{', '.join(names)} {'has a batch hook' if len(names) == 1 else 'have batch hooks'} of your own"
+    if is_parameter_server(strategy):
+        _log.warning(
+            "%s: under parameter servers it comes once per call of many steps, since workers take steps at the same "
+            "time. Loop(..., steps_per_call=1) calls it at every step, and then one worker at a time is busy.",
+            who,
+        )
+    else:
+        _log.warning(
+            "%s, so every step is a call by itself, as in Keras's fit. This costs a fraction of a millisecond per "
+            "step, which a small model notices. If the callback only looks, Loop(..., steps_per_call=50) calls it once "
+            "per 50 steps.",
+            who,
+        )
+
+
+def _is_users(callback: Any, hook: str) -> bool:
+    if hook in getattr(callback, "__dict__", ()):
+        return True
+    owner = next((kind for kind in type(callback).__mro__ if hook in vars(kind)), object)
+    return owner is not object and owner.__module__.partition(".")[0] not in _PASSIVE
+
+
+def _flat(callbacks: Any) -> list[Any]:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    return list(keras.tree.flatten(callbacks or []))
 
 
 def choose_modes(hooks: Any, modes: Mapping[str, str]) -> None:

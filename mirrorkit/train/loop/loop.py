@@ -20,13 +20,21 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
+from mirrorkit.strategy import of_all_workers
 from mirrorkit.strategy.parameter_server import is_parameter_server
 from mirrorkit.timing import Throughput
 from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.loop.coordinator import calls_for, explained
 from mirrorkit.train.loop.feed import Feed
-from mirrorkit.train.loop.hooks import agree_to_stop, callback_list, choose_modes, release
+from mirrorkit.train.loop.hooks import (
+    acting_on_batches,
+    agree_to_stop,
+    callback_list,
+    choose_modes,
+    release,
+    tell_of_batch_hooks,
+)
 from mirrorkit.train.loop.passes import NO_BATCH, Passes
 from mirrorkit.train.loop.report import Report
 from mirrorkit.train.step.custom import CustomStep, TrainStep
@@ -42,8 +50,10 @@ class Loop:
         strategy: from `mk.strategy.create`, or any `tf.distribute.Strategy`.
         step: `mk.train.Step`, or a step of your own (`mk.train.TrainStep`). What variables it needs are made in the
             strategy's scope.
-        steps_per_call: training steps per compiled call; "auto" finds about half a second's worth. Batch hooks of
-            callbacks come once per call, as with Keras's `steps_per_execution`.
+        steps_per_call: training steps per compiled call. Batch hooks of callbacks come once per call, as with Keras's
+            `steps_per_execution`. "auto" finds about half a second's worth, but takes one step per call (one update,
+            with `accumulate`) in a `fit` with a callback whose batch hooks are your own: it may act on every batch, as
+            one that sets the learning rate does. A number is kept to; hooks that only look are cheaper with 50, say.
         jit_compile: have XLA compile whole calls: data, model and update become one program. For a single replica and
             `mk.data.resident`; other calls are made as without it. Small dense models gain; convolutions on CPU become
             many times slower. XLA checks no values: an index out of range is taken for the nearest, a label out of
@@ -75,6 +85,8 @@ class Loop:
         self._step.build(strategy)
         self._calls, length = calls_for(strategy, self._step, steps_per_call, jit_compile=jit_compile)
         self._passes = Passes(strategy, self._step, self._calls, length)
+        self._auto = steps_per_call == "auto"
+        self._told_of_hooks = False
         self._warm = False
         self._restored = False  # and not gone on since
         self.position = Position()
@@ -150,6 +162,7 @@ class Loop:
             with explained(self.strategy, data, validation_data):
                 self._step.prepare(feed.element_spec)
                 choose_modes(hooks, self._step.modes)
+                each_step = self._takes_each_step(callbacks)
                 hooks.on_train_begin()  # may restore
                 position, resumed, self._restored = self.position, self._restored, False
                 keras_history = next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History))
@@ -158,7 +171,8 @@ class Loop:
                 while position.epoch < epochs and position.ended < epochs:
                     epoch = position.epoch
                     hooks.on_epoch_begin(epoch)
-                    logs = self._passes.train(feed, position, hooks, report, resumed=resumed)
+                    how = {"resumed": resumed, "each_step": each_step}
+                    logs = self._passes.train(feed, position, hooks, report, **how)
                     if validation is not None and (epoch + 1) % validation_freq == 0:
                         val_logs = self._passes.test(validation, hooks)
                         logs |= {f"val_{name}": value for name, value in val_logs.items()}
@@ -257,6 +271,16 @@ class Loop:
         self.position = restore_newest(folder, self.strategy, require_variables(self.step))
         self._restored = True
         return self.position
+
+    def _takes_each_step(self, callbacks: Sequence[Any] | None) -> bool:
+        """Whether a callback wants calls of one step; on several workers, a callback of any of them."""
+        if not self._auto:
+            return False
+        acting = acting_on_batches(callbacks)
+        if acting and not self._told_of_hooks:
+            tell_of_batch_hooks(self.strategy, acting)
+            self._told_of_hooks = True
+        return bool(max(of_all_workers(self.strategy, bool(acting)))) and not is_parameter_server(self.strategy)
 
     def _whole_feed(self, data: Any) -> Feed:
         # A dataset of the user's may never end, and zeros stand in for it anyway.

@@ -8,12 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.errors import CheckpointError, NonFiniteLossError, StepError
+from mirrorkit.strategy.variables import unchanged
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.loop.calls import CallLength
 from mirrorkit.train.loop.feed import Feed
 from mirrorkit.train.loop.hooks import agree_to_stop, periods
 from mirrorkit.train.loop.report import Epoch, Report
-from mirrorkit.train.snapshot import unchanged
 
 _EXAMPLES = 0  # index into a step's totals
 
@@ -39,7 +39,9 @@ class Passes:
         """How many steps the next whole call takes."""
         return self._length.next(None)
 
-    def train(self, feed: Feed, position: Position, hooks: Any, report: Report, *, resumed: bool) -> dict[str, Any]:
+    def train(
+        self, feed: Feed, position: Position, hooks: Any, report: Report, *, resumed: bool, each_step: bool = False
+    ) -> dict[str, Any]:
         """Train what is left of the position's epoch; move the position on, call by call. Returns the epoch's logs.
 
         Args:
@@ -48,6 +50,7 @@ class Passes:
             hooks: a Keras callback list.
             report: gets the epoch and its calls.
             resumed: the epochs before were trained in another run.
+            each_step: make calls of one step, or of one update; they teach nothing of how long a call should be.
 
         Raises:
             NonFiniteLossError: a callback that has `on_non_finite_loss(error, feed)` is called first.
@@ -56,7 +59,7 @@ class Passes:
         together = self._step.accumulate
         look = self._step.check_first()
         stream = feed.epoch(position.epoch, start=position.batch, resume=resumed, together=together, look=look)
-        every = periods(hooks)
+        every = [1] if each_step else periods(hooks)
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), self._logs(totals) if position.batch else {}
         while position.batch != feed.steps and not (position.batch and self._step.model.stop_training):
             steps = self._until_wanted(self._length.next(feed.left(position.batch)), position.steps, every)
@@ -68,7 +71,8 @@ class Passes:
                 _raise_non_finite(result.first_bad_step, position, hooks, feed)
             examples = int(result.totals[_EXAMPLES]) - int(totals[_EXAMPLES])
             totals = result.totals
-            self._length.learn(result.steps, result.seconds)
+            if not each_step:
+                self._length.learn(result.steps, result.seconds)
             report.throughput.record(examples=examples, steps=result.steps, seconds=result.seconds)
             record.add(examples, result.steps, result.seconds)
             logs = self._logs(totals)
@@ -104,7 +108,7 @@ class Passes:
 
     def rehearse(self, training: Feed, testing: Feed | None) -> None:
         """Run every function once or twice, and leave all variables as they were."""
-        with unchanged(self._strategy, self._step.variables):
+        with unchanged(self._step.variables):
             self._step.prepare(training.element_spec)
             for number, (stream, least) in enumerate(training.rehearsals(self._step.accumulate)):
                 for steps in self._length.probes() if number == 0 else (least,):

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.strategy.parameter_server import is_parameter_server
+from mirrorkit.strategy.variables import native
 from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.reduce.reduction import all_reduce
 
@@ -113,8 +114,3 @@ def local_replica(strategy: tf.distribute.Strategy) -> int:
 def first_replica(strategy: tf.distribute.Strategy, values: Any) -> Any:
     """Take the first replica's part of each value in a nest that `strategy.run` returned."""
     return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], values)
-
-
-def native(variable: Any) -> Any:
-    """Return the TensorFlow variable behind a Keras variable; a TensorFlow variable as it is."""
-    return getattr(variable, "value", variable) if not isinstance(variable, tf.Variable) else variable

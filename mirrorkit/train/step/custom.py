@@ -79,7 +79,7 @@ class CustomStep:
         if self._is_checked or alone or "seeds" in getattr(self._step, "unchecked", ()):
             return None
         self._is_checked = True
-        return lambda batch: require_own_draws(self._strategy, self._step.compute, batch)
+        return lambda batch: require_own_draws(self._strategy, self._step, batch)
 
     def train(self, batch: Any, share: Share = own_share) -> tf.Tensor:
         """Compute, update, and return the totals."""

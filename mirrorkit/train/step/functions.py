@@ -13,6 +13,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply
+from mirrorkit.strategy.variables import unchanged
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages
@@ -153,7 +154,8 @@ class Functions:
         if unknown := sorted(set(unchecked) - known):
             raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
         checked = Checked(self._model, self._losses, self._metrics, self._names, self._shards, replicas, unchecked)
-        outside_replica(lambda: check_split(checked, values.weights, values.state, unpack_batch(batch)))
+        with unchanged([]):  # a layer may draw from Python's or NumPy's generator
+            outside_replica(lambda: check_split(checked, values.weights, values.state, unpack_batch(batch)))
 
     @property
     def synchronized(self) -> bool:

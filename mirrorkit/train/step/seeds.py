@@ -10,7 +10,7 @@ import functools
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers, of_all_workers
+from mirrorkit.strategy.variables import unchanged
 from mirrorkit.train.step.share import own_share
 
 _DRAW = "StatelessRandomGetKeyCounter"  # with which TensorFlow's stateless random operations, and so Keras's, begin
@@ -66,15 +67,15 @@ def _wrap_next() -> None:
     keras.random.SeedGenerator.next = next_of_replica
 
 
-def require_own_draws(strategy: tf.distribute.Strategy, compute: Callable[[Any], Any], batch: Any) -> None:
-    """Refuse a step's `compute` whose random operations begin from the same seed on two replicas.
+def require_own_draws(strategy: tf.distribute.Strategy, step: Any, batch: Any) -> None:
+    """Refuse a step of the user's own whose random operations begin from the same seed on two replicas.
 
     Seen are operations of its graph itself, not those within a `tf.function` or a loop that it calls, and no constant
-    seeds. Nothing is written.
+    seeds. What the step says that it changes is left as it was.
 
     Args:
         strategy: of several replicas.
-        compute: called on each replica with its rows.
+        step: its `compute` is called on each replica.
         batch: a global batch.
 
     Raises:
@@ -86,7 +87,7 @@ def require_own_draws(strategy: tf.distribute.Strategy, compute: Callable[[Any],
         graph = tf.compat.v1.get_default_graph()
         known = {op.name for op in graph.get_operations()}
         with keras.StatelessScope(initialize_variables=False):
-            compute(own_share(batch))
+            step.compute(own_share(batch))
         # TensorFlow traces replicas in turns, and names the operations of all but the first by their replica.
         here = _replica_of(f"{graph.get_name_scope()}/")
         new = [op for op in graph.get_operations() if op.type == _DRAW and op.name not in known]
@@ -97,7 +98,8 @@ def require_own_draws(strategy: tf.distribute.Strategy, compute: Callable[[Any],
             names.extend(op.name.rpartition("/")[0] for op in draws)
         return [tf.identity(op.inputs[0]) for op in draws]
 
-    seeds = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)), autograph=False)(batch)
+    with unchanged(getattr(step, "variables", [])):
+        seeds = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)), autograph=False)(batch)
     equal = [name for name, seed in zip(names, seeds, strict=True) if _is_shared(strategy, seed)]
     if equal:
         raise StepError(

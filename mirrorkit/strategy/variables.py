@@ -1,0 +1,106 @@
+"""Variables under a strategy: the copies that replicas hold, and putting all of them back after a rehearsal."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def native(variable: Any) -> Any:
+    """Return the TensorFlow variable behind a Keras variable; a TensorFlow variable as it is."""
+    return getattr(variable, "value", variable) if not isinstance(variable, tf.Variable) else variable
+
+
+def copies(variable: Any) -> list[Any]:
+    """Return each local replica's copy of a Keras or TensorFlow variable; the variable itself where there is one."""
+    variable = native(variable)
+    strategy = getattr(variable, "distribute_strategy", None)  # only where the replicas hold copies
+    return [variable] if strategy is None else list(strategy.experimental_local_results(variable))
+
+
+class Snapshot:
+    """The values that variables had when they were added; every replica's copy counts as a variable of its own."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, tuple[Any, tf.Tensor]] = {}  # by the id of the copy's handle
+
+    def holds(self, variable: Any) -> bool:
+        """Return whether every copy of this variable is remembered."""
+        return all(_key(copy) in self._values for copy in copies(variable))
+
+    def add(self, variables: Iterable[Any]) -> None:
+        """Remember the present values of Keras or TensorFlow variables, except of those that were added before."""
+        for variable in variables:
+            for copy in copies(variable):
+                if _key(copy) not in self._values:
+                    self._values[_key(copy)] = (copy, tf.identity(copy))
+
+    def add_captured(self, traced: Any) -> None:
+        """Remember the variables that a traced function holds, as `add` does.
+
+        They are found by their handles: `traced.variables` leaves out those that are only written.
+
+        Args:
+            traced: a `tf.types.experimental.ConcreteFunction`.
+        """
+        for handle in traced.captured_inputs:
+            data = getattr(handle, "_handle_data", None)  # private to TensorFlow; iterators and tables have none
+            if data is not None and data.is_set and id(handle) not in self._values:
+                captured = _Captured(handle, data.shape_and_type[0].dtype)
+                self._values[id(handle)] = (captured, captured.read_value())
+
+    def put_back(self) -> None:
+        """Give every copy the value that it had."""
+        for copy, value in self._values.values():
+            copy.assign(value)
+
+
+@contextmanager
+def unchanged(variables: Iterable[Any]) -> Iterator[Snapshot]:
+    """Run the block, then restore `variables` (each replica's copy) and the random generators bit for bit.
+
+    The generators are Python's, NumPy's and TensorFlow's global ones. The block may add variables to what it is given.
+    """
+    snapshot = Snapshot()
+    snapshot.add(variables)
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    generator = _global_generator()
+    generator_state = None if generator is None else tf.identity(generator.state)
+    try:
+        yield snapshot
+    finally:
+        snapshot.put_back()
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        if generator is not None:
+            generator.state.assign(generator_state)
+
+
+class _Captured:
+    """A variable of which only the handle is known."""
+
+    def __init__(self, handle: tf.Tensor, dtype: int) -> None:
+        self.handle = handle
+        self._dtype = tf.as_dtype(dtype)
+
+    def read_value(self) -> tf.Tensor:
+        return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self._dtype)
+
+    def assign(self, value: tf.Tensor) -> None:
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
+
+
+def _key(copy: Any) -> int:
+    return id(getattr(copy, "handle", copy))
+
+
+def _global_generator() -> Any:
+    try:
+        return tf.random.get_global_generator()
+    except RuntimeError:  # with op determinism on there is none until the user sets one
+        return None

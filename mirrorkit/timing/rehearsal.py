@@ -1,0 +1,149 @@
+"""Run a function once to compile it, and leave every variable as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.strategy.variables import Snapshot, unchanged
+from mirrorkit.timing.timer import wait_for_devices
+
+_NAMED = 3  # variables in a message
+_CURE = (
+    "Make variables before the warm-up: optimizer.build(model.trainable_variables) for an optimizer, a keras.Input or "
+    "model.build(shape) for a model."
+)
+_CANNOT_FILL = (
+    "The first call of {name} makes variables whose first values depend on that call{names}, so warm_up could not put "
+    "them back; it has not run the function. " + _CURE
+)
+
+
+def rehearse(function: Callable[..., Any], arguments: tuple[Any, ...], restore: Any) -> None:
+    """Do what `mk.timing.warm_up` says; see there."""
+    if not callable(function):
+        raise StepError(
+            f"warm_up was given {function!r}, which cannot be called. Give a tf.function, then its arguments."
+        )
+    if not tf.executing_eagerly():
+        raise StepError("warm_up was called within a tf.function or a replica. Call it outside, before the training.")
+    things = list(restore) if isinstance(restore, (list, tuple)) else [restore]
+    variables = [*_variables_of(things), *filter(_is_variable, tf.nest.flatten(arguments))]
+    if not variables and not _is_traced(function):
+        raise StepError(
+            f"warm_up was given {_name(function)}, which is no tf.function, and nothing to restore, so it cannot know "
+            "what a call changes. Pass restore=[model, optimizer]: variables, or objects that have `.variables`; or "
+            "decorate the function with @tf.function."
+        )
+    with unchanged(variables) as snapshot, _remembering(snapshot, things):
+        if isinstance(function, tf.types.experimental.ConcreteFunction):
+            snapshot.add_captured(function)
+        function(*arguments)
+        _require_known(snapshot, things, function)
+    wait_for_devices()
+
+
+@contextmanager
+def _remembering(snapshot: Snapshot, things: list[Any]) -> Iterator[None]:
+    """Within the block, remember what a `tf.function` holds before it runs: it may be called by a plain function.
+
+    TensorFlow has no hook for this, so its one entry to every `tf.function` is wrapped for the time of the block.
+    """
+    kind = type(tf.function(lambda: None))
+    call = kind.__call__
+
+    def remember_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly() and _is_traced(self):  # what is called while another is traced belongs to that one
+            snapshot.add_captured(_trace(self, args, kwargs))
+            snapshot.add(_variables_of(things))  # a first trace makes and fills variables, and some are not used yet
+        return call(self, *args, **kwargs)
+
+    with mock.patch.object(kind, "__call__", remember_and_call):
+        yield
+
+
+def _trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Trace a `tf.function` for these arguments. Variables that it makes on its first trace have values afterwards.
+
+    TensorFlow would fill most of them within the first call, where their first values cannot be seen.
+    """
+
+    def fill_at_once(create: Callable[..., Any], **options: Any) -> Any:
+        if not callable(options.get("initial_value")):
+            return create(**options)
+        options["experimental_enable_variable_lifting"] = False
+        with tf.init_scope():
+            return create(**options)
+
+    with tf.variable_creator_scope(fill_at_once):
+        try:
+            traced = function.get_concrete_function(*args, **kwargs)
+        except Exception as error:
+            if type(error).__name__ != "UnliftableError":  # private to TensorFlow
+                raise
+            raise StepError(_CANNOT_FILL.format(name=_name(function), names="")) from error
+    empty = [v for v in traced.graph.variables if not tf.raw_ops.VarIsInitializedOp(resource=v.handle)]
+    if empty:
+        names = f" ({_names(empty)})"
+        raise StepError(_CANNOT_FILL.format(name=_name(function), names=names))
+    return traced
+
+
+def _require_known(snapshot: Snapshot, things: list[Any], function: Any) -> None:
+    made = [variable for variable in _variables_of(things) if not snapshot.holds(variable)]
+    if made:
+        raise StepError(
+            f"The first call of {_name(function)} made variables outside of any tf.function and changed them "
+            f"({_names(made)}). warm_up has put back all others, but does not know with what values these began. "
+            + _CURE
+        )
+
+
+def _variables_of(things: list[Any]) -> list[Any]:
+    """Return all variables of these variables, models, optimizers and the like, some perhaps twice.
+
+    Raises:
+        StepError: something that has none.
+    """
+    variables: list[Any] = []
+    for thing in things:
+        if _is_variable(thing):
+            variables.append(thing)
+            continue
+        own = getattr(thing, "variables", None)
+        if own is None:
+            raise StepError(
+                f"warm_up(restore=...) takes variables and objects that have `.variables`, such as a model, an "
+                f"optimizer or a mk.train.Step; found {thing!r}."
+            )
+        variables += own() if callable(own) else own
+        variables += getattr(thing, "metrics_variables", [])  # Keras leaves them out of a model's variables
+        variables += getattr(getattr(thing, "optimizer", None), "variables", [])
+    return variables
+
+
+def _is_variable(thing: Any) -> bool:
+    return isinstance(thing, (tf.Variable, keras.Variable))
+
+
+def _is_traced(function: Any) -> bool:
+    """Whether the function tells, once traced, which variables it holds."""
+    if isinstance(function, tf.types.experimental.ConcreteFunction):
+        return True
+    return hasattr(function, "get_concrete_function") and not tf.config.functions_run_eagerly()
+
+
+def _names(variables: list[Any]) -> str:
+    names = [getattr(variable, "path", variable.name) for variable in variables]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)

@@ -1,0 +1,218 @@
+"""Callbacks that act on every batch: a Loop gives them each step, as Keras's fit does, unless the user chose calls."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from training_helpers import largest_difference, line_net
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.train.loop.hooks import acting_on_batches
+
+L = keras.layers
+STEPS = 5  # of 12 examples, in an epoch
+
+
+class Falling(keras.callbacks.Callback):
+    """Sets the learning rate before every batch, and remembers the batches it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(batch)
+        self.model.optimizer.learning_rate = 0.1 / (1 + len(self.seen))
+
+
+class Ends(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(batch)
+
+
+class OwnBoard(keras.callbacks.TensorBoard):
+    """Overrides what Keras's class does with a batch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        super().on_train_batch_end(batch, logs)
+
+
+class OwnSaver(mk.train.Checkpoints):
+    """Overrides no batch hook."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
+
+
+def from_a_function(seen: list[int]) -> Any:
+    return keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+
+
+def set_afterwards(seen: list[int]) -> Any:
+    callback = keras.callbacks.Callback()
+    callback.on_train_batch_end = functools.partial(lambda seen, batch, logs=None: seen.append(batch), seen)
+    return callback
+
+
+def count_calls(loop: Any) -> list[int]:
+    """A list that gets the number of steps of every training call."""
+    counted: list[int] = []
+    train = loop._calls.train
+
+    def counting(stream: Any, totals: Any, steps: int) -> Any:
+        counted.append(steps)
+        return train(stream, totals, steps)
+
+    loop._calls.train = counting
+    return counted
+
+
+@pytest.fixture
+def auto(make_loop: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda **options: make_loop(("mirrored", 2), line_net, **{"steps_per_call": "auto", **options})
+
+
+def test_a_learning_rate_per_batch_trains_what_keras_fit_trains(auto: Any, recipe: Any) -> None:
+    loop = auto(optimizer=lambda: keras.optimizers.SGD(0.05, momentum=0.5))
+    twin = line_net()
+    twin.set_weights(loop.step.model.get_weights())
+    twin.compile(keras.optimizers.SGD(0.05, momentum=0.5), "mse")
+    ours, theirs = Falling(), Falling()
+    loop.warm_up(recipe)
+    loop.fit(recipe, epochs=3, callbacks=[ours], verbose=0)
+    twin.fit(recipe.epochs(3), epochs=3, steps_per_epoch=STEPS, callbacks=[theirs], verbose=0)
+    assert ours.seen == theirs.seen == 3 * list(range(STEPS))
+    assert largest_difference(loop.step.model.get_weights(), twin.get_weights()) < 1e-6
+    spoiled = auto(optimizer=lambda: keras.optimizers.SGD(0.05, momentum=0.5), steps_per_call=STEPS)
+    spoiled.fit(recipe, epochs=3, callbacks=[Falling()], verbose=0)
+    assert largest_difference(spoiled.step.model.get_weights(), twin.get_weights()) > 1e-3
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("make", [from_a_function, set_afterwards])
+def test_hooks_on_the_instance_come_at_every_step(make: Any, warm: bool, auto: Any, recipe: Any) -> None:
+    seen: list[int] = []
+    loop = auto()
+    if warm:
+        loop.warm_up(recipe)
+    loop.fit(recipe, epochs=4, callbacks=[make(seen)], verbose=0)
+    assert seen == 4 * list(range(STEPS))
+
+
+def test_with_accumulation_they_come_at_every_update(auto: Any, recipe: Any) -> None:
+    ends = Ends()
+    auto(accumulate=2).fit(recipe, epochs=2, callbacks=ends, verbose=0)
+    assert ends.seen == [1, 3, 4, 1, 3, 4]
+
+
+def test_data_of_unknown_length(auto: Any, recipe: Any) -> None:
+    ends = Ends()
+    data = recipe.dataset().filter(lambda x, y: True)
+    assert auto().fit(data, callbacks=[ends], verbose=0).epochs[0].steps == STEPS
+    assert ends.seen == list(range(STEPS))
+
+
+def test_a_number_of_steps_per_call_is_the_users_choice(auto: Any, recipe: Any, caplog: Any) -> None:
+    ends = Ends()
+    auto(steps_per_call=3).fit(recipe, epochs=2, callbacks=[ends], verbose=0)
+    assert ends.seen == [2, 4, 2, 4]
+    assert not caplog.records
+
+
+def test_after_a_resume_within_an_epoch(auto: Any, recipe: Any, tmp_path: Any) -> None:
+    class Leave(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                raise KeyboardInterrupt
+
+    whole, first, second = Falling(), Falling(), Falling()
+    expected = auto()
+    expected.fit(recipe, epochs=2, callbacks=[whole], verbose=0)
+    broken = auto()
+    with pytest.raises(KeyboardInterrupt):
+        broken.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path, every=2), first, Leave()], verbose=0)
+    second.seen = [0, 1]  # what it had seen when the checkpoint was made, after two steps
+    resumed = auto()
+    resumed.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path, every=2), second], verbose=0)
+    assert second.seen == whole.seen
+    for old, new in zip(expected.step.model.get_weights(), resumed.step.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_the_message_comes_once_and_names_the_callback_and_the_cure(auto: Any, recipe: Any, caplog: Any) -> None:
+    loop = auto()
+    with caplog.at_level(logging.WARNING, logger="mirrorkit"):
+        loop.fit(recipe, callbacks=[Falling(), Ends()], verbose=0)
+        loop.fit(recipe, callbacks=[Falling()], verbose=0)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "Falling, Ends" in message
+    assert "Loop(..., steps_per_call=50)" in message
+
+
+def test_a_later_fit_without_it_takes_long_calls_again(auto: Any, recipe: Any) -> None:
+    loop = auto()
+    loop.warm_up(recipe)
+    length = loop.steps_per_call
+    assert length > STEPS
+    loop.fit(recipe, callbacks=[Falling()], verbose=0)
+    assert loop.steps_per_call == length
+    counted = count_calls(loop)
+    loop.fit(recipe, epochs=2, verbose=0)
+    assert counted == [STEPS, STEPS]
+
+
+def test_calls_of_one_step_teach_nothing_of_how_long_calls_should_be(auto: Any, recipe: Any) -> None:
+    loop = auto()
+    loop.fit(recipe, callbacks=[Falling()], verbose=0)
+    assert loop.steps_per_call == 1
+    loop.fit(recipe, verbose=0)
+    assert loop.steps_per_call > 1
+
+
+def test_passive_callbacks_keep_long_calls(auto: Any, recipe: Any, tmp_path: Any, caplog: Any) -> None:
+    callbacks = [
+        keras.callbacks.TensorBoard(tmp_path, update_freq=1, write_graph=False),
+        keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.weights.h5", save_freq=4, save_weights_only=True),
+        keras.callbacks.TerminateOnNaN(),
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
+        mk.timing.profile(tmp_path / "profile", steps=(900, 901)),
+        mk.checks.InSync(every=4),
+        mk.checks.NanWatch(),
+        OwnSaver(tmp_path / "saved", every=4),
+    ]
+    assert not acting_on_batches(callbacks)
+    loop = auto()
+    loop.warm_up(recipe)
+    counted = count_calls(loop)
+    with caplog.at_level(logging.WARNING, logger="mirrorkit"):
+        loop.fit(recipe, callbacks=callbacks, verbose=1)
+    assert counted == [4, 1]  # as `every=4` wants it
+    assert not [record for record in caplog.records if "batch" in record.getMessage()]
+
+
+@pytest.mark.parametrize("hook", ["on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"])
+def test_each_of_the_hooks_counts_and_those_of_evaluation_do_not(hook: str) -> None:
+    own = type("Own", (keras.callbacks.History,), {hook: lambda self, batch, logs=None: None})
+    inherited = type("Inherited", (own,), {})
+    assert acting_on_batches([own(), keras.callbacks.History(), inherited()]) == ["Own", "Inherited"]
+    tested = type("Tested", (keras.callbacks.Callback,), {hook.replace("train_", "").replace("on_", "on_test_"): None})
+    assert not acting_on_batches([tested()])
+
+
+def test_a_subclass_of_kerass_that_overrides_the_hook_again(tmp_path: Any) -> None:
+    assert acting_on_batches([OwnBoard(tmp_path)]) == ["OwnBoard"]
+
+
+def test_a_hook_that_calls_keras_is_still_the_users() -> None:
+    callback = keras.callbacks.LambdaCallback(on_train_batch_begin=keras.callbacks.History().on_train_batch_begin)
+    assert acting_on_batches([callback]) == ["LambdaCallback"]
