@@ -87,7 +87,8 @@ def warm_up(function: Callable[..., Any], *arguments: Any, restore: Any = ()) ->
 
     Raises:
         StepError: a plain function and nothing to restore; something in `restore` that has no variables; variables that
-            are made during the call, outside of any `tf.function`; a call within a `tf.function`.
+            the first call makes outside of any `tf.function`, or with first values that depend on the call; a warm-up
+            within a `tf.function`.
     """
     from mirrorkit.timing.rehearsal import rehearse  # here, since the rest of mk.timing needs no TensorFlow
 
