@@ -30,6 +30,7 @@ ON_ONE_NODE = ("--nodes=1", "--ntasks-per-node=2")
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.xdist_group("slurm"),  # one Slurm for all of them
     pytest.mark.skipif(not (shutil.which("slurmctld") and shutil.which("slurmd")), reason="Slurm is not installed"),
     pytest.mark.skipif(os.getuid() != 0, reason="the Slurm of this test runs as root"),
 ]
