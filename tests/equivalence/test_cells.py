@@ -3,8 +3,9 @@
 `python tests/equivalence/table.py` measures every cell. The sample is the same every time: row i, counted from 0 in the
 order of the table, is trained
 
-- under mirrored with 2 + i % 3 replicas, and under central storage with 2 + (i + 1) % 3,
-- with one replica on one device, under mirrored or under central storage, in turn after every three rows,
+- under mirrored with 2 + i % 3 replicas, and under central storage with 2 + (i + 1) % 3, or with as many as under
+  mirrored where the reference is cut into as many shards, since each number needs a reference of its own;
+- where i is a multiple of 3, on one replica too: one device, mirrored and central storage in turn;
 - and, where it depends on the other replicas by a mechanism of its own, on 2 or 3 workers in turn; all at once on both.
 """
 
@@ -39,8 +40,9 @@ _ALONE = [place for place in table.HERE if place[1] == 1]
 
 def _sample(name: str) -> list[tuple[str, int]]:
     """Where a row is trained; the rule is at the top."""
-    i = list(CASES).index(name)
-    return [("mirrored", 2 + i % 3), ("central_storage", 2 + (i + 1) % 3), _ALONE[i // 3 % 3]]
+    i, per_shard = list(CASES).index(name), CASES[name].per_shard
+    places = [("mirrored", 2 + i % 3), ("central_storage", 2 + (i + (not per_shard)) % 3)]
+    return places if i % 3 else [*places, _ALONE[i // 3 % 3]]
 
 
 def _green(name: str, where: list[tuple[str, int]]) -> None:

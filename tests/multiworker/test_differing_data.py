@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from launching import launched
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("differing_data")]  # one job for all of them
+pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 
 SAYS = {

@@ -83,7 +83,6 @@ def test_of_three_workers_the_one_that_is_lost_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("interrupted")  # one undisturbed run for all of them
 @pytest.mark.parametrize(("event", "worker", "step"), [("kill", 1, 31), ("kill", 0, 18), ("term", 1, 44)])
 def test_a_run_that_is_interrupted_and_restarted_ends_with_the_same_bits(tmp_path, undisturbed, event, worker, step):
     options = ("--event", event, "--worker", worker, "--step", step)

@@ -16,7 +16,7 @@ from launching import launched
 
 import mirrorkit as mk
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("shared_data")]  # one job for all of them
+pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 EVERYTHING = list(range(shared_data.EXAMPLES))
 CASES = [
