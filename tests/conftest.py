@@ -3,6 +3,7 @@
 Fixtures for the tests:
     strategy_of(kind, replicas)     a strategy over the first virtual CPU devices, made once per session
     run_python(code, ...)           run code in a fresh process, for tests that need another layout or environment
+    with_onednn                     the processes of this test convolve with oneDNN
 Every test starts with a cleared Keras session and seed 0, and fails when it leaves environment variables, child
 processes or threads behind.
 """
@@ -25,6 +26,7 @@ import tensorflow as tf
 
 from mirrorkit import devices, strategy, testing
 from mirrorkit._keras import keras
+from mirrorkit.devices import onednn
 
 devices.split_cpu(4)
 
@@ -52,6 +54,16 @@ def strategy_of() -> Callable[[str, int], tf.distribute.Strategy]:
 def run_python() -> Callable[..., testing.ProcessResult]:
     """`mirrorkit.testing.run_in_fresh_process`; a call that uses TensorFlow costs about four seconds."""
     return testing.run_in_fresh_process
+
+
+@pytest.fixture
+def with_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes that the test starts use oneDNN, unless somebody has decided it.
+
+    For tests of accuracy, whose convolutions take several times as long where TensorFlow leaves it off.
+    """
+    if onednn.VARIABLE not in os.environ:
+        monkeypatch.setenv(onednn.VARIABLE, "1")
 
 
 @pytest.fixture(autouse=True)

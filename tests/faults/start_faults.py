@@ -19,6 +19,20 @@ create = mk.strategy.create  # which imports TensorFlow
 print("begins at", time.time(), flush=True)
 create("auto", start_timeout=5)
 """
+CREATE_EACH = """
+import json, os, sys, time
+import mirrorkit as mk
+create = mk.strategy.create
+said = {}
+for kind, config in json.loads(sys.argv[1]).items():
+    os.environ["TF_CONFIG"], begun = config, time.time()
+    try:
+        create("auto", start_timeout=5)
+        said[kind] = "no error", 0.0
+    except Exception as error:
+        said[kind] = f"{type(error).__name__}: {error}", time.time() - begun
+print(json.dumps(said))
+"""
 
 
 def peer_never_starts(folder: Path) -> Row:
@@ -64,6 +78,17 @@ def bad_config(kind: str, folder: Path) -> Row:
     """A TF_CONFIG that is refused before anything waits for anybody."""
     config, message = BAD_CONFIGS[kind]
     return _refused(folder, f"TF_CONFIG: {kind}", config, re.escape(message))
+
+
+def answers(folder: Path) -> dict[str, tuple[str, float]]:
+    """What one process is told, to each bad TF_CONFIG in turn, and after how many seconds."""
+    configs = json.dumps({kind: config for kind, (config, _) in BAD_CONFIGS.items()})
+    process = jobs.Process([sys.executable, "-c", CREATE_EACH, configs], folder, jobs.environment(folder))
+    try:
+        process.end()
+    finally:
+        process.close()
+    return json.loads(process.line("^{.*}$")[1])
 
 
 def _refused(folder: Path, fault: str, config: str, message: str) -> Row:

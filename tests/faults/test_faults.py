@@ -1,4 +1,9 @@
-"""The quickest rows of the table of docs/faults.md, and the judge itself; `fault_table.py` does all of them."""
+"""The quickest rows of the table of docs/faults.md, and the judge itself; `fault_table.py` does all of them.
+
+Of the rows with a bad TF_CONFIG the first has a process of its own here, as all have in the table; all of them are told
+to one more process, one after the other. What happens to running jobs is tested in tests/multiworker,
+tests/parameter_server and tests/kills.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +17,23 @@ import start_faults
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["peer_never_starts", "port_taken", *start_faults.BAD_CONFIGS])
+@pytest.mark.parametrize("name", ["peer_never_starts", "port_taken", next(iter(start_faults.BAD_CONFIGS))])
 def test_what_is_wrong_at_the_start_is_said_at_once(name):
     row = fault_table.happen(name)
     assert not row.problems
     assert row.seconds < 60  # TensorFlow would wait for ever
     assert row.seen.startswith("ClusterError: ")
+
+
+@pytest.mark.slow
+def test_every_bad_tf_config_is_refused_at_once_and_named(tmp_path):
+    told = start_faults.answers(tmp_path)
+    assert told.keys() == start_faults.BAD_CONFIGS.keys()
+    for kind, (_, message) in start_faults.BAD_CONFIGS.items():
+        said, seconds = told[kind]
+        assert said.startswith("ClusterError: "), (kind, said)
+        assert message in said
+        assert seconds < 60
 
 
 def test_there_are_ten_kinds_of_bad_tf_config():

@@ -11,6 +11,7 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # a save takes milliseconds, within which the kill has to come
 @pytest.mark.timeout(1200)
 def test_three_kills_change_no_bit_and_tear_no_checkpoint(tmp_path: Path) -> None:
     lives, problems = kill_series.run_series(3, 6, tmp_path, seed=0)

@@ -26,6 +26,7 @@ def weights(folder: Path, step: int, worker: int = 0) -> list[np.ndarray]:
         return [file[name] for name in file.files]
 
 
+@pytest.mark.usefixtures("with_onednn")
 @pytest.mark.parametrize("name", ["mnist_loop.py", "mnist_custom_loop.py"])
 def test_two_workers_learn_mnist_and_equal_two_replicas(name: str, tmp_path: Path) -> None:
     workers, one = tmp_path / "workers", tmp_path / "one"

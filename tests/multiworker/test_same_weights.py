@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launching import ROOT, environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("with_onednn")]
 DATA = "mnist" if os.environ.get("MIRRORKIT_DATA") else "synthetic"
 
 

@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.slow  # two workers, which compile and sleep
+@pytest.mark.alone  # it measures how long they sleep
 def test_every_worker_is_told_which_one_is_slow(tmp_path):
     launched(HERE / "straggling_worker.py", tmp_path, folder=tmp_path)
     for worker in (0, 1):
