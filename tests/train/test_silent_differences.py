@@ -129,9 +129,7 @@ def test_circle_masks_its_own_values(make_loop: Any) -> None:
 
     x = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
     loss = keras.losses.Circle(gamma=4.0)
-    labels = np.array(
-        [0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6]
-    )  # the last four values are masked
+    labels = np.array([0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6])  # the last four values are masked
     data = plain_dataset(x, labels, batch=12)
     _fit_both(make_loop(("one_device", 1), net, loss=loss), net, data, loss=loss)
 
