@@ -121,7 +121,7 @@ class Feed:
             self._compare(lambda: first_rows(self._data, epoch, start))
         if self._is_held:
             if look is not None and start != self.steps:
-                look(next(iter(untuned(self._batches(epoch, start, resume).take(1)))))
+                look(self.first(epoch, start))
             return self._held(epoch, start)
         stream = self._stream(self._batches(epoch, start, resume), position=start, together=together, look=look)
         if self._is_endless:
@@ -131,6 +131,12 @@ class Feed:
     def batches(self) -> Iterator[Any]:
         """Return an iterator over the global batches on the host, from the beginning."""
         return itertools.islice(iter(untuned(self._batches(0, 0, False))), self.steps)
+
+    def first(self, epoch: int = 0, start: int = 0) -> Any:
+        """Return one batch of a recipe; None for a dataset of the user's, which to read could move a shuffle on."""
+        if not isinstance(self._data, Recipe):
+            return None
+        return next(iter(untuned(self._batches(epoch, start, False).take(1))))
 
     def rehearsals(self, accumulate: int = 1) -> Iterator[tuple[Stream, int]]:
         """Yield streams that leave the data's position alone, with the number of steps to take of each.

@@ -1,6 +1,7 @@
 """One pass through the model as a pure function: nothing is assigned, and what the pass wanted to assign is seen.
 
-Keras's own `stateless_call` returns new values of the non-trainable variables and drops every other assignment.
+Keras's own `stateless_call` returns new values of the non-trainable variables and drops every other assignment. It also
+goes past the model's `__call__`, which Keras's `fit` does not.
 """
 
 from __future__ import annotations
@@ -39,10 +40,9 @@ def call_model(
     given += zip(model.non_trainable_variables, state, strict=True)
     with keras.StatelessScope(state_mapping=given, collect_losses=True) as scope:
         before = dict(scope.state_mapping)
-        outputs = model.call(x, **training_argument(model, training))  # as stateless_call does: no work around it
+        outputs = model(x, **training_argument(model, training))
         added = list(model.losses)
-    if training:
-        _require_kept(model, {key for key, value in scope.state_mapping.items() if value is not before.get(key)})
+    _require_kept(model, {key for key, value in scope.state_mapping.items() if value is not before.get(key)})
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
 
 
@@ -60,9 +60,16 @@ def _require_kept(model: Any, assigned: set[int]) -> None:
         for variable in layer.metrics_variables:
             if id(variable) in assigned - kept:
                 raise StepError(
-                    f"The layer {layer.name!r} updates a metric in its call (variable {variable.path!r}), which each "
-                    "replica would do for its own rows. Give the metric to Step(..., metrics=[...]), or return what it "
-                    "measures as another output of the model."
+                    f"The layer {layer.name!r} updates a metric in its call (variable {variable.path!r}), which a step "
+                    "does not write: the metric would stay at zero. Give the metric to Step(..., metrics=[...]), or "
+                    "return what it measures as another output of the model."
                 )
     if assigned - kept:
-        raise foreign_state(["a Keras variable that is assigned in a call"])
+        raise foreign_state(_paths(model, assigned - kept) or ["a Keras variable that is assigned in a call"])
+
+
+def _paths(model: Any, wanted: set[int]) -> list[str]:
+    """Return the paths of those variables that are attributes of layers."""
+    attributes = [value for layer in layers_of(model) for value in vars(layer).values()]
+    single = [one for value in attributes for one in (value if isinstance(value, (list, tuple)) else [value])]
+    return [one.path for one in single if isinstance(one, keras.Variable) and id(one) in wanted]

@@ -24,7 +24,7 @@ from mirrorkit.train.step.losses import Losses, LossSum
 from mirrorkit.train.step.metrics import Metrics
 from mirrorkit.train.step.outputs import Batch, count_examples, match, output_names, per_output, unpack_batch
 from mirrorkit.train.step.share import unless_empty
-from mirrorkit.train.step.split_check import Checked, check_split
+from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.synchronized import never_empty
 
 # Layout of the totals, a flat float32 vector: these three, then numerator and denominator of each output's loss, then
@@ -145,17 +145,17 @@ class Functions:
         self._metrics = Metrics(outputs=outputs, **metrics)
         self._names = names
 
-    def check_split(
-        self, values: Changing, batch: Any, strategy: tf.distribute.Strategy, *, unchecked: Sequence[str]
-    ) -> None:
+    def look(self, values: Changing, batch: Any, strategy: Any, unchecked: Sequence[str], *, training: bool) -> None:
         """Refuse a step that means something else on several shards of a batch; see `split_check`."""
-        replicas = strategy.num_replicas_in_sync
         known = {*self._losses.own_names, *self._metrics.names, "loss", "add_loss", "rows", "state"}
         if unknown := sorted(set(unchecked) - known):
             raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
-        checked = Checked(self._model, self._losses, self._metrics, self._names, self._shards, replicas, unchecked)
+        about = About(self._model, self._losses, self._metrics, self._names, training)
+        shards = (self._shards, strategy.num_replicas_in_sync)
         with unchanged([]):  # a layer may draw from Python's or NumPy's generator
-            outside_replica(lambda: check_split(checked, values.weights, values.state, unpack_batch(batch)))
+            outside_replica(
+                lambda: compare_parts(about, values.weights, values.state, unpack_batch(batch), shards, unchecked)
+            )
 
     @property
     def synchronized(self) -> bool:

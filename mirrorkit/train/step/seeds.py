@@ -43,11 +43,18 @@ def seeds_by_replica() -> Iterator[None]:
     ```
 
     The generators' states stay equal on all replicas, so checkpoints and `mk.checks.in_sync` are as without. Call it in
-    replica context. `mk.train.Step` does the same by itself.
+    replica context. A `tf.function` draws by replica where it is traced within the block. `mk.train.Step` does the same
+    by itself.
+
+    Raises:
+        StepError: it was called outside of a replica.
     """
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise StepError("seeds_by_replica was called outside of a replica. Call it in `compute`, or in strategy.run.")
     _wrap_next()
     before = getattr(_within, "replica", None)
-    _within.replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    _within.replica = context.replica_id_in_sync_group
     try:
         yield
     finally:
@@ -71,7 +78,7 @@ def require_own_draws(strategy: tf.distribute.Strategy, step: Any, batch: Any) -
     """Refuse a step of the user's own whose random operations begin from the same seed on two replicas.
 
     Seen are operations of its graph itself, not those within a `tf.function` or a loop that it calls, and no constant
-    seeds. What the step says that it changes is left as it was.
+    seeds. All variables are left as they were.
 
     Args:
         strategy: of several replicas.
@@ -98,8 +105,10 @@ def require_own_draws(strategy: tf.distribute.Strategy, step: Any, batch: Any) -
             names.extend(op.name.rpartition("/")[0] for op in draws)
         return [tf.identity(op.inputs[0]) for op in draws]
 
-    with unchanged(getattr(step, "variables", [])):
-        seeds = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)), autograph=False)(batch)
+    function = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)), autograph=False)
+    with unchanged(getattr(step, "variables", [])) as snapshot:
+        snapshot.add_captured(function.get_concrete_function(batch))
+        seeds = function(batch)
     equal = [name for name, seed in zip(names, seeds, strict=True) if _is_shared(strategy, seed)]
     if equal:
         raise StepError(

@@ -13,240 +13,267 @@ on the cut (BatchNormalization, Dropout) raises no alarm.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.calling import call_model
-from mirrorkit.train.step.losses import Losses, loss_sum, mask_of
+from mirrorkit.train.step.layer_state import is_seed, layers_of
+from mirrorkit.train.step.losses import Losses, loss_sum
 from mirrorkit.train.step.metrics import Metrics
 from mirrorkit.train.step.outputs import Batch, Output, match, per_output
+from mirrorkit.train.step.rows import OTHER_ORDER, PARTS, ROWS, SEEN, kinds_of, part_of, some_rows, take, variants_of
 from mirrorkit.train.step.state_check import state_faults
 
-_SEEN = 3  # rows that the model itself sees: of a large model a row costs as much as all the rest
-_ROWS = 16  # rows for everything else, with the outputs of those three in turns
-_KEPT = [np.array([1]), np.array([0, 2])]  # of the rows seen: those that stay where they are, beside copies of them
-_PARTS = [np.arange(5), np.arange(5, _ROWS)]
-_OTHER_ORDER = np.random.default_rng(1).permutation(_ROWS)
-_LABEL = 64  # numbers in a target, at most, that may be a class; more are a picture, and no two are alike
-_EXACT = 1e-5  # of a sum's size: rounding, where the rows in another order differ by less than a tenth of it
-_LARGEST = 1e-3  # of a sum's size: no rounding, however much the rows in another order differ
+_log = logging.getLogger("mirrorkit")
+
+# Differences, in parts of a number's size:
+_EXACT = 1e-5  # rounding of sums, where the rows in another order differ by less than a tenth of it
+_CALLS = 1e-4  # rounding of what models compute for batches of different sizes
+_LARGEST = 1e-3  # no rounding in float32, whatever else may be
+_SIXTEEN = 0.05  # nor in 16 bits
+_COARSE = 0.3  # more than noise or BatchNormalization make of a mean, and less than a sum differs
 
 
-class Checked(NamedTuple):
-    """What is compared, and for whom."""
+class About(NamedTuple):
+    """The step that is looked at."""
 
     model: Any
     losses: Losses
     metrics: Metrics
     names: Sequence[str | None]  # of the model's outputs
-    shards: int  # into which an update's examples are cut
-    replicas: int
-    unchecked: Sequence[str]  # what the user vouches for
+    training: bool  # or only evaluation
+
+    @property
+    def sixteen_bits(self) -> bool:
+        """Whether a layer computes in 16 bits."""
+        return any(getattr(layer, "compute_dtype", None) in ("float16", "bfloat16") for layer in layers_of(self.model))
 
 
-def check_split(checked: Checked, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Batch) -> None:
+Call = Callable[..., tuple[Any, list[tf.Tensor], list[tf.Tensor]]]  # (x, training, state): outputs, state, added losses
+
+
+def compare_parts(
+    about: About,
+    weights: Sequence[tf.Tensor],
+    state: Sequence[tf.Tensor],
+    batch: Batch,
+    shards: tuple[int, int],
+    unchecked: Sequence[str],
+) -> None:
     """Refuse a step that means something else on several shards than on the whole batch.
 
     Args:
-        checked: the step.
+        about: the step.
         weights: values of the trainable variables.
         state: values of the non-trainable variables.
         batch: a global batch.
+        shards: into how many an update's examples are cut, and how many of them are replicas.
+        unchecked: names that are not looked at.
 
     Raises:
         StepError: it names each loss, metric, output and state, and says what to do.
     """
-    sizes = [tensor.shape[0] for tensor in getattr(checked.model, "inputs", None) or []]
-    if any(sizes) or not tf.nest.flatten(batch.x)[0].shape[0]:
-        return  # the model takes batches of one size only; or there are no rows
-    targets = [None if y is None else _kinds(y) for y in per_output(checked.names, batch.y, "targets")]
-    batch = _some_rows(batch)
+    if not tf.nest.flatten(batch.x)[0].shape[0]:
+        return
+    targets = [None if y is None else kinds_of(y) for y in per_output(about.names, batch.y, "targets")]
+    batch = some_rows(batch)
+    seen = take(batch.x, np.linspace(0, ROWS - 1, SEEN).astype(int))
+    call = _caller(about.model, weights, state, batch.x)
+    try:
+        y_pred, _, added = call(seen)
+    except StepError:
+        raise
+    except Exception as error:  # whatever a user's layer may raise
+        _log.warning(
+            "Whether a batch gives the same as its parts could not be looked at: the model does not take %d rows "
+            "outside of the training (%s: %s).",
+            *(SEEN, type(error).__name__, str(error).strip().splitlines()[0]),
+        )
+        return
+    outputs = match(about.names, batch.y, y_pred, batch.weight)
+    variants = [list(variants_of(output, ys)) for output, ys in zip(outputs, targets, strict=True)]
+    looks: list[tuple[str, Callable[[], Iterable[str]]]] = [
+        ("rows", lambda: _of_rows(call, about.names, seen, y_pred)),
+        ("add_loss", lambda: _of_added(call, about, state, batch.x, added)),
+        *((name, functools.partial(_of_loss, name, loss, variants[i])) for name, i, loss in _losses(about)),
+    ]
+    if shards[1] > 1:  # the parts of an accumulated update are batches to a metric, as in Keras
+        for number, (name, i) in enumerate(zip(about.metrics.names, about.metrics.outputs, strict=True)):
+            state_of = functools.partial(about.metrics.state, number)
+            looks.append((name, functools.partial(_of_metric, name, state_of, variants[i])))
+    if about.training:
+        rounding = _SIXTEEN if about.sixteen_bits else _CALLS
 
-    def call(x: Any, training: bool = False) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
-        return call_model(checked.model, weights, state, x, training=training)
+        def after(rows: np.ndarray) -> Sequence[tf.Tensor]:
+            return call(take(batch.x, rows), training=True)[1]
 
-    seen = _take(batch.x, np.linspace(0, _ROWS - 1, _SEEN).astype(int))
-    y_pred, _, added = call(seen)
-    others = [call(_take(seen, np.where(np.isin(np.arange(_SEEN), kept), np.arange(_SEEN), kept[0]))) for kept in _KEPT]
-    found = list(_of_rows(checked.names, y_pred, [beside for beside, *_ in others]))
-    if found and any(_of_rows(checked.names, y_pred, [call(seen)[0]] * 2)):
-        found = []  # the same rows give something else again: random numbers without a seed, which a trace refuses
-    # What does not depend on the batch, a regulariser of weights, is the same in every part.
-    if any(np.any(one != other) for *_, beside in others for one, other in zip(added, beside, strict=True)):
-        found += _of_added(call, batch.x)
-    outputs = match(checked.names, batch.y, y_pred, batch.weight)
-    variants = [list(_variants(output, ys)) for output, ys in zip(outputs, targets, strict=True)]
-    found += _of_losses(checked.losses, variants)
-    if checked.replicas > 1:  # the parts of an accumulated update are batches to a metric, as in Keras
-        found += _of_metrics(checked.metrics, variants)
-    texts = state_faults(checked.model, state, lambda rows: call(_take(batch.x, rows), training=True)[1], _ROWS)
-    found += [_Fault("state", text) for text in texts]
-    found = [fault for fault in found if fault.name not in checked.unchecked]
-    if found:
-        names = tuple(dict.fromkeys(fault.name for fault in found))
+        looks.append(("state", lambda: state_faults(about.model, state, after, ROWS, rounding)))
+    found = {name: list(_tried(name, look)) for name, look in looks if name not in unchecked}
+    if any(found.values()):
+        names = tuple(name for name, texts in found.items() if texts)
         raise StepError(
-            f"{checked.shards} shards of a batch would not give what the whole batch gives. "
-            + " ".join(fault.text for fault in found)
-            + f" (Seen on {_ROWS} rows of the first batch and on parts of them. If you know that it is right, write "
+            f"{shards[0]} shards of a batch would not give what the whole batch gives. "
+            + " ".join(text for texts in found.values() for text in texts)
+            + f" (Seen on {ROWS} rows of the first batch and on parts of them. If you know that it is right, write "
             f"Step(..., unchecked={names!r}).)"
         )
 
 
-class _Fault(NamedTuple):
-    name: str  # for `unchecked`
-    text: str
+def _caller(model: Any, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Any) -> Call:
+    """Return a function that calls the model on any number of rows."""
+
+    def call(x: Any, training: bool = False, state: Sequence[tf.Tensor] = state) -> Any:
+        return call_model(model, weights, state, x, training=training)
+
+    if not any(isinstance(layer, keras.layers.RNN) for layer in layers_of(model)):
+        return call
+
+    # One operation after the other, each time step would take as long as a whole layer.
+    @functools.cache
+    def traced(training: bool) -> Any:
+        signature = [
+            tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), x),
+            [tf.TensorSpec.from_tensor(value) for value in state],
+        ]
+
+        return tf.function(lambda x, state: call(x, training, state), input_signature=signature, autograph=False)
+
+    def call_traced(x: Any, training: bool = False, state: Sequence[tf.Tensor] = state) -> Any:
+        return traced(training)(x, list(state))
+
+    return call_traced
 
 
-def _some_rows(batch: Batch) -> Batch:
-    """Take rows from all over the batch; of a small batch, some of them twice."""
-    size = tf.nest.flatten(batch.x)[0].shape[0]
-    rows = np.linspace(0, size - 1, _ROWS).astype(int) if size >= _ROWS else np.arange(_ROWS) % size
-    return Batch(*[None if part is None else _take(part, rows) for part in batch])
+def _tried(name: str, look: Callable[[], Iterable[str]]) -> Iterator[str]:
+    try:
+        yield from look()
+    except StepError:
+        raise
+    except Exception as error:  # whatever a user's function may raise
+        raise StepError(
+            f"Before the first step on several shards, {ROWS} rows of the first batch and parts of them are looked at "
+            f"outside of any tf.function. That failed for {name!r}: {type(error).__name__}: {error}. A replica may get "
+            f"any number of rows, so all must work on any. If this is right, write Step(..., unchecked=({name!r},))."
+        ) from error
 
 
-def _take(nest: Any, rows: np.ndarray) -> Any:
-    return tf.nest.map_structure(lambda tensor: None if tensor is None else tf.gather(tensor, rows), nest)
-
-
-def _of_rows(names: Sequence[str | None], y_pred: Any, beside: Sequence[Any]) -> Iterator[_Fault]:
-    """Compare rows of the outputs with the same rows beside others."""
-    for name, one, *others in zip(names, *map(tf.nest.flatten, (y_pred, *beside)), strict=True):
-        if one.shape[:1] != [_SEEN] or not one.dtype.is_floating:
+def _of_rows(call: Call, names: Sequence[str | None], seen: Any, y_pred: Any) -> Iterator[str]:
+    """Compare outputs for rows with the outputs for the same rows, in the same places, beside others."""
+    kept_and_rows = [([1], [1, 1, 1]), ([0, 2], [0, 0, 2])]
+    outputs = tf.nest.flatten(y_pred)
+    again = [_numbers(tf.nest.flatten(call(take(seen, rows))[0])) for _, rows in kept_and_rows]
+    for number, (name, one) in enumerate(zip(names, outputs, strict=True)):
+        if one.shape[:1] != [SEEN] or not one.dtype.is_floating:
             continue
-        rounding = _LARGEST if one.dtype.size >= 4 else 0.05
-        whole, *again = _numbers([one, *others])
-        pairs = [(whole[part], other[part]) for part, other in zip(_KEPT, again, strict=True)]
-        if any(_differ(kept, other, rounding * np.max(np.abs(kept), initial=0.0)) for kept, other in pairs):
-            output = "The model's output" if name is None else f"The output {name!r}"
-            yield _Fault(
-                "rows",
-                f"{output} for an example depends on the other examples of its batch (training=False): a layer mixes "
-                "the rows. Let it work along other axes than the first.",
-            )
+        (whole,) = _numbers([one])
+        rounding = (_LARGEST if one.dtype.size >= 4 else _SIXTEEN) * np.max(np.abs(whole), initial=0.0)
+        pairs = [(whole[kept], other[number][kept]) for (kept, _), other in zip(kept_and_rows, again, strict=True)]
+        if not any(_differ(before, beside, rounding) for before, beside in pairs):
+            continue
+        if _differ(whole, _numbers(tf.nest.flatten(call(seen)[0]))[number], rounding):
+            continue  # the same rows give something else again: random numbers without a seed, which a trace refuses
+        output = "The model's output" if name is None else f"The output {name!r}"
+        yield (
+            f"{output} for an example depends on the other examples of its batch (training=False): a layer mixes "
+            "the rows. Let it work along other axes than the first."
+        )
 
 
-def _of_added(call: Callable[..., Any], x: Any) -> Iterator[_Fault]:
+def _of_added(
+    call: Call, about: About, state: Sequence[tf.Tensor], x: Any, added: Sequence[tf.Tensor]
+) -> Iterator[str]:
     """Compare what layers add to the loss, which must be a mean over the rows."""
-    whole = call(x)[2]
-    parts = [call(_take(x, rows))[2] for rows in _PARTS]
-    control = call(_take(x, _OTHER_ORDER))[2]
-    for i, value in enumerate(whole):
-        sums = [rows.size * _number(part[i]) for rows, part in zip(_PARTS, parts, strict=True)]
-        total = _ROWS * _number(value)
-        # Noise that a layer draws in evaluation too is other noise for other rows: the control has it as well.
-        rounding = max(3 * abs(_ROWS * _number(control[i]) - total), _EXACT * abs(total))
-        if _differ(np.array(total), np.array(sum(sums)), rounding):
-            yield _Fault(
-                "add_loss",
-                f"A layer adds {_number(value):.6g} to the loss for {_ROWS} rows (add_loss), and "
-                f"{' and '.join(f'{_number(part[i]):.6g}' for part in parts)} for parts of "
-                f"{' and '.join(str(rows.size) for rows in _PARTS)}: not a mean over the rows. Divide a sum by the "
-                "number of rows (keras.ops.mean); what compares rows with each other cannot be added up.",
+    try:
+        few = call(take(x, [0]), training=about.training)[2]
+    except StepError:
+        raise
+    except Exception:  # some layers do not train on a single row
+        few = call(take(x, PARTS[0]), training=about.training)[2]
+    if len(few) == len(added) and all(_number(a) == _number(b) for a, b in zip(few, added, strict=True)):
+        return  # regularisers of weights
+    variables = about.model.non_trainable_variables
+    seeds = [is_seed(variable) for variable in variables]
+    others = [[value + n if seed else value for value, seed in zip(state, seeds, strict=True)] for n in range(1, 6)]
+    cut = any(seeds) or any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers_of(about.model))
+    for training in (False, True) if len(few) != len(added) else (False,):
+        whole, *parts = (call(take(x, rows), training)[2] for rows in (np.arange(ROWS), *PARTS))
+        for i, value in enumerate(whole):
+            values = [_number(part[i]) for part in parts]
+            total, of_parts = ROWS * _number(value), float(np.dot([rows.size for rows in PARTS], values))
+            size = max(abs(total), *(abs(rows.size * v) for rows, v in zip(PARTS, values, strict=True)))
+            rounding = (_SIXTEEN if about.sixteen_bits else _CALLS) * size
+            if not _differ(np.array(total), np.array(of_parts), rounding):
+                continue
+            # In training BatchNormalization and random layers depend on the cut, as is known; some draw noise always.
+            drawn = [_number(call(x, training, other)[2][i]) for other in others] if any(seeds) else []
+            noise = max((abs(ROWS * number - total) for number in drawn), default=0.0)
+            is_noisy = (training and cut) or noise > rounding
+            if is_noisy and abs(total - of_parts) < max(_COARSE * size, 2 * noise):
+                continue
+            yield (
+                f"A layer adds {_number(value):.6g} to the loss (add_loss or activity_regularizer) for {ROWS} rows, "
+                f"but the mean over parts of them is {of_parts / ROWS:.6g}: {values[0]:.6g} for {PARTS[0].size} rows, "
+                f"{values[1]:.6g} for {PARTS[1].size}. Add a mean over the rows (keras.ops.mean) of what each row "
+                "gives by itself."
             )
 
 
-def _of_losses(losses: Losses, variants: Sequence[Sequence[Output]]) -> Iterator[_Fault]:
-    names = losses.own_names or ["loss"]
-    for name, (index, loss) in zip(names, losses.members, strict=True):
-        if difference := _in_parts(functools.partial(_loss_numbers, loss), variants[index]):
-            yield _Fault(
-                name,
-                f"The {name} ({getattr(loss, '__name__', type(loss).__name__)}) of a batch is not that of its parts: "
-                f"{difference}. Each value must come from its own example alone.",
-            )
+def _losses(about: About) -> Iterator[tuple[str, int, Any]]:
+    names = about.losses.own_names or ["loss"]
+    for name, (index, loss) in zip(names, about.losses.members, strict=True):
+        yield name, index, loss
 
 
-def _loss_numbers(loss: Any, output: Output) -> list[tf.Tensor]:
-    return [number for number in loss_sum(loss, output) if number is not None]
+def _of_loss(name: str, loss: Any, variants: Sequence[Output]) -> Iterator[str]:
+    def sums(output: Output) -> list[tf.Tensor]:
+        return [number for number in loss_sum(loss, output) if number is not None]
+
+    if difference := _in_parts(sums, variants):
+        yield (
+            f"The {name} ({getattr(loss, '__name__', type(loss).__name__)}) of a batch is not that of its parts: "
+            f"{difference}. Each value must come from its own example alone."
+        )
 
 
-def _of_metrics(metrics: Metrics, variants: Sequence[Sequence[Output]]) -> Iterator[_Fault]:
-    for number, (name, index) in enumerate(zip(metrics.names, metrics.outputs, strict=True)):
-        if difference := _in_parts(functools.partial(metrics.state, number), variants[index]):
-            yield _Fault(
-                name,
-                f"The state of the metric {name!r} for a batch is not that of its parts: {difference}. Let a metric "
-                "function return one value per example (shape [batch]); for a ratio of counts write a "
-                "keras.metrics.Metric that adds up the counts and divides in result(), or take one of Keras's.",
-            )
+def _of_metric(name: str, state_of: Callable[[Output], list[Any]], variants: Sequence[Output]) -> Iterator[str]:
+    if difference := _in_parts(state_of, variants):
+        yield (
+            f"The state of the metric {name!r} for a batch is not that of its parts: {difference}. Let a metric "
+            "function return one value per example (shape [batch]); for a ratio of counts write a "
+            "keras.metrics.Metric that adds up the counts and divides in result(), or take one of Keras's."
+        )
 
 
 def _in_parts(sums: Callable[[Output], list[tf.Tensor]], variants: Sequence[Output]) -> str | None:
     """Return how the sums over all rows differ from those over the parts, or None."""
     for number, variant in enumerate(variants):
         try:
-            whole = _numbers(sums(variant))
-        except (ValueError, tf.errors.InvalidArgumentError):
+            found = _difference(sums, variant)
+        except Exception:
             if number == 0:
                 raise
             continue  # the function asks more of targets and predictions than that they are of these kinds
-        parts = [_numbers(sums(_part_of(variant, rows))) for rows in _PARTS]
-        control = _numbers(sums(_part_of(variant, _OTHER_ORDER)))
-        for value, first, second, other in zip(whole, *parts, control, strict=True):
-            size = np.max(np.abs([value, first, second]), initial=0.0)
-            rounding = float(np.clip(10 * np.max(np.abs(other - value), initial=0.0), _EXACT * size, _LARGEST * size))
-            if _differ(value, first + second, rounding):
-                place = np.unravel_index(np.argmax(np.abs(value - first - second)), value.shape)
-                numbers = f"{value[place]:.6g} in place of {first[place]:.6g} + {second[place]:.6g}"
-                return f"{numbers} for {' + '.join(str(rows.size) for rows in _PARTS)} rows"
+        if found:
+            return found
     return None
 
 
-def _variants(output: Output, targets: np.ndarray | None) -> Iterator[Output]:
-    """Yield the output as it is, with other targets of the batch, and with other predictions, weights and masks."""
-    if output.y_pred.shape[:1] != [_SEEN]:  # rows that are no examples
-        return
-    output = output._replace(y_pred=_rows_of(output.y_pred, np.arange(_ROWS) % _SEEN))
-    yield output
-    rng = np.random.default_rng(0)
-    y = None if targets is None else tf.constant(rng.choice(targets, _ROWS), output.y.dtype)
-    yield output._replace(y=y)
-    weight, mask = output.weight, mask_of(output.y_pred)
-    if weight is not None:
-        weight = tf.cast(weight, tf.float32) * rng.uniform(0.5, 1.5, weight.shape).astype("float32")
-    y_pred = np.asarray(tf.cast(output.y_pred, tf.float32))
-    for other in (_other_predictions(y_pred, rng, share=0.5), _other_predictions(y_pred, rng, share=1.0)):
-        found = tf.cast(other, output.y_pred.dtype)
-        if mask is not None:
-            found._keras_mask = tf.constant(rng.uniform(size=mask.shape) < 0.6)
-        yield output._replace(y=y, y_pred=found, weight=weight)
-
-
-def _kinds(y: tf.Tensor) -> np.ndarray:
-    """Return each target of the batch once, so that rare ones are drawn as often as others."""
-    targets = np.asarray(y)
-    return targets if targets[0].size > _LABEL else np.unique(targets, axis=0)
-
-
-def _other_predictions(y_pred: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
-    """Give other classes to a share of the rows; with a single column let them change sides (1 - p, or -z)."""
-    turned = rng.uniform(size=[len(y_pred), *[1] * (y_pred.ndim - 1)]) < share
-    if y_pred.ndim > 1 and y_pred.shape[-1] > 1:
-        turns = rng.integers(1, y_pred.shape[-1], len(y_pred))
-        other = np.stack([np.roll(row, turn, axis=-1) for row, turn in zip(y_pred, turns, strict=True)])
-    else:
-        is_share = y_pred.size and np.min(y_pred) >= 0 and np.max(y_pred) <= 1
-        other = 1 - y_pred if is_share else -y_pred
-    return np.where(turned, other, y_pred)
-
-
-def _rows_of(tensor: Any, rows: np.ndarray) -> Any:
-    """Take rows of a tensor and of its mask."""
-    if tensor is None:
-        return None
-    taken = tf.gather(tensor, rows)
-    if mask_of(tensor) is not None:
-        taken._keras_mask = tf.gather(mask_of(tensor), rows)
-    return taken
-
-
-def _part_of(output: Output, rows: np.ndarray) -> Output:
-    y, y_pred, weight = (_rows_of(tensor, rows) for tensor in (output.y, output.y_pred, output.weight))
-    return output._replace(y=y, y_pred=y_pred, weight=weight)
+def _difference(sums: Callable[[Output], list[tf.Tensor]], output: Output) -> str | None:
+    whole, control, *parts = (_numbers(sums(part_of(output, rows))) for rows in (np.arange(ROWS), OTHER_ORDER, *PARTS))
+    for value, other, first, second in zip(whole, control, *parts, strict=True):
+        size = np.max(np.abs([value, first, second]), initial=0.0)
+        rounding = float(np.clip(10 * np.max(np.abs(other - value), initial=0.0), _EXACT * size, _LARGEST * size))
+        if _differ(value, first + second, rounding):
+            place = np.unravel_index(np.argmax(np.abs(value - first - second)), value.shape)
+            numbers = f"{value[place]:.6g} in place of {first[place]:.6g} + {second[place]:.6g}"
+            return f"{numbers} for {' + '.join(str(rows.size) for rows in PARTS)} rows"
+    return None
 
 
 def _numbers(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:

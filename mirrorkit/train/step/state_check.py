@@ -15,7 +15,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.train.step.layer_state import is_seed, layers_of
 
-_ROUNDING = 1e-4  # of the size of an advance
+_RESOLUTION = 4 * float(np.finfo(np.float32).eps)  # of the value that advances
 _RULE = (
     "Replicas' values are combined as a mean over the examples, integers as a number of calls. Keep a mean over the "
     "rows (keras.ops.mean), or leave it to a metric."
@@ -23,7 +23,11 @@ _RULE = (
 
 
 def state_faults(
-    model: Any, state: Sequence[tf.Tensor], after: Callable[[np.ndarray], Sequence[tf.Tensor]], rows: int
+    model: Any,
+    state: Sequence[tf.Tensor],
+    after: Callable[[np.ndarray], Sequence[tf.Tensor]],
+    rows: int,
+    rounding: float,
 ) -> Iterator[str]:
     """Yield a sentence for each variable whose advance is not a mean over rows, where that can be told.
 
@@ -34,22 +38,23 @@ def state_faults(
         state: their values.
         after: called with indices of rows, returns the values after a training pass over them.
         rows: how many there are, at least 12.
+        rounding: of the size of an advance.
     """
     looked_at = _others(model)
     if not looked_at:
         return
-    whole = [after(np.arange(rows))[i] for i in looked_at]
-    changed = [n for n, i in enumerate(looked_at) if whole[n] is not state[i]]
+    whole = after(np.arange(rows))
+    changed = [i for i in looked_at if np.any(_array(whole[i]) != _array(state[i]))]
     if not changed:
         return
     cuts = [[np.arange(size), np.arange(size, rows)] for size in (rows // 3, rows // 2 + 2)]
     passes = [[after(part) for part in cut] for cut in cuts]
-    for n in changed:
-        i = looked_at[n]
+    for i in changed:
         variable = model.non_trainable_variables[i]
         parts = [[_array(values[i]) for values in pair] for pair in passes]
         sizes = [[part.size / rows for part in cut] for cut in cuts]
-        if kind := _kind(_array(state[i]), _array(whole[n]), parts, sizes, is_float=state[i].dtype.is_floating):
+        is_float = state[i].dtype.is_floating
+        if kind := _kind(_array(state[i]), _array(whole[i]), parts, sizes, rounding if is_float else None):
             yield f"The state {variable.path!r} of a layer is {kind}. {_RULE}"
         elif getattr(variable, "aggregation", None) == "sum":
             yield f"The state {variable.path!r} of a layer asks for aggregation='sum', which is not done. {_RULE}"
@@ -66,14 +71,22 @@ def _others(model: Any) -> list[int]:
 
 
 def _kind(
-    old: np.ndarray, whole: np.ndarray, parts: list[list[np.ndarray]], sizes: list[list[float]], *, is_float: bool
+    old: np.ndarray,
+    whole: np.ndarray,
+    parts: list[list[np.ndarray]],
+    sizes: list[list[float]],
+    rounding: float | None,
 ) -> str | None:
-    """Say what a state is other than a mean over rows; None where it is one, or where nothing fits."""
-    if not is_float:
-        counts = any(np.any(part - old != whole - old) for pair in parts for part in pair)
-        return "a count that depends on the number of rows" if counts else None
+    """Say what a state is other than a mean over rows; None where it is one, or where nothing fits.
+
+    Without a `rounding` the state is an integer.
+    """
+    if rounding is None:
+        differ = any(np.any(part != whole) for pair in parts for part in pair)
+        return "an integer that depends on the rows, such as a count of them" if differ else None
     advance = whole - old
-    rounding = _ROUNDING * np.max(np.abs([advance, *[part - old for pair in parts for part in pair]]), initial=0.0)
+    size = np.max(np.abs([advance, *[part - old for pair in parts for part in pair]]), initial=0.0)
+    rounding = max(rounding * size, _RESOLUTION * np.max(np.abs([old, whole]), initial=0.0))
     means = [one * (a - old) + other * (b - old) for (a, b), (one, other) in zip(parts, sizes, strict=True)]
     if all(_near(mean, advance, rounding) for mean in means):
         return None

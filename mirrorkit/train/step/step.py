@@ -11,6 +11,7 @@ logs = step.update(strategy, sums)                # one reduction, then the same
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -183,17 +184,15 @@ class Step:
         requirements.check_rows(batch)
         self._functions.resolve(batch, self._given, self._given_metrics)
 
-    def check_first(self, what: str = "train") -> Callable[[Any], None] | None:
+    def first_look(self, what: str = "train") -> Callable[[Any], None] | None:
         """Return what looks at a global batch before the first step to "train" or "test"; None without need."""
         shards = self._require_built().num_replicas_in_sync * (self.accumulate if what == "train" else 1)
-        if shards == 1 or self._looked & {what, "train"}:
-            return None
-        self._looked.add(what)
-        return self._check_split
+        return None if shards == 1 or self._looked & {what, "train"} else functools.partial(self._look, what)
 
-    def _check_split(self, batch: Any) -> None:
+    def _look(self, what: str, batch: Any) -> None:
         self.prepare(batch)
-        self._functions.check_split(self._values(), batch, self._require_built(), unchecked=self._unchecked)
+        self._functions.look(self._values(), batch, self._require_built(), self._unchecked, training=what == "train")
+        self._looked.add(what)
 
     @property
     def totals_size(self) -> int:
