@@ -54,9 +54,7 @@ def main() -> None:
     test_batches = mk.data.distribute(test.dataset(), strategy, autoshard="data")
     for epoch in range(options.epochs):
         train_batches = mk.data.distribute(train.dataset(epoch), strategy, autoshard="data")
-        if (
-            epoch == 0
-        ):  # before the clock starts: a trace for batches of any size, then a first run that changes nothing
+        if epoch == 0:  # before the clock starts: a trace for batches of any size, and a run that changes nothing
             for function, batches in ((train_step, train_batches), (test_step, test_batches)):
                 function.get_concrete_function(batches.element_spec)
                 mk.timing.warm_up(function, next(iter(batches)), restore=step)

@@ -76,7 +76,8 @@ def warm_up(function: Callable[..., Any], *arguments: Any, restore: Any = ()) ->
       `mk.data.batches` gives the same order whenever it is asked.
     - Stateful random operations such as `tf.random.normal` within a `tf.function` count their calls where nothing can
       reach them; `keras.random`, `tf.random.Generator` and `tf.random.stateless_normal` do not.
-    - What Python code outside of every `tf.function` changes is only put back where `restore` lists it.
+    - What Python code outside of every `tf.function` changes is only put back where `restore` lists it; lookup tables
+      keep what was put into them.
 
     Args:
         function: a `tf.function`, or a plain function that calls some, as `model.train_function` of Keras is.

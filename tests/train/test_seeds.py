@@ -78,9 +78,8 @@ def test_seeds_by_replica_trains_and_keeps_the_states_equal(strategy_of: Any) ->
     loop = _loop(strategy, mk.train.seeds_by_replica)
     loop.fit(_data(), epochs=2, verbose=0)
     assert mk.checks.in_sync(strategy, loop.step)
-    assert [int(v.numpy()[1]) for v in loop.step.model.non_trainable_variables] == [
-        8
-    ]  # two draws in each of four steps
+    (state,) = loop.step.model.non_trainable_variables
+    assert int(state.numpy()[1]) == 8  # two draws in each of four steps
 
 
 def test_each_replica_draws_its_own_and_a_step_of_ours_the_same(strategy_of: Any) -> None:
@@ -107,6 +106,26 @@ def test_each_replica_draws_its_own_and_a_step_of_ours_the_same(strategy_of: Any
     np.testing.assert_array_equal(first, again)  # outside of the block all is as it was
     (alone,) = masks(strategy_of("one_device", 1), mk.train.seeds_by_replica)
     np.testing.assert_array_equal(alone, own_first)
+
+
+def test_the_look_leaves_what_the_step_does_not_name(strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        generator = tf.random.Generator.from_seed(1)
+    loop = _loop(strategy, contextlib.nullcontext, L.Dense(2), noise=lambda: generator.normal([4]))
+    look = loop._step.first_look()
+    assert look is not None
+    before = [copy.numpy() for copy in strategy.experimental_local_results(generator.state)]
+    look((tf.constant(X), tf.constant(X[:, :1])))
+    after = [copy.numpy() for copy in strategy.experimental_local_results(generator.state)]
+    np.testing.assert_array_equal(before, after)
+    assert loop._step.first_look() is None
+
+
+def test_seeds_by_replica_outside_of_a_replica(strategy_of: Any) -> None:
+    block = mk.train.seeds_by_replica()
+    with strategy_of("mirrored", 2).scope(), pytest.raises(StepError, match="outside of a replica"):
+        block.__enter__()
 
 
 @pytest.mark.parametrize("way", ["unchecked", "folded by hand", "constant seed", "one replica", "no draws"])

@@ -93,6 +93,23 @@ def test_an_overridden_predict_step_is_refused_where_it_would_be_called(make_loo
         loop.predict(data)
 
 
+def test_an_overridden_call_of_the_model_counts(make_loop: Any, numbers: Any) -> None:
+    class Doubled(keras.Sequential):
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            return 2 * super().__call__(*args, **options)
+
+    def net() -> Any:
+        return Doubled([keras.Input((4,)), L.Dense(1)])
+
+    loop = make_loop(("mirrored", 2), net, optimizer=lambda: keras.optimizers.SGD(0.01))
+    model = keras_twin(net, loop)
+    model.compile(keras.optimizers.SGD(0.01), loss="mse")
+    data = plain_dataset(*numbers, batch=20)
+    model.fit(data, epochs=2, verbose=0)
+    loop.fit(data, epochs=2, verbose=0)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5
+
+
 # --- masks that a loss puts on its values
 
 
@@ -224,8 +241,9 @@ def test_a_layer_that_updates_a_metric_in_its_call(make_loop: Any, numbers: Any)
             return x
 
     loop = make_loop(("one_device", 1), lambda: sequential((4,), Watched(name="watched"), L.Dense(1)))
-    with pytest.raises(StepError, match=r"'watched' updates a metric in its call \(variable 'seen/total'\)"):
-        loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
+    for use in (loop.fit, loop.evaluate):
+        with pytest.raises(StepError, match=r"'watched' updates a metric in its call \(variable 'seen/total'\)"):
+            use(plain_dataset(*numbers, batch=20))
 
 
 def test_a_variable_of_nobody_that_is_assigned(make_loop: Any, numbers: Any) -> None:
@@ -238,7 +256,7 @@ def test_a_variable_of_nobody_that_is_assigned(make_loop: Any, numbers: Any) -> 
 
     hidden.append(keras.Variable(0.0))
     loop = make_loop(("one_device", 1), lambda: sequential((4,), Hiding(), L.Dense(1)))
-    with pytest.raises(StepError, match=r"state that is not among its own.*add_weight"):
+    with pytest.raises(StepError, match=r"state that is not among its own: a Keras variable.*add_weight"):
         loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
 
 
