@@ -108,18 +108,18 @@ def test_each_replica_draws_its_own_and_a_step_of_ours_the_same(strategy_of: Any
     np.testing.assert_array_equal(alone, own_first)
 
 
-def test_the_look_leaves_what_the_step_does_not_name(strategy_of: Any) -> None:
+def test_the_check_leaves_what_the_step_does_not_name(strategy_of: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():
         generator = tf.random.Generator.from_seed(1)
     loop = _loop(strategy, contextlib.nullcontext, L.Dense(2), noise=lambda: generator.normal([4]))
-    look = loop._step.first_look()
-    assert look is not None
+    check = loop._step.first_batch_check()
+    assert check is not None
     before = [copy.numpy() for copy in strategy.experimental_local_results(generator.state)]
-    look((tf.constant(X), tf.constant(X[:, :1])))
+    check((tf.constant(X), tf.constant(X[:, :1])))
     after = [copy.numpy() for copy in strategy.experimental_local_results(generator.state)]
     np.testing.assert_array_equal(before, after)
-    assert loop._step.first_look() is None
+    assert loop._step.first_batch_check() is None
 
 
 def test_seeds_by_replica_outside_of_a_replica(strategy_of: Any) -> None:

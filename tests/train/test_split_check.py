@@ -1,4 +1,4 @@
-"""The look at the first batch: silent where parts of a batch add up, and red by name where they do not."""
+"""The check of the first batch: silent where parts of a batch add up, and red by name where they do not."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ONE_HOT = np.eye(3, dtype="float32")[CLASSES]
 POSITIVE = np.abs(X[:, 1:2]) + 0.5
 
 
-def _look(loop: Any, *batch: Any) -> None:
+def _check(loop: Any, *batch: Any) -> None:
     """What `fit` does before its first step."""
-    check = loop.step.first_look()
-    assert check is not None
-    check(tf.nest.map_structure(tf.constant, batch))
+    check_batch = loop.step.first_batch_check()
+    assert check_batch is not None
+    check_batch(tf.nest.map_structure(tf.constant, batch))
 
 
 def _binary() -> Any:
@@ -60,7 +60,7 @@ def test_silent_on_the_zoo(name: str, make_loop: Any) -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     loop = make_loop(TWO, lambda: mk.models.create(name), loss=loss, metrics=["accuracy"])
     shape = loop.step.model.input_shape[1:]
-    _look(loop, rng.integers(0, 256, (24, *shape)).astype("uint8"), rng.integers(0, 10, 24))
+    _check(loop, rng.integers(0, 256, (24, *shape)).astype("uint8"), rng.integers(0, 10, 24))
 
 
 LOSSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # net, targets, arguments
@@ -86,7 +86,7 @@ LOSSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # net, targets, argument
 }
 
 
-def test_every_loss_of_keras_is_looked_at() -> None:
+def test_every_loss_of_keras_is_checked() -> None:
     made = {name for name, cls in vars(keras.losses).items() if inspect.isclass(cls)}
     assert made - {"Loss", "Circle"} == set(LOSSES)  # Circle compares the rows: below
 
@@ -97,7 +97,7 @@ def test_silent_on_losses_of_keras(name: str, weighted: bool, make_loop: Any) ->
     net, y, options = LOSSES[name]
     x = rng.normal(size=(24, 9, 4)).astype("float32") if net is _tokens else X
     weight = [rng.uniform(0, 2, 24).astype("float32")] if weighted else []
-    _look(make_loop(TWO, net, loss=getattr(keras.losses, name)(**options)), x, y, *weight)
+    _check(make_loop(TWO, net, loss=getattr(keras.losses, name)(**options)), x, y, *weight)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_silent_on_losses_of_keras(name: str, weighted: bool, make_loop: Any) ->
     ids=["label smoothing", "mean_with_sample_weight", "ignore_class"],
 )
 def test_silent_on_what_losses_take(loss: Any, y: Any, make_loop: Any) -> None:
-    _look(make_loop(TWO, _shares, loss=loss), X, y, rng.uniform(0, 2, 24).astype("float32"))
+    _check(make_loop(TWO, _shares, loss=loss), X, y, rng.uniform(0, 2, 24).astype("float32"))
 
 
 M = keras.metrics
@@ -161,10 +161,10 @@ METRICS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
 }
 
 
-def test_every_metric_of_keras_is_looked_at() -> None:
+def test_every_metric_of_keras_is_checked() -> None:
     made = {name for name, cls in vars(M).items() if inspect.isclass(cls)}
-    looked_at = {type(metric).__name__ for _, _, metrics in METRICS.values() for metric in metrics}
-    assert made - {"Metric", "Mean", "MeanMetricWrapper", "Sum"} == looked_at
+    checked = {type(metric).__name__ for _, _, metrics in METRICS.values() for metric in metrics}
+    assert made - {"Metric", "Mean", "MeanMetricWrapper", "Sum"} == checked
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -174,7 +174,7 @@ def test_silent_on_metrics_of_keras(kind: str, weighted: bool, make_loop: Any) -
     options = {"weighted_metrics" if weighted else "metrics": [type(m).from_config(m.get_config()) for m in metrics]}
     weight = [rng.uniform(0, 2, 24).astype("float32")] if weighted else []
     loss = "sparse_categorical_crossentropy" if y is CLASSES else "mse"
-    _look(make_loop(TWO, net, loss=loss, **options), X, y, *weight)
+    _check(make_loop(TWO, net, loss=loss, **options), X, y, *weight)
 
 
 def test_silent_on_what_is_known_to_depend_on_the_cut(make_loop: Any) -> None:
@@ -182,7 +182,7 @@ def test_silent_on_what_is_known_to_depend_on_the_cut(make_loop: Any) -> None:
         layers = [L.Dense(8), L.BatchNormalization(), L.ReLU(), L.Dropout(0.5), L.GaussianNoise(0.3), L.Dense(1)]
         return sequential((4,), *layers)
 
-    _look(make_loop(TWO, net, metrics=["mae"]), X, X[:, :1])
+    _check(make_loop(TWO, net, metrics=["mae"]), X, X[:, :1])
 
 
 def test_silent_on_regularisers_masks_and_several_outputs(make_loop: Any) -> None:
@@ -197,7 +197,7 @@ def test_silent_on_regularisers_masks_and_several_outputs(make_loop: Any) -> Non
     y = {"tags": rng.integers(0, 3, (24, 6)), "mood": X[:, :1]}
     options = {"loss": {"tags": "sparse_categorical_crossentropy", "mood": "mse"}, "metrics": {"tags": ["accuracy"]}}
     loop = make_loop(TWO, net, **options)
-    _look(loop, {"tokens": tokens, "x": X}, y, {"tags": rng.uniform(size=24), "mood": rng.uniform(size=24)})
+    _check(loop, {"tokens": tokens, "x": X}, y, {"tags": rng.uniform(size=24), "mood": rng.uniform(size=24)})
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
@@ -210,7 +210,7 @@ def test_silent_in_low_precision(policy: str, make_loop: Any) -> None:
         finally:
             keras.config.set_dtype_policy(before)
 
-    _look(make_loop(TWO, net, metrics=["mae"], loss_scale=8.0), X, X[:, :1])
+    _check(make_loop(TWO, net, metrics=["mae"], loss_scale=8.0), X, X[:, :1])
 
 
 # --- red
@@ -242,9 +242,9 @@ def test_a_metric_of_whole_batches(metric: Any, name: str, make_loop: Any) -> No
     with pytest.raises(
         StepError, match=rf"the metric '{name}'.*5 \+ 11 rows.*shape \[batch\].*unchecked=\('{name}',\)"
     ):
-        _look(loop, X, BINARY)
+        _check(loop, X, BINARY)
     again = make_loop(TWO, _binary, loss="mse", metrics=[metric, "mae"], unchecked=(name,))
-    _look(again, X, BINARY)
+    _check(again, X, BINARY)
 
 
 def test_a_metric_that_shows_no_fault_with_these_predictions(make_loop: Any) -> None:
@@ -256,7 +256,7 @@ def test_a_metric_that_shows_no_fault_with_these_predictions(make_loop: Any) -> 
         return _f1(y, y_pred) * ops.ones_like(y[:, 0])
 
     with pytest.raises(StepError, match="the metric 'f1_as_rows'"):
-        _look(make_loop(TWO, net, loss="mse", metrics=[f1_as_rows]), X, BINARY)
+        _check(make_loop(TWO, net, loss="mse", metrics=[f1_as_rows]), X, BINARY)
 
 
 def _pairs(y: Any, y_pred: Any) -> Any:
@@ -270,7 +270,7 @@ def test_a_loss_over_pairs(loss: Any, make_loop: Any) -> None:
         return sequential((4,), L.Dense(3), L.UnitNormalization())
 
     with pytest.raises(StepError, match=r"The loss \((_pairs|Circle)\).*own example alone"):
-        _look(make_loop(TWO, net, loss=loss), X, CLASSES)
+        _check(make_loop(TWO, net, loss=loss), X, CLASSES)
 
 
 def test_an_accumulated_update_is_cut_too(make_loop: Any) -> None:
@@ -278,9 +278,9 @@ def test_an_accumulated_update_is_cut_too(make_loop: Any) -> None:
         ("one_device", 1), lambda: sequential((4,), L.Dense(3)), loss=_pairs, metrics=["mae"], accumulate=2
     )
     with pytest.raises(StepError, match=r"2 shards of a batch.*The loss \(_pairs\)"):
-        _look(loop, X, ONE_HOT)
+        _check(loop, X, ONE_HOT)
     # A metric sees batches there, as in Keras.
-    _look(make_loop(("one_device", 1), _binary, metrics=[_f1], accumulate=2), X, BINARY)
+    _check(make_loop(("one_device", 1), _binary, metrics=[_f1], accumulate=2), X, BINARY)
 
 
 def test_a_rare_label_that_alone_shows_it(make_loop: Any) -> None:
@@ -289,9 +289,9 @@ def test_a_rare_label_that_alone_shows_it(make_loop: Any) -> None:
         return ops.mean(ops.square(y - y_pred), -1) + ops.max(rare)
 
     y = np.zeros((24, 1), "float32")
-    y[7] = 1  # not among the rows looked at
+    y[7] = 1  # not among the rows that are seen
     with pytest.raises(StepError, match=r"The loss \(balanced\)"):
-        _look(make_loop(TWO, _binary, loss=balanced), X, y)
+        _check(make_loop(TWO, _binary, loss=balanced), X, y)
 
 
 class _Adds(L.Layer):  # type: ignore[name-defined]
@@ -308,8 +308,8 @@ def test_a_sum_given_to_add_loss(make_loop: Any) -> None:
     with pytest.raises(
         StepError, match=r"adds .* to the loss .* for 16 rows, but the mean over parts.*Add a mean over the rows"
     ):
-        _look(make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Adds(ops.sum), L.Dense(1))), X, X[:, :1])
-    _look(make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Adds(ops.mean), L.Dense(1))), X, X[:, :1])
+        _check(make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Adds(ops.sum), L.Dense(1))), X, X[:, :1])
+    _check(make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Adds(ops.mean), L.Dense(1))), X, X[:, :1])
 
 
 class _AddsInTraining(L.Layer):  # type: ignore[name-defined]
@@ -330,14 +330,14 @@ def test_a_sum_that_is_added_in_training_alone(before: Any, make_loop: Any) -> N
         return sequential((4,), L.Dense(8), *known, _AddsInTraining(reduce), L.Dense(1))
 
     with pytest.raises(StepError, match="Add a mean over the rows"):
-        _look(make_loop(TWO, lambda: net(ops.sum)), X, X[:, :1])
-    _look(make_loop(TWO, lambda: net(ops.mean)), X, X[:, :1])
+        _check(make_loop(TWO, lambda: net(ops.sum)), X, X[:, :1])
+    _check(make_loop(TWO, lambda: net(ops.mean)), X, X[:, :1])
 
 
 @pytest.mark.parametrize("x", [X[:1], np.repeat(X[:1], 24, axis=0)], ids=["one row", "equal rows"])
 def test_a_sum_given_to_add_loss_shows_on_any_rows(x: Any, make_loop: Any) -> None:
     with pytest.raises(StepError, match="Add a mean over the rows"):
-        _look(make_loop(TWO, lambda: sequential((4,), _Adds(ops.sum), L.Dense(1))), x, x[:, :1])
+        _check(make_loop(TWO, lambda: sequential((4,), _Adds(ops.sum), L.Dense(1))), x, x[:, :1])
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
@@ -352,7 +352,7 @@ def test_silent_on_activity_regularisers(policy: str, make_loop: Any) -> None:
 
     for seed in range(4):
         x = np.random.default_rng(seed).normal(size=(24, 4)).astype("float32")
-        _look(make_loop(TWO, net, loss_scale=8.0), x, x[:, :1])
+        _check(make_loop(TWO, net, loss_scale=8.0), x, x[:, :1])
 
 
 def test_silent_on_losses_of_noise(make_loop: Any) -> None:
@@ -368,7 +368,7 @@ def test_silent_on_losses_of_noise(make_loop: Any) -> None:
 
     for seed in range(6):
         x = np.random.default_rng(seed).normal(size=(24, 4)).astype("float32")
-        _look(make_loop(TWO, lambda: sequential((4,), L.Dense(4), Sampled(), L.Dense(1))), x, x[:, :1])
+        _check(make_loop(TWO, lambda: sequential((4,), L.Dense(4), Sampled(), L.Dense(1))), x, x[:, :1])
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_a_model_that_mixes_the_rows(mix: Any, make_loop: Any) -> None:
         return keras.Model(inputs, L.Dense(1)(mix(L.Dense(3)(inputs))))
 
     with pytest.raises(StepError, match=r"depends on the other examples of its batch.*unchecked=\('rows',\)"):
-        _look(make_loop(TWO, net), X, X[:, :1])
+        _check(make_loop(TWO, net), X, X[:, :1])
 
 
 def test_noise_in_evaluation_too_is_no_mixing(make_loop: Any) -> None:
@@ -399,7 +399,7 @@ def test_noise_in_evaluation_too_is_no_mixing(make_loop: Any) -> None:
         def call(self, x: Any) -> Any:
             return x + keras.random.normal(ops.shape(x), seed=self.seeds)
 
-    _look(make_loop(TWO, lambda: sequential((4,), Sampling(), L.Dense(1))), X, X[:, :1])
+    _check(make_loop(TWO, lambda: sequential((4,), Sampling(), L.Dense(1))), X, X[:, :1])
 
 
 class _Remembers(L.Layer):  # type: ignore[name-defined]
@@ -442,7 +442,7 @@ def test_state_that_is_no_mean(new: Any, options: dict[str, Any], found: str, ma
     with pytest.raises(
         StepError, match=rf"The state '[\w/]*remembers/kept' of a layer (is )?{found}.*mean over the examples"
     ):
-        _look(loop, X, X[:, :1])
+        _check(loop, X, X[:, :1])
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_state_that_is_no_mean(new: Any, options: dict[str, Any], found: str, ma
     ids=["moving mean", "calls", "calls as a float", "variance", "far from its mean", "at its mean"],
 )
 def test_state_that_can_be_combined(new: Any, options: dict[str, Any], make_loop: Any) -> None:
-    _look(make_loop(TWO, lambda: sequential((4,), _Remembers(new, **options), L.Dense(1))), X, X[:, :1])
+    _check(make_loop(TWO, lambda: sequential((4,), _Remembers(new, **options), L.Dense(1))), X, X[:, :1])
 
 
 # --- how it is asked for
@@ -466,23 +466,23 @@ def test_state_that_can_be_combined(new: Any, options: dict[str, Any], make_loop
 
 @pytest.mark.parametrize("own", [False, True], ids=["recipe", "tf.data"])
 @pytest.mark.parametrize("resident", [False, True])
-def test_fit_looks_once_and_trains_on_every_batch_all_the_same(own: bool, resident: bool, make_loop: Any) -> None:
+def test_fit_checks_once_and_trains_on_every_batch_all_the_same(own: bool, resident: bool, make_loop: Any) -> None:
     if own and resident:
         pytest.skip("a tf.data.Dataset is never resident")
     split = mk.data.arrays(X, X[:, :1])
     make = mk.data.resident if resident else mk.data.batches
     data = plain_dataset(X, X[:, :1], batch=8) if own else make(split, global_batch_size=8, shuffle=True, seed=0)
-    looked_at, without = (make_loop(TWO, line_net, unchecked=names) for names in ((), ("loss",)))
-    without.step._looked.add("train")
+    checked, without = (make_loop(TWO, line_net, unchecked=names) for names in ((), ("loss",)))
+    without.step._checked.add("train")
     seen: list[Any] = []
-    look = looked_at.step._look
-    looked_at.step._look = lambda what, batch: (seen.append(batch), look(what, batch))
-    for loop in (looked_at, without):
+    check_batch = checked.step._check_batch
+    checked.step._check_batch = lambda what, batch: (seen.append(batch), check_batch(what, batch))
+    for loop in (checked, without):
         loop.fit(data, epochs=2, verbose=0)
         loop.fit(data, epochs=1, verbose=0)
     assert len(seen) == 1
     assert tuple(seen[0][0].shape) == (8, 4)
-    assert largest_difference(looked_at.step.model.get_weights(), without.step.model.get_weights()) == 0.0
+    assert largest_difference(checked.step.model.get_weights(), without.step.model.get_weights()) == 0.0
 
 
 def test_fit_refuses_before_the_first_step(make_loop: Any) -> None:
@@ -495,34 +495,34 @@ def test_fit_refuses_before_the_first_step(make_loop: Any) -> None:
     assert int(loop.step.optimizer.iterations.numpy()) == 0
 
 
-def test_evaluation_alone_is_looked_at_too(make_loop: Any) -> None:
+def test_evaluation_alone_is_checked_too(make_loop: Any) -> None:
     loop = make_loop(TWO, _binary, loss="mse", metrics=[_f1])
     for _ in range(2):  # a second try is no way around
         with pytest.raises(StepError, match="the metric '_f1'"):
             loop.evaluate(plain_dataset(X, BINARY, batch=8))
     right = make_loop(TWO, _binary, loss="mse", metrics=["mae"])
     right.evaluate(plain_dataset(X, BINARY, batch=8))
-    assert right.step.first_look("test") is None
-    assert right.step.first_look() is not None  # training has batches of its own
+    assert right.step.first_batch_check("test") is None
+    assert right.step.first_batch_check() is not None  # training has batches of its own
 
 
-def test_one_device_is_as_keras_and_not_looked_at(make_loop: Any) -> None:
+def test_one_device_is_as_keras_and_not_checked(make_loop: Any) -> None:
     loop = make_loop(("one_device", 1), _binary, loss="mse", metrics=[_f1])
-    assert loop.step.first_look() is None
+    assert loop.step.first_batch_check() is None
 
 
 def test_a_name_that_is_not_checked(make_loop: Any) -> None:
     with pytest.raises(StepError, match=r"unchecked=\['f1'\] names nothing.*add_loss, loss, mae, rows, state"):
-        _look(make_loop(TWO, line_net, metrics=["mae"], unchecked="f1"), X, X[:, :1])
+        _check(make_loop(TWO, line_net, metrics=["mae"], unchecked="f1"), X, X[:, :1])
 
 
-def test_a_function_that_cannot_be_looked_at_names_the_way_out(make_loop: Any) -> None:
+def test_a_function_that_cannot_be_checked_names_the_way_out(make_loop: Any) -> None:
     def of_pairs(y: Any, y_pred: Any) -> Any:  # right where each share is even
         apart = y_pred[0::2] - y_pred[1::2]
         return ops.mean(ops.square(ops.concatenate([apart, apart], 0) - y), -1)
 
     with pytest.raises(StepError, match=r"failed for 'loss': InvalidArgumentError.*unchecked=\('loss',\)"):
-        _look(make_loop(TWO, line_net, loss=of_pairs), X, X[:, :1])
+        _check(make_loop(TWO, line_net, loss=of_pairs), X, X[:, :1])
     loop = make_loop(TWO, line_net, loss=of_pairs, unchecked=("loss",))
     loop.fit(plain_dataset(X, X[:, :1], batch=8), verbose=0)
 
@@ -543,10 +543,10 @@ def test_a_static_batch_size_is_no_way_around(make_loop: Any) -> None:
         return keras.Model(inputs, L.Dense(1, activation="sigmoid")(inputs))
 
     with pytest.raises(StepError, match="the metric '_f1'"):
-        _look(make_loop(TWO, net, loss="mse", metrics=[_f1]), X, BINARY)
+        _check(make_loop(TWO, net, loss="mse", metrics=[_f1]), X, BINARY)
 
 
-def test_recurrent_layers_are_traced_and_looked_at_all_the_same(make_loop: Any) -> None:
+def test_recurrent_layers_are_traced_and_checked_all_the_same(make_loop: Any) -> None:
     class Mixing(L.Layer):  # type: ignore[name-defined]
         calls = 0
 
@@ -560,15 +560,15 @@ def test_recurrent_layers_are_traced_and_looked_at_all_the_same(make_loop: Any) 
     loop = make_loop(TWO, net)
     Mixing.calls = 0
     with pytest.raises(StepError, match="depends on the other examples"):
-        _look(loop, rng.integers(0, 5, (24, 6)), X[:, :1])
+        _check(loop, rng.integers(0, 5, (24, 6)), X[:, :1])
     assert Mixing.calls <= 3  # to learn its shape, then a trace for evaluation and one for training
 
 
-def test_warm_up_pays_for_the_look_at_a_recipe(make_loop: Any) -> None:
+def test_warm_up_pays_for_the_check_of_a_recipe(make_loop: Any) -> None:
     recipe = mk.data.batches(mk.data.arrays(X, BINARY), global_batch_size=8)
     loop = make_loop(TWO, _binary, loss="mse", metrics=["mae"])
     loop.warm_up(recipe)
-    assert loop.step.first_look() is None
+    assert loop.step.first_batch_check() is None
     with pytest.raises(StepError, match="the metric '_f1'"):
         make_loop(TWO, _binary, loss="mse", metrics=[_f1]).warm_up(recipe)
 
@@ -581,7 +581,7 @@ def test_evaluation_does_not_mind_what_training_alone_does(make_loop: Any) -> No
 
 
 def test_a_batch_of_one_row(make_loop: Any) -> None:
-    _look(make_loop(TWO, line_net, metrics=["mae"]), X[:1], X[:1, :1])
+    _check(make_loop(TWO, line_net, metrics=["mae"]), X[:1], X[:1, :1])
 
 
 def test_a_function_that_asks_for_more_than_other_predictions_give(make_loop: Any) -> None:
@@ -590,7 +590,7 @@ def test_a_function_that_asks_for_more_than_other_predictions_give(make_loop: An
         return ops.mean(ops.square(y - ops.log(y_pred)), -1)
 
     net = sequential((4,), L.Dense(1, activation="softplus"), L.Rescaling(5.0))
-    _look(make_loop(TWO, lambda: keras.models.clone_model(net), loss=of_positive), X, X[:, :1])
+    _check(make_loop(TWO, lambda: keras.models.clone_model(net), loss=of_positive), X, X[:, :1])
 
 
 def test_outputs_whose_rows_are_no_examples(make_loop: Any) -> None:
@@ -602,4 +602,4 @@ def test_outputs_whose_rows_are_no_examples(make_loop: Any) -> None:
         return keras.Model(inputs, ops.reshape(L.Dense(1)(inputs), (-1, 1)))
 
     x = rng.normal(size=(24, 6, 2)).astype("float32")
-    _look(make_loop(TWO, net, loss=per_token), x, rng.normal(size=(24, 6)).astype("float32"))
+    _check(make_loop(TWO, net, loss=per_token), x, rng.normal(size=(24, 6)).astype("float32"))

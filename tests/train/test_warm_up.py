@@ -24,7 +24,7 @@ class Count(L.Layer):
     traces = 0
 
     def call(self, x: Any) -> Any:
-        Count.traces += not tf.executing_eagerly()  # fit looks at the first batch without a trace
+        Count.traces += not tf.executing_eagerly()  # fit checks the first batch without a trace
         random.random()
         np.random.random()
         return x

@@ -99,7 +99,7 @@ class Feed:
         restart: bool = False,
         resume: bool = False,
         together: int | None = None,
-        look: Callable[[Any], None] | None = None,
+        check: Callable[[Any], None] | None = None,
     ) -> Stream:
         """Return the stream of the epoch's batches.
 
@@ -109,7 +109,7 @@ class Feed:
             restart: endless data begins anew; otherwise it goes on where it was.
             resume: endless data skips what the epochs before took, in another run.
             together: how many batches an update takes; several workers then see first that theirs are the same.
-            look: called with the first batch, which is trained on all the same.
+            check: called with the first batch, which is trained on all the same.
 
         Raises:
             DataError: the workers do not read the same data.
@@ -120,10 +120,10 @@ class Feed:
         if isinstance(self._data, Batches) and together is not None:
             self._compare(lambda: first_rows(self._data, epoch, start))
         if self._is_held:
-            if look is not None and start != self.steps:
-                look(self.first(epoch, start))
+            if check is not None and start != self.steps:
+                check(self.first(epoch, start))
             return self._held(epoch, start)
-        stream = self._stream(self._batches(epoch, start, resume), position=start, together=together, look=look)
+        stream = self._stream(self._batches(epoch, start, resume), position=start, together=together, check=check)
         if self._is_endless:
             self._endless = stream
         return stream
@@ -186,18 +186,18 @@ class Feed:
         *,
         position: int = 0,
         together: int | None = None,
-        look: Callable[[Any], None] | None = None,
+        check: Callable[[Any], None] | None = None,
     ) -> Stream:
         size = self.global_batch_size if self._whole() else None
         what: dict[str, Any] = {"size": size, "whole": self._whole(), "position": position}
         what["steps"] = self.steps if self._known else None
-        if together is None or (self._compared and look is None):
+        if together is None or (self._compared and check is None):
             return Stream(iter(untuned(dataset)), **what)
         count = together if self.steps is None else min(together, self.steps - position)
         stream = LookedAt(untuned(dataset), count, **what)
         self._compare(lambda: stream.first)
-        if look is not None and stream.first is not None:
-            look(stream.first)
+        if check is not None and stream.first is not None:
+            check(stream.first)
         return stream
 
     def _dataset(self) -> tf.data.Dataset:

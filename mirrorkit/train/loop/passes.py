@@ -57,8 +57,8 @@ class Passes:
         """
         totals = self._restored_totals(feed, position)
         together = self._step.accumulate
-        look = self._step.first_look()
-        stream = feed.epoch(position.epoch, start=position.batch, resume=resumed, together=together, look=look)
+        check = self._step.first_batch_check()
+        stream = feed.epoch(position.epoch, start=position.batch, resume=resumed, together=together, check=check)
         every = [1] if each_step else periods(hooks)
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), self._logs(totals) if position.batch else {}
         while position.batch != feed.steps and not (position.batch and self._step.model.stop_training):
@@ -89,7 +89,7 @@ class Passes:
         """Evaluate all the data from its beginning, perhaps `local` to the chief; returns the logs."""
         calls = self._calls.local if local else self._calls
         self._step.prepare(feed.element_spec)
-        stream = feed.epoch(0, restart=True, together=1, look=self._step.first_look("test"))
+        stream = feed.epoch(0, restart=True, together=1, check=self._step.first_batch_check("test"))
         totals, done = self._zeros(), 0
         hooks.on_test_begin()
         while done != feed.steps:
@@ -110,9 +110,9 @@ class Passes:
         """Run every function once or twice, and leave all variables as they were."""
         with unchanged(self._step.variables):
             self._step.prepare(training.element_spec)
-            look, batch = self._step.first_look(), training.first()
-            if look is not None and batch is not None:
-                look(batch)
+            check, batch = self._step.first_batch_check(), training.first()
+            if check is not None and batch is not None:
+                check(batch)
             for number, (stream, least) in enumerate(training.rehearsals(self._step.accumulate)):
                 for steps in self._length.probes() if number == 0 else (least,):
                     result = self._calls.train(stream, self._zeros(), min(steps, stream.left or steps))

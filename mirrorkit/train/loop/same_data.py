@@ -67,7 +67,7 @@ def first_rows(data: Batches, epoch: int, start: int) -> Any:
 
 
 class LookedAt(Stream):
-    """A stream of which the batches of the first update were read already, to be compared or looked at.
+    """A stream of which the batches of the first update were read already, to be compared or checked.
 
     To read them a second time would move a shuffle on, or another generator of the user's; so they are kept, and the
     first update takes them from there.

@@ -45,7 +45,7 @@ class CustomStep:
         self._step = step
         self._strategy = strategy
         self._names: list[str] = []
-        self._looked = False
+        self._checked = False
         # Keras callbacks need a model to leave their wish to stop with.
         self.model = getattr(step, "model", None) or SimpleNamespace(stop_training=False)
         self.accumulate = 1  # successive batches of one update; such a step may do that by itself
@@ -72,15 +72,15 @@ class CustomStep:
             logs = tf.function(lambda batch: self._logs(batch, own_share), autograph=False)
             self._names = sorted(logs.get_concrete_function(element_spec).structured_outputs)
 
-    def first_look(self, what: str = "train") -> Callable[[Any], None] | None:
-        """Return what looks at a global batch before the first step; None without need."""
+    def first_batch_check(self, what: str = "train") -> Callable[[Any], None] | None:
+        """Return what checks a global batch before the first step; None without need."""
         del what  # it only trains
         alone = self._strategy.num_replicas_in_sync == 1
-        return None if self._looked or alone or "seeds" in getattr(self._step, "unchecked", ()) else self._look
+        return None if self._checked or alone or "seeds" in getattr(self._step, "unchecked", ()) else self._check_batch
 
-    def _look(self, batch: Any) -> None:
+    def _check_batch(self, batch: Any) -> None:
         require_own_draws(self._strategy, self._step, batch)
-        self._looked = True
+        self._checked = True
 
     def train(self, batch: Any, share: Share = own_share) -> tf.Tensor:
         """Compute, update, and return the totals."""

@@ -145,13 +145,15 @@ class Functions:
         self._metrics = Metrics(outputs=outputs, **metrics)
         self._names = names
 
-    def look(self, values: Changing, batch: Any, strategy: Any, unchecked: Sequence[str], *, training: bool) -> None:
+    def check_batch(
+        self, values: Changing, batch: Any, replicas: int, unchecked: Sequence[str], *, training: bool
+    ) -> None:
         """Refuse a step that means something else on several shards of a batch; see `split_check`."""
         known = {*self._losses.own_names, *self._metrics.names, "loss", "add_loss", "rows", "state"}
         if unknown := sorted(set(unchecked) - known):
             raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
         about = About(self._model, self._losses, self._metrics, self._names, training)
-        shards = (self._shards, strategy.num_replicas_in_sync)
+        shards = (self._shards, replicas)
         with unchanged([]):  # a layer may draw from Python's or NumPy's generator
             outside_replica(
                 lambda: compare_parts(about, values.weights, values.state, unpack_batch(batch), shards, unchecked)

@@ -1,4 +1,4 @@
-"""The rows with which a step is looked at before it trains: a few of a batch, parts of them, and other values."""
+"""The rows with which a step is checked before it trains: a few of a batch, parts of them, and other values."""
 
 from __future__ import annotations
 

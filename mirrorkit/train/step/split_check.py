@@ -41,7 +41,7 @@ _COARSE = 0.3  # more than noise or BatchNormalization make of a mean, and less 
 
 
 class About(NamedTuple):
-    """The step that is looked at."""
+    """The step that is checked."""
 
     model: Any
     losses: Losses
@@ -74,7 +74,7 @@ def compare_parts(
         state: values of the non-trainable variables.
         batch: a global batch.
         shards: into how many an update's examples are cut, and how many of them are replicas.
-        unchecked: names that are not looked at.
+        unchecked: names that are not checked.
 
     Raises:
         StepError: it names each loss, metric, output and state, and says what to do.
@@ -91,14 +91,14 @@ def compare_parts(
         raise
     except Exception as error:  # whatever a user's layer may raise
         _log.warning(
-            "Whether a batch gives the same as its parts could not be looked at: the model does not take %d rows "
+            "Whether a batch gives the same as its parts could not be checked: the model does not take %d rows "
             "outside of the training (%s: %s).",
             *(SEEN, type(error).__name__, str(error).strip().splitlines()[0]),
         )
         return
     outputs = match(about.names, batch.y, y_pred, batch.weight)
     variants = [list(variants_of(output, ys)) for output, ys in zip(outputs, targets, strict=True)]
-    looks: list[tuple[str, Callable[[], Iterable[str]]]] = [
+    checks: list[tuple[str, Callable[[], Iterable[str]]]] = [
         ("rows", lambda: _of_rows(call, about.names, seen, y_pred)),
         ("add_loss", lambda: _of_added(call, about, state, batch.x, added)),
         *((name, functools.partial(_of_loss, name, loss, variants[i])) for name, i, loss in _losses(about)),
@@ -106,15 +106,15 @@ def compare_parts(
     if shards[1] > 1:  # the parts of an accumulated update are batches to a metric, as in Keras
         for number, (name, i) in enumerate(zip(about.metrics.names, about.metrics.outputs, strict=True)):
             state_of = functools.partial(about.metrics.state, number)
-            looks.append((name, functools.partial(_of_metric, name, state_of, variants[i])))
+            checks.append((name, functools.partial(_of_metric, name, state_of, variants[i])))
     if about.training:
         rounding = _SIXTEEN if about.sixteen_bits else _CALLS
 
         def after(rows: np.ndarray) -> Sequence[tf.Tensor]:
             return call(take(batch.x, rows), training=True)[1]
 
-        looks.append(("state", lambda: state_faults(about.model, state, after, ROWS, rounding)))
-    found = {name: list(_tried(name, look)) for name, look in looks if name not in unchecked}
+        checks.append(("state", lambda: state_faults(about.model, state, after, ROWS, rounding)))
+    found = {name: list(_tried(name, check)) for name, check in checks if name not in unchecked}
     if any(found.values()):
         names = tuple(name for name, texts in found.items() if texts)
         raise StepError(
@@ -150,14 +150,14 @@ def _caller(model: Any, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor]
     return call_traced
 
 
-def _tried(name: str, look: Callable[[], Iterable[str]]) -> Iterator[str]:
+def _tried(name: str, check: Callable[[], Iterable[str]]) -> Iterator[str]:
     try:
-        yield from look()
+        yield from check()
     except StepError:
         raise
     except Exception as error:  # whatever a user's function may raise
         raise StepError(
-            f"Before the first step on several shards, {ROWS} rows of the first batch and parts of them are looked at "
+            f"Before the first step on several shards, {ROWS} rows of the first batch and parts of them are checked "
             f"outside of any tf.function. That failed for {name!r}: {type(error).__name__}: {error}. A replica may get "
             f"any number of rows, so all must work on any. If this is right, write Step(..., unchecked=({name!r},))."
         ) from error

@@ -40,11 +40,11 @@ def state_faults(
         rows: how many there are, at least 12.
         rounding: of the size of an advance.
     """
-    looked_at = _others(model)
-    if not looked_at:
+    checked = _others(model)
+    if not checked:
         return
     whole = after(np.arange(rows))
-    changed = [i for i in looked_at if np.any(_array(whole[i]) != _array(state[i]))]
+    changed = [i for i in checked if np.any(_array(whole[i]) != _array(state[i]))]
     if not changed:
         return
     cuts = [[np.arange(size), np.arange(size, rows)] for size in (rows // 3, rows // 2 + 2)]

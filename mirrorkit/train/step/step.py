@@ -58,7 +58,7 @@ class Step:
             gradient is not finite is skipped and counted.
         ema: decay of an exponential moving average of the weights, such as 0.999; see `averaged`.
         unchecked: names of what may differ between a batch and its parts: a metric's or loss's log name, "add_loss",
-            "rows", "state" (docs/differences.md). On several replicas the first batch of `fit` is looked at.
+            "rows", "state" (docs/differences.md). On several replicas `fit` checks the first batch.
         bucket_mib: size of the messages in which sums travel between replicas, in MiB (see `mk.train.all_reduce`).
         jit_compile: compile the replica's computation with XLA; slower for convolutions on CPU.
 
@@ -98,7 +98,7 @@ class Step:
         self._given = {"loss": loss, "loss_weights": loss_weights}
         self._given_metrics = {"metrics": metrics, "weighted_metrics": weighted_metrics}
         self._unchecked = [unchecked] if isinstance(unchecked, str) else list(unchecked)
-        self._looked: set[str] = set()  # before which kind of step a batch was looked at
+        self._checked: set[str] = set()  # before which kind of step a batch was checked
         self._bucket_mib = bucket_mib
         self._jit_compile = jit_compile
         self._strategy: tf.distribute.Strategy | None = None
@@ -184,15 +184,16 @@ class Step:
         requirements.check_rows(batch)
         self._functions.resolve(batch, self._given, self._given_metrics)
 
-    def first_look(self, what: str = "train") -> Callable[[Any], None] | None:
-        """Return what looks at a global batch before the first step to "train" or "test"; None without need."""
+    def first_batch_check(self, what: str = "train") -> Callable[[Any], None] | None:
+        """Return what checks a global batch before the first step to "train" or "test"; None without need."""
         shards = self._require_built().num_replicas_in_sync * (self.accumulate if what == "train" else 1)
-        return None if shards == 1 or self._looked & {what, "train"} else functools.partial(self._look, what)
+        return None if shards == 1 or self._checked & {what, "train"} else functools.partial(self._check_batch, what)
 
-    def _look(self, what: str, batch: Any) -> None:
+    def _check_batch(self, what: str, batch: Any) -> None:
         self.prepare(batch)
-        self._functions.look(self._values(), batch, self._require_built(), self._unchecked, training=what == "train")
-        self._looked.add(what)
+        replicas = self._require_built().num_replicas_in_sync
+        self._functions.check_batch(self._values(), batch, replicas, self._unchecked, training=what == "train")
+        self._checked.add(what)
 
     @property
     def totals_size(self) -> int:
