@@ -521,10 +521,21 @@ def test_a_function_that_cannot_be_checked_names_the_way_out(make_loop: Any) -> 
         apart = y_pred[0::2] - y_pred[1::2]
         return ops.mean(ops.square(ops.concatenate([apart, apart], 0) - y), -1)
 
-    with pytest.raises(StepError, match=r"failed for 'loss': InvalidArgumentError.*unchecked=\('loss',\)"):
+    with pytest.raises(StepError, match=r"parts failed for 'loss': InvalidArgumentError.*unchecked=\('loss',\)"):
         _check(make_loop(TWO, line_net, loss=of_pairs), X, X[:, :1])
     loop = make_loop(TWO, line_net, loss=of_pairs, unchecked=("loss",))
     loop.fit(plain_dataset(X, X[:, :1], batch=8), verbose=0)
+
+
+def test_what_fails_on_all_rows_is_left_to_the_training(make_loop: Any, caplog: Any) -> None:
+    def in_graphs_only(y: Any, y_pred: Any) -> Any:
+        return ops.mean(ops.square(y - y_pred), -1) + 0 * tf.gradients(y_pred, y_pred)[0][:, 0]
+
+    make_loop(TWO, line_net, loss=in_graphs_only).fit(plain_dataset(X, X[:, :1], batch=8), verbose=0)
+    assert "could not be checked for 'loss': RuntimeError: tf.gradients is not supported" in caplog.text
+    loop = make_loop(TWO, _shares, loss="sparse_categorical_crossentropy")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="label value of 7"):
+        loop.fit(plain_dataset(X, np.full(24, 7), batch=24), verbose=0)
 
 
 def test_a_model_that_takes_no_other_number_of_rows_is_told_of(make_loop: Any, caplog: Any) -> None:

@@ -110,7 +110,9 @@ def compare_parts(
     if about.training:
         rounding = _SIXTEEN if about.sixteen_bits else _CALLS
 
-        def after(rows: np.ndarray) -> Sequence[tf.Tensor]:
+        def after(rows: np.ndarray | None) -> Sequence[tf.Tensor]:
+            if rows is None:
+                return _on_all(functools.partial(call, batch.x, training=True))[1]
             return call(take(batch.x, rows), training=True)[1]
 
         checks.append(("state", lambda: state_faults(about.model, state, after, ROWS, rounding)))
@@ -150,16 +152,33 @@ def _caller(model: Any, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor]
     return call_traced
 
 
+class _NotOnAll(Exception):
+    """All rows together could not be computed; why is its cause."""
+
+
+def _on_all(compute: Callable[[], Any]) -> Any:
+    """Compute something for all rows together."""
+    try:
+        return compute()
+    except StepError:
+        raise
+    except Exception as error:  # whatever a user's function may raise
+        raise _NotOnAll from error
+
+
 def _tried(name: str, check: Callable[[], Iterable[str]]) -> Iterator[str]:
     try:
         yield from check()
     except StepError:
         raise
-    except Exception as error:  # whatever a user's function may raise
+    except _NotOnAll as failed:  # the training will say more, or works where this does not: within a tf.function
+        cause = failed.__cause__
+        _log.warning("The first batch could not be checked for %r: %s: %s", name, type(cause).__name__, cause)
+    except Exception as error:
         raise StepError(
-            f"Before the first step on several shards, {ROWS} rows of the first batch and parts of them are checked "
-            f"outside of any tf.function. That failed for {name!r}: {type(error).__name__}: {error}. A replica may get "
-            f"any number of rows, so all must work on any. If this is right, write Step(..., unchecked=({name!r},))."
+            f"Before the first step on several shards, {ROWS} rows of the first batch and parts of them are checked. "
+            f"The parts failed for {name!r}: {type(error).__name__}: {error}. A replica may get any number of rows, so "
+            f"all must work on any. If this is right, write Step(..., unchecked=({name!r},))."
         ) from error
 
 
@@ -202,7 +221,8 @@ def _of_added(
     others = [[value + n if seed else value for value, seed in zip(state, seeds, strict=True)] for n in range(1, 6)]
     cut = any(seeds) or any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers_of(about.model))
     for training in (False, True) if len(few) != len(added) else (False,):
-        whole, *parts = (call(take(x, rows), training)[2] for rows in (np.arange(ROWS), *PARTS))
+        whole = _on_all(functools.partial(call, x, training))[2]
+        parts = [call(take(x, rows), training)[2] for rows in PARTS]
         for i, value in enumerate(whole):
             values = [_number(part[i]) for part in parts]
             total, of_parts = ROWS * _number(value), float(np.dot([rows.size for rows in PARTS], values))
@@ -265,7 +285,8 @@ def _in_parts(sums: Callable[[Output], list[tf.Tensor]], variants: Sequence[Outp
 
 
 def _difference(sums: Callable[[Output], list[tf.Tensor]], output: Output) -> str | None:
-    whole, control, *parts = (_numbers(sums(part_of(output, rows))) for rows in (np.arange(ROWS), OTHER_ORDER, *PARTS))
+    whole = _numbers(_on_all(lambda: sums(output)))
+    control, *parts = (_numbers(sums(part_of(output, rows))) for rows in (OTHER_ORDER, *PARTS))
     for value, other, first, second in zip(whole, control, *parts, strict=True):
         size = np.max(np.abs([value, first, second]), initial=0.0)
         rounding = float(np.clip(10 * np.max(np.abs(other - value), initial=0.0), _EXACT * size, _LARGEST * size))
