@@ -45,8 +45,8 @@ def main() -> None:
     dataset = train.epochs(options.epochs)
     length = {"epochs": options.epochs, "steps_per_epoch": train.steps_per_epoch}
     model.make_train_function()
-    batches = iter(strategy.experimental_distribute_dataset(dataset))  # as fit will make them; its own start anew
-    mk.timing.warm_up(model.train_function, batches, restore=[model, model.optimizer])
+    batches = strategy.experimental_distribute_dataset(dataset)  # as fit makes them; no iterator is kept, as above
+    mk.timing.warm_up(model.train_function, iter(batches), restore=[model, model.optimizer])
     with mk.timing.Timer() as timer:
         lap = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: timer.lap())
         model.fit(dataset, callbacks=[lap], **length)
