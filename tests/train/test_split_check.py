@@ -464,14 +464,13 @@ def test_state_that_can_be_combined(new: Any, options: dict[str, Any], make_loop
 # --- how it is asked for
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["recipe", "tf.data"])
-@pytest.mark.parametrize("resident", [False, True])
-def test_fit_checks_once_and_trains_on_every_batch_all_the_same(own: bool, resident: bool, make_loop: Any) -> None:
-    if own and resident:
-        pytest.skip("a tf.data.Dataset is never resident")
+@pytest.mark.parametrize("kind", ["batches", "resident", "tf.data"])
+def test_fit_checks_once_and_trains_on_every_batch_all_the_same(kind: str, make_loop: Any) -> None:
     split = mk.data.arrays(X, X[:, :1])
-    make = mk.data.resident if resident else mk.data.batches
-    data = plain_dataset(X, X[:, :1], batch=8) if own else make(split, global_batch_size=8, shuffle=True, seed=0)
+    if kind == "tf.data":
+        data = plain_dataset(X, X[:, :1], batch=8)
+    else:
+        data = getattr(mk.data, kind)(split, global_batch_size=8, shuffle=True, seed=0)
     checked, without = (make_loop(TWO, line_net, unchecked=names) for names in ((), ("loss",)))
     without.step._checked.add("train")
     seen: list[Any] = []
@@ -546,6 +545,16 @@ def test_a_model_that_takes_no_other_number_of_rows_is_told_of(make_loop: Any, c
     loop = make_loop(TWO, net)
     loop.fit(plain_dataset(X[:16], X[:16, :1], batch=8), verbose=0)
     assert "the model does not take 3 rows" in caplog.text
+
+
+def test_a_model_that_fails_without_a_word_is_told_of_too(make_loop: Any, caplog: Any) -> None:
+    class Even(L.Layer):  # type: ignore[name-defined]
+        def call(self, x: Any) -> Any:
+            assert not tf.executing_eagerly()
+            return x
+
+    make_loop(TWO, lambda: sequential((4,), Even(), L.Dense(1))).fit(plain_dataset(X, X[:, :1], batch=8), verbose=0)
+    assert "the model does not take 3 rows outside of the training (AssertionError" in caplog.text
 
 
 def test_a_static_batch_size_is_no_way_around(make_loop: Any) -> None:

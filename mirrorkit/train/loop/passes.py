@@ -110,8 +110,8 @@ class Passes:
         """Run every function once or twice, and leave all variables as they were."""
         with unchanged(self._step.variables):
             self._step.prepare(training.element_spec)
-            check, batch = self._step.first_batch_check(), training.first()
-            if check is not None and batch is not None:
+            check = self._step.first_batch_check()
+            if check is not None and (batch := training.first()) is not None:
                 check(batch)
             for number, (stream, least) in enumerate(training.rehearsals(self._step.accumulate)):
                 for steps in self._length.probes() if number == 0 else (least,):

@@ -93,7 +93,7 @@ def compare_parts(
         _log.warning(
             "Whether a batch gives the same as its parts could not be checked: the model does not take %d rows "
             "outside of the training (%s: %s).",
-            *(SEEN, type(error).__name__, str(error).strip().splitlines()[0]),
+            *(SEEN, type(error).__name__, error),
         )
         return
     outputs = match(about.names, batch.y, y_pred, batch.weight)
