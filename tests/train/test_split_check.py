@@ -547,22 +547,6 @@ def test_a_model_that_takes_no_other_number_of_rows_is_told_of(make_loop: Any, c
     assert "the model does not take 3 rows" in caplog.text
 
 
-def test_a_model_that_fails_without_a_word_is_told_of_too(make_loop: Any, caplog: Any) -> None:
-    class InGraphs(L.Layer):  # type: ignore[name-defined]
-        def call(self, x: Any) -> Any:
-            if tf.executing_eagerly():
-                raise AssertionError
-            return x
-
-    loop = make_loop(TWO, lambda: sequential((4,), InGraphs(), L.Dense(1)))
-    keras.config.disable_traceback_filtering()  # Keras would add a text
-    try:
-        loop.fit(plain_dataset(X, X[:, :1], batch=8), verbose=0)
-    finally:
-        keras.config.enable_traceback_filtering()
-    assert "the model does not take 3 rows outside of the training (AssertionError" in caplog.text
-
-
 def test_a_static_batch_size_is_no_way_around(make_loop: Any) -> None:
     def net() -> Any:
         inputs = keras.Input(batch_shape=(24, 4))
