@@ -1,8 +1,9 @@
-"""Checks of a running training: are the replicas in sync, and which layer made the first NaN.
+"""Checks of a training: are the replicas in sync, which layer made the first NaN, what would run where on GPUs.
 
 ```python
 report = mk.checks.in_sync(strategy, step)                       # true, or it names the first variable that differs
 loop.fit(train, callbacks=[mk.checks.InSync(every=500), mk.checks.NanWatch()])
+print(mk.checks.placement(make_step, train, devices="gpu:4"))    # needs no GPU
 ```
 """
 
@@ -12,5 +13,19 @@ from mirrorkit.checks.nan_watch import NanWatch
 from mirrorkit.checks.non_finite import NonFinite, find_non_finite
 from mirrorkit.checks.sync import Difference, SyncReport, in_sync, repair
 from mirrorkit.checks.sync_callback import InSync
+from mirrorkit.placement.report import CallPlacement, Placement
+from mirrorkit.placement.subject import placement
 
-__all__ = ["Difference", "InSync", "NanWatch", "NonFinite", "SyncReport", "find_non_finite", "in_sync", "repair"]
+__all__ = [
+    "CallPlacement",
+    "Difference",
+    "InSync",
+    "NanWatch",
+    "NonFinite",
+    "Placement",
+    "SyncReport",
+    "find_non_finite",
+    "in_sync",
+    "placement",
+    "repair",
+]

@@ -82,6 +82,19 @@ class Calls:
         for batch in batches:
             yield from self.predict(batch)
 
+    def functions(self, stream: Stream, steps: int, *, training: bool) -> Iterator[Any]:
+        """Yield the functions that `train` or `test` would call for the next `steps` batches; traces, runs nothing."""
+        update, accumulate = (self._train_update, self._step.accumulate) if training else (self._test_one, 1)
+        if stream.steps is None:
+            yield self._trace(_until_the_end, update, stream, (None,))
+            return
+        for _, sizes in stream.parts(steps, accumulate):
+            yield self._trace(_counted, update, stream, sizes)
+
+    def predict_function(self, element_spec: Any) -> Any:
+        """Return the function that `predict` would call for batches like these; traces, runs nothing."""
+        return self._predict.get_concrete_function(element_spec)
+
     def _train_update(self, batches: list[tuple[Any, Share]]) -> tf.Tensor:
         if self._step.accumulate == 1:
             return self._step.train(*batches[0])

@@ -35,7 +35,7 @@ from mirrorkit.train.loop.hooks import (
     release,
     tell_of_batch_hooks,
 )
-from mirrorkit.train.loop.passes import NO_BATCH, Passes
+from mirrorkit.train.loop.passes import NO_BATCH, Passes, Traced
 from mirrorkit.train.loop.report import Report
 from mirrorkit.train.step.custom import CustomStep, TrainStep
 from mirrorkit.train.step.requirements import check_class_targets
@@ -246,13 +246,19 @@ class Loop:
                 f"{type(self.step).__name__} does not say what it changes, so warm_up could not put it back. Give it a "
                 "property `variables`: a list of all variables that its update writes."
             )
-        training = self._whole_feed(data)
-        testing = None
-        if isinstance(self._step, Step):
-            testing = training if validation_data is None else self._whole_feed(validation_data)
+        training, testing = self._whole_feeds(data, validation_data)
         with explained(self.strategy, data, validation_data):
             self._passes.rehearse(training, testing)
         self._warm = True
+
+    def traced(self, data: Any, *, validation_data: Any = None) -> list[Traced]:
+        """Trace every function that `fit`, `evaluate` and `predict` would call, and run none; see `mk.checks.placement`.
+
+        Args:
+            data: what `fit` will be given.
+            validation_data: what `evaluate` will be given; `data` by default.
+        """
+        return list(self._passes.traced(*self._whole_feeds(data, validation_data)))
 
     def restore(self, folder: str | os.PathLike[str]) -> Position:
         """Put everything back to where the newest whole checkpoint in a folder was made; the next `fit` goes on there.
@@ -281,6 +287,12 @@ class Loop:
             tell_of_batch_hooks(self.strategy, acting)
             self._told_of_hooks = True
         return bool(max(of_all_workers(self.strategy, bool(acting)))) and not is_parameter_server(self.strategy)
+
+    def _whole_feeds(self, data: Any, validation_data: Any) -> tuple[Feed, Feed | None]:
+        training = self._whole_feed(data)
+        if not isinstance(self._step, Step):
+            return training, None
+        return training, training if validation_data is None else self._whole_feed(validation_data)
 
     def _whole_feed(self, data: Any) -> Feed:
         # A dataset of the user's may never end, and zeros stand in for it anyway.

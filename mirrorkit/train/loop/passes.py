@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -14,8 +15,23 @@ from mirrorkit.train.loop.calls import CallLength
 from mirrorkit.train.loop.feed import Feed
 from mirrorkit.train.loop.hooks import agree_to_stop, periods
 from mirrorkit.train.loop.report import Epoch, Report
+from mirrorkit.train.loop.stream import Stream
 
 _EXAMPLES = 0  # index into a step's totals
+
+
+class Traced(NamedTuple):
+    """A compiled function of a loop that was not run.
+
+    Attributes:
+        what: "train", "evaluate" or "predict", and whether it is for a smaller batch at the end of an epoch.
+        function: the `tf.ConcreteFunction`.
+        stream: whose source is its first argument; None for "predict", which takes a batch.
+    """
+
+    what: str
+    function: Any
+    stream: Stream | None
 
 
 class Passes:
@@ -120,6 +136,18 @@ class Passes:
                     self._length.learn(result.steps, result.seconds)
             for stream, _ in testing.rehearsals() if testing is not None else ():
                 self._calls.test(stream, self._zeros(), 1)
+
+    def traced(self, training: Feed, testing: Feed | None) -> Iterator[Traced]:
+        """Trace every function without running one."""
+        feeds = [("train", training, self._step.accumulate), *([] if testing is None else [("evaluate", testing, 1)])]
+        for what, feed, together in feeds:
+            self._step.prepare(feed.element_spec)
+            for stream, steps in feed.rehearsals(together):
+                for function in self._calls.functions(stream, steps, training=what == "train"):
+                    yield Traced(what, function, stream)
+                    what += ", smaller batch" if "," not in what else ""
+        if testing is not None:
+            yield Traced("predict", self._calls.predict_function(testing.element_spec), None)
 
     def _until_wanted(self, steps: int, done: int, every: list[int]) -> int:
         """Shorten a call so that it ends where a callback wants it to, but never within an update."""

@@ -1,0 +1,131 @@
+"""What `mk.checks.placement` found: a table for people, and the figures for a test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mirrorkit.placement.walk import HOST, Tally
+
+SMALL = 64 * 1024  # bytes to the devices in a step, beside the batch: learning rate, seeds, indices
+_SHOWN = 5  # copies of a kind, the largest
+
+
+@dataclass(frozen=True)
+class CallPlacement:
+    """One compiled function of a loop, per step: per update, where one takes several batches.
+
+    Attributes:
+        name: "train", "evaluate" or "predict", and whether it is for a smaller batch at the end of an epoch.
+        step: what a step runs.
+        around: what runs once around the steps of a call.
+        batch_bytes: what a step's batches may bring from the host to the devices.
+    """
+
+    name: str
+    step: Tally
+    around: Tally
+    batch_bytes: int
+
+    @property
+    def to_devices(self) -> int:
+        """Bytes from the host to the devices in a step."""
+        return sum(copy.size for copy in self.step.between(HOST, "GPU"))
+
+    @property
+    def to_host(self) -> int:
+        """Bytes from the devices to the host in a step; the host waits for each of these copies."""
+        return sum(copy.size for copy in self.step.between("GPU", HOST))
+
+    @property
+    def between_devices(self) -> int:
+        """Bytes from one device to another in a step, without collectives."""
+        return sum(copy.size for copy in self.step.between("GPU", "GPU"))
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that is not as it should be, a line each."""
+        found = [f"without a kernel: {finding}" for finding in self.step.without_kernel]
+        found += [f"calls Python: {finding}" for finding in self.step.python]
+        found += [f"waits: {copy.finding}" for copy in self.step.between("GPU", HOST)]
+        if self.to_devices > self.batch_bytes + SMALL:
+            largest = self.step.between(HOST, "GPU")[:_SHOWN]
+            found.append(
+                f"{self.to_devices:,} bytes from the host to the devices in a step, where batch and {SMALL:,} bytes "
+                f"come to {self.batch_bytes + SMALL:,}; the largest: {'; '.join(str(c.finding) for c in largest)}"
+            )
+        return [f"{self.name}: {line}" for line in found]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a step's operations and bytes would be on GPUs. `str(report)` is a table.
+
+    Attributes:
+        devices: "GPU:0", "GPU:1", ...
+        calls: one for each function that a loop compiles.
+        memory: bytes on each device by what they are: "weights", "layer state", "optimizer", "other", "data".
+        are_here: whether the devices are in this machine.
+        notes: what the report does not know.
+    """
+
+    devices: Sequence[str]
+    calls: Sequence[CallPlacement]
+    memory: dict[str, dict[str, int]]
+    are_here: bool
+    notes: Sequence[str] = field(default=())
+
+    @property
+    def problems(self) -> list[str]:
+        """Operations without a kernel, calls of Python, waits, and more bytes to the devices than a batch has."""
+        return [line for call in self.calls for line in call.problems]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether there is no problem."""
+        return not self.problems
+
+    def __getitem__(self, name: str) -> CallPlacement:
+        """Return the call of this name, such as `report["train"]`."""
+        return next(call for call in self.calls if call.name == name)
+
+    def __str__(self) -> str:
+        """The table, the problems, and what is not known."""
+        where = "in this machine" if self.are_here else "not in this machine: looked up, not run"
+        n = len(self.devices)
+        lines = [f"Placement on {n} GPU{'s' if n > 1 else ''} ({where}), per step", *self._table(), *self._memory()]
+        lines += ["clean: every operation has a kernel on its device, and the host never waits within a call"]
+        if problems := self.problems:
+            lines[-1] = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:"
+            lines += [f"  {problem}" for problem in problems]
+        return "\n".join([*lines, *self.notes])
+
+    def _table(self) -> list[str]:
+        head = ["call", "kernels", "no kernel", "waits", "host to GPU", "GPU to host", "GPU to GPU", "all-reduce"]
+        rows = [head]
+        for call in self.calls:
+            kernels = [call.step.kernels_on(device) for device in self.devices]
+            rows.append(
+                [
+                    call.name,
+                    str(kernels[0]) if len(set(kernels)) == 1 else f"{min(kernels)} to {max(kernels)}",
+                    str(len(call.step.without_kernel)),
+                    str(len(call.step.between("GPU", HOST)) + len(call.step.python)),
+                    f"{call.to_devices:,}",
+                    f"{call.to_host:,}",
+                    f"{call.between_devices:,}",
+                    f"{max(call.step.reduced.values(), default=0):,}",
+                ]
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return [
+            "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+            for row in rows
+        ]
+
+    def _memory(self) -> list[str]:
+        lines = []
+        for device, parts in self.memory.items():
+            held = ", ".join(f"{what} {size:,}" for what, size in parts.items() if size)
+            lines.append(f"bytes on {device}: {held}")
+        return lines if len({line.partition(":")[2][2:] for line in lines}) > 1 else lines[:1]

@@ -1,0 +1,167 @@
+"""Build a loop for GPUs that need not be there, trace its functions, and look at them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit import devices as _devices
+from mirrorkit import strategy as _strategy
+from mirrorkit.errors import DeviceError, StepError
+from mirrorkit.placement.report import CallPlacement, Placement
+from mirrorkit.placement.walk import HOST, place_of, walk
+from mirrorkit.strategy.variables import copies, unchanged
+from mirrorkit.train.loop.loop import Loop
+from mirrorkit.train.loop.stream import ResidentStream, Stream
+from mirrorkit.train.step.step import Step
+
+NOTES = (
+    "Not known here: speed, memory of activations, how collectives go about it, and what Grappler and XLA change "
+    "(kernels are counted before them).",
+)
+
+
+def placement(
+    make_step: Callable[[], Any],
+    data: Any,
+    *,
+    devices: str = "gpu",
+    validation_data: Any = None,
+    require: str | None = None,
+) -> Placement:
+    """Tell where the operations of a training would run on GPUs, and what would travel; no GPU is needed.
+
+    ```python
+    def make_step():
+        model = mk.models.create("mnist_cnn")
+        return mk.train.Step(model, keras.optimizers.SGD(0.1), loss=loss, metrics=["accuracy"])
+
+    print(mk.checks.placement(make_step, train, devices="gpu:4"))
+    ```
+
+    The step is built anew in the scope of a strategy on these GPUs, and all that `Loop` would call is traced and not
+    run. TensorFlow knows its GPU kernels on every machine. Random generators stay as they are.
+
+    Args:
+        make_step: called in the strategy's scope; returns `mk.train.Step(...)` or a step of your own.
+        data: what `Loop.fit` will be given.
+        devices: "gpu" for one, "gpu:4" for four under `MirroredStrategy`.
+        validation_data: what `evaluate` will be given; `data` by default.
+        require: "clean" raises when an operation has no kernel on its device, the host waits for a device within a
+            call, or more than the batch and 64 KiB travel to the devices in a step.
+
+    Raises:
+        DeviceError: `require="clean"` and something is not; the report is in the message.
+        StepError: what `Loop` refuses; other `devices`.
+    """
+    if require not in (None, "clean"):
+        raise StepError(f'placement(require={require!r}) was asked for; there is "clean".')
+    strategy, are_here = _gpus(devices)
+    with unchanged([]):
+        with strategy.scope():
+            step = make_step()
+        report = of_loop(Loop(strategy, step), data, validation_data=validation_data, are_here=are_here)
+    if require == "clean" and not report.is_clean:
+        raise DeviceError(f"The step is not ready for GPUs.\n{report}")
+    return report
+
+
+def of_loop(loop: Loop, data: Any, *, validation_data: Any = None, are_here: bool = False) -> Placement:
+    """Look at what a loop under a strategy on GPUs would call; see `placement`."""
+    names = [_name(device) for device in loop.strategy.extended.worker_devices]
+    replicas = len(names)
+    memory, resources = _memory(loop.step, names)
+    calls = []
+    for what, function, stream in loop.traced(data, validation_data=validation_data):
+        size = getattr(data, "global_batch_size", None) or replicas
+        found = walk(
+            function,
+            [] if stream is None else _places(stream, names),
+            resources=resources,
+            unknown_size=-(-size // replicas),
+            has_loop=stream is not None,
+        )
+        batches = getattr(loop.step, "accumulate", 1) if what.startswith("train") else 1
+        calls.append(CallPlacement(what, found.step, found.call, batches * _batch_bytes(stream, size)))
+        if isinstance(stream, ResidentStream) and what == "train":
+            _add_data(memory, stream, names)
+    return Placement(names, calls, memory, are_here, NOTES)
+
+
+def _places(stream: Stream, names: Sequence[str]) -> list[str | None]:
+    """Return where each tensor of a stream's source lies."""
+    if not isinstance(stream, ResidentStream):
+        return [HOST]  # an iterator
+    source = stream.source
+    nests = {name: [nest] * len(names) if len(nest) == 1 else nest for name, nest in source.items() if name != "epoch"}
+    placed = {
+        what: [tf.nest.map_structure(lambda _, name=name: name, part) for name, part in zip(names, parts, strict=False)]
+        for what, parts in nests.items()
+    }
+    return tf.nest.flatten({**placed, "epoch": HOST})
+
+
+def _batch_bytes(stream: Stream | None, size: int) -> int:
+    """Return what a batch may bring to the devices: its rows; of a resident set the rows' numbers, and int32."""
+    if stream is None:
+        return 0
+    specs = tf.nest.flatten(stream.element_spec)
+    if isinstance(stream, ResidentStream):
+        return 8 * size + sum(_row_bytes(spec) * size for spec in specs if spec.dtype == tf.int32)
+    return sum(_row_bytes(spec) * size for spec in specs)
+
+
+def _row_bytes(spec: Any) -> int:
+    return int(spec.dtype.size) * math.prod(length or 1 for length in spec.shape[1:])
+
+
+def _add_data(memory: dict[str, dict[str, int]], stream: ResidentStream, names: Sequence[str]) -> None:
+    for name, arrays in zip(names, stream.source["arrays"], strict=False):
+        memory[name]["data"] = sum(array.shape.num_elements() * array.dtype.size for array in tf.nest.flatten(arrays))
+
+
+def _name(device: str) -> str:
+    """Return "GPU:1", or "host"."""
+    return place_of(device) or HOST
+
+
+def _memory(step: Any, names: Sequence[str]) -> tuple[dict[str, dict[str, int]], dict[int, str]]:
+    """Return the bytes of a step's variables on each device, and where each variable lies, by the id of its handle."""
+    memory: dict[str, Counter[str]] = {name: Counter() for name in names}
+    resources = {}
+    for what, variables in _groups(step).items():
+        for variable in variables:
+            for name, copy in zip(names, copies(variable), strict=False):
+                memory[name][what] += copy.shape.num_elements() * copy.dtype.size
+                resources[id(copy.handle)] = name
+    return {name: dict(parts) for name, parts in memory.items()}, resources
+
+
+def _groups(step: Any) -> dict[str, list[Any]]:
+    if not isinstance(step, Step):
+        return {"variables": list(getattr(step, "variables", []))}
+    groups = {
+        "weights": step.model.trainable_variables,
+        "layer state": step.model.non_trainable_variables,
+        "optimizer": step.optimizer.variables,
+    }
+    known = {id(variable) for group in groups.values() for variable in group}
+    return {**groups, "other": [variable for variable in step.variables if id(variable) not in known]}
+
+
+def _gpus(devices: str) -> tuple[tf.distribute.Strategy, bool]:
+    """Return a strategy on GPUs, and whether they are in this machine."""
+    kind, _, number = devices.partition(":")
+    if kind != "gpu" or not (number or "1").isdigit() or int(number or 1) < 1:
+        raise StepError(f'placement looks at GPUs: devices="gpu" or "gpu:4"; found {devices!r}.')
+    count = int(number or 1)
+    if len(tf.config.list_logical_devices("GPU")) >= count:
+        names = _devices.resolve([f"/device:GPU:{i}" for i in range(count)])
+        return _strategy.create("one_device" if count == 1 else "mirrored", devices=names), True
+    names = [f"/device:GPU:{i}" for i in range(count)]
+    # Nothing is run: TensorFlow's collectives would wait for ever for devices that are not there.
+    return (tf.distribute.OneDeviceStrategy(names[0]) if count == 1 else tf.distribute.MirroredStrategy(names)), False

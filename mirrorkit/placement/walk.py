@@ -1,0 +1,310 @@
+"""Where each operation of a compiled function would run on GPUs, and what would travel between host and devices.
+
+The rules are TensorFlow's. A node without a device takes that of the function it is in; at the top, and in the body
+of a loop there, it goes to the first GPU when there is a kernel for it. A node with a device but without a kernel there
+goes to the host ("soft placement"). A function's arguments and a loop's variables stay where they are. Tensors of int32
+lie in the host's memory on GPUs too; which others do says the kernel's registration. Grappler, which rewrites the graph
+before it runs, is not looked at.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from mirrorkit.placement import kernels
+from mirrorkit.placement.source import line_of
+
+HOST = "host"
+
+_FUNCTIONS = {
+    **dict.fromkeys(["PartitionedCall", "StatefulPartitionedCall"], ["f"]),
+    **dict.fromkeys(["While", "StatelessWhile"], ["cond", "body"]),
+    **dict.fromkeys(["If", "StatelessIf"], ["then_branch", "else_branch"]),
+    **dict.fromkeys(["Case", "StatelessCase"], ["branches"]),
+}
+_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+_PASS_ON = {"Identity", "IdentityN", "StopGradient", "PreventGradient", "PlaceholderWithDefault", "EnsureShape"}
+_COLLECTIVES = ("Collective", "NcclAllReduce")
+_OF_THE_SHAPE = {"Shape", "ShapeN", "Size", "Rank"}
+# They launch nothing on a device: another view of the same memory, a reference, or a look at a shape.
+_WITHOUT_LAUNCH = {
+    *("Const", "Placeholder", "NoOp", "Reshape", "Squeeze", "ExpandDims", "Bitcast", "Shape", "ShapeN", "Rank", "Size"),
+    *("ReadVariableOp", "VarHandleOp", "AssignVariableOp", "VariableShape", "BroadcastGradientArgs", "Snapshot"),
+    *_PASS_ON,
+}
+_NOT_COPIED = (tf.resource, tf.variant)
+
+
+class Value(NamedTuple):
+    """A tensor: where it lies, which one it is (an argument of a function is the caller's tensor), and its bytes."""
+
+    place: str | None  # HOST or "GPU:1"; of a resource None where that is not known
+    origin: int
+    size: int
+    constant: bool = False
+
+
+class Finding(NamedTuple):
+    """An operation that is worth a look."""
+
+    op: str  # its type
+    name: str  # with the layer's name in it
+    line: str  # that made it
+    what: str
+
+    def __str__(self) -> str:
+        """One line."""
+        where = f", {self.line}" if self.line else ""
+        return f"{self.op} ({self.name}{where}): {self.what}"
+
+
+class Copy(NamedTuple):
+    """A tensor that travels, and the operation that wants it."""
+
+    source: str
+    target: str
+    size: int
+    finding: Finding
+
+
+@dataclass
+class Tally:
+    """What a part of a function runs.
+
+    Attributes:
+        kernels: operations that launch on each device, by (device, type of operation).
+        copies: by tensor and target; a tensor travels once to each device.
+        reduced: bytes that each device gives to collectives.
+        without_kernel: operations on a GPU that has no kernel for them; soft placement moves them to the host.
+        python: operations that call Python.
+        loops: loops within, each counted as if it went round once.
+    """
+
+    kernels: Counter[tuple[str, str]] = field(default_factory=Counter)
+    copies: dict[tuple[int, str], Copy] = field(default_factory=dict)
+    reduced: Counter[str] = field(default_factory=Counter)
+    without_kernel: list[Finding] = field(default_factory=list)
+    python: list[Finding] = field(default_factory=list)
+    loops: int = 0
+
+    def kernels_on(self, device: str) -> int:
+        """Return how many operations launch on a device."""
+        return sum(count for (where, _), count in self.kernels.items() if where == device)
+
+    def between(self, source: str, target: str) -> list[Copy]:
+        """Return the copies from `source` to `target`, the largest first: "host", "GPU:0", or "GPU" for any."""
+        found = [c for c in self.copies.values() if c.source.startswith(source) and c.target.startswith(target)]
+        return sorted(found, key=lambda copy: -copy.size)
+
+    def add_branches(self, branches: Sequence[Tally]) -> None:
+        """Add the branch that runs most kernels, and what is found in any of them."""
+        largest = max(branches, key=lambda branch: branch.kernels.total())
+        self.kernels += largest.kernels
+        self.reduced += largest.reduced
+        for branch in branches:
+            self.copies |= branch.copies
+            self.without_kernel += branch.without_kernel
+            self.python += branch.python
+            self.loops += branch.loops
+
+
+@dataclass
+class Walk:
+    """What a compiled function runs: `step` within the loop over its steps, `call` once around that loop."""
+
+    call: Tally = field(default_factory=Tally)
+    step: Tally = field(default_factory=Tally)
+
+
+def walk(
+    function: Any,
+    places: Sequence[str | None] = (),
+    *,
+    resources: Mapping[int, str] | None = None,
+    unknown_size: int = 1,
+    has_loop: bool = True,
+) -> Walk:
+    """Look at a `tf.ConcreteFunction`.
+
+    Args:
+        function: traced for GPUs that need not be there.
+        places: where each of its arguments lies, "host" or "GPU:0", flat and in order; None, or one that is not given,
+            for where TensorFlow puts what eager code makes: the first GPU, and the host for int32.
+        resources: from `id(variable.handle)` to where a captured variable lies.
+        unknown_size: stands for a dimension that is not known before it runs.
+        has_loop: whether the outermost `while` goes round once for each step; without, the function is one step.
+    """
+    found = Walk()
+    walker = _Walker(found, resources or {}, unknown_size, has_loop=has_loop)
+    walker.top(function, places)
+    return found
+
+
+class _Walker:
+    def __init__(self, found: Walk, resources: Mapping[int, str], unknown_size: int, *, has_loop: bool) -> None:
+        self._found = found
+        self._tally = found.call if has_loop else found.step
+        self._resources = resources
+        self._unknown_size = unknown_size
+        self._has_loop = has_loop
+        self._origins = itertools.count()
+
+    def top(self, function: Any, places: Sequence[str | None]) -> None:
+        inputs = function.graph.inputs
+        captured = function.captured_inputs
+        arguments = inputs[: len(inputs) - len(captured)]
+        given = [*places, *[None] * (len(arguments) - len(places))]
+        values = [self._new(t, place or _default(t)) for t, place in zip(arguments, given, strict=True)]
+        for tensor, outer in zip(inputs[len(arguments) :], captured, strict=True):
+            # The graph's own placeholder tells the dtype; the captured tensor itself tells which variable it is.
+            place = self._resources.get(id(outer)) if tensor.dtype == tf.resource else _default(tensor)
+            values.append(self._new(tensor, place))
+        self._graph(function.graph, values, None)
+
+    def _graph(self, graph: Any, inputs: Sequence[Value], caller: str | None) -> list[Value]:
+        """Look at all operations of a function that is called on a device; return its results."""
+        values: dict[int, Value] = {id(t): v for t, v in zip(graph.inputs, inputs, strict=True)}
+        for op in graph.get_operations():
+            if op.type == "Placeholder" and id(op.outputs[0]) in values:
+                continue
+            given = [values[id(tensor)] for tensor in op.inputs]
+            for tensor, value in zip(op.outputs, self._op(op, given, caller), strict=True):
+                values[id(tensor)] = value
+        return [values[id(tensor)] for tensor in graph.outputs]
+
+    def _op(self, op: Any, given: list[Value], caller: str | None) -> list[Value]:
+        explicit = place_of(op.device)
+        if op.type in _FUNCTIONS:
+            return self._call(op, given, explicit or caller)
+        if _is_constant(op, given):  # TensorFlow works it out before the function runs
+            device = explicit or caller or "GPU:0"
+            return [self._new(t, HOST if t.dtype == tf.int32 else device)._replace(constant=True) for t in op.outputs]
+        if op.type in _PASS_ON and explicit is None and given:
+            return [value._replace(size=self._size(t)) for t, value in zip(op.outputs, given, strict=False)]
+        resource = next((v.place for t, v in zip(op.inputs, given, strict=True) if t.dtype == tf.resource), None)
+        device = resource or explicit or caller
+        kernel = kernels.on_gpu(op)
+        if device is None:
+            device = "GPU:0" if kernel is not None else HOST
+        if op.type in _PYTHON:
+            self._tally.python.append(_finding(op, "calls Python in every step"))
+        if device != HOST and kernel is None:
+            types = ", ".join(sorted({t.dtype.name for t in (*op.inputs, *op.outputs)}))
+            self._tally.without_kernel.append(_finding(op, f"no GPU kernel for {types or 'it'}"))
+            device = HOST
+        if kernel is None or device == HOST:
+            kernel = kernels.Kernel([True] * len(op.inputs), [True] * len(op.outputs))
+        for tensor, value, on_host in zip(op.inputs, given, kernel.host_inputs, strict=True):
+            if tensor.dtype not in _NOT_COPIED:
+                self._copy(op, value, HOST if on_host else device)
+        launches = device != HOST and (not op.outputs or not all(kernel.host_outputs))
+        if launches and op.type not in _WITHOUT_LAUNCH:
+            self._tally.kernels[device, op.type] += 1
+        if op.type.startswith(_COLLECTIVES):
+            self._tally.reduced[device] += given[0].size
+        outputs = zip(op.outputs, kernel.host_outputs, strict=True)
+        return [self._new(t, device if t.dtype in _NOT_COPIED or not on_host else HOST) for t, on_host in outputs]
+
+    def _call(self, op: Any, given: list[Value], device: str | None) -> list[Value]:
+        bodies = [op.graph._get_function(name) for name in _function_names(op)]  # the graphs hold the lines of code
+        if op.type.endswith("While"):
+            return self._loop(op, [body.graph for body in bodies], given, device)
+        if op.type.endswith(("If", "Case")):
+            self._copy(op, given[0], HOST)
+            return self._branches([body.graph for body in bodies], given[1:], device)
+        (body,) = bodies
+        if "_XlaMustCompile" in body.definition.attr and body.definition.attr["_XlaMustCompile"].b:
+            return self._compiled(op, given, device or "GPU:0")
+        return self._graph(body.graph, given, device)
+
+    def _loop(self, op: Any, graphs: list[Any], given: list[Value], device: str | None) -> list[Value]:
+        outside = self._tally
+        if self._has_loop:
+            self._has_loop, self._tally = False, self._found.step
+        else:
+            self._tally.loops += 1
+        condition, body = graphs
+        self._copy(op, self._graph(condition, given, device)[0], HOST)
+        for tensor, before, after in zip(body.outputs, given, self._graph(body, given, device), strict=True):
+            if tensor.dtype not in _NOT_COPIED and before.place is not None:
+                self._copy(op, after, before.place)
+        self._tally = outside
+        return given
+
+    def _branches(self, graphs: list[Any], given: list[Value], device: str | None) -> list[Value]:
+        outside, tallies, results = self._tally, [], []
+        for graph in graphs:
+            self._tally = Tally()
+            results.append(self._graph(graph, given, device))
+            tallies.append(self._tally)
+        self._tally = outside
+        self._tally.add_branches(tallies)
+        return [values[0]._replace(size=max(v.size for v in values)) for values in zip(*results, strict=True)]
+
+    def _compiled(self, op: Any, given: list[Value], device: str) -> list[Value]:
+        """XLA makes one program of such a function, and nothing of it is known here."""
+        for tensor, value in zip(op.inputs, given, strict=True):
+            if tensor.dtype not in _NOT_COPIED:
+                self._copy(op, value, HOST if tensor.dtype == tf.int32 else device)
+        self._tally.kernels[device, "XLA program"] += 1
+        return [self._new(tensor, HOST if tensor.dtype == tf.int32 else device) for tensor in op.outputs]
+
+    def _copy(self, op: Any, value: Value, target: str) -> None:
+        if value.place in (None, target):
+            return
+        assert value.place is not None
+        what = f"{value.size:,} bytes from {value.place} to {target}"
+        copy = Copy(value.place, target, value.size, _finding(op, what))
+        self._tally.copies.setdefault((value.origin, target), copy)
+
+    def _new(self, tensor: Any, place: str | None) -> Value:
+        return Value(place, next(self._origins), self._size(tensor))
+
+    def _size(self, tensor: Any) -> int:
+        if tensor.dtype in (*_NOT_COPIED, tf.string) or tensor.shape.rank is None:
+            return 0
+        size = int(tensor.dtype.size)
+        for length in tensor.shape:
+            size *= self._unknown_size if length is None else int(length)
+        return size
+
+
+def _is_constant(op: Any, given: Sequence[Value]) -> bool:
+    if op.type == "Const":
+        return True
+    if op.type in _OF_THE_SHAPE:
+        return all(tensor.shape.is_fully_defined() for tensor in op.inputs)
+    return bool(given) and all(value.constant for value in given) and not op.op_def.is_stateful
+
+
+def _default(tensor: Any) -> str | None:
+    """Return where a tensor lies that eager code made without a device of its own."""
+    if tensor.dtype in _NOT_COPIED:
+        return None
+    return HOST if tensor.dtype in (tf.int32, tf.string) else "GPU:0"
+
+
+def place_of(device: str) -> str | None:
+    """Return "GPU:1", or "host", for a device's name; None for a name that leaves the type open."""
+    spec = tf.DeviceSpec.from_string(device)
+    if spec.device_type is None:
+        return None
+    return f"GPU:{spec.device_index or 0}" if spec.device_type.upper() == "GPU" else HOST
+
+
+def _function_names(op: Any) -> list[str]:
+    names = []
+    for attribute in _FUNCTIONS[op.type]:
+        value = op.node_def.attr[attribute]
+        names += [f.name for f in value.list.func] if value.list.func else [value.func.name]
+    return names
+
+
+def _finding(op: Any, what: str) -> Finding:
+    return Finding(op.type, op.name, line_of(op), what)
