@@ -121,7 +121,8 @@ def _objective_of_step(step: Step, weights: Any, state: Any, batch: Batch, shard
     parts = batch.present
     step.prepare(parts)
     functions = step._functions
-    terms, *_ = functions._forward(weights, functions._state.seeded(state, tf.constant(shard)), parts, training=True)
+    place = tf.stack([step.clock.read().count, tf.constant(shard, tf.int64)])
+    terms, *_ = functions._forward(weights, functions._state.seeded(state, place), parts, training=True)
     return tf.add_n([term.numerator for term in terms])
 
 

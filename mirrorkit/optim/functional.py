@@ -9,7 +9,7 @@ are reduced already, so neither is wanted. This file, and no other, leans on pri
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -50,8 +50,19 @@ def trainable_variables(optimizer: Any) -> list[Any]:
     return list(optimizer._trainable_variables)
 
 
+def schedule_of(optimizer: Any) -> Callable[[tf.Tensor], Any] | None:
+    """Return the schedule of an optimizer's learning rate, a function of the updates before; None where it has none."""
+    given = optimizer._learning_rate
+    return given if isinstance(given, keras.optimizers.schedules.LearningRateSchedule) else None
+
+
 def functional_apply(
-    optimizer: Any, weights: Sequence[tf.Tensor], slots: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]
+    optimizer: Any,
+    weights: Sequence[tf.Tensor],
+    slots: Sequence[tf.Tensor],
+    gradients: Sequence[tf.Tensor],
+    *,
+    rate: tf.Tensor | None = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Compute what `optimizer.apply(gradients)` would leave behind, without touching a variable.
 
@@ -63,6 +74,7 @@ def functional_apply(
         weights: values of the variables that it was built with, in that order.
         slots: values of `optimizer.variables` (iterations and learning rate among them), in that order.
         gradients: one dense tensor for each weight, of its shape; summed or averaged over the replicas already.
+        rate: what the optimizer's schedule gives for this update, where that is known already.
 
     Returns:
         The new weights and the new slots, in the order and the dtypes of what was given.
@@ -71,6 +83,8 @@ def functional_apply(
     # under which the stateless scope holds their values.
     twin: Any = object.__new__(_without_distribution(optimizer.__class__))
     twin.__dict__.update(optimizer.__dict__)
+    if rate is not None:
+        twin.__dict__["_learning_rate"] = lambda: rate
     variables = [*trainable_variables(optimizer), *optimizer.variables]
     values = [*weights, *slots]
     with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))) as scope:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mirrorkit.placement.walk import HOST, Tally
+from mirrorkit.placement.walk import HOST, Finding, Tally
 
 SMALL = 64 * 1024  # bytes to the devices in a step, beside the batch: learning rate, seeds, indices
 _SHOWN = 5  # copies of a kind, the largest
@@ -45,9 +46,9 @@ class CallPlacement:
     @property
     def problems(self) -> list[str]:
         """Everything that is not as it should be, a line each."""
-        found = [f"without a kernel: {finding}" for finding in self.step.without_kernel]
-        found += [f"calls Python: {finding}" for finding in self.step.python]
-        found += [f"waits: {copy.finding}" for copy in self.step.between("GPU", HOST)]
+        found = [f"without a kernel: {line}" for line in _grouped(self.step.without_kernel)]
+        found += [f"calls Python: {line}" for line in _grouped(self.step.python)]
+        found += [f"waits: {line}" for line in _grouped([copy.finding for copy in self.step.between("GPU", HOST)])]
         if self.to_devices > self.batch_bytes + SMALL:
             largest = self.step.between(HOST, "GPU")[:_SHOWN]
             found.append(
@@ -55,6 +56,16 @@ class CallPlacement:
                 f"come to {self.batch_bytes + SMALL:,}; the largest: {'; '.join(str(c.finding) for c in largest)}"
             )
         return [f"{self.name}: {line}" for line in found]
+
+
+def _grouped(findings: Sequence[Finding]) -> list[str]:
+    """Return a line for each finding; what several replicas have in common is said once."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        what = re.sub(r"GPU:\d+", "GPU", finding.what)
+        name = re.sub(r"replica_\d+/|_\d+$", "", finding.name)
+        groups.setdefault((finding.op, name, finding.line, what), []).append(finding)
+    return [f"{same[0]}{f' ({len(same)} times)' if len(same) > 1 else ''}" for same in groups.values()]
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def of_loop(loop: Loop, data: Any, *, validation_data: Any = None, are_here: boo
         size = getattr(data, "global_batch_size", None) or replicas
         found = walk(
             function,
-            [] if stream is None else _places(stream, names),
+            HOST if stream is None else _places(stream, names),
             resources=resources,
             unknown_size=-(-size // replicas),
             has_loop=stream is not None,
@@ -92,7 +92,7 @@ def of_loop(loop: Loop, data: Any, *, validation_data: Any = None, are_here: boo
     return Placement(names, calls, memory, are_here, NOTES)
 
 
-def _places(stream: Stream, names: Sequence[str]) -> list[str | None]:
+def _places(stream: Stream, names: Sequence[str]) -> list[str]:
     """Return where each tensor of a stream's source lies."""
     if not isinstance(stream, ResidentStream):
         return [HOST]  # an iterator

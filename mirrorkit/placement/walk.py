@@ -124,7 +124,7 @@ class Walk:
 
 def walk(
     function: Any,
-    places: Sequence[str | None] = (),
+    places: Sequence[str] | str = (),
     *,
     resources: Mapping[int, str] | None = None,
     unknown_size: int = 1,
@@ -134,8 +134,8 @@ def walk(
 
     Args:
         function: traced for GPUs that need not be there.
-        places: where each of its arguments lies, "host" or "GPU:0", flat and in order; None, or one that is not given,
-            for where TensorFlow puts what eager code makes: the first GPU, and the host for int32.
+        places: where its first arguments lie, "host" or "GPU:0", flat and in order, or all of them; the others lie
+            where TensorFlow puts what eager code makes: on the first GPU, and int32 on the host.
         resources: from `id(variable.handle)` to where a captured variable lies.
         unknown_size: stands for a dimension that is not known before it runs.
         has_loop: whether the outermost `while` goes round once for each step; without, the function is one step.
@@ -155,12 +155,13 @@ class _Walker:
         self._has_loop = has_loop
         self._origins = itertools.count()
 
-    def top(self, function: Any, places: Sequence[str | None]) -> None:
+    def top(self, function: Any, places: Sequence[str] | str) -> None:
         inputs = function.graph.inputs
         captured = function.captured_inputs
         arguments = inputs[: len(inputs) - len(captured)]
-        given = [*places, *[None] * (len(arguments) - len(places))]
-        values = [self._new(t, place or _default(t)) for t, place in zip(arguments, given, strict=True)]
+        given = [places] * len(arguments) if isinstance(places, str) else list(places)
+        given += [_default(tensor) for tensor in arguments[len(given) :]]
+        values = [self._new(t, place) for t, place in zip(arguments, given, strict=True)]
         for tensor, outer in zip(inputs[len(arguments) :], captured, strict=True):
             # The graph's own placeholder tells the dtype; the captured tensor itself tells which variable it is.
             place = self._resources.get(id(outer)) if tensor.dtype == tf.resource else _default(tensor)

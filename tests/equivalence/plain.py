@@ -101,12 +101,13 @@ class _Training:
 
     def _update(self, parts: Sequence[Any]) -> dict[str, float]:
         before = [variable.numpy() for variable in self.state]
+        turn = int(self.optimizer.iterations.numpy()) + self.skipped
         counts, gradients, states, sums = [], [], [], []
         for number, part in enumerate(parts):
             count = len(tf.nest.flatten(part)[0])
             if not count:
                 continue
-            own = [_fold(v, value, number) for v, value in zip(self.state, before, strict=True)]
+            own = [_fold(v, value, turn, number) for v, value in zip(self.state, before, strict=True)]
             _write(self.state, own)
             # float16 sees the mean over the whole batch, times the scale; a shard's is that of an equal share
             divisor = count * self.shards * self.case.options.get("accumulate", 1) if self.scaled else 1
@@ -126,7 +127,8 @@ class _Training:
                 + (0 if v.dtype.startswith("float") else old)
                 for v, old, values in zip(self.state, before, zip(*states, strict=True), strict=True)
             ]
-            _write(self.state, after)
+            seeds = ["seed" in v.path for v in self.state]
+            _write(self.state, [old if s else new for old, new, s in zip(before, after, seeds, strict=True)])
         else:
             self.scale /= 2
             self.skipped += 1
@@ -186,11 +188,13 @@ def _unreduced(loss: Any) -> Any:
     return type(loss).from_config({**loss.get_config(), "reduction": None})
 
 
-def _fold(variable: Any, value: np.ndarray, number: int) -> np.ndarray:
-    """A seed made this shard's own; everything else as it is."""
+def _fold(variable: Any, value: np.ndarray, turn: int, number: int) -> np.ndarray:
+    """A seed made that of one step and shard; everything else as it is."""
     if "seed" not in variable.path:
         return value
-    return np.asarray(tf.random.experimental.stateless_fold_in(tf.constant(value), number))
+    for part in (turn, number):
+        value = tf.random.experimental.stateless_fold_in(tf.constant(value), tf.constant(part, tf.int64))
+    return np.asarray(value)
 
 
 def _write(variables: Sequence[Any], values: Sequence[np.ndarray]) -> None:

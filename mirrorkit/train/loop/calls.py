@@ -13,6 +13,7 @@ import tensorflow as tf
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers, of_all_workers
 from mirrorkit.train.loop.stream import Sizes, Stream
+from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.update import first_replica
 from mirrorkit.train.step.share import HOST, Share, own_share
 
@@ -104,23 +105,24 @@ class Calls:
 
     def _test_one(self, batches: list[tuple[Any, Share]]) -> tf.Tensor:
         ((batch, share),) = batches
-        sums = self._strategy.run(lambda batch: self._step.test(share(batch)), args=(batch,))
-        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
+        # On the replicas: TensorFlow's `strategy.reduce` would bring the sums to the host, which waits for them.
+        totals = self._strategy.run(lambda batch: all_reduce(self._step.test(share(batch))), args=(batch,))
+        return first_replica(self._strategy, totals)
 
     def _call(self, update: Any, stream: Stream, totals: tf.Tensor, steps: int, accumulate: int) -> Result:
         start = time.perf_counter()
         if stream.steps is None:
             _require_known_length(accumulate)
             function = self._trace(_until_the_end, update, stream, (None,))
-            done, totals, good = function(stream.source, totals, _int64(steps))
+            done, totals, good = function(stream.source, totals, _number(steps))
             taken, finite = int(done), int(good)
         else:
             taken, counts = 0, []
             for updates, sizes in stream.parts(steps, accumulate):
                 function = self._trace(_counted, update, stream, sizes)
-                first = _int64(stream.position + taken)
+                first = _number(stream.position + taken)
                 with _explained(stream, compiled=self._with_xla(stream, sizes)):
-                    totals, good = function(stream.source, totals, _int64(updates), first)
+                    totals, good = function(stream.source, totals, _number(updates), first)
                 counts.append((updates, len(sizes), good))
                 taken += updates * len(sizes)
             finite = _finite_steps(counts)
@@ -141,8 +143,8 @@ class Calls:
             if known:
                 changes = [f"{old} became {new}" for old, new in zip(known[-1], specs, strict=False) if old != new]
                 _log.warning("The data changed shape or dtype, so the loop compiles anew: %s.", "; ".join(changes))
-            many = make(update, stream.take, sizes, self._step.loss_index, self._with_xla(stream, sizes))
-            arguments = [_int64(0)] * (2 if make is _counted else 1)
+            many = make(self._step, update, stream.take, sizes, self._with_xla(stream, sizes))
+            arguments = [_number(0)] * (2 if make is _counted else 1)
             totals = tf.zeros([self._step.totals_size], tf.float64)
             self._traces[function, specs] = many.get_concrete_function(stream.source, totals, *arguments)
         return self._traces[function, specs]
@@ -185,25 +187,33 @@ def _require_known_length(accumulate: int) -> None:
         )
 
 
-def _counted(update: Any, take: Any, sizes: Sizes, loss_index: int, jit_compile: bool) -> Any:
-    """Make a function of a number of updates, each of batches of these sizes."""
+def _counted(step: Any, update: Any, take: Any, sizes: Sizes, jit_compile: bool) -> Any:
+    """Make a function of a number of updates, each of batches of these sizes.
+
+    What only counts stays on the host, in int32, so that the host never waits for a device before the call ends.
+    """
 
     # AutoGraph would rewrite the user's code too, and with it the errors that it raises.
     @tf.function(autograph=False, jit_compile=jit_compile or None)
     def many(source: Any, totals: tf.Tensor, updates: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        def body(index: tf.Tensor, totals: tf.Tensor, good: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            place = first + index * len(sizes)
-            totals += tf.cast(update([take(source, place + i, size) for i, size in enumerate(sizes)]), tf.float64)
-            return index + 1, totals, good + _is_finite(totals, loss_index)
+        start = step.clock.read()
 
-        zero = _int64(0)
-        _, totals, good = tf.while_loop(lambda index, *_: index < updates, body, (zero, totals, zero))
+        def body(index: tf.Tensor, totals: tf.Tensor, good: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            with tf.device(HOST):
+                places = [first + index * len(sizes) + i for i in range(len(sizes))]
+            with step.clock.at(start, index):
+                new = update([take(source, place, size) for place, size in zip(places, sizes, strict=True)])
+            totals += tf.cast(new, tf.float64)
+            return _after(index), totals, good + _is_finite(totals, step.loss_index)
+
+        begin = (_number(0), totals, tf.constant(0, tf.int64))
+        _, totals, good = tf.while_loop(lambda index, *_: _is_less(index, updates), body, begin)
         return totals, good
 
     return many
 
 
-def _until_the_end(update: Any, take: Any, sizes: Sizes, loss_index: int, jit_compile: bool) -> Any:
+def _until_the_end(step: Any, update: Any, take: Any, sizes: Sizes, jit_compile: bool) -> Any:
     """Make a function of steps on data that may end before; an optional batch says so, where `next` would raise.
 
     An error in the midst of a step would leave it half done.
@@ -212,6 +222,8 @@ def _until_the_end(update: Any, take: Any, sizes: Sizes, loss_index: int, jit_co
 
     @tf.function(autograph=False)
     def many(iterator: Any, totals: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        start = step.clock.read()
+
         def fetch(index: tf.Tensor) -> Any:
             with tf.device(HOST):
                 nothing = tf.experimental.Optional.empty(iterator.element_spec)
@@ -220,12 +232,17 @@ def _until_the_end(update: Any, take: Any, sizes: Sizes, loss_index: int, jit_co
         def body(index: tf.Tensor, batch: Any, totals: tf.Tensor, good: tf.Tensor) -> tuple[Any, ...]:
             with tf.device(HOST):
                 value = batch.get_value()
-            totals += tf.cast(update([(value, own_share)]), tf.float64)
-            return index + 1, fetch(index + 1), totals, good + _is_finite(totals, loss_index)
+            with step.clock.at(start, index):
+                totals += tf.cast(update([(value, own_share)]), tf.float64)
+            after = _after(index)
+            return after, fetch(after), totals, good + _is_finite(totals, step.loss_index)
 
-        zero = _int64(0)
-        start = (zero, fetch(zero), totals, zero)
-        index, _, totals, good = tf.while_loop(lambda index, batch, *_: batch.has_value(), body, start)
+        def has_value(index: tf.Tensor, batch: Any, *rest: Any) -> tf.Tensor:
+            with tf.device(HOST):
+                return batch.has_value()
+
+        zero = _number(0)
+        index, _, totals, good = tf.while_loop(has_value, body, (zero, fetch(zero), totals, tf.constant(0, tf.int64)))
         return index, totals, good
 
     return many
@@ -234,6 +251,16 @@ def _until_the_end(update: Any, take: Any, sizes: Sizes, loss_index: int, jit_co
 def _is_finite(totals: tf.Tensor, loss_index: int) -> tf.Tensor:
     # A sum that is not finite stays so: the number of finite ones is the index of the first that is not.
     return tf.cast(tf.math.is_finite(totals[loss_index]), tf.int64)
+
+
+def _is_less(index: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+    with tf.device(HOST):
+        return index < end
+
+
+def _after(index: tf.Tensor) -> tf.Tensor:
+    with tf.device(HOST):
+        return index + 1
 
 
 def _finite_steps(counts: list[tuple[int, int, tf.Tensor]]) -> int:
@@ -246,8 +273,9 @@ def _finite_steps(counts: list[tuple[int, int, tf.Tensor]]) -> int:
     return steps
 
 
-def _int64(value: int) -> tf.Tensor:
-    return tf.constant(value, tf.int64)
+def _number(value: int) -> tf.Tensor:
+    with tf.device(HOST):
+        return tf.constant(value, tf.int32)
 
 
 class CallLength:

@@ -252,7 +252,7 @@ class Loop:
         self._warm = True
 
     def traced(self, data: Any, *, validation_data: Any = None) -> list[Traced]:
-        """Trace every function that `fit`, `evaluate` and `predict` would call, and run none; see `mk.checks.placement`.
+        """Trace the functions that `fit`, `evaluate` and `predict` would call, and run none; see `mk.checks.placement`.
 
         Args:
             data: what `fit` will be given.

@@ -142,10 +142,10 @@ class Passes:
         feeds = [("train", training, self._step.accumulate), *([] if testing is None else [("evaluate", testing, 1)])]
         for what, feed, together in feeds:
             self._step.prepare(feed.element_spec)
+            names = iter([what, f"{what}, smaller batch"])
             for stream, steps in feed.rehearsals(together):
                 for function in self._calls.functions(stream, steps, training=what == "train"):
-                    yield Traced(what, function, stream)
-                    what += ", smaller batch" if "," not in what else ""
+                    yield Traced(next(names), function, stream)
         if testing is not None:
             yield Traced("predict", self._calls.predict_function(testing.element_spec), None)
 

@@ -15,6 +15,7 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.tracing import foreign_state
 from mirrorkit.train.step.layer_state import layers_of, training_argument
+from mirrorkit.train.step.seeds import seeds_on_host
 
 
 def call_model(
@@ -38,7 +39,7 @@ def call_model(
     """
     given = list(zip(model.trainable_variables, weights, strict=True))
     given += zip(model.non_trainable_variables, state, strict=True)
-    with keras.StatelessScope(state_mapping=given, collect_losses=True) as scope:
+    with seeds_on_host(), keras.StatelessScope(state_mapping=given, collect_losses=True) as scope:
         before = dict(scope.state_mapping)
         outputs = model(x, **training_argument(model, training))
         added = list(model.losses)

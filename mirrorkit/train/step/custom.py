@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from mirrorkit.errors import StepError
+from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.seeds import require_own_draws
 from mirrorkit.train.step.share import Share, own_share
 
@@ -50,6 +51,7 @@ class CustomStep:
         self.model = getattr(step, "model", None) or SimpleNamespace(stop_training=False)
         self.accumulate = 1  # successive batches of one update; such a step may do that by itself
         self.modes: dict[str, str] = {}  # whether a log is to rise or to fall: nobody knows
+        self.clock = Clock()  # such a step asks for nothing on the host
         self.loss_index = 1  # holds the sum of all logs: not finite when one of them is not
 
     @property

@@ -18,6 +18,7 @@ from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.calling import call_model
+from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loss_scale import LossScale, all_finite, only_if
 from mirrorkit.train.step.losses import Losses, LossSum
@@ -86,6 +87,7 @@ class Functions:
         clip: bounds for the mean gradient.
         averages: averages of the weights, or None.
         loss_scale: how the loss is scaled, or None.
+        clock: knows the learning rate of a step.
         shards: into how many shards one update's examples are cut (replicas times accumulated batches).
         jit_compile: compile what a replica computes with XLA.
     """
@@ -100,6 +102,7 @@ class Functions:
         clip: Clip,
         averages: Averages | None,
         loss_scale: LossScale | None,
+        clock: Clock,
         shards: int,
         jit_compile: bool,
     ) -> None:
@@ -111,6 +114,7 @@ class Functions:
         self._clip = clip
         self._averages = averages
         self._loss_scale = loss_scale
+        self._clock = clock
         self._shards = shards
         if state.synchronized:  # it talks to the other replicas, so it must be traced on each of them
             self.train_sums: Callable[..., Any] = self._train_sums
@@ -184,12 +188,12 @@ class Functions:
         logs = {"loss": loss, **dict(zip(self._losses.own_names, own, strict=False))}  # no names for a single output
         return {**logs, **self._metrics.results(totals[FIXED + 2 * len(own) :])}
 
-    def _train_sums(self, values: Changing, batch: Any, shard: tf.Tensor) -> Any:
-        """Return what a shard adds; of `values` only weights, state and scale are there."""
+    def _train_sums(self, values: Changing, batch: Any, place: tf.Tensor) -> Any:
+        """Return what a shard adds; of `values` only weights, state and scale are there, `place` is for the seeds."""
         weights = values.weights
 
         def sums(batch: Any = batch) -> Any:
-            own_state = self._state.seeded(values.state, shard)
+            own_state = self._state.seeded(values.state, place)
             with tf.GradientTape(persistent=True) as tape:  # one gradient for each term
                 tape.watch(weights)
                 terms, totals, new_state = self._forward(weights, own_state, batch, training=True)
@@ -284,7 +288,8 @@ class Functions:
         old = self._variables.regroup(flat)
         totals, gradients = sums["totals"], sums["gradients"]
         divisors = [totals[index] for index in self._divisors]
-        arguments = (old.weights, old.slots, old.averages, gradients, divisors)
+        rate = self._clock.rate
+        arguments = (old.weights, old.slots, old.averages, gradients, divisors, [] if rate is None else [rate])
         apply = self._apply.trace(*arguments)
 
         def updated() -> list[tf.Tensor | None]:
@@ -299,11 +304,12 @@ class Functions:
         new = only_if(finite, updated, old._replace(scale=[]).flat, changed)
         return [*new, *self._loss_scale.new_values(finite, old.scale)], totals
 
-    def _pure_apply(self, weights: Any, slots: Any, averages: Any, gradients: Any, divisors: Any) -> Any:
+    def _pure_apply(self, weights: Any, slots: Any, averages: Any, gradients: Any, divisors: Any, rate: Any) -> Any:
         gradients = self._mean_gradients(gradients, divisors)
         clipped = iter(self._clip([gradient for gradient in gradients if gradient is not None]))
+        gradients = [None if gradient is None else next(clipped) for gradient in gradients]
         new_weights, new_slots = functional_apply(
-            self._optimizer, weights, slots, [None if gradient is None else next(clipped) for gradient in gradients]
+            self._optimizer, weights, slots, gradients, rate=rate[0] if rate else None
         )
         if self._averages is not None:
             averages = self._averages.new_values(averages, new_weights, slots[self._iterations])

@@ -1,8 +1,8 @@
 """Layer state under replicas: BatchNorm's statistics, Dropout's seeds, and whatever else a layer updates by itself.
 
 Every replica starts from the same state and ends with the same state. Floats (moving statistics) become the mean over
-all examples of what the replicas came to. Integers (counters of calls) advance by the replicas' mean. Seeds are made
-different for each replica before use, so that no two draw the same mask.
+all examples of what the replicas came to. Integers (counters of calls) advance by the replicas' mean. Seeds stay as
+they are: what is drawn follows from the seed, the step and the replica, so no two draw the same mask.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.train.step.seeds import fold
+from mirrorkit.train.step.share import HOST
 
 
 class LayerState:
@@ -29,16 +30,31 @@ class LayerState:
         self._is_seed = [is_seed(variable) for variable in self.variables]
         self._changed: list[int] = []  # what training changes; known once the model was traced
 
-    def seeded(self, state: Sequence[tf.Tensor], shard: tf.Tensor) -> list[tf.Tensor]:
-        """Return the state with every seed made this shard's own (int32 scalar: part * replicas + replica)."""
-        return [fold(value, shard) if seed else value for value, seed in zip(state, self._is_seed, strict=True)]
+    @property
+    def seeds(self) -> list[Any]:
+        """The variables that are seeds."""
+        return [variable for variable, seed in zip(self.variables, self._is_seed, strict=True) if seed]
+
+    def seeded(self, state: Sequence[tf.Tensor], place: tf.Tensor) -> list[tf.Tensor]:
+        """Return the state with every seed made that of one shard of one step.
+
+        Args:
+            state: values of the variables.
+            place: int64 [2]: steps before this one, and the shard (part * replicas + replica).
+        """
+        with tf.device(HOST):  # where random operations take their seeds from
+            return [
+                fold(fold(value, place[0]), place[1]) if seed else value
+                for value, seed in zip(state, self._is_seed, strict=True)
+            ]
 
     def sums(self, old: Sequence[tf.Tensor], new: Sequence[tf.Tensor], examples: tf.Tensor) -> list[tf.Tensor]:
         """Return what one shard of `examples` (float32 scalar) adds: value, or advance of an integer, times examples.
 
         State that the pass left alone (frozen layers, say) is not sent.
         """
-        self._changed = [i for i, (before, after) in enumerate(zip(old, new, strict=True)) if after is not before]
+        changed = [after is not before for before, after in zip(old, new, strict=True)]
+        self._changed = [i for i, is_seed in enumerate(self._is_seed) if changed[i] and not is_seed]
         sums = []
         for i in self._changed:
             value = new[i] if new[i].dtype.is_floating else _integer(new[i]) - _integer(old[i])

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.train.step.keras_on_gpus import without_int32
 from mirrorkit.train.step.outputs import Output, kind_of_target, per_output
 
 
@@ -141,7 +142,8 @@ def _empty(metric: Any) -> list[tf.Tensor]:
 
 
 def _update(metric: Any, state: list[Any], y: Any, y_pred: Any, weight: Any) -> list[Any]:
-    return metric.stateless_update_state(state, y, y_pred, sample_weight=weight)
+    with without_int32(metric):
+        return metric.stateless_update_state(state, y, y_pred, sample_weight=weight)
 
 
 def _require_additive(metric: Any, output: Output) -> None:

@@ -21,7 +21,7 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers, of_all_workers
 from mirrorkit.strategy.variables import unchanged
-from mirrorkit.train.step.share import own_share
+from mirrorkit.train.step.share import HOST, own_share
 
 _DRAW = "StatelessRandomGetKeyCounter"  # with which TensorFlow's stateless random operations, and so Keras's, begin
 _within = threading.local()  # a strategy runs each replica in a thread of its own
@@ -61,13 +61,32 @@ def seeds_by_replica() -> Iterator[None]:
         _within.replica = before
 
 
+@contextmanager
+def seeds_on_host() -> Iterator[None]:
+    """Let Keras's random layers prepare their seeds on the host, where TensorFlow's random operations want them.
+
+    Keras prepares them on the device, and on a GPU every draw then begins with a wait for all the work before it.
+    """
+    _wrap_next()
+    before = getattr(_within, "on_host", False)
+    _within.on_host = True
+    try:
+        yield
+    finally:
+        _within.on_host = before
+
+
 @functools.cache
 def _wrap_next() -> None:
-    """Have `SeedGenerator.next` fold the replica in; outside of the block above it is as it was."""
+    """Have `SeedGenerator.next` do what the two blocks above say; outside of them it is as it was."""
     original = keras.random.SeedGenerator.next
 
     @functools.wraps(original)
     def next_of_replica(self: Any, *args: Any, **options: Any) -> Any:
+        if getattr(_within, "on_host", False):
+            with tf.device(HOST):
+                # In int32, which TensorFlow keeps there, as Keras makes it (for XLA) before it draws.
+                return tf.cast(tf.math.floormod(original(self, *args, **options), tf.int32.max - 1), tf.int32)
         seed, replica = original(self, *args, **options), getattr(_within, "replica", None)
         return seed if replica is None else fold(seed, replica)
 

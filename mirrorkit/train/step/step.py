@@ -24,13 +24,14 @@ from mirrorkit.train.reduce.update import Update, native
 from mirrorkit.train.step import requirements
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
+from mirrorkit.train.step.clock import Clock, Reading
 from mirrorkit.train.step.compiled import compile_model, compiled_parts
 from mirrorkit.train.step.functions import LOSS, Changing, Clip, Functions
 from mirrorkit.train.step.layer_state import LayerState, training_argument
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.losses import warn_on_logits_mismatch
 from mirrorkit.train.step.outputs import unpack_batch
-from mirrorkit.train.step.share import Share, own_share
+from mirrorkit.train.step.share import HOST, Share, own_share
 from mirrorkit.train.step.static_shapes import require_tpu_precision
 from mirrorkit.train.step.synchronized import cut_out
 
@@ -152,6 +153,7 @@ class Step:
             if self._loss_scale is not None:
                 self._scale = self._loss_scale.create()
         state = LayerState(self.model)
+        self.clock = Clock(self.optimizer, self._scale[2] if self._scale else None, state.seeds)
         averages = [] if self._averages is None else self._averages.variables
         self._changing = Changing(weights, list(self.optimizer.variables), state.variables, averages, self._scale)
         self._functions = Functions(
@@ -162,6 +164,7 @@ class Step:
             clip=self._clip,
             averages=self._averages,
             loss_scale=self._loss_scale,
+            clock=self.clock,
             shards=strategy.num_replicas_in_sync * self.accumulate,
             jit_compile=self._jit_compile,
         )
@@ -219,11 +222,12 @@ class Step:
         """
         self._require_built()
         self.prepare(batch)
-        context = tf.distribute.get_replica_context()
-        shard = context.replica_id_in_sync_group
-        if tf.get_static_value(part) != 0:
-            shard = shard + tf.cast(part, tf.int32) * context.num_replicas_in_sync
-        return self._functions.train_sums(self._values(), unpack_batch(batch).present, tf.convert_to_tensor(shard))
+        context, now = tf.distribute.get_replica_context(), self.clock.now()
+        with tf.device(HOST):
+            shard = tf.cast(context.replica_id_in_sync_group, tf.int64)
+            shard += tf.cast(part, tf.int64) * context.num_replicas_in_sync
+            place = tf.stack([now.count, shard])
+        return self._functions.train_sums(self._values(now), unpack_batch(batch).present, place)
 
     @tf.autograph.experimental.do_not_convert
     def update(self, strategy: tf.distribute.Strategy, sums: Any) -> dict[str, tf.Tensor]:
@@ -344,7 +348,12 @@ class Step:
     def _cut(self, batch: Any, share: Share) -> Any:
         return cut_out(batch, share) if self._functions.synchronized else share(batch)
 
-    def _values(self) -> Changing:
-        """Read what the computation on a replica depends on."""
+    def _values(self, now: Reading | None = None) -> Changing:
+        """Read what the computation on a replica depends on; the seeds are known `now`."""
         groups = self._changing._replace(slots=[], averages=[])
-        return Changing(*[[tf.convert_to_tensor(native(variable)) for variable in group] for group in groups])
+        seeds = {} if now is None else self.clock.seeds(now)
+
+        def value(variable: Any) -> tf.Tensor:
+            return seeds[id(variable)] if id(variable) in seeds else tf.convert_to_tensor(native(variable))
+
+        return Changing(*[[value(variable) for variable in group] for group in groups])

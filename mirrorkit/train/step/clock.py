@@ -1,0 +1,72 @@
+"""What the host knows of a step without asking a device: which one it is, and so its learning rate and its seeds.
+
+A compiled call makes many steps, and on a GPU the host should run ahead of the device: each value that it fetches from
+there waits for all the work before. So what is needed on the host is read once, before the first step of a call, and
+counted on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from mirrorkit.optim.functional import schedule_of
+from mirrorkit.strategy.variables import native
+from mirrorkit.train.step.share import HOST
+
+
+class Reading(NamedTuple):
+    """What was read before the first step of a call; tensors on the host."""
+
+    count: tf.Tensor  # steps that were made, int64 scalar
+    seeds: list[tf.Tensor]
+
+
+class Clock:
+    """Counts the steps that were made, on the host.
+
+    Args:
+        optimizer: a built Keras optimizer, whose `iterations` count the updates; None for a step that needs no clock.
+        skipped: the variable that counts steps without an update, where a loss scale may skip one.
+        seeds: variables that no step changes.
+    """
+
+    def __init__(self, optimizer: Any = None, skipped: Any = None, seeds: Sequence[Any] = ()) -> None:
+        self._optimizer = optimizer
+        self._counters = [] if optimizer is None else [optimizer.iterations, *([] if skipped is None else [skipped])]
+        # Where steps may be skipped, only the device knows how many updates there were.
+        self._counts_updates = optimizer is not None and skipped is None
+        self._seeds = list(seeds)
+        self._now: Reading | None = None
+        self.rate: tf.Tensor | None = None  # of this step, by the optimizer's schedule; None where it works it out
+
+    def read(self) -> Reading:
+        """Ask the device."""
+        with tf.device(HOST):
+            counts = [tf.cast(tf.identity(native(counter)), tf.int64) for counter in self._counters]
+            count = tf.add_n(counts) if counts else tf.constant(0, tf.int64)
+            return Reading(count, [tf.identity(native(seed)) for seed in self._seeds])
+
+    @contextmanager
+    def at(self, start: Reading, index: tf.Tensor) -> Iterator[None]:
+        """Within the block it is the `index`-th step after `start` was read, and nothing asks a device."""
+        schedule = schedule_of(self._optimizer) if self._counts_updates else None
+        with tf.device(HOST):
+            count = start.count + tf.cast(index, tf.int64)
+            self.rate = None if schedule is None else tf.convert_to_tensor(schedule(count))
+        self._now = Reading(count, start.seeds)
+        try:
+            yield
+        finally:
+            self._now = self.rate = None
+
+    def now(self) -> Reading:
+        """Return the steps before this one, and the seeds."""
+        return self.read() if self._now is None else self._now
+
+    def seeds(self, now: Reading) -> Mapping[int, tf.Tensor]:
+        """Return the seeds by the id of their variable."""
+        return {id(variable): value for variable, value in zip(self._seeds, now.seeds, strict=True)}
