@@ -14,6 +14,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.tracing import foreign_state
+from mirrorkit.train.step.keras_on_gpus import without_waits
 from mirrorkit.train.step.layer_state import layers_of, training_argument
 from mirrorkit.train.step.seeds import seeds_on_host
 
@@ -39,12 +40,19 @@ def call_model(
     """
     given = list(zip(model.trainable_variables, weights, strict=True))
     given += zip(model.non_trainable_variables, state, strict=True)
-    with seeds_on_host(), keras.StatelessScope(state_mapping=given, collect_losses=True) as scope:
+    scope = keras.StatelessScope(state_mapping=given, collect_losses=True)
+    with seeds_on_host(), without_waits(), scope:
         before = dict(scope.state_mapping)
         outputs = model(x, **training_argument(model, training))
         added = list(model.losses)
     _require_kept(model, {key for key, value in scope.state_mapping.items() if value is not before.get(key)})
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
+
+
+def predict_with(model: Any, x: Any) -> Any:
+    """Return the model's outputs for `x`, as Keras's `predict` does."""
+    with seeds_on_host(), without_waits():
+        return model(x, **training_argument(model, False))
 
 
 def _require_kept(model: Any, assigned: set[int]) -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.keras_on_gpus import without_int32
+from mirrorkit.train.step.keras_on_gpus import without_waits
 from mirrorkit.train.step.outputs import Output, kind_of_target, per_output
 
 
@@ -142,7 +142,7 @@ def _empty(metric: Any) -> list[tf.Tensor]:
 
 
 def _update(metric: Any, state: list[Any], y: Any, y_pred: Any, weight: Any) -> list[Any]:
-    with without_int32(metric):
+    with without_waits(of_metric=metric):
         return metric.stateless_update_state(state, y, y_pred, sample_weight=weight)
 
 

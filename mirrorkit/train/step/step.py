@@ -24,10 +24,11 @@ from mirrorkit.train.reduce.update import Update, native
 from mirrorkit.train.step import requirements
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
+from mirrorkit.train.step.calling import predict_with
 from mirrorkit.train.step.clock import Clock, Reading
 from mirrorkit.train.step.compiled import compile_model, compiled_parts
 from mirrorkit.train.step.functions import LOSS, Changing, Clip, Functions
-from mirrorkit.train.step.layer_state import LayerState, training_argument
+from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.losses import warn_on_logits_mismatch
 from mirrorkit.train.step.outputs import unpack_batch
@@ -295,7 +296,7 @@ class Step:
     def predict(self, batch: Any) -> Any:
         """Return the model's outputs for this replica's share; call it through `strategy.run`."""
         requirements.check_predicts_as_keras(self.model)
-        return self.model(unpack_batch(batch).x, **training_argument(self.model, False))
+        return predict_with(self.model, unpack_batch(batch).x)
 
     def logs(self, totals: tf.Tensor) -> dict[str, tf.Tensor]:
         """Turn totals of one step, or totals added up over many, into Keras's logs: the loss, then each metric."""
