@@ -63,9 +63,10 @@ def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
         shape = tf.shape(images)
         size, height, width = shape[0], shape[1], shape[2]
         high, wide = height + 2 * pixels, width + 2 * pixels
-        offsets = tf.random.stateless_uniform([2, size, 1], seed, 0, 2 * pixels + 1, tf.int32)
         # which pixels of the padded images, all in a row; in int64, since a GPU would send int32 to the host and back
-        corners = tf.cast(offsets[0], tf.int64) * tf.cast(wide, tf.int64) + tf.cast(offsets[1], tf.int64)
+        offsets = tf.random.stateless_uniform([2, size, 1], seed, 0, 2 * pixels + 1, tf.int32)
+        offsets = tf.cast(offsets, tf.int64)
+        corners = offsets[0] * tf.cast(wide, tf.int64) + offsets[1]
         corners += _range(size)[:, None] * tf.cast(high * wide, tf.int64)
         window = _range(height)[:, None] * tf.cast(wide, tf.int64) + _range(width)
         places = corners + tf.reshape(window, [1, -1])
