@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from mirrorkit.data.rows import HOST
 from mirrorkit.errors import DataError
 
 Augmentation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -27,10 +28,16 @@ def flip() -> Augmentation:
     """Mirror each image left-right with probability one half."""
 
     def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        mirrored = tf.random.stateless_uniform([tf.shape(images)[0], 1], seed) < 0.5
-        columns = tf.range(tf.shape(images)[2])[None, :]
-        columns = tf.where(mirrored, columns[:, ::-1], columns)
-        return tf.ensure_shape(tf.gather(images, columns, axis=2, batch_dims=1), images.shape)
+        shape = tf.shape(images)
+        mirrored = tf.random.stateless_uniform([shape[0], 1], seed) < 0.5
+
+        def move(pixels: tf.Tensor) -> tf.Tensor:
+            # of rank 3 and 2, for which the CPU has much faster kernels than for four dimensions and a broadcast
+            reverse = tf.reverse(tf.reshape(pixels, [-1, shape[2], shape[3]]), [1])
+            whole = [-1, shape[1] * shape[2] * shape[3]]
+            return tf.reshape(tf.where(mirrored, tf.reshape(reverse, whole), tf.reshape(pixels, whole)), shape)
+
+        return move(images) if images.dtype.size == 1 else _in_floats(move, images)
 
     return augment
 
@@ -53,13 +60,23 @@ def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
         raise DataError(f'pad_and_crop(mode={mode!r}) was asked for; there are "constant", "reflect", "symmetric".')
 
     def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        size, height, width = tf.shape(images)[0], tf.shape(images)[1], tf.shape(images)[2]
+        shape = tf.shape(images)
+        size, height, width = shape[0], shape[1], shape[2]
+        high, wide = height + 2 * pixels, width + 2 * pixels
+        # which pixels of the padded images, all in a row; in int64, since a GPU would send int32 to the host and back
         offsets = tf.random.stateless_uniform([2, size, 1], seed, 0, 2 * pixels + 1, tf.int32)
-        around = [[0, 0], [pixels, pixels], [pixels, pixels], [0, 0]]
-        padded = tf.pad(images, around, mode=mode.upper())
-        rows = tf.gather(padded, offsets[0] + tf.range(height), axis=1, batch_dims=1)
-        cut = tf.gather(rows, offsets[1] + tf.range(width), axis=2, batch_dims=1)
-        return tf.ensure_shape(cut, images.shape)
+        offsets = tf.cast(offsets, tf.int64)
+        corners = offsets[0] * tf.cast(wide, tf.int64) + offsets[1]
+        corners += _range(size)[:, None] * tf.cast(high * wide, tf.int64)
+        window = _range(height)[:, None] * tf.cast(wide, tf.int64) + _range(width)
+        places = corners + tf.reshape(window, [1, -1])
+
+        def move(images: tf.Tensor) -> tf.Tensor:
+            around = [[0, 0], [pixels, pixels], [pixels, pixels], [0, 0]]
+            padded = tf.reshape(tf.pad(images, around, mode=mode.upper()), [-1, shape[3]])
+            return tf.reshape(tf.gather(padded, places), shape)
+
+        return _in_floats(move, images)
 
     return augment
 
@@ -80,8 +97,8 @@ def cutout(size: int = 8, *, fill: float = 0) -> Augmentation:
         raise DataError(f"cutout(size={size}) was asked for; it must be at least 1.")
 
     def covered(length: tf.Tensor, centres: tf.Tensor) -> tf.Tensor:
-        first = tf.cast(centres * tf.cast(length, tf.float32), tf.int32) - size // 2  # [B, 1]
-        place = tf.range(length)[None, :]
+        first = tf.cast(centres * tf.cast(length, tf.float32), tf.int64) - size // 2  # [B, 1]
+        place = _range(length)[None, :]
         return (place >= first) & (place < first + size)
 
     def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -130,10 +147,31 @@ def apply(
     """
     if not augmentations:
         return images
-    here = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
-    here = tf.random.experimental.stateless_fold_in(here, tf.cast(step, tf.int64))
-    if replica is not None:
-        here = tf.random.experimental.stateless_fold_in(here, replica)
-    for place, augmentation in enumerate(augmentations):
-        images = augmentation(images, tf.random.experimental.stateless_fold_in(here, place))
+    with tf.device(HOST):  # where the random operations want their seeds
+        here = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
+        here = tf.random.experimental.stateless_fold_in(here, tf.cast(step, tf.int64))
+        if replica is not None:
+            here = tf.random.experimental.stateless_fold_in(here, replica)
+        seeds = [tf.random.experimental.stateless_fold_in(here, place) for place in range(len(augmentations))]
+    for augmentation, own in zip(augmentations, seeds, strict=True):
+        images = augmentation(images, own)
     return images
+
+
+def _in_floats(move: Callable[[tf.Tensor], tf.Tensor], images: tf.Tensor) -> tf.Tensor:
+    """Call `move`, which does nothing but move pixels, on floats: on a GPU not all of its operations know integers.
+
+    Nothing is rounded: bfloat16 holds all integers of 8 bits and float32 those of 16; of larger ones the bits are taken
+    for a float's.
+    """
+    dtype = images.dtype
+    if dtype.is_floating or dtype.is_complex:
+        return move(images)
+    if dtype.size <= 2:
+        return tf.cast(move(tf.cast(images, tf.bfloat16 if dtype.size == 1 else tf.float32)), dtype)
+    return tf.bitcast(move(tf.bitcast(images, tf.float32 if dtype.size == 4 else tf.float64)), dtype)
+
+
+def _range(length: tf.Tensor) -> tf.Tensor:
+    """0 .. length - 1 in int64: made on the host from its int32 `length`, used on the device."""
+    return tf.cast(tf.range(length), tf.int64)

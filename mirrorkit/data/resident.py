@@ -1,7 +1,8 @@
-"""A set held on the devices: shuffled, gathered and augmented there, so that a step never waits for the host."""
+"""A set held on the devices: gathered and augmented there, so that a step needs no more than the places of its rows."""
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from mirrorkit.data.augment import Augmentation
 from mirrorkit.data.batches import Batches, MapFunction, batches
+from mirrorkit.data.rows import HOST, Rows
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError
 from mirrorkit.whole import is_whole
@@ -48,8 +50,15 @@ class Resident(Batches):
             return np.arange(size)
         return np.random.default_rng([self.seed, epoch, shard]).permutation(size)
 
+    @functools.cached_property
+    def rows(self) -> Any:
+        """How the rows of each of the split's arrays are kept: a nest of `Rows`."""
+        return tf.nest.map_structure(Rows.of, self.split.as_element())
+
     def place(self, strategy: tf.distribute.Strategy) -> list[Any]:
         """Return the set (or each replica's shard of it) on every local device of the strategy; copied once.
+
+        Its arrays are kept as `rows` says: `Rows.take` gathers from them.
 
         Raises:
             DataError: it does not fit into a device's memory, or the shards are not as many as the replicas.
@@ -67,13 +76,19 @@ class Resident(Batches):
         return self._placed[strategy]
 
     def _copy(self, device: str, shard: int) -> Any:
-        element = self.split.as_element()
-        if self.shards > 1:
-            size = self.num_examples // self.shards
-            element = tf.nest.map_structure(lambda array: array[shard * size : (shard + 1) * size], element)
+        size = self.num_examples // self.shards
+        first = shard * size if self.shards > 1 else 0
+        element = tf.nest.map_structure(lambda array: array[first : first + size], self.split.as_element())
+
+        def copy(rows: Rows, array: np.ndarray, whole: tf.Tensor) -> tf.Tensor:
+            with tf.device(HOST if rows.on_host else device):
+                if rows.on_host:  # one copy for all replicas
+                    return whole if self.shards == 1 else whole[first : first + size]
+                return tf.identity(tf.constant(rows.pack(array)))
+
         try:
-            with tf.init_scope(), tf.device(device):
-                return tf.nest.map_structure(lambda array: tf.identity(tf.constant(array)), element)
+            with tf.init_scope():
+                return tf.nest.map_structure(copy, self.rows, element, self._tensors)
         except (tf.errors.ResourceExhaustedError, tf.errors.InternalError, MemoryError) as error:
             size = sum(array.nbytes for array in tf.nest.flatten(element)) / 2**20
             raise DataError(

@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.data import Resident
-from mirrorkit.train.step.share import HOST, Share, bounds, own_share, this_replica
+from mirrorkit.data.rows import HOST
+from mirrorkit.train.step.share import Share, bounds, own_share, this_replica
 
 Sizes = tuple[int | None, ...]  # of the batches of one update; None where a size is not known before it runs
 
@@ -38,6 +39,11 @@ class Stream:
     def element_spec(self) -> Any:
         """Shapes and dtypes of what the batches are taken from."""
         return self.source.element_spec
+
+    @property
+    def devices(self) -> Any:
+        """Where the parts of `source` lie: the same nest, of the names of devices."""
+        return HOST
 
     @property
     def left(self) -> int | None:
@@ -72,6 +78,9 @@ class Stream:
 class ResidentStream(Stream):
     """Batches of a set that lies on the devices: all that stands for one is its index.
 
+    The order stays on the host, which finds out there which examples a replica needs, and how many. A device that did
+    so would have the host wait for the sizes of a smaller batch.
+
     Args:
         data: the recipe.
         strategy: on whose devices the set is.
@@ -94,21 +103,38 @@ class ResidentStream(Stream):
     ) -> None:
         replicas, size = strategy.num_replicas_in_sync, data.global_batch_size
         even = size % replicas == 0
+        with tf.device(HOST):
+            source = {"arrays": data.place(strategy), "order": _orders(data, epoch), "epoch": tf.constant(epoch)}
         super().__init__(
-            {"arrays": data.place(strategy), "order": _orders(data, strategy, epoch), "epoch": tf.constant(epoch)},
+            source,
             steps=steps,
             size=size if even else None,
             whole=min(steps, data.num_examples // size) if even else 0,
             position=position,
         )
         self._data = data
+        self._strategy = strategy
         self._weigh = weigh
         self.kind = (data, weigh)
 
     @property
     def element_spec(self) -> Any:
         """Shapes and dtypes of the set."""
-        return tf.nest.map_structure(tf.TensorSpec.from_tensor, self.source["arrays"][0])
+        return tf.nest.map_structure(
+            lambda rows, kept: tf.TensorSpec([kept.shape[0], *rows.shape], rows.dtype),
+            self._data.rows,
+            self.source["arrays"][0],
+        )
+
+    @property
+    def devices(self) -> Any:
+        """Where the parts of `source` lie; only what the devices gather from lies on them."""
+
+        def of(device: str) -> Any:
+            return tf.nest.map_structure(lambda rows: HOST if rows.on_host else device, self._data.rows)
+
+        arrays = [of(device) for device in self._strategy.extended.worker_devices]
+        return {"arrays": arrays, "order": [HOST] * len(self.source["order"]), "epoch": HOST}
 
     def take(self, source: Any, index: tf.Tensor, size: int | None) -> tuple[Any, Share]:  # type: ignore[override]
         """Return the batch's index and how a replica gathers its rows."""
@@ -126,44 +152,47 @@ class _Gather:
 
     def __call__(self, index: tf.Tensor) -> Any:
         replica, replicas = this_replica()
-        local = 0 if len(self._source["arrays"]) == 1 else replica
-        places = self._places(self._source["order"][local], index, replica, replicas)
-        element = tf.nest.map_structure(lambda array: tf.gather(array, places), self._source["arrays"][local])
-        own = None if replicas == 1 else replica
-        element = self._data.finish(element, epoch=self._source["epoch"], step=index, replica=own)
+        places = self._places(index, replica, replicas)
+        arrays = self._source["arrays"]
+        own = arrays[0 if len(arrays) == 1 else replica]
+        element = tf.nest.map_structure(lambda rows, kept: rows.take(kept, places), self._data.rows, own)
+        element = self._data.finish(
+            element, epoch=self._source["epoch"], step=index, replica=None if replicas == 1 else replica
+        )
         return element if self._weigh is None else self._weigh(*element)
 
-    def _places(self, order: tf.Tensor, index: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
-        shards = self._data.shards
-        batch = self._data.global_batch_size // shards  # from this replica's order: its shard's, or the whole set's
-        start = index * batch
-        if self._size is not None:
-            own = self._size // replicas
-            first = start if shards > 1 else start + replica * own
-            return tf.gather(order, first + tf.range(own, dtype=tf.int64))  # a slice would have XLA compile each anew
-        size = tf.minimum(tf.constant(batch, tf.int64), order.shape[0] - start)
-        first, end = (0, size) if shards > 1 else bounds(size, tf.cast(replica, tf.int64), replicas)
-        return order[start + first : start + end]
+    def _places(self, index: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
+        """The replica's part of the batch: places in the set, or in the replica's shard of it (int64 [B])."""
+        orders = self._source["order"]
+        order = orders[0 if len(orders) == 1 else replica]
+        if len(orders) > 1:  # all that comes from a shard is the replica's own
+            replica, replicas = 0, 1
+        batch = self._data.global_batch_size // len(orders)
+        with tf.device(HOST):
+            start = tf.cast(index, tf.int64) * batch
+            if self._size is None:
+                size = tf.minimum(tf.constant(batch, tf.int64), order.shape[0] - start)
+                first, end = bounds(size, tf.cast(replica, tf.int64), replicas)
+                count = end - first
+            else:
+                count = batch // replicas
+                first = tf.cast(replica, tf.int64) * count
+            return tf.gather(order, start + first + tf.range(count, dtype=tf.int64))  # for a slice, XLA compiles anew
 
     def examples(self, index: tf.Tensor) -> tf.Tensor:
         batch = self._data.global_batch_size
         if self._size is not None:
             return tf.constant(batch)
-        left = self._data.num_examples - index * batch
-        return tf.cast(tf.minimum(tf.constant(batch, tf.int64), left), tf.int32)
+        with tf.device(HOST):
+            left = self._data.num_examples - tf.cast(index, tf.int64) * batch
+            return tf.cast(tf.minimum(tf.constant(batch, tf.int64), left), tf.int32)
 
 
-def _orders(data: Resident, strategy: tf.distribute.Strategy, epoch: int) -> list[tf.Tensor]:
-    devices = strategy.extended.worker_devices
+def _orders(data: Resident, epoch: int) -> list[tf.Tensor]:
+    """The order of the whole set, or that of each shard."""
     if data.shards == 1:
-        orders = [data.order(epoch)] * len(devices)
-    else:
-        orders = [data.shard_order(epoch, shard) for shard in range(data.shards)]
-    placed = []
-    for device, order in zip(devices, orders, strict=True):
-        with tf.device(device):
-            placed.append(tf.identity(tf.constant(order)))
-    return placed
+        return [tf.constant(data.order(epoch))]
+    return [tf.constant(data.shard_order(epoch, shard)) for shard in range(data.shards)]
 
 
 def _sized(batch: Any, size: int | None) -> Any:

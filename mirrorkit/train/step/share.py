@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from mirrorkit.data.rows import HOST
 from mirrorkit.train.step.outputs import count_examples, unpack_batch
-
-HOST = "/device:CPU:0"  # of whichever worker the replica is on
 
 
 class Share(Protocol):

@@ -1,0 +1,60 @@
+"""How the rows of a set that lies on the devices are kept, so that a GPU can gather them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+HOST = "/device:CPU:0"  # of whichever worker the code runs on
+
+# What `tf.gather` has GPU kernels for. There is one for int32 too, but TensorFlow keeps int32 in host memory on GPUs.
+GATHERED = frozenset({tf.bool, tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128, tf.int64})
+_WORD = np.dtype(np.int64)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How one array of the set is kept: as it is, as int64 words on the device, or on the host.
+
+    An operation without a GPU kernel runs on the host, and all its inputs travel there: the whole set in every step. So
+    rows that a GPU cannot gather are kept as words, [N, words], and become what they were after the gather.
+    """
+
+    dtype: tf.DType
+    shape: tuple[int, ...]  # of one row
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Rows:
+        """How to keep this array."""
+        return cls(tf.as_dtype(array.dtype), array.shape[1:])
+
+    @property
+    def on_host(self) -> bool:
+        """Whether they stay on the host, where TensorFlow keeps int32 anyway; only a batch's rows travel then."""
+        return self.dtype == tf.int32
+
+    def pack(self, array: np.ndarray) -> np.ndarray:
+        """What to put on the device for this array, or for some of its rows."""
+        if self.on_host or self.dtype in GATHERED:
+            return array
+        count = len(array)
+        octets = np.ascontiguousarray(array).reshape(count, math.prod(self.shape)).view(np.uint8)
+        odd = -octets.shape[1] % _WORD.itemsize
+        if odd:
+            octets = np.pad(octets, [(0, 0), (0, odd)])
+        return octets.view(_WORD)
+
+    def take(self, kept: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+        """The rows at these places: int64 [B] -> [B, ...]."""
+        if self.on_host:
+            with tf.device(HOST):
+                return tf.gather(kept, places)
+        rows = tf.gather(kept, places)
+        if self.dtype in GATHERED:
+            return rows
+        values = tf.bitcast(rows, self.dtype)  # [B, words], or [B, words, values in a word]
+        values = tf.reshape(values, [-1, kept.shape[1] * _WORD.itemsize // self.dtype.size])
+        return tf.reshape(values[:, : math.prod(self.shape)], [-1, *self.shape])
