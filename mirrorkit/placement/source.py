@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sysconfig
 from pathlib import Path
@@ -18,11 +19,9 @@ _HERE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    packages = [str(Path(module.__file__).resolve().parent) + os.sep for module in (tf, keras, np)]
-    # TensorFlow's modules lie beside those of its public API.
-    packages += [folder.replace("_api/v2/", "") for folder in packages]
+    packages = [str(Path(inspect.getfile(module)).resolve().parent) + os.sep for module in (tf, keras, np)]
     standard = [sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")]
-    return tuple([*packages, *standard])
+    return (*packages, *standard)
 
 
 def line_of(op: Any) -> str:
@@ -31,11 +30,6 @@ def line_of(op: Any) -> str:
         path = os.path.realpath(frame.filename)
         if path.startswith(_HERE):
             return f"mirrorkit/{path.removeprefix(_HERE)}:{frame.lineno}"
-        in_library = path.startswith(_libraries()) and "site-packages" not in path.removeprefix(_HERE)
-        if not (in_library or _is_package(path)):
+        if not path.startswith(_libraries()) and "-packages" + os.sep not in path:
             return f"{os.path.basename(path)}:{frame.lineno}"
     return ""
-
-
-def _is_package(path: str) -> bool:
-    return any(f"{os.sep}{name}{os.sep}" in path for name in ("site-packages", "dist-packages")) or path.startswith("<")

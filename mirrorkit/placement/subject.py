@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit import devices as _devices
 from mirrorkit import strategy as _strategy
 from mirrorkit.errors import DeviceError, StepError
 from mirrorkit.placement.report import CallPlacement, Placement
@@ -23,6 +22,9 @@ NOTES = (
     "Not known here: speed, memory of activations, how collectives go about it, and what Grappler and XLA change "
     "(kernels are counted before them).",
 )
+
+
+_SIZE = 32  # rows of a replica, where the data does not say
 
 
 def placement(
@@ -74,42 +76,31 @@ def of_loop(loop: Loop, data: Any, *, validation_data: Any = None, are_here: boo
     """Look at what a loop under a strategy on GPUs would call; see `placement`."""
     names = [_name(device) for device in loop.strategy.extended.worker_devices]
     replicas = len(names)
-    memory, resources = _memory(loop.step, names)
+    traced = loop.traced(data, validation_data=validation_data)
+    memory, resources = _memory(loop.step, names)  # now, since sums to accumulate are made when they are traced
     calls = []
-    for what, function, stream in loop.traced(data, validation_data=validation_data):
-        size = getattr(data, "global_batch_size", None) or replicas
+    for what, function, stream in traced:
+        is_training = what.startswith("train")
+        read = data if is_training or validation_data is None else validation_data
+        size = getattr(read, "global_batch_size", None) or _SIZE * replicas
         found = walk(
             function,
-            HOST if stream is None else _places(stream, names),
+            HOST if stream is None else [_name(device) for device in tf.nest.flatten(stream.devices)],
             resources=resources,
             unknown_size=-(-size // replicas),
             has_loop=stream is not None,
         )
-        batches = getattr(loop.step, "accumulate", 1) if what.startswith("train") else 1
-        calls.append(CallPlacement(what, found.step, found.call, batches * _batch_bytes(stream, size)))
+        batches = getattr(loop.step, "accumulate", 1) if is_training else 1
+        allowed = batches * _batch_bytes(stream, function.structured_input_signature if stream is None else None, size)
+        calls.append(CallPlacement(what, found.step, found.call, allowed))
         if isinstance(stream, ResidentStream) and what == "train":
             _add_data(memory, stream, names)
     return Placement(names, calls, memory, are_here, NOTES)
 
 
-def _places(stream: Stream, names: Sequence[str]) -> list[str]:
-    """Return where each tensor of a stream's source lies."""
-    if not isinstance(stream, ResidentStream):
-        return [HOST]  # an iterator
-    source = stream.source
-    nests = {name: [nest] * len(names) if len(nest) == 1 else nest for name, nest in source.items() if name != "epoch"}
-    placed = {
-        what: [tf.nest.map_structure(lambda _, name=name: name, part) for name, part in zip(names, parts, strict=False)]
-        for what, parts in nests.items()
-    }
-    return tf.nest.flatten({**placed, "epoch": HOST})
-
-
-def _batch_bytes(stream: Stream | None, size: int) -> int:
+def _batch_bytes(stream: Stream | None, signature: Any, size: int) -> int:
     """Return what a batch may bring to the devices: its rows; of a resident set the rows' numbers, and int32."""
-    if stream is None:
-        return 0
-    specs = tf.nest.flatten(stream.element_spec)
+    specs = tf.nest.flatten(signature if stream is None else stream.element_spec)
     if isinstance(stream, ResidentStream):
         return 8 * size + sum(_row_bytes(spec) * size for spec in specs if spec.dtype == tf.int32)
     return sum(_row_bytes(spec) * size for spec in specs)
@@ -138,6 +129,9 @@ def _memory(step: Any, names: Sequence[str]) -> tuple[dict[str, dict[str, int]],
             for name, copy in zip(names, copies(variable), strict=False):
                 memory[name][what] += copy.shape.num_elements() * copy.dtype.size
                 resources[id(copy.handle)] = name
+    for name, variable in _accumulated(step, names):
+        memory[name]["accumulated"] += variable.shape.num_elements() * variable.dtype.size
+        resources[id(variable.handle)] = name
     return {name: dict(parts) for name, parts in memory.items()}, resources
 
 
@@ -153,6 +147,12 @@ def _groups(step: Any) -> dict[str, list[Any]]:
     return {**groups, "other": [variable for variable in step.variables if id(variable) not in known]}
 
 
+def _accumulated(step: Any, names: Sequence[str]) -> list[tuple[str, Any]]:
+    """Return the variables in which each replica adds up several batches, with their places."""
+    sets = step.accumulators if isinstance(step, Step) else []
+    return [(name, variable) for name, variables in zip(names, sets, strict=False) for variable in variables]
+
+
 def _gpus(devices: str) -> tuple[tf.distribute.Strategy, bool]:
     """Return a strategy on GPUs, and whether they are in this machine."""
     kind, _, number = devices.partition(":")
@@ -160,8 +160,7 @@ def _gpus(devices: str) -> tuple[tf.distribute.Strategy, bool]:
         raise StepError(f'placement looks at GPUs: devices="gpu" or "gpu:4"; found {devices!r}.')
     count = int(number or 1)
     if len(tf.config.list_logical_devices("GPU")) >= count:
-        names = _devices.resolve([f"/device:GPU:{i}" for i in range(count)])
-        return _strategy.create("one_device" if count == 1 else "mirrored", devices=names), True
+        return _strategy.create("one_device" if count == 1 else "mirrored", devices=f"gpu:{count}"), True
     names = [f"/device:GPU:{i}" for i in range(count)]
     # Nothing is run: TensorFlow's collectives would wait for ever for devices that are not there.
     return (tf.distribute.OneDeviceStrategy(names[0]) if count == 1 else tf.distribute.MirroredStrategy(names)), False

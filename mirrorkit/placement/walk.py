@@ -22,12 +22,13 @@ from mirrorkit.placement.source import line_of
 
 HOST = "host"
 
-_FUNCTIONS = {
-    **dict.fromkeys(["PartitionedCall", "StatefulPartitionedCall"], ["f"]),
-    **dict.fromkeys(["While", "StatelessWhile"], ["cond", "body"]),
-    **dict.fromkeys(["If", "StatelessIf"], ["then_branch", "else_branch"]),
-    **dict.fromkeys(["Case", "StatelessCase"], ["branches"]),
+_FUNCTIONS = {  # the attributes that name an operation's functions
+    "PartitionedCall": ("f",),
+    "While": ("cond", "body"),
+    "If": ("then_branch", "else_branch"),
+    "Case": ("branches",),
 }
+_FUNCTIONS |= {f"State{kind}{op}": names for op, names in _FUNCTIONS.items() for kind in ("ful", "less")}
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 _PASS_ON = {"Identity", "IdentityN", "StopGradient", "PreventGradient", "PlaceholderWithDefault", "EnsureShape"}
 _COLLECTIVES = ("Collective", "NcclAllReduce")
@@ -159,13 +160,12 @@ class _Walker:
         inputs = function.graph.inputs
         captured = function.captured_inputs
         arguments = inputs[: len(inputs) - len(captured)]
-        given = [places] * len(arguments) if isinstance(places, str) else list(places)
+        given: list[str | None] = [places] * len(arguments) if isinstance(places, str) else list(places)
         given += [_default(tensor) for tensor in arguments[len(given) :]]
         values = [self._new(t, place) for t, place in zip(arguments, given, strict=True)]
         for tensor, outer in zip(inputs[len(arguments) :], captured, strict=True):
-            # The graph's own placeholder tells the dtype; the captured tensor itself tells which variable it is.
-            place = self._resources.get(id(outer)) if tensor.dtype == tf.resource else _default(tensor)
-            values.append(self._new(tensor, place))
+            is_variable = tensor.dtype == tf.resource
+            values.append(self._new(tensor, self._resources.get(id(outer)) if is_variable else _default(tensor)))
         self._graph(function.graph, values, None)
 
     def _graph(self, graph: Any, inputs: Sequence[Value], caller: str | None) -> list[Value]:
@@ -189,10 +189,8 @@ class _Walker:
         if op.type in _PASS_ON and explicit is None and given:
             return [value._replace(size=self._size(t)) for t, value in zip(op.outputs, given, strict=False)]
         resource = next((v.place for t, v in zip(op.inputs, given, strict=True) if t.dtype == tf.resource), None)
-        device = resource or explicit or caller
         kernel = kernels.on_gpu(op)
-        if device is None:
-            device = "GPU:0" if kernel is not None else HOST
+        device = resource or explicit or caller or (HOST if kernel is None else "GPU:0")
         if op.type in _PYTHON:
             self._tally.python.append(_finding(op, "calls Python in every step"))
         if device != HOST and kernel is None:

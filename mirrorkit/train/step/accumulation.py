@@ -30,6 +30,11 @@ class RunningSums:
         self._like: Any = None
         self._sets: list[list[tf.Variable]] = []
 
+    @property
+    def variables(self) -> list[list[tf.Variable]]:
+        """The variables of each replica of this worker; none before sums were seen."""
+        return [list(own) for own in self._sets]
+
     def add(self, sums: Any, part: int | tf.Tensor) -> None:
         """Add a nest of float tensors of static shape, or begin anew with it where `part` is 0; in replica context."""
         values = tf.nest.flatten(sums)

@@ -1,9 +1,9 @@
 """Keras's operations, kept from making the host wait for a GPU: the same results by operations on the device.
 
-TensorFlow works with int32 in the host's memory, and Keras 3.15 takes the way over int32 in three places: `argmax` looks
-at sign bits (so its accuracies send all outputs to the host in every step), `take` asks which indices are negative (so
-does `Embedding`), and `affine_transform` hands on a number that the operation wants on the host. There are no public
-names to give it other ones; `tests/placement/test_features.py` fails when these move.
+TensorFlow works with int32 in the host's memory, and Keras 3.15 uses int32 in two places: `argmax` looks at sign bits
+(so its accuracies send all outputs to the host in every step), and `take` asks which indices are negative (so does
+`Embedding`). `affine_transform` hands on a number that its operation wants on the host. There is no public way to give
+Keras others; `tests/placement/test_features.py` fails when these names move.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def _replaced(module: Any, name: str, make: Callable[[Any], Any]) -> Iterator[No
 def _signbit(original: Any) -> Any:
     def signbit(x: Any) -> tf.Tensor:
         x = tf.convert_to_tensor(x)
-        return tf.cast(tf.bitcast(tf.cast(x, tf.float32), tf.int32), tf.int64) < 0 if x.dtype.is_floating else original(x)
+        return (
+            tf.cast(tf.bitcast(tf.cast(x, tf.float32), tf.int32), tf.int64) < 0 if x.dtype.is_floating else original(x)
+        )
 
     return signbit
 

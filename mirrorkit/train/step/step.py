@@ -332,6 +332,11 @@ class Step:
         return self._averages is not None and self._averages.are_in_place
 
     @property
+    def accumulators(self) -> list[list[tf.Variable]]:
+        """With `accumulate` the variables that add up an update's batches, of each replica of this worker."""
+        return self._running.variables
+
+    @property
     def skipped_steps(self) -> int:
         """How many updates the loss scale has skipped because the gradient was not finite; 0 without a loss scale."""
         return int(self._scale[2].value.numpy()) if self._scale else 0
