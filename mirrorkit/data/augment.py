@@ -59,22 +59,26 @@ def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
     if mode not in ("constant", "reflect", "symmetric"):
         raise DataError(f'pad_and_crop(mode={mode!r}) was asked for; there are "constant", "reflect", "symmetric".')
 
+    def mirrored(length: tf.Tensor) -> tf.Tensor:
+        with tf.device(HOST):
+            return tf.cast(tf.pad(tf.range(length), [[pixels, pixels]], mode=mode.upper()), tf.int64)
+
     def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         shape = tf.shape(images)
         size, height, width = shape[0], shape[1], shape[2]
-        high, wide = height + 2 * pixels, width + 2 * pixels
-        # which pixels of the padded images, all in a row; in int64, since a GPU would send int32 to the host and back
-        offsets = tf.random.stateless_uniform([2, size, 1], seed, 0, 2 * pixels + 1, tf.int32)
-        offsets = tf.cast(offsets, tf.int64)
-        corners = offsets[0] * tf.cast(wide, tf.int64) + offsets[1]
-        corners += _range(size)[:, None] * tf.cast(high * wide, tf.int64)
-        window = _range(height)[:, None] * tf.cast(wide, tf.int64) + _range(width)
-        places = corners + tf.reshape(window, [1, -1])
+        # in int64: a GPU would send int32 to the host and back
+        offsets = tf.cast(tf.random.stateless_uniform([2, size, 1], seed, 0, 2 * pixels + 1, tf.int32), tf.int64)
+        rows, columns = offsets[0] + _range(height), offsets[1] + _range(width)  # of the padded images
+        border = pixels if mode == "constant" else 0
+        if not border:  # all pixels of the padded images are in the images themselves
+            rows, columns = tf.gather(mirrored(height), rows), tf.gather(mirrored(width), columns)
+        high, wide = height + 2 * border, width + 2 * border
+        rows = (rows + _range(size)[:, None] * tf.cast(high, tf.int64)) * tf.cast(wide, tf.int64)
+        places = rows[:, :, None] + columns[:, None, :]  # among all pixels of the batch, [B, H, W]
 
         def move(images: tf.Tensor) -> tf.Tensor:
-            around = [[0, 0], [pixels, pixels], [pixels, pixels], [0, 0]]
-            padded = tf.reshape(tf.pad(images, around, mode=mode.upper()), [-1, shape[3]])
-            return tf.reshape(tf.gather(padded, places), shape)
+            padded = tf.pad(images, [[0, 0], [border, border], [border, border], [0, 0]]) if border else images
+            return tf.reshape(tf.gather(tf.reshape(padded, [-1, shape[3]]), places), shape)
 
         return _in_floats(move, images)
 

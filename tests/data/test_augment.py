@@ -39,6 +39,61 @@ def test_pad_and_crop_gives_a_window_of_the_padded_image_each_place_alike(mode):
     assert found.sum() == 400
 
 
+DTYPES = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+]
+
+
+def _flipped(images):
+    mirrored = tf.random.stateless_uniform([len(images), 1], SEED).numpy() < 0.5
+    return np.where(mirrored[:, :, None, None], images[:, :, ::-1], images)
+
+
+def _cropped(images, mode="constant"):
+    offsets = tf.random.stateless_uniform([2, len(images), 1], SEED, 0, 5, tf.int32).numpy()[:, :, 0]
+    padded = np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0)), mode=mode)
+    windows = [image[i : i + 8, j : j + 10] for image, i, j in zip(padded, *offsets, strict=True)]
+    return np.stack(windows) if windows else images
+
+
+def _covered(images):
+    first = (tf.random.stateless_uniform([2, len(images), 1], SEED).numpy() * [[[8]], [[10]]]).astype(int) - 2
+    rows, columns = ((first[i] <= np.arange(n)) & (np.arange(n) < first[i] + 4) for i, n in ((0, 8), (1, 10)))
+    return np.where((rows[:, :, None] & columns[:, None])[..., None], images.dtype.type(1), images)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [0, 23])
+def test_the_same_seed_draws_the_same_numbers_whatever_the_dtype_and_no_bit_is_lost(dtype, count):
+    """NaN, infinities, denormal and the largest numbers included."""
+    tensor = tf.as_dtype(dtype)
+    octets = np.random.default_rng(0).integers(0, 256, (count, 8, 10, 3, tensor.size), dtype=np.uint8)
+    images = octets[..., 0] > 127 if dtype == "bool" else octets.view(tensor.as_numpy_dtype)[..., 0]
+    for one, expected in (
+        (augment.flip(), _flipped(images)),
+        (augment.pad_and_crop(2), _cropped(images)),
+        (augment.pad_and_crop(2, mode="reflect"), _cropped(images, "reflect")),
+        (augment.pad_and_crop(2, mode="symmetric"), _cropped(images, "symmetric")),
+        (augment.cutout(4, fill=1), _covered(images)),
+    ):
+        out = run(one, images)
+        assert out.dtype == images.dtype
+        assert out.shape == images.shape
+        assert out.tobytes() == expected.tobytes()
+
+
 def test_cutout_covers_one_square_and_nothing_else():
     out = run(augment.cutout(4, fill=0))
     covered = (out == 0).all(axis=3)

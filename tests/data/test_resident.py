@@ -51,21 +51,23 @@ def test_it_trains_bit_for_bit_as_streamed_batches_do(where: Any, options: Any, 
         np.testing.assert_array_equal(one, other)
 
 
-def _seen(strategy: Any, recipe: Any) -> list[np.ndarray]:
-    """What the replicas together get of each batch of the second epoch, in their order."""
+def _seen(strategy: Any, recipe: Any, part: int = 0, dtype: tf.DType = tf.int64) -> list[Any]:
+    """What the replicas together get of each batch of the second epoch, in their order; `dtype` is the index's."""
     from mirrorkit.train.loop.feed import Feed
 
     stream = Feed(strategy, recipe).epoch(1)
     batches = []
+
+    @tf.function
+    def rows(source: Any, index: tf.Tensor) -> Any:
+        batch, share = stream.take(source, index, None)
+        return strategy.run(lambda batch: share(batch)[part], args=(batch,)), share.examples(batch)
+
     for index in range(recipe.steps_per_epoch):
-
-        @tf.function
-        def rows(source: Any, index: int = index) -> Any:
-            batch, share = stream.take(source, tf.constant(index, tf.int64), None)
-            return strategy.run(lambda batch: share(batch)[0], args=(batch,))
-
-        parts = strategy.experimental_local_results(rows(stream.source))
-        batches.append(np.concatenate([part.numpy() for part in parts]))
+        parts, examples = rows(stream.source, tf.constant(index, dtype))
+        parts = strategy.experimental_local_results(parts)
+        batches.append(tf.nest.map_structure(lambda *of_replicas: np.concatenate(of_replicas), *parts))
+        assert {len(leaf) for leaf in tf.nest.flatten(batches[-1])} == {int(examples)}
     return batches
 
 
@@ -90,6 +92,71 @@ def test_each_replica_holds_a_shard_and_draws_from_it_alone(shuffle: bool, strat
     expected = [images.numpy() for images, _ in recipe.dataset(epoch=1)]
     for got, want in zip(_seen(strategy, recipe), expected, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.fixture(scope="module")
+def many_dtypes() -> Any:
+    """Rows of 7 values, of one and of none, of every dtype that a split may hold."""
+    rng = np.random.default_rng(0)
+    dtypes = [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+    ]
+    shapes = {"seven": (58, 7), "one": (58, 1), "number": (58,)}
+    images = {f"{t}-{name}": rng.integers(0, 200, shape).astype(t) for t in dtypes for name, shape in shapes.items()}
+    return mk.data.arrays(images, {"ids": rng.integers(0, 5, (58, 3), np.int32), "class": rng.integers(0, 5, 58)})
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize(
+    ("where", "shards"), [(("one_device", 1), 1), (("mirrored", 4), 1), (("mirrored", 2), 2)], ids=str
+)
+def test_arrays_of_every_dtype_come_as_they_are(
+    where: Any, shards: int, dtype: tf.DType, strategy_of: Any, many_dtypes: Any
+) -> None:
+    recipe = mk.data.resident(many_dtypes, global_batch_size=12, shuffle=True, seed=1, shards=shards)
+    for part in (0, 1):
+        expected = [
+            tf.nest.map_structure(lambda tensor: tensor.numpy(), batch[part]) for batch in recipe.dataset(epoch=1)
+        ]
+        for got, want in zip(_seen(strategy_of(*where), recipe, part, dtype), expected, strict=True):
+            assert got.keys() == want.keys()
+            for name in want:
+                assert got[name].dtype == want[name].dtype
+                np.testing.assert_array_equal(got[name], want[name])
+
+
+def test_the_stream_tells_where_its_parts_lie(strategy_of: Any, many_dtypes: Any) -> None:
+    from mirrorkit.train.loop.feed import Feed
+
+    strategy = strategy_of("mirrored", 2)
+    stream = Feed(strategy, mk.data.resident(many_dtypes, global_batch_size=12)).epoch(0)
+    tf.nest.assert_same_structure(stream.source, stream.devices)
+    assert stream.devices["order"] == ["/device:CPU:0"]
+    assert stream.devices["epoch"] == "/device:CPU:0"
+    parts = zip(stream.source["arrays"], stream.devices["arrays"], strategy.extended.worker_devices, strict=True)
+    for arrays, devices, device in parts:
+        for array, where in zip(tf.nest.flatten(arrays), tf.nest.flatten(devices), strict=True):
+            assert where == ("/device:CPU:0" if array.dtype == tf.int32 else device)
+            assert array.device.endswith(where)
+    one, other = (arrays[1]["ids"] for arrays in stream.source["arrays"])
+    assert one is other  # the host needs no copy for each replica
+
+
+def test_the_set_is_no_larger_than_in_the_split(strategy_of: Any, split: Any) -> None:
+    (images, labels), *_ = mk.data.resident(split, global_batch_size=12).place(strategy_of("mirrored", 2))
+    assert images.dtype == labels.dtype == tf.int64
+    assert images.shape == (58, 5)  # 36 bytes, in words of 8
 
 
 def test_augmentation_on_one_device_is_that_of_streamed_batches(strategy_of: Any, split: Any) -> None:
