@@ -162,6 +162,7 @@ class _Walker:
         arguments = inputs[: len(inputs) - len(captured)]
         given: list[str | None] = [places] * len(arguments) if isinstance(places, str) else list(places)
         given += [_default(tensor) for tensor in arguments[len(given) :]]
+        given = [HOST if t.dtype == tf.int32 else place for t, place in zip(arguments, given, strict=True)]
         values = [self._new(t, place) for t, place in zip(arguments, given, strict=True)]
         for tensor, outer in zip(inputs[len(arguments) :], captured, strict=True):
             is_variable = tensor.dtype == tf.resource
@@ -229,6 +230,7 @@ class _Walker:
         else:
             self._tally.loops += 1
         condition, body = graphs
+        given = [value._replace(constant=False) for value in given]  # a round gives them other values
         self._copy(op, self._graph(condition, given, device)[0], HOST)
         for tensor, before, after in zip(body.outputs, given, self._graph(body, given, device), strict=True):
             if tensor.dtype not in _NOT_COPIED and before.place is not None:

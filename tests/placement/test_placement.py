@@ -1,0 +1,232 @@
+"""`mk.checks.placement`: what it names in a user's code, what it refuses, what it says; and each fault put back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from subjects import convolutions, pictures
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.data import rows
+from mirrorkit.train.loop import calls, stream
+from mirrorkit.train.step import clock, functions, keras_on_gpus
+
+
+def _report(make_step: Any, data: Any, devices: str = "gpu:2") -> Any:
+    return mk.checks.placement(make_step, data, devices=devices)
+
+
+def _layer(function: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[], Any]:
+    return lambda: keras.layers.Lambda(function)
+
+
+def _print(x: tf.Tensor) -> tf.Tensor:
+    tf.print("the mean is", tf.reduce_mean(x))
+    return x
+
+
+def _string(x: tf.Tensor) -> tf.Tensor:
+    return x + tf.cast(tf.strings.length(tf.strings.as_string(x)), tf.float32)
+
+
+def _python(x: tf.Tensor) -> tf.Tensor:
+    return tf.ensure_shape(tf.py_function(lambda x: x, [x], tf.float32), x.shape)
+
+
+def _gather(x: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.gather(tf.cast(x, tf.uint8), [0, 1, 2], axis=-1), tf.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "operation"),
+    [(_print, "PrintV2"), (_string, "AsString"), (_python, "EagerPyFunc"), (_gather, "GatherV2")],
+)
+def test_a_users_stray_operation_is_named_with_its_line(function: Any, operation: str) -> None:
+    lines, first = inspect.getsourcelines(function)
+    problems = _report(convolutions(_layer(function)), pictures()("batches"))["train"].problems
+    named = [problem for problem in problems if problem.startswith("train: ") and f" {operation} (" in problem]
+    assert named
+    assert any(f"test_placement.py:{line}" in named[0] for line in range(first + 1, first + len(lines)))
+
+
+def test_a_users_map_is_named_with_its_line() -> None:
+    def looked_up(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.gather(x, tf.range(8), axis=1), y
+
+    line = inspect.getsourcelines(looked_up)[1] + 1
+    problems = _report(convolutions(), pictures(map=looked_up)("resident")).problems
+    assert any("no GPU kernel" in problem and f"test_placement.py:{line}" in problem for problem in problems)
+
+
+def test_a_report_can_be_required_to_be_clean() -> None:
+    assert mk.checks.placement(convolutions(), pictures()("batches"), devices="gpu:2", require="clean").is_clean
+    with pytest.raises(mk.errors.DeviceError, match=r"(?s)not ready for GPUs.*waits: .*PrintV2|StringFormat"):
+        mk.checks.placement(convolutions(_layer(_print)), pictures()("batches"), devices="gpu:2", require="clean")
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"devices": "cpu:2"}, {"devices": "gpu:none"}, {"devices": "gpu:0"}, {"require": "fast"}]
+)
+def test_what_cannot_be_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(mk.errors.StepError, match="was asked for|looks at GPUs"):
+        mk.checks.placement(convolutions(), pictures()("batches"), **arguments)
+
+
+def test_bytes_and_kernels_of_a_step_written_by_hand() -> None:
+    def make_step() -> Any:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, use_bias=False)])
+        return mk.train.Step(model, keras.optimizers.SGD(0.1, momentum=0.9), loss="mse", accumulate=2)
+
+    x = np.zeros((32, 4), np.float32)
+    data = mk.data.resident(mk.data.arrays(x, x[:, :3]), global_batch_size=16)
+    report = _report(make_step, data, "gpu:4")
+    assert report.devices == [f"GPU:{i}" for i in range(4)]
+    weights = 4 * 4 * 3
+    assert report.memory["GPU:3"] == {
+        "weights": weights,
+        "optimizer": weights + 8 + 4,  # momentum, iterations, learning rate
+        "other": 0,
+        "layer state": 0,
+        "accumulated": weights + 4 * 5,  # gradient; examples, loss, added; sum and divisor
+        "data": 32 * (4 + 3) * 4,
+    }
+    train = report["train"]
+    assert train.step.kernels["GPU:2", "MatMul"] == 2 * 2  # forward and the gradient of the weights, of two batches
+    assert train.to_devices == 2 * 16 * 8
+    assert set(train.step.reduced.values()) == {weights + 4 * 5}
+    assert f"{weights:,}" in str(report)
+
+
+def test_a_step_of_ones_own_is_looked_at() -> None:
+    class Own:
+        def build(self, strategy: Any) -> None:
+            if not hasattr(self, "weight"):
+                with strategy.scope():
+                    self.weight = tf.Variable(1.0)
+                self.variables = [self.weight]
+                self._update = mk.train.Update(
+                    strategy, [self.weight], lambda sums, values: ([values[0] + sums[0]], {"loss": sums[0]})
+                )
+
+        def compute(self, batch: Any) -> Any:
+            return [tf.reduce_sum(batch[0]) * self.weight]
+
+        def update(self, strategy: Any, sums: Any) -> Any:
+            return self._update(sums)
+
+    data = mk.data.batches(mk.data.arrays(np.zeros((8, 2), np.float32), np.zeros(8)), global_batch_size=4)
+    report = _report(Own, data)
+    assert [call.name for call in report.calls] == ["train"]
+    assert report.memory["GPU:1"] == {"variables": 4}
+    assert report.is_clean
+
+
+def test_nothing_is_run_or_left_behind() -> None:
+    made: list[Any] = []
+
+    def make_step() -> Any:
+        made.append(convolutions()())
+        return made[0]
+
+    before = np.random.get_state()[1].copy()
+    _report(make_step, pictures()("resident"))
+    assert int(made[0].optimizer.iterations.value.values[1].numpy()) == 0
+    assert np.array_equal(np.random.get_state()[1], before)
+
+
+# Each fault that this report was made for, put back in: the report must find it.
+
+
+def test_uint8_that_is_gathered_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "GATHERED", rows.GATHERED | {tf.uint8})
+    data = pictures()("resident")
+    train = _report(convolutions(), data)["train"]
+    assert any("GatherV2" in problem and "no GPU kernel" in problem for problem in train.problems)
+    assert train.to_host >= 2 * 76 * 8 * 8 * 3  # the whole set, of both replicas
+
+
+def test_a_resident_set_of_int32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows.Rows, "on_host", False)
+    monkeypatch.setattr(rows, "GATHERED", rows.GATHERED | {tf.int32})
+    x = np.zeros((4000, 8), np.int32)
+    data = mk.data.resident(mk.data.arrays(x, x[:, 0]), global_batch_size=16)
+
+    def make_step() -> Any:
+        model = keras.Sequential(
+            [
+                keras.Input((8,), dtype="int32"),
+                keras.layers.Embedding(4, 2),
+                keras.layers.Flatten(),
+                keras.layers.Dense(3),
+            ]
+        )
+        return mk.train.Step(
+            model, keras.optimizers.SGD(0.1), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        )
+
+    train = _report(make_step, data)["train"]
+    assert train.to_devices >= 2 * x.nbytes
+    assert any("bytes from the host to the devices in a step" in problem for problem in train.problems)
+
+
+def test_a_counter_of_int64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_number", lambda value: tf.constant(value, tf.int64))
+    monkeypatch.setattr(calls, "HOST", None)
+    problems = _report(convolutions(), pictures()("batches"))["train"].problems
+    assert any(problem.startswith("train: waits: While (") for problem in problems)
+
+
+def test_bounds_of_a_slice_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def places(self: Any, index: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
+        order = tf.identity(self._source["order"][0])
+        start = tf.cast(index, tf.int64) * 16 + replica * 8
+        return order[start : start + 8]
+
+    monkeypatch.setattr(stream._Gather, "_places", places)
+    problems = _report(convolutions(), pictures()("resident"))["train"].problems
+    assert any(problem.startswith("train: waits: StridedSlice (") for problem in problems)
+
+
+def test_a_branch_on_a_device_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_if(condition: tf.Tensor, new: Any, old: Any) -> Any:
+        changed = [value is not None for value in new]
+        some = [[v for v, is_changed in zip(values, changed, strict=True) if is_changed] for values in (new, old)]
+        chosen = iter(tf.cond(condition, lambda: some[0], lambda: some[1]))
+        return [next(chosen) if is_changed else None for is_changed in changed]
+
+    monkeypatch.setattr(functions, "only_if", only_if)
+    problems = _report(convolutions(loss_scale="dynamic"), pictures()("batches"))["train"].problems
+    assert any("waits: StatelessIf (" in problem and "1 bytes" in problem for problem in problems)
+
+
+def _with_warm_up() -> Any:
+    schedule = keras.optimizers.schedules.CosineDecay(0.0, 10, warmup_target=0.1, warmup_steps=5)
+    step = convolutions()()
+    return mk.train.Step(
+        step.model, keras.optimizers.SGD(schedule), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+
+
+def test_a_warm_up_of_the_learning_rate_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _report(_with_warm_up, pictures()("batches")).is_clean
+    monkeypatch.setattr(clock, "schedule_of", lambda optimizer: None)
+    problems = _report(_with_warm_up, pictures()("batches"))["train"].problems
+    assert any("waits: StatelessIf (" in problem for problem in problems)
+
+
+def test_keras_accuracy_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def nothing_replaced(module: Any, name: str, make: Any) -> Any:
+        yield
+
+    monkeypatch.setattr(keras_on_gpus, "_replaced", nothing_replaced)
+    train = _report(convolutions(), pictures()("batches"))["train"]
+    assert any("waits: Less (" in problem for problem in train.problems)
+    assert train.to_host == 16 * 3 * 4  # all logits
