@@ -284,19 +284,13 @@ class Functions:
         old = self._variables.regroup(flat)
         totals, gradients = sums["totals"], sums["gradients"]
         divisors = [totals[index] for index in self._divisors]
-        arguments = (old.weights, old.slots, old.averages, gradients, divisors)
-        apply = self._apply.trace(*arguments)
-
-        def updated() -> list[tf.Tensor | None]:
-            weights, slots, averages = apply(*arguments)
-            return [*weights, *slots, *self._state.new_values(sums["state"], old.state, totals[EXAMPLES]), *averages]
-
+        weights, slots, averages = self._apply(old.weights, old.slots, old.averages, gradients, divisors)
+        state = self._state.new_values(sums["state"], old.state, totals[EXAMPLES])
+        new = [*weights, *slots, *state, *averages]
         if self._loss_scale is None:
-            return updated(), totals
-        weights, slots, averages = ([value is not None for value in values] for values in apply.structured_outputs)
-        changed = [*weights, *slots, *self._state.changed, *averages]
+            return new, totals
         finite = all_finite(gradients)
-        new = only_if(finite, updated, old._replace(scale=[]).flat, changed)
+        new = only_if(finite, new, old._replace(scale=[]).flat)
         return [*new, *self._loss_scale.new_values(finite, old.scale)], totals
 
     def _pure_apply(self, weights: Any, slots: Any, averages: Any, gradients: Any, divisors: Any) -> Any:
