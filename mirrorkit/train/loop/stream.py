@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.data import Resident
-from mirrorkit.train.step.share import HOST, Share, bounds, own_share, this_replica
+from mirrorkit.train.step.share import HOST, Share, bounds, own_share, some_is_empty, this_replica
 
 Sizes = tuple[int | None, ...]  # of the batches of one update; None where a size is not known before it runs
 
@@ -125,8 +125,27 @@ class _Gather:
         self._size = size
 
     def __call__(self, index: tf.Tensor) -> Any:
+        return self._rows(index, this_replica()[0])
+
+    def or_all(self, index: tf.Tensor) -> tuple[Any, bool | tf.Tensor]:
         replica, replicas = this_replica()
-        local = 0 if len(self._source["arrays"]) == 1 else replica
+        batch, last = self._data.global_batch_size, self._data.num_examples % self._data.global_batch_size
+        even = self._size is not None or self._data.shards > 1
+        if even or not any(some_is_empty(size, replicas) for size in (batch, last or batch)):
+            return self(index), False
+        with tf.device(HOST):
+            is_all = some_is_empty(self.examples(index), replicas)
+
+        def of_all() -> Any:  # as each replica has them: augmentations draw other random numbers for each
+            parts = [self._rows(index, one) for one in range(replicas)]
+            return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
+
+        return tf.cond(is_all, of_all, lambda: self._rows(index, replica)), is_all
+
+    def _rows(self, index: tf.Tensor, replica: Any) -> Any:
+        """Return the rows of any replica, from the set on this one's device."""
+        this, replicas = this_replica()
+        local = 0 if len(self._source["arrays"]) == 1 else this
         places = self._places(self._source["order"][local], index, replica, replicas)
         element = tf.nest.map_structure(lambda array: tf.gather(array, places), self._source["arrays"][local])
         own = None if replicas == 1 else replica
