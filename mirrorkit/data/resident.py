@@ -16,6 +16,7 @@ from mirrorkit.data.batches import Batches, MapFunction, batches
 from mirrorkit.data.rows import HOST, Rows
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError
+from mirrorkit.strategy.workers import worker_index
 from mirrorkit.whole import is_whole
 
 
@@ -70,9 +71,9 @@ class Resident(Batches):
                 f"Use shards={replicas}, or leave it out: every device then holds the whole set."
             )
         if strategy not in self._placed:
-            self._placed[strategy] = [
-                self._copy(device, place) for place, device in enumerate(strategy.extended.worker_devices)
-            ]
+            devices = strategy.extended.worker_devices
+            first = worker_index(strategy) * len(devices)  # of this worker's replicas
+            self._placed[strategy] = [self._copy(device, first + i) for i, device in enumerate(devices)]
         return self._placed[strategy]
 
     def _copy(self, device: str, shard: int) -> Any:

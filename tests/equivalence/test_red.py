@@ -30,9 +30,9 @@ def _computed(change: Callable[[Any, Any, int], Any]) -> Patch:
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         compute = mk.train.Step.compute
 
-        def changed(step: Any, batch: Any, part: Any = 0) -> Any:
+        def changed(step: Any, batch: Any, part: Any = 0, share: Any = None) -> Any:
             replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
-            return change(step, compute(step, batch, part), replica)
+            return change(step, compute(step, batch, part, share), replica)
 
         monkeypatch.setattr(mk.train.Step, "compute", changed)
 

@@ -75,7 +75,7 @@ def test_a_report_can_be_required_to_be_clean() -> None:
     "arguments", [{"devices": "cpu:2"}, {"devices": "gpu:none"}, {"devices": "gpu:0"}, {"require": "fast"}]
 )
 def test_what_cannot_be_is_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(mk.errors.StepError, match="was asked for|looks at GPUs"):
+    with pytest.raises(mk.errors.StepError, match=r"was asked for|looks at GPUs"):
         mk.checks.placement(convolutions(), pictures()("batches"), **arguments)
 
 

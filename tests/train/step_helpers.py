@@ -17,6 +17,14 @@ def cut(*parts: Any, sizes: Sequence[int]) -> list[Any]:
     return [tuple(part[end - size : end] for part in parts) for end, size in zip(ends, sizes, strict=True)]
 
 
+def with_far_ones(numbers: Any, *, batch: int, far: tuple[int, ...]) -> list[Any]:
+    """Six batches; in those of `far` the last example, which is on the last replica, is far off."""
+    x, y = numbers[0], numbers[1].copy()
+    for index in far:
+        y[(index + 1) * batch - 1] = 1e4
+    return cut(x, y, sizes=[batch] * 6)
+
+
 def updates(loop: Any, groups: Sequence[Sequence[Any]]) -> list[Any]:
     """Run one update for each group of global batches; returns the logs of each.
 

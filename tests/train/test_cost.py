@@ -70,6 +70,23 @@ def test_what_is_switched_on_is_seen_by_the_count(option: Any, make_loop: Any) -
     assert more > plain  # each operation as often, some more often
 
 
+@pytest.mark.parametrize("synchronized", [False, True])
+def test_no_branch_asks_the_device(synchronized: bool, make_loop: Any) -> None:
+    """A branch is chosen on the host, which would wait for the device in every step."""
+
+    def net() -> Any:
+        return sequential((4,), L.Dense(5), L.BatchNormalization(synchronized=synchronized), L.Dropout(0.5), L.Dense(1))
+
+    options = {"loss_scale": "dynamic", "clip_norm": 1.0, "ema": 0.9, "accumulate": 2}
+    step = make_loop(("mirrored", 2), net, lambda: keras.optimizers.Adam(0.01), **options).step
+    spec = tf.TensorSpec([12, 4]), tf.TensorSpec([12, 1])
+    step.prepare(spec)
+    traced = tf.function(lambda *batch: step.train_parts([batch, batch]), autograph=False)
+    found = _operations(traced.get_concrete_function(*spec).graph)
+    assert found["IsFinite"] == 2  # one message on each replica, of all gradients
+    assert not {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"} & set(found)
+
+
 def test_a_loss_weight_of_one_multiplies_nothing(make_loop: Any) -> None:
     (_, plain), (_, one), (_, two) = (_step_operations(make_loop, loss_weights=w) for w in (None, [1.0], [2.0]))
     assert plain == one

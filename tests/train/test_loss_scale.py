@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from step_helpers import cut, numbers_of, train, train_by_hand, updates, with_policy
+from step_helpers import cut, numbers_of, train, train_by_hand, updates, with_far_ones, with_policy
 from training_helpers import KINDS, keras_twin, largest_difference, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
@@ -33,20 +33,12 @@ def _adam() -> Any:
     return keras.optimizers.Adam(0.01)
 
 
-def _with_far_ones(numbers: Any, *, batch: int, far: tuple[int, ...]) -> list[Any]:
-    """Six batches; in those of `far` the last example, which is on the last replica, is far off."""
-    x, y = numbers[0], numbers[1].copy()
-    for index in far:
-        y[(index + 1) * batch - 1] = 1e4
-    return cut(x, y, sizes=[batch] * 6)
-
-
 @pytest.mark.parametrize("where", KINDS, ids=str)
 def test_scale_skips_and_weights_are_those_of_keras(
     where: Any, make_loop: Any, numbers: Any, assert_replicas_equal: Any
 ) -> None:
     """Against Keras's LossScaleOptimizer on one device and whole batches: halved at a skip, doubled after two steps."""
-    batches = _with_far_ones(numbers, batch=10, far=(1, 2))
+    batches = with_far_ones(numbers, batch=10, far=(1, 2))
     loop = make_loop(where, _net, _adam, loss_scale=LossScale(initial=_HUGE, growth_steps=2))
     model, inner = keras_twin(_net, loop), _adam()
     scaling = keras.optimizers.LossScaleOptimizer(inner, initial_scale=_HUGE, dynamic_growth_steps=2)
@@ -75,43 +67,8 @@ def test_scale_skips_and_weights_are_those_of_keras(
 
 
 @pytest.mark.parametrize("where", [("mirrored", 2), ("central_storage", 2)], ids=str)
-def test_a_skipped_step_leaves_every_bit_as_it_was(where: Any, make_loop: Any, numbers: Any) -> None:
-    """Weights, slots, iterations, averages, moving statistics, seeds, a layer's counter; the loss is still reported."""
-
-    class Counts(L.Layer):
-        def build(self, shape: Any) -> None:
-            self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="calls")
-
-        def call(self, x: Any) -> Any:
-            self.calls.assign_add(1)
-            return x
-
-    def net() -> Any:
-        frozen = L.Dense(3, trainable=False)
-        return sequential((4,), frozen, L.BatchNormalization(), Counts(), L.Dropout(0.5), L.Dense(1))
-
-    loop = make_loop(where, net, _adam, loss_scale=LossScale(initial=_HUGE, growth_steps=50), ema=0.9)
-    step, (good, far, last) = loop.step, _with_far_ones(numbers, batch=10, far=(1,))[:3]
-    train(loop, [good])
-    before = numbers_of(step.variables)
-    assert step.skipped_steps == 0
-    (logs,) = train(loop, [far])
-    after = numbers_of(step.variables)
-    changed = [v.path for v, a, b in zip(step.variables, before, after, strict=True) if not np.array_equal(a, b)]
-    assert changed == ["loss_scale/scale", "loss_scale/good_steps", "loss_scale/skipped_steps"]
-    assert step.skipped_steps == 1
-    assert step.current_loss_scale == _HUGE / 2
-    assert logs["loss"] > 1e6
-    train(loop, [last])
-    still = [
-        v.path for v, a, b in zip(step.variables, after, numbers_of(step.variables), strict=True) if (a == b).all()
-    ]
-    assert {path.rpartition("/")[2] for path in still} <= {"kernel", "bias", "learning_rate", "scale", "skipped_steps"}
-
-
-@pytest.mark.parametrize("where", [("mirrored", 2), ("central_storage", 2)], ids=str)
 def test_an_overflow_in_one_part_skips_the_update_of_all(where: Any, make_loop: Any, numbers: Any) -> None:
-    batches = _with_far_ones(numbers, batch=10, far=(2,))
+    batches = with_far_ones(numbers, batch=10, far=(2,))
     loop = make_loop(where, _net, _adam, loss_scale=LossScale(initial=_HUGE), accumulate=2)
     model, optimizer = keras_twin(_net, loop), _adam()
     updates(loop, [batches[0:2], batches[2:4], batches[4:6]])

@@ -13,8 +13,9 @@ from training_helpers import KINDS, keras_twin, largest_difference, plain_datase
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.share import own_share
-from mirrorkit.train.step.synchronized import cut_out
+from mirrorkit.train.loop.stream import ResidentStream
+from mirrorkit.train.step.share import own_share, some_is_empty
+from mirrorkit.train.step.synchronized import Copies, never_empty
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -85,7 +86,7 @@ def test_one_copy_counts_in_totals_and_a_part_of_each_in_gradients(static: bool,
 
     @tf.function(autograph=False)
     def sums(*batch: Any) -> Any:
-        return strategy.run(lambda batch: step.compute(cut_out(batch, own_share)), args=(batch,))
+        return strategy.run(lambda batch: step.compute(batch, share=own_share), args=(batch,))
 
     size = 4 if static else None
     of_replicas = sums.get_concrete_function(*[tf.TensorSpec([size, *part.shape[1:]]) for part in (x, y)])(x, y)
@@ -101,15 +102,79 @@ def test_one_copy_counts_in_totals_and_a_part_of_each_in_gradients(static: bool,
             np.testing.assert_allclose(other, values[0], rtol=1e-4, atol=1e-6)
 
 
-def test_a_loop_takes_any_last_batch(make_loop: Any, images: Any) -> None:
-    loop = make_loop(("mirrored", 4), _net, _sgd)
+@pytest.mark.parametrize("make", [mk.data.batches, mk.data.resident], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2), ("mirrored", 4)], ids=str)
+def test_a_loop_takes_any_last_batch(where: Any, make: Any, make_loop: Any, images: Any) -> None:
+    """On four replicas 13 is 4, 4, 4, 1, and the last one 1, 0, 0, 0."""
+    loop = make_loop(where, _net, _sgd)
     model = keras_twin(_net, loop)
-    recipe = mk.data.batches(mk.data.arrays(*images), global_batch_size=13, shuffle=True, seed=1)  # 13, 13, 13, 1
+    recipe = make(mk.data.arrays(*images), global_batch_size=13, shuffle=True, seed=1)  # 13, 13, 13, 1
     history = loop.fit(recipe, verbose=0).history
     losses = _by_hand(model, recipe.dataset(epoch=0))
     np.testing.assert_allclose(history["loss"], np.dot(losses, [13, 13, 13, 1]) / 40, rtol=1e-4)
     assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5
     assert loop.evaluate(recipe)["loss"] > 0
+
+
+def _assert_as_gathered(strategy: Any, share: Any, spec: Any, batches: Any) -> None:
+    """What the replicas cut from a global batch, and how it counts, is what they gather where shares were dealt out."""
+
+    def without_size(rows: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[None, *rows.shape[1:]])
+
+    def on_replica(batch: Any) -> Any:
+        fully = Copies(tf.constant(1.0), tf.constant(1.0))
+        dealt = tf.nest.map_structure(without_size, share(batch))
+        ways = [(rows, copies or fully) for rows, copies in (never_empty(batch, share), never_empty(dealt, None))]
+        return tf.nest.map_structure(tf.identity, ways)
+
+    traced = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)), autograph=False)
+    traced = traced.get_concrete_function(spec)
+    for batch in batches:
+        found = [
+            [part.numpy() for value in tf.nest.flatten(way) for part in strategy.experimental_local_results(value)]
+            for way in traced(*tf.nest.flatten(batch))
+        ]
+        cut_here, gathered = ([(part.shape, part.tobytes()) for part in way] for way in found)
+        assert cut_here == gathered
+
+
+@pytest.mark.parametrize("where", [("mirrored", 2), ("mirrored", 4), ("central_storage", 2)], ids=str)
+def test_rows_cut_from_the_global_batch_are_those_gathered(where: Any, strategy_of: Any, images: Any) -> None:
+    """Bit for bit, whether the size is known beforehand or not."""
+    batches = [tuple(tf.constant(part[:size]) for part in images) for size in (1, 2, 3, 5, 8, 14)]
+    for size, some in (*((len(batch[0]), [batch]) for batch in batches), (None, batches)):
+        spec = tuple(tf.TensorSpec([size, *part.shape[1:]]) for part in images)
+        _assert_as_gathered(strategy_of(*where), own_share, spec, some)
+
+
+@pytest.mark.parametrize(("batch", "examples", "shards"), [(13, 40, 1), (14, 40, 1), (3, 6, 1), (16, 40, 4)])
+def test_resident_rows_are_those_gathered(
+    batch: int, examples: int, shards: int, strategy_of: Any, images: Any
+) -> None:
+    """On four replicas, with the random numbers that each draws for its own rows; with shards none is ever empty."""
+    strategy = strategy_of("mirrored", 4)
+    data = mk.data.resident(
+        mk.data.arrays(*(part[:examples] for part in images)),
+        global_batch_size=batch,
+        shuffle=True,
+        augment=[mk.data.augment.flip()],
+        shards=shards,
+    )
+    stream = ResidentStream(data, strategy, 0, steps=-(-examples // batch))
+    _, share = stream.take(stream.source, tf.constant(0), None)
+    indices = [tf.constant(index, tf.int64) for index in range(stream.steps)]
+    _assert_as_gathered(strategy, share, tf.TensorSpec([], tf.int64), indices)
+
+
+def test_which_batches_leave_a_replica_empty() -> None:
+    for replicas in range(1, 7):
+        for size in range(1, 20):
+            expected = 0 in mk.batching.per_replica_sizes(size, replicas)
+            assert some_is_empty(size, replicas) is expected
+            dynamic = tf.function(lambda size, replicas=replicas: some_is_empty(size, replicas), autograph=False)
+            if size in (1, replicas, replicas + 1):
+                assert bool(dynamic(tf.constant(size))) is expected
 
 
 def test_scaled_and_accumulated(make_loop: Any, images: Any) -> None:
@@ -141,19 +206,28 @@ def test_an_empty_share_of_static_size_is_refused(make_loop: Any, images: Any) -
         strategy.run(step.compute, args=(batch,))
 
 
-def test_even_shares_send_no_examples(make_loop: Any) -> None:
-    """Rows travel between replicas only where a share may be empty."""
-    step = make_loop(("mirrored", 2), _net, _sgd).step
+@pytest.mark.parametrize("whose", ["loop", "user"])
+def test_examples_travel_only_where_nobody_knows_the_global_batch(whose: str, make_loop: Any) -> None:
+    """A Loop's replicas cut their rows from the global batch; in the open form they gather those of unknown size."""
+    loop = make_loop(("mirrored", 2), _net, _sgd)
+    step, strategy = loop.step, loop.strategy
     step.prepare((tf.TensorSpec([None, 6, 6, 1]), tf.TensorSpec([None, 1])))
-    traced = tf.function(lambda *batch: step.train(batch), autograph=False)
+
+    def of_loop(*batch: Any) -> Any:
+        return step.train(batch)
+
+    def of_user(*batch: Any) -> Any:
+        return strategy.run(lambda batch: step.compute(own_share(batch)), args=(batch,))["totals"]
+
+    traced = tf.function(of_loop if whose == "loop" else of_user, autograph=False)
     gathered = []
-    for rows in (8, None):
+    for rows in (8, 7, None):
         spec = tf.TensorSpec([rows, 6, 6, 1]), tf.TensorSpec([rows, 1])
         joined = [
             o.outputs[0].shape for o in traced.get_concrete_function(*spec).graph.get_operations() if "Concat" in o.type
         ]
         gathered.append(any(shape.rank == 4 and shape[1:] == [6, 6, 1] for shape in joined))
-    assert gathered == [False, True]
+    assert gathered == [False, False, whose == "user"]
 
 
 def test_plain_dataset_of_unknown_size(make_loop: Any, images: Any) -> None:

@@ -174,11 +174,15 @@ class Feed:
             self._compared = True
 
     def _whole(self) -> int:
-        """Return how many batches of a recipe's epoch have the global batch size, if its replicas share it equally."""
-        data, replicas = self._data, self._strategy.num_replicas_in_sync
-        if not isinstance(data, Recipe) or self.steps is None or data.global_batch_size % replicas:
+        """Return how many batches of a recipe's epoch have the global batch size."""
+        if not isinstance(self._data, Recipe) or self.steps is None:
             return 0
-        return min(self.steps, data.num_examples // data.global_batch_size)
+        return min(self.steps, self._data.num_examples // self._data.global_batch_size)
+
+    def _last(self) -> int | None:
+        """Return the size of a recipe's last batch, where it is a smaller one."""
+        data = self._data
+        return data.num_examples % data.global_batch_size or None if isinstance(data, Recipe) else None
 
     def _stream(
         self,
@@ -188,8 +192,8 @@ class Feed:
         together: int | None = None,
         check: Callable[[Any], None] | None = None,
     ) -> Stream:
-        size = self.global_batch_size if self._whole() else None
-        what: dict[str, Any] = {"size": size, "whole": self._whole(), "position": position}
+        size = self.global_batch_size if isinstance(self._data, Recipe) else None
+        what: dict[str, Any] = {"size": size, "whole": self._whole(), "last": self._last(), "position": position}
         what["steps"] = self.steps if self._known else None
         if together is None or (self._compared and check is None):
             return Stream(iter(untuned(dataset)), **what)
@@ -216,8 +220,12 @@ class Feed:
         if self._is_held:
             return self._held(0, start)
         if isinstance(self._data, Recipe):
-            batch = self._data.dataset(epoch=0).take(1)
-            return self._stream(self._weighed(batch).cache().repeat(), position=start)
+            batch = self._weighed(self._data.dataset(epoch=0).take(1)).cache()
+            if not start:
+                return self._stream(batch.repeat(), position=start)
+            smaller = batch.map(lambda *parts: tf.nest.map_structure(lambda part: part[: self._last()], parts))
+            end = batch.repeat(self._whole() - start)
+            return self._stream(end if self.steps == self._whole() else end.concatenate(smaller), position=start)
         size = self.global_batch_size or _STAND_IN_SIZE * self._strategy.num_replicas_in_sync
         spec = self.element_spec
         zeros = tf.nest.map_structure(

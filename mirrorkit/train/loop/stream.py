@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from mirrorkit.data import Resident
 from mirrorkit.data.rows import HOST
-from mirrorkit.train.step.share import Share, bounds, own_share, this_replica
+from mirrorkit.train.step.share import Share, bounds, own_share, some_is_empty, this_replica
 
 Sizes = tuple[int | None, ...]  # of the batches of one update; None where a size is not known before it runs
 
@@ -20,20 +20,31 @@ class Stream:
     Args:
         source: what a compiled call is given to take its batches from: a nest of tensors, or an iterator.
         steps: how many batches there are; None where nobody knows.
-        size: examples in a batch, when it is known and all replicas get the same number of them.
-        whole: how many batches have that size; the rest are smaller.
+        size: examples in a batch, where it is known.
+        whole: how many batches have that size.
+        last: examples in a batch after those, where it is known.
         position: batches that are done already.
     """
 
     kind: Any = "host"  # streams of one kind share their compiled functions
     on_device = False
 
-    def __init__(self, source: Any, *, steps: int | None, size: int | None, whole: int, position: int = 0) -> None:
+    def __init__(
+        self,
+        source: Any,
+        *,
+        steps: int | None,
+        size: int | None,
+        whole: int,
+        last: int | None = None,
+        position: int = 0,
+    ) -> None:
         self.source = source
         self.steps = steps
         self.position = position
         self.size = size
         self._whole = whole
+        self._last = last
 
     @property
     def element_spec(self) -> Any:
@@ -63,7 +74,7 @@ class Stream:
         updates, left = divmod(whole, accumulate)
         if updates:
             yield updates, (self.size,) * accumulate
-        rest = (self.size,) * left + (None,) * (steps - whole)
+        rest = (self.size,) * left + (self._last,) * (steps - whole)
         for first in range(0, len(rest), accumulate):
             yield 1, rest[first : first + accumulate]
 
@@ -101,15 +112,15 @@ class ResidentStream(Stream):
         position: int = 0,
         weigh: Callable[..., Any] | None = None,
     ) -> None:
-        replicas, size = strategy.num_replicas_in_sync, data.global_batch_size
-        even = size % replicas == 0
+        whole, last = divmod(data.num_examples, data.global_batch_size)
         with tf.device(HOST):
             source = {"arrays": data.place(strategy), "order": _orders(data, epoch), "epoch": tf.constant(epoch)}
         super().__init__(
             source,
             steps=steps,
-            size=size if even else None,
-            whole=min(steps, data.num_examples // size) if even else 0,
+            size=data.global_batch_size,
+            whole=min(steps, whole),
+            last=last or None,
             position=position,
         )
         self._data = data
@@ -138,54 +149,55 @@ class ResidentStream(Stream):
 
     def take(self, source: Any, index: tf.Tensor, size: int | None) -> tuple[Any, Share]:  # type: ignore[override]
         """Return the batch's index and how a replica gathers its rows."""
+        assert size is not None  # a recipe says so
         return index, _Gather(self._data, self._weigh, source, size)
 
 
 class _Gather:
     """The rows of one replica, gathered on its device."""
 
-    def __init__(self, data: Resident, weigh: Callable[..., Any] | None, source: Any, size: int | None) -> None:
+    def __init__(self, data: Resident, weigh: Callable[..., Any] | None, source: Any, size: int) -> None:
         self._data = data
         self._weigh = weigh
         self._source = source
         self._size = size
 
     def __call__(self, index: tf.Tensor) -> Any:
-        replica, replicas = this_replica()
-        places = self._places(index, replica, replicas)
+        return self._rows(index, this_replica()[0])
+
+    def or_all(self, index: tf.Tensor) -> tuple[Any, bool | tf.Tensor]:
+        replicas = this_replica()[1]
+        if self._data.shards > 1 or not some_is_empty(self._size, replicas):
+            return self(index), False
+        # As each replica has them: augmentations draw other random numbers for each.
+        parts = [self._rows(index, replica) for replica in range(replicas)]
+        return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts), True
+
+    def examples(self, index: tf.Tensor) -> tf.Tensor:
+        del index
+        return tf.constant(self._size)
+
+    def _rows(self, index: tf.Tensor, replica: Any) -> Any:
+        """Return the rows of any replica, from the set on this one's device."""
+        this, replicas = this_replica()
         arrays = self._source["arrays"]
-        own = arrays[0 if len(arrays) == 1 else replica]
+        own = arrays[this % len(arrays)]  # each worker has those of its own devices
+        places = self._places(index, replica, replicas)
         element = tf.nest.map_structure(lambda rows, kept: rows.take(kept, places), self._data.rows, own)
-        element = self._data.finish(
-            element, epoch=self._source["epoch"], step=index, replica=None if replicas == 1 else replica
-        )
+        number = None if replicas == 1 else replica
+        element = self._data.finish(element, epoch=self._source["epoch"], step=index, replica=number)
         return element if self._weigh is None else self._weigh(*element)
 
     def _places(self, index: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
-        """The replica's part of the batch: places in the set, or in the replica's shard of it (int64 [B])."""
+        """Return a replica's part of the batch: places in the set, or in the replica's shard of it (int64 [B])."""
         orders = self._source["order"]
-        order = orders[0 if len(orders) == 1 else replica]
+        order = orders[replica % len(orders)]
         if len(orders) > 1:  # all that comes from a shard is the replica's own
             replica, replicas = 0, 1
-        batch = self._data.global_batch_size // len(orders)
+        first, end = bounds(self._size // len(orders), replica, replicas)
         with tf.device(HOST):
-            start = tf.cast(index, tf.int64) * batch
-            if self._size is None:
-                size = tf.minimum(tf.constant(batch, tf.int64), order.shape[0] - start)
-                first, end = bounds(size, tf.cast(replica, tf.int64), replicas)
-                count = end - first
-            else:
-                count = batch // replicas
-                first = tf.cast(replica, tf.int64) * count
-            return tf.gather(order, start + first + tf.range(count, dtype=tf.int64))  # for a slice, XLA compiles anew
-
-    def examples(self, index: tf.Tensor) -> tf.Tensor:
-        batch = self._data.global_batch_size
-        if self._size is not None:
-            return tf.constant(batch)
-        with tf.device(HOST):
-            left = self._data.num_examples - tf.cast(index, tf.int64) * batch
-            return tf.cast(tf.minimum(tf.constant(batch, tf.int64), left), tf.int32)
+            start = tf.cast(index, tf.int64) * (self._data.global_batch_size // len(orders))
+            return tf.gather(order, start + tf.range(first, end, dtype=tf.int64))  # for a slice, XLA compiles anew
 
 
 def _orders(data: Resident, epoch: int) -> list[tf.Tensor]:
@@ -199,4 +211,7 @@ def _sized(batch: Any, size: int | None) -> Any:
     """Tell TensorFlow a size that the data's specification left open."""
     if size is None:
         return batch
-    return tf.nest.map_structure(lambda tensor: tf.ensure_shape(tensor, [size, *tensor.shape[1:]]), batch)
+    say = "A batch has another size than the number of examples says: give mk.data.records the right num_examples."
+    sizes = [tf.debugging.assert_equal(tf.shape(tensor)[0], size, say) for tensor in tf.nest.flatten(batch)]
+    with tf.control_dependencies(sizes):
+        return tf.nest.map_structure(lambda tensor: tf.ensure_shape(tensor, [size, *tensor.shape[1:]]), batch)

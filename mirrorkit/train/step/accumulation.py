@@ -13,6 +13,7 @@ import tensorflow as tf
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.reduce.update import local_replica
+from mirrorkit.train.step.share import HOST
 
 
 class RunningSums:
@@ -51,7 +52,9 @@ class RunningSums:
 
         first = tf.get_static_value(part)
         if first is None:
-            tf.cond(tf.equal(part, 0), begin, go_on)
+            with tf.device(HOST):  # which decides; asking a GPU it would wait for all that this has to do
+                is_first = tf.equal(part, 0)
+            tf.cond(is_first, begin, go_on)
         elif first == 0:
             begin()
         else:

@@ -24,9 +24,9 @@ from mirrorkit.train.step.loss_scale import LossScale, all_finite, only_if
 from mirrorkit.train.step.losses import Losses, LossSum
 from mirrorkit.train.step.metrics import Metrics
 from mirrorkit.train.step.outputs import Batch, count_examples, match, output_names, per_output, unpack_batch
-from mirrorkit.train.step.share import unless_empty
+from mirrorkit.train.step.share import Share, unless_empty
 from mirrorkit.train.step.split_check import About, compare_parts
-from mirrorkit.train.step.synchronized import never_empty
+from mirrorkit.train.step.synchronized import Copies, never_empty
 
 # Layout of the totals, a flat float32 vector: these three, then numerator and denominator of each output's loss, then
 # the metrics' states. LOSS is all that is minimized, added up: not finite where any part of it is not. ADDED is what
@@ -163,10 +163,16 @@ class Functions:
                 lambda: compare_parts(about, values.weights, values.state, unpack_batch(batch), shards, unchecked)
             )
 
-    @property
-    def synchronized(self) -> bool:
-        """Whether the model has layers that talk to the other replicas."""
-        return self._state.synchronized
+    def rows(self, batch: Any, share: Share | None) -> tuple[Any, Copies | None]:
+        """Return the rows that this replica computes, and how their sums count (None for fully).
+
+        Args:
+            batch: what `share` takes; without one the rows themselves.
+            share: how a replica comes to its rows of a global batch, or None.
+        """
+        if self._state.synchronized:
+            return never_empty(batch, share)
+        return batch if share is None else share(batch), None
 
     @property
     def totals_size(self) -> int:
@@ -192,7 +198,7 @@ class Functions:
         """Return what a shard adds; of `values` only weights, state and scale are there, `place` is for the seeds."""
         weights = values.weights
 
-        def sums(batch: Any = batch) -> Any:
+        def sums() -> Any:
             own_state = self._state.seeded(values.state, place)
             with tf.GradientTape(persistent=True) as tape:  # one gradient for each term
                 tape.watch(weights)
@@ -228,10 +234,7 @@ class Functions:
                 "totals": tf.zeros([self.totals_size]),
             }
 
-        if not self._state.synchronized:
-            return unless_empty(batch, sums, nothing)
-        batch, copies = never_empty(batch)
-        return sums(batch) if copies is None else copies.weigh(sums(batch))
+        return sums() if self._state.synchronized else unless_empty(batch, sums, nothing)
 
     def _test_totals(self, values: Changing, batch: Any) -> tf.Tensor:
         return unless_empty(
@@ -288,20 +291,14 @@ class Functions:
         old = self._variables.regroup(flat)
         totals, gradients = sums["totals"], sums["gradients"]
         divisors = [totals[index] for index in self._divisors]
-        rate = self._clock.rate
-        arguments = (old.weights, old.slots, old.averages, gradients, divisors, [] if rate is None else [rate])
-        apply = self._apply.trace(*arguments)
-
-        def updated() -> list[tf.Tensor | None]:
-            weights, slots, averages = apply(*arguments)
-            return [*weights, *slots, *self._state.new_values(sums["state"], old.state, totals[EXAMPLES]), *averages]
-
+        rate = [] if self._clock.rate is None else [self._clock.rate]
+        weights, slots, averages = self._apply(old.weights, old.slots, old.averages, gradients, divisors, rate)
+        state = self._state.new_values(sums["state"], old.state, totals[EXAMPLES])
+        new = [*weights, *slots, *state, *averages]
         if self._loss_scale is None:
-            return updated(), totals
-        weights, slots, averages = ([value is not None for value in values] for values in apply.structured_outputs)
-        changed = [*weights, *slots, *self._state.changed, *averages]
+            return new, totals
         finite = all_finite(gradients)
-        new = only_if(finite, updated, old._replace(scale=[]).flat, changed)
+        new = only_if(finite, new, old._replace(scale=[]).flat)
         return [*new, *self._loss_scale.new_values(finite, old.scale)], totals
 
     def _pure_apply(self, weights: Any, slots: Any, averages: Any, gradients: Any, divisors: Any, rate: Any) -> Any:

@@ -61,11 +61,6 @@ class LayerState:
             sums.append(tf.ensure_shape(tf.cast(value, tf.float32) * examples, self.variables[i].shape))
         return sums
 
-    @property
-    def changed(self) -> list[bool]:
-        """Which variables training changes; known once the model was traced."""
-        return [i in self._changed for i in range(len(self.variables))]
-
     def no_sums(self) -> list[tf.Tensor]:
         """Return what an empty shard adds."""
         return [tf.zeros(self.variables[i].shape, tf.float32) for i in self._changed]

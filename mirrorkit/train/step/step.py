@@ -34,7 +34,6 @@ from mirrorkit.train.step.losses import warn_on_logits_mismatch
 from mirrorkit.train.step.outputs import unpack_batch
 from mirrorkit.train.step.share import HOST, Share, own_share
 from mirrorkit.train.step.static_shapes import require_tpu_precision
-from mirrorkit.train.step.synchronized import cut_out
 
 
 class Step:
@@ -210,25 +209,28 @@ class Step:
         return self._functions.modes
 
     @tf.autograph.experimental.do_not_convert
-    def compute(self, batch: Any, part: int | tf.Tensor = 0) -> Any:
+    def compute(self, batch: Any, part: int | tf.Tensor = 0, share: Share | None = None) -> Any:
         """Compute this replica's sums over its share of the global batch; call it through `strategy.run`.
 
         Args:
             batch: `(x, y)` or `(x, y, sample_weight)`; an empty share is not run and adds nothing.
             part: which of the update's global batches this is, from 0 on; each draws random numbers of its own.
+            share: takes this replica's share out of `batch`, a global batch; None where `batch` is that share.
 
         Returns:
             A nest of float tensors: summed gradients, layer state weighted by the number of examples, totals. Nests of
             several batches can be added up before `update`.
         """
         self._require_built()
-        self.prepare(batch)
+        rows, copies = self._functions.rows(batch, share)
+        self.prepare(rows)
         context, now = tf.distribute.get_replica_context(), self.clock.now()
         with tf.device(HOST):
             shard = tf.cast(context.replica_id_in_sync_group, tf.int64)
             shard += tf.cast(part, tf.int64) * context.num_replicas_in_sync
             place = tf.stack([now.count, shard])
-        return self._functions.train_sums(self._values(now), unpack_batch(batch).present, place)
+        sums = self._functions.train_sums(self._values(now), unpack_batch(rows).present, place)
+        return sums if copies is None else copies.weigh(sums)
 
     @tf.autograph.experimental.do_not_convert
     def update(self, strategy: tf.distribute.Strategy, sums: Any) -> dict[str, tf.Tensor]:
@@ -246,7 +248,7 @@ class Step:
         Returns:
             The totals (see `logs`).
         """
-        return self._update.after(lambda batch: self.compute(self._cut(batch, share)))(batch)
+        return self._update.after(lambda batch: self.compute(batch, share=share))(batch)
 
     def train_parts(self, batches: Sequence[Any], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Make one update of several global batches in one `strategy.run`; call it in cross-replica context.
@@ -262,7 +264,7 @@ class Step:
         """
 
         def sums(*batches: Any) -> Any:
-            parts = [self.compute(self._cut(batch, own_share), first_part + i) for i, batch in enumerate(batches)]
+            parts = [self.compute(batch, first_part + i, own_share) for i, batch in enumerate(batches)]
             return parts[0] if len(parts) == 1 else tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
 
         return self._update.after(sums)(*batches)
@@ -278,7 +280,7 @@ class Step:
         strategy = self._require_built()
 
         def add(batch: Any) -> None:
-            self._running.add(self.compute(self._cut(batch, share), part), part)
+            self._running.add(self.compute(batch, part, share), part)
 
         strategy.run(add, args=(batch,))
 
@@ -350,9 +352,6 @@ class Step:
         if self._strategy is None:
             raise StepError("This step is not built yet. Call step.build(strategy), or make a Loop with it.")
         return self._strategy
-
-    def _cut(self, batch: Any, share: Share) -> Any:
-        return cut_out(batch, share) if self._functions.synchronized else share(batch)
 
     def _values(self, now: Reading | None = None) -> Changing:
         """Read what the computation on a replica depends on; the seeds are known `now`."""

@@ -13,21 +13,7 @@ import tensorflow as tf
 
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.outputs import count_examples, unpack_batch
-from mirrorkit.train.step.share import Share
-
-
-def cut_out(batch: Any, share: Share) -> Any:
-    """Return this replica's rows; of static size only where every replica has as many, so that all do the same."""
-    own = share(batch)
-    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-    examples = tf.get_static_value(share.examples(batch))
-    if replicas == 1 or (examples is not None and examples > 0 and examples % replicas == 0):
-        return own
-    return tf.nest.map_structure(_without_size, own)
-
-
-def _without_size(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=[None, *tensor.shape[1:]])
+from mirrorkit.train.step.share import Share, this_replica
 
 
 class Copies(NamedTuple):
@@ -35,6 +21,12 @@ class Copies(NamedTuple):
 
     part: tf.Tensor  # gradient and layer state
     totals: tf.Tensor  # loss, examples, metrics: of one copy only, which is exact where a sum of thirds is not
+
+    @classmethod
+    def of(cls, is_all: bool | tf.Tensor) -> Copies:
+        """Return how the sums of this replica count where `is_all` says that every replica has all rows."""
+        replica, replicas = this_replica()
+        return cls(tf.where(is_all, 1 / replicas, 1.0), tf.where(is_all & (replica > 0), 0.0, 1.0))
 
     def weigh(self, sums: dict[str, Any]) -> dict[str, Any]:
         """Return the sums that count."""
@@ -45,20 +37,28 @@ class Copies(NamedTuple):
         }
 
 
-def never_empty(batch: Any) -> tuple[Any, Copies | None]:
-    """Return the share to compute in place of this one; call it in replica context, on every replica.
-
-    Shares of static size are taken to have examples on every replica.
+def never_empty(batch: Any, share: Share | None) -> tuple[Any, Copies | None]:
+    """Return the rows that this replica computes; call it in replica context, on every replica.
 
     Args:
-        batch: a nest of tensors with the same first dimension: this replica's rows.
+        batch: what `share` takes; without one a nest of tensors with the same first dimension, this replica's rows.
+        share: None where nobody knows the global batch. The replicas then ask each other, and a GPU's host waits for
+            the answer.
 
     Returns:
         Rows, and how their sums count (None for fully).
 
     Raises:
-        StepError: a share of static size 0.
+        StepError: this replica's rows are of static size 0.
     """
+    if share is None:
+        return _gathered(batch)
+    rows, is_all = share.or_all(batch)
+    return rows, None if is_all is False else Copies.of(is_all)
+
+
+def _gathered(batch: Any) -> tuple[Any, Copies | None]:
+    """Return rows from this replica's and the others'; shares of static size are taken to be nowhere empty."""
     context = tf.distribute.get_replica_context()
     replicas, size = context.num_replicas_in_sync, tf.nest.flatten(batch)[0].shape[0]
     if size == 0:
@@ -70,11 +70,9 @@ def never_empty(batch: Any) -> tuple[Any, Copies | None]:
         return batch, None
     own = tf.cast(count_examples(unpack_batch(batch)), tf.int64)
     sizes = context.all_gather(own[tf.newaxis], axis=0)
-    replica = context.replica_id_in_sync_group
-    first = tf.reduce_sum(sizes[:replica])
-    is_whole = tf.reduce_any(sizes == 0)
-    begin = tf.where(is_whole, tf.zeros_like(first), first)
-    end = tf.where(is_whole, tf.reduce_sum(sizes), first + own)
+    first = tf.reduce_sum(sizes[: context.replica_id_in_sync_group])
+    is_all = tf.reduce_any(sizes == 0)
+    begin = tf.where(is_all, tf.zeros_like(first), first)
+    end = tf.where(is_all, tf.reduce_sum(sizes), first + own)
     rows = tf.nest.map_structure(lambda tensor: context.all_gather(tensor, axis=0)[begin:end], batch)
-    part = tf.where(is_whole, 1 / replicas, 1.0)
-    return rows, Copies(part, tf.where(is_whole & (replica > 0), 0.0, 1.0))
+    return rows, Copies.of(is_all)
