@@ -168,7 +168,7 @@ def gpu(
     machine["verified"] = _verify(device, budget)
     with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
         sets = {name: str(Path(folder, f"{name}.npz")) for name in dict.fromkeys(map(set_for, models))}
-        with Remote(f"{_PROCESSES}:Preparation", Member(environment=_NO_GPU)) as preparation:
+        with Remote(f"{_PROCESSES}:Preparation", Member(environment=_NO_GPU), timeout=budget.left) as preparation:
             how = {"data_dir": data_dir, "examples": examples, "synthetic": data == "synthetic"}
             facts = {name: preparation.call("write", path=path, name=name, **how) for name, path in sets.items()}
         groups = plan(device, 2 if rehearsed else len(machine["gpus"]), models, sets, batch_size)
