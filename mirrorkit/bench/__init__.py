@@ -4,10 +4,11 @@
 print(mk.bench.scaling(replicas=[1, 2, 4]))      # or: python -m mirrorkit bench scaling --replicas 1,2,4
 print(mk.bench.strategies(epochs=2))
 print(mk.bench.collectives())
+print(mk.bench.gpu(minutes=20))                  # all of it on GPUs, and Keras's fit beside it
 print(mk.bench.anatomy(loop, train))             # where the time of a step goes
 ```
 
-The first three return a `Report`: a table by `print`, `save_json(path)`, `save_picture(path)`. Every layout lives in a
+The first four return a `Report`: a table by `print`, `save_json(path)`, `save_picture(path)`. Every layout lives in a
 process of its own and is measured in turns with the others.
 """
 
@@ -15,8 +16,9 @@ from __future__ import annotations
 
 from mirrorkit.bench.anatomy import Anatomy, anatomy
 from mirrorkit.bench.collectives import collectives
+from mirrorkit.bench.gpu import gpu
 from mirrorkit.bench.report import Report
 from mirrorkit.bench.scaling import scaling
 from mirrorkit.bench.strategies import strategies
 
-__all__ = ["Anatomy", "Report", "anatomy", "collectives", "scaling", "strategies"]
+__all__ = ["Anatomy", "Report", "anatomy", "collectives", "gpu", "scaling", "strategies"]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
-from mirrorkit.bench.report import check_places
+from mirrorkit.bench.report import Report, check_places
 
 
 def add(commands: Any) -> None:
@@ -26,7 +29,16 @@ def add(commands: Any) -> None:
     collectives.add_argument("--sizes", type=_sizes, metavar="BYTES,...", help="such as 4096,1048576")
     collectives.add_argument("--implementations", type=lambda text: text.split(","), metavar="NAME,...")
     collectives.add_argument("--repeats", type=int, default=5)
-    for kind in (scaling, strategies, collectives):
+    gpu = kinds.add_parser("gpu", help="all of it on GPUs in 20 minutes, beside Keras's fit; and equivalence")
+    gpu.add_argument("--minutes", type=float, help="for all; what no longer fits is left out (20)")
+    gpu.add_argument("--device", choices=["gpu", "cpu"], help="cpu: a rehearsal on little work")
+    gpu.add_argument("--models", type=lambda text: text.split(","), metavar="NAME,...", help="mnist_cnn,resnet20")
+    gpu.add_argument("--data", choices=["auto", "synthetic"], help="synthetic: look for no real images")
+    gpu.add_argument("--data-dir", help="the folder with the files, or its parent")
+    gpu.add_argument("--examples", type=int, help="take no more training examples")
+    gpu.add_argument("--batch-size", type=int, help="global; of one replica in weak scaling (256)")
+    gpu.add_argument("--repeats", type=int, help="measurements of each speed, in turns (5)")
+    for kind in (scaling, strategies, collectives, gpu):
         kind.add_argument("--json", metavar="FILE", help="write all figures there")
         kind.add_argument("--picture", metavar="FILE", help="PNG (with matplotlib) or SVG")
         kind.set_defaults(run=run)
@@ -54,6 +66,8 @@ def run(options: argparse.Namespace) -> int:
 
     apart = ("command", "benchmark", "run", "json", "picture")
     given = {name: value for name, value in vars(options).items() if name not in apart and value is not None}
+    if options.benchmark == "gpu":
+        given["each"] = _progress(options.json)
     report = getattr(bench, options.benchmark)(**given)
     print(report)
     if options.json:
@@ -61,3 +75,17 @@ def run(options: argparse.Namespace) -> int:
     if options.picture:
         print(f"picture: {report.save_picture(options.picture)}")
     return 0
+
+
+def _progress(json: str | None) -> Callable[[Report], None]:
+    """Tell of each part on stderr, and save what there is: a machine that is lent may be taken away."""
+    start = time.monotonic()
+
+    def tell(report: Report) -> None:
+        last = report.rows[-1]
+        of = ", ".join(str(last[key]) for key in ("part", "model") if key in last)
+        print(f"{(time.monotonic() - start) / 60:.1f} min: {of}", file=sys.stderr)
+        if json:
+            report.save_json(json)
+
+    return tell

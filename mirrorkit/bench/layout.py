@@ -27,15 +27,21 @@ class Layout:
         kind: as in `mk.strategy.create`.
         device: "cpu" for virtual CPU devices, "gpu", or "workers" for processes of one CPU core each.
         replicas: how many.
+        logical: whether the GPUs are logical ones, parts of the first.
     """
 
     kind: str
     device: str
     replicas: int
+    logical: bool = False
 
     def members(self, **arguments: Any) -> list[Member]:
-        """Return the processes; their objects are made with `arguments`, `kind` and `devices`."""
+        """Return the processes; their objects are made with `arguments`, `kind` and `devices`, and with `split_gpu`
+        where the GPUs are logical ones.
+        """
         arguments = {**arguments, "kind": self.kind, "devices": f"{self.device}:{self.replicas}"}
+        if self.logical:
+            arguments["split_gpu"] = self.replicas
         if self.device != "workers":  # several processes are alive at a time: none may take a GPU's whole memory
             return [Member(arguments, {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if self.device == "gpu" else {})]
         one_core = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}

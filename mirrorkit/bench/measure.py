@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from mirrorkit.bench.layout import Layout
 from mirrorkit.bench.machine import about
-from mirrorkit.bench.remote import Remote, in_turns
+from mirrorkit.bench.remote import Member, Remote, in_turns
 from mirrorkit.errors import MirrorkitError
 from mirrorkit.whole import is_whole
+
+LEFT_OUT = "left out: no time was left for it"
+MOST_EPOCHS = 10  # of a turn whose length is chosen here
+_TURN = 2.0  # its seconds, about
 
 
 @dataclass
@@ -76,6 +81,75 @@ def train_in_turns(
                 raise MirrorkitError(turns.error)
             if turns.error is None:
                 found[key].accuracy = remotes[key].call("evaluate")
+    return found
+
+
+class Job(NamedTuple):
+    """An object such as `training.Training` ("module:class"), and the processes in which it is made."""
+
+    target: str
+    members: Sequence[Member]
+
+
+class Budget:
+    """The seconds that a benchmark may take, and the longest that one of its jobs took to start so far."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+        self.slowest = 0.0
+        self._seconds = seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end."""
+        return self.end - time.monotonic()
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for an answer: a job that hangs, as NCCL sometimes does, must not take all that is left."""
+        return min(self.left, max(60.0, self._seconds / 8))
+
+
+def train_within(jobs: Mapping[Any, Job], budget: Budget, *, seconds: float, repeats: int) -> dict[Any, Measured]:
+    """Train all jobs in turns, as far as there is time; what fails or does not fit has an error in place of figures.
+
+    Each has a process of its own. After an epoch that nobody measures, a turn takes as many epochs as fit into about
+    two seconds.
+
+    Args:
+        jobs: objects as `training.Training`, the most telling ones first.
+        budget: of the whole benchmark: nothing goes on after it.
+        seconds: of these jobs. The first two are started though they take longer, so that there is a comparison.
+        repeats: turns of each; fewer when the budget ends.
+    """
+    begun = time.monotonic()
+    found = {key: Measured() for key in jobs}
+    started = 0
+    calls: dict[Any, Any] = {}
+    turn: dict[Any, float] = {}
+    with ExitStack() as stack:
+        for key, (target, members) in jobs.items():
+            start = time.monotonic()
+            needed = budget.slowest + repeats * (sum(turn.values()) + max(turn.values(), default=0.0))
+            if needed > budget.left or (started > 1 and start - begun + needed > seconds):
+                found[key].error = LEFT_OUT
+                continue
+            started += 1
+            try:
+                remote = stack.enter_context(Remote(target, *members, timeout=budget.patience))
+                found[key].facts = remote.call("facts")
+                remote.call("train", epochs=1)
+                before = time.monotonic()
+                remote.call("train", epochs=1)
+                once = time.monotonic() - before
+                epochs = min(MOST_EPOCHS, max(1, round(_TURN / max(once, 1e-3))))
+                calls[key] = lambda remote=remote, epochs=epochs: remote.call("train", epochs=epochs)
+                turn[key] = epochs * once
+                budget.slowest = max(budget.slowest, time.monotonic() - start)
+            except MirrorkitError as error:
+                found[key].error = str(error)
+        for key, turns in in_turns(calls, repeats, until=budget.end - sum(turn.values())).items():
+            found[key].speeds, found[key].error = turns.answers, turns.error
     return found
 
 

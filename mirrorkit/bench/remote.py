@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -167,8 +168,9 @@ class Turns:
     error: str | None = None
 
 
-def in_turns(subjects: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Turns]:
-    """Call each, one after the other, `repeats` times over: A B C A B C.
+def in_turns(subjects: Mapping[str, Callable[[], Any]], repeats: int, *, until: float = math.inf) -> dict[str, Turns]:
+    """Call each, one after the other, `repeats` times over: A B C A B C. After `until` (`time.monotonic`) only the
+    first round begins.
 
     The speed of a machine changes within minutes (clock rate, other programs), so what is to be compared is measured in
     turns. Who raises a `MirrorkitError` gets no more turns.
@@ -179,7 +181,9 @@ def in_turns(subjects: Mapping[str, Callable[[], Any]], repeats: int) -> dict[st
     if not is_whole(repeats):
         raise MirrorkitError(f"{repeats!r} measurements of each were asked for; it must be a whole number from 1 on.")
     turns = {name: Turns() for name in subjects}
-    for _ in range(repeats):
+    for number in range(repeats):
+        if number and time.monotonic() > until:
+            break
         for name, call in subjects.items():
             if turns[name].error is None:
                 try:

@@ -91,7 +91,7 @@ def scaling(
 
 
 def compare(found: Mapping[tuple[str, int, int], Measured], shared: Container[int]) -> list[dict[str, Any]]:
-    """Rows of the table, the first one being the baseline.
+    """Rows of the table, the first one being the baseline; where that failed, without a comparison.
 
     Args:
         found: by scaling, replicas, global batch size.
@@ -102,8 +102,10 @@ def compare(found: Mapping[tuple[str, int, int], Measured], shared: Container[in
         row: dict[str, Any] = {"scaling": scale, "replicas": n, "global_batch_size": batch_size}
         if measured.error is None:
             row |= {"values": measured.speeds, "n": len(measured.speeds), **summary(measured.speeds)}
-            faster = row["median"] / (rows[0] if rows else row)["median"]
-            row |= {"overhead": 1 / faster - 1} if n in shared else {"speedup": faster, "efficiency": faster / n}
+            base = (rows[0] if rows else row).get("median")
+            if base is not None:
+                faster = row["median"] / base
+                row |= {"overhead": 1 / faster - 1} if n in shared else {"speedup": faster, "efficiency": faster / n}
         else:
             row["error"] = measured.error
         rows.append(row)

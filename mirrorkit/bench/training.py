@@ -6,9 +6,13 @@ import importlib
 import time
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from mirrorkit import data as _data
 from mirrorkit import models, strategy, train
 from mirrorkit._keras import keras
+from mirrorkit.bench.measure import MOST_EPOCHS
 from mirrorkit.devices import Devices
 from mirrorkit.errors import ModelError
 
@@ -20,12 +24,16 @@ class Training:
         kind, devices: of the strategy, as in `mk.strategy.create`.
         model: a name of the zoo, or "module:function" of a function without arguments that returns a Keras model whose
             outputs are logits.
-        data: "mnist", "cifar10", "synthetic", or "auto" (MNIST where it is found, else synthetic).
+        data: "mnist", "cifar10", "synthetic", "auto" (MNIST where it is found, else synthetic), or the path of a file
+            that `gpu_processes.Preparation` wrote.
         data_dir: as in `mk.data.load`.
         examples: take no more training examples than these.
         batch_size: global.
         resident: whether the data lies on the devices, or tf.data makes the batches.
         learning_rate: of Adam.
+        policy: Keras's dtype policy; "mixed_float16" trains with a dynamic loss scale.
+        jit_compile: what XLA compiles: "step", "loop" or nothing, as `jit_compile` of `Step` and of `Loop`.
+        split_gpu: split the first GPU into so many logical ones first.
     """
 
     def __init__(
@@ -35,16 +43,22 @@ class Training:
         devices: Devices,
         model: str,
         data: str,
-        data_dir: str | None,
-        examples: int | None,
         batch_size: int,
-        resident: bool,
+        data_dir: str | None = None,
+        examples: int | None = None,
+        resident: bool = True,
         learning_rate: float = 2e-3,
+        policy: str = "float32",
+        jit_compile: str | bool | None = None,
+        split_gpu: int | None = None,
     ) -> None:
+        if split_gpu is not None:
+            split_first_gpu(split_gpu)
         keras.utils.set_random_seed(0)
-        self._strategy = strategy.create(kind, devices=devices)
-        name, fallback = ("mnist", "synthetic") if data == "auto" else (data, None)
-        digits = _data.load(name, data_dir=data_dir, fallback=fallback)
+        keras.config.set_dtype_policy(policy)
+        self._jit_compile = jit_compile
+        self._strategy = self._create_strategy(kind, devices)
+        digits = _load(data, data_dir)
         split = digits.train if examples is None else digits.train[:examples]
         recipe = _data.resident if resident else _data.batches
         self._train = recipe(split, global_batch_size=batch_size, shuffle=True, seed=0, drop_remainder=True)
@@ -53,27 +67,90 @@ class Training:
             net = _model(model, split)
             optimizer = keras.optimizers.Adam(learning_rate)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        step = train.Step(net, optimizer, loss=loss, metrics=["accuracy"])
-        self._loop = train.Loop(self._strategy, step)
-        self._loop.warm_up(self._train, validation_data=self._test)
+        self._compile(net, optimizer, loss=loss, metrics=["accuracy"])
         self._epochs = 0
         self._data_name = digits.name
 
+    def _create_strategy(self, kind: str, devices: Devices) -> tf.distribute.Strategy:
+        return strategy.create(kind, devices=devices)
+
+    def _compile(self, net: Any, optimizer: Any, **options: Any) -> None:
+        scale = "dynamic" if keras.config.dtype_policy().name == "mixed_float16" else None
+        step = train.Step(net, optimizer, loss_scale=scale, jit_compile=self._jit_compile == "step", **options)
+        self._loop = train.Loop(self._strategy, step, jit_compile=self._jit_compile == "loop")
+        self._loop.warm_up(self._train, validation_data=self._test)
+
     def facts(self) -> dict[str, Any]:
-        """What is trained on, and where."""
-        return {"data": self._data_name, "examples": len(self._train.split), "on": strategy.describe(self._strategy)}
+        """What is trained on, where, and what XLA compiles."""
+        facts = {"data": self._data_name, "examples": len(self._train.split), "xla": self._jit_compile or False}
+        return {**facts, "on": strategy.describe(self._strategy)}
 
     def train(self, epochs: int) -> float:
         """Train for some epochs and return examples per second, everything counted."""
         start = time.perf_counter()
-        self._loop.fit(self._train, initial_epoch=self._epochs, epochs=self._epochs + epochs, verbose=0)
+        self._fit(epochs)
         seconds = time.perf_counter() - start
         self._epochs += epochs
         return epochs * self._train.steps_per_epoch * self._train.global_batch_size / seconds
 
+    def _fit(self, epochs: int) -> None:
+        self._loop.fit(self._train, initial_epoch=self._epochs, epochs=self._epochs + epochs, verbose=0)
+
     def evaluate(self) -> float:
         """Return the accuracy on the test set."""
         return float(self._loop.evaluate(self._test)["accuracy"])
+
+
+class Fit(Training):
+    """Keras's own `fit` at its best, for comparison: no strategy, one dataset for all epochs.
+
+    Under any strategy, `jit_compile="auto"` would leave XLA off. `jit_compile` is that of `compile`, "auto" where it is
+    None; `many_steps` takes up to 50 steps in a call (`steps_per_execution`); `kind` and `devices` are not used.
+    """
+
+    def __init__(self, *, many_steps: bool = False, **options: Any) -> None:
+        self._many_steps = many_steps
+        super().__init__(**{**options, "resident": False})
+
+    def _create_strategy(self, kind: str, devices: Devices) -> tf.distribute.Strategy:
+        return tf.distribute.get_strategy()
+
+    def _compile(self, net: Any, optimizer: Any, **options: Any) -> None:
+        steps = self._train.steps_per_epoch
+        # Keras reads on to the end of a call, so its steps must divide an epoch's.
+        together = max(n for n in range(1, 51) if steps % n == 0) if self._many_steps else 1
+        jit_compile = "auto" if self._jit_compile is None else self._jit_compile
+        net.compile(optimizer, jit_compile=jit_compile, steps_per_execution=together, **options)
+        self._net = net
+        self._batches = self._train.epochs(MOST_EPOCHS)
+
+    def facts(self) -> dict[str, Any]:
+        """See `Training.facts`."""
+        facts = {"data": self._data_name, "examples": len(self._train.split), "xla": bool(self._net.jit_compile)}
+        return {**facts, "on": "no strategy"}
+
+    def _fit(self, epochs: int) -> None:
+        steps = self._train.steps_per_epoch
+        self._net.fit(self._batches, epochs=epochs, steps_per_epoch=steps, shuffle=False, verbose=0)
+
+    def evaluate(self) -> float:
+        """See `Training.evaluate`."""
+        return float(self._net.evaluate(self._test.dataset(), verbose=0, return_dict=True)["accuracy"])
+
+
+def split_first_gpu(parts: int, *, mebibytes: int = 4096) -> None:
+    """Split the first GPU into logical GPUs; with $TF_FORCE_GPU_ALLOW_GROWTH, memory is the most that each takes."""
+    limit = tf.config.LogicalDeviceConfiguration(memory_limit=mebibytes)
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("GPU")[0], [limit] * parts)
+
+
+def _load(data: str, data_dir: str | None) -> _data.DataSet:
+    if not data.endswith(".npz"):
+        name, fallback = ("mnist", "synthetic") if data == "auto" else (data, None)
+        return _data.load(name, data_dir=data_dir, fallback=fallback)
+    with np.load(data) as file:
+        train, test = (_data.arrays(file[f"{of}images"], file[f"{of}labels"], num_classes=10) for of in ("", "test_"))
+        return _data.DataSet(str(file["name"]), train, test, 10, tuple("0123456789"), data)
 
 
 def _model(name: str, split: Any) -> Any:
