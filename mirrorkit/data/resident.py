@@ -117,10 +117,11 @@ def resident(
     loop.fit(train, epochs=2)
     ```
 
-    Every device holds the set as it is in the split (uint8 pixels stay uint8). Order and batches are those of
-    `batches` with the same seed. `map` and `augment` run on the device, on each replica's own rows: on several
-    replicas an augmentation draws other random numbers than `batches` does, different ones on every replica, and the
-    same ones each time.
+    Every device holds the set, in as many bytes as the split has (rows of uint8 pixels fill up words of 8 bytes); only
+    int32 arrays stay on the host, where TensorFlow keeps them for GPUs too. Order and batches are those of `batches`
+    with the same seed, and so are the dtypes. `map` and `augment` run on the device, on each replica's own rows: on
+    several replicas an augmentation draws other random numbers than `batches` does, different ones on every replica,
+    and the same ones each time.
 
     Args:
         split: from `mk.data.load`, `mk.data.synthetic` or `mk.data.arrays`.
