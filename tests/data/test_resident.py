@@ -59,12 +59,13 @@ def _seen(strategy: Any, recipe: Any, part: int = 0, dtype: tf.DType = tf.int64)
     batches = []
 
     @tf.function
-    def rows(source: Any, index: tf.Tensor) -> Any:
-        batch, share = stream.take(source, index, None)
+    def rows(source: Any, index: tf.Tensor, size: int) -> Any:
+        batch, share = stream.take(source, index, size)
         return strategy.run(lambda batch: share(batch)[part], args=(batch,)), share.examples(batch)
 
-    for index in range(recipe.steps_per_epoch):
-        parts, examples = rows(stream.source, tf.constant(index, dtype))
+    sizes = [size for updates, (size,) in stream.parts(recipe.steps_per_epoch) for _ in range(updates)]
+    for index, size in enumerate(sizes):
+        parts, examples = rows(stream.source, tf.constant(index, dtype), size)
         parts = strategy.experimental_local_results(parts)
         batches.append(tf.nest.map_structure(lambda *of_replicas: np.concatenate(of_replicas), *parts))
         assert {len(leaf) for leaf in tf.nest.flatten(batches[-1])} == {int(examples)}

@@ -162,9 +162,10 @@ def test_resident_rows_are_those_gathered(
         shards=shards,
     )
     stream = ResidentStream(data, strategy, 0, steps=-(-examples // batch))
-    _, share = stream.take(stream.source, tf.constant(0), None)
-    indices = [tf.constant(index, tf.int64) for index in range(stream.steps)]
-    _assert_as_gathered(strategy, share, tf.TensorSpec([], tf.int64), indices)
+    sizes = [size for updates, (size,) in stream.parts(stream.steps) for _ in range(updates)]
+    for index, size in enumerate(sizes):
+        batch, share = stream.take(stream.source, tf.constant(index), size)
+        _assert_as_gathered(strategy, share, tf.TensorSpec([], tf.int32), [batch])
 
 
 def test_which_batches_leave_a_replica_empty() -> None:

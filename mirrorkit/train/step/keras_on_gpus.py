@@ -8,8 +8,10 @@ Keras others; `tests/placement/test_features.py` fails when these names move.
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +19,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.train.step.share import HOST
 
-_numpy, _image = keras.src.backend.numpy, keras.src.backend.image
+_within = threading.local()  # a strategy traces each replica in a thread of its own
 
 
 @contextmanager
@@ -28,53 +30,56 @@ def without_waits(*, of_metric: Any = None) -> Iterator[None]:
         of_metric: what the block computes, where it is a metric. The winner's index becomes int64 in Keras's own; a
             metric of the user's may count on int32.
     """
-    with ExitStack() as replaced:
-        replaced.enter_context(_replaced(_numpy, "signbit", _signbit))
-        replaced.enter_context(_replaced(_numpy, "take", _take))
-        replaced.enter_context(_replaced(_image, "affine_transform", _affine_transform))
-        if type(of_metric).__module__.startswith("keras."):
-            replaced.enter_context(_replaced(_numpy, "argmax", _argmax))
-        yield
-
-
-@contextmanager
-def _replaced(module: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Within the block, `make(original)` stands for the original; another thread may see it, and gets the same."""
-    original = getattr(module, name)
-    setattr(module, name, make(original))
+    _wrap()
+    names = {"signbit", "take", "affine_transform"}
+    if type(of_metric).__module__.startswith("keras."):
+        names.add("argmax")
+    before = getattr(_within, "names", ())
+    _within.names = names
     try:
         yield
     finally:
-        setattr(module, name, original)
+        _within.names = before
 
 
-def _signbit(original: Any) -> Any:
-    def signbit(x: Any) -> tf.Tensor:
-        x = tf.convert_to_tensor(x)
-        return (
-            tf.cast(tf.bitcast(tf.cast(x, tf.float32), tf.int32), tf.int64) < 0 if x.dtype.is_floating else original(x)
-        )
-
-    return signbit
-
-
-def _argmax(original: Any) -> Any:
-    return lambda *args, **options: tf.cast(original(*args, **options), tf.int64)
+@functools.cache
+def _wrap() -> None:
+    """Have Keras's functions do what the block above says; outside of it they are as they were."""
+    numpy, image = keras.src.backend.numpy, keras.src.backend.image
+    for module, function in ((numpy, _signbit), (numpy, _argmax), (numpy, _take), (image, _affine_transform)):
+        name = function.__name__.removeprefix("_")
+        setattr(module, name, _within_the_block(name, getattr(module, name), function))
 
 
-def _take(original: Any) -> Any:
-    def take(x: Any, indices: Any, axis: int | None = None) -> Any:
-        if tf.is_tensor(indices) and getattr(indices, "dtype", None) == tf.int32:
-            indices = tf.cast(indices, tf.int64)
-        return original(x, indices, axis=axis)
+def _within_the_block(name: str, original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def chosen(*args: Any, **options: Any) -> Any:
+        if name in getattr(_within, "names", ()):
+            return function(original, *args, **options)
+        return original(*args, **options)
 
-    return take
+    return chosen
 
 
-def _affine_transform(original: Any) -> Any:
-    def affine_transform(*args: Any, fill_value: Any = 0, **options: Any) -> tf.Tensor:
+def _signbit(original: Any, x: Any) -> Any:
+    x = tf.convert_to_tensor(x)
+    if not x.dtype.is_floating:
+        return original(x)
+    return tf.cast(tf.bitcast(tf.cast(x, tf.float32), tf.int32), tf.int64) < 0
+
+
+def _argmax(original: Any, *args: Any, **options: Any) -> Any:
+    return tf.cast(original(*args, **options), tf.int64)
+
+
+def _take(original: Any, x: Any, indices: Any, axis: int | None = None) -> Any:
+    if tf.is_tensor(indices) and getattr(indices, "dtype", None) == tf.int32:
+        indices = tf.cast(indices, tf.int64)
+    return original(x, indices, axis=axis)
+
+
+def _affine_transform(original: Any, *args: Any, **options: Any) -> Any:
+    if "fill_value" in options:
         with tf.device(HOST):
-            fill_value = tf.convert_to_tensor(fill_value, tf.float32)
-        return original(*args, fill_value=fill_value, **options)
-
-    return affine_transform
+            options["fill_value"] = tf.convert_to_tensor(options["fill_value"], tf.float32)
+    return original(*args, **options)
