@@ -31,9 +31,7 @@ def main() -> None:
     test = mk.data.batches(digits.test, global_batch_size=1000)
     print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")
 
-    steps = options.epochs * train.steps_per_epoch
-    rise = {"warmup_target": 0.1, "warmup_steps": steps // 10}
-    schedule = keras.optimizers.schedules.CosineDecay(0.0, steps - steps // 10, **rise)
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, options.epochs * train.steps_per_epoch)
     with strategy.scope():
         model = mk.models.create("mnist_cnn", input_shape=digits.train.images.shape[1:])
         optimizer = keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True)
@@ -48,8 +46,8 @@ def main() -> None:
 
     @tf.function
     def test_step(batch):
-        totals = strategy.run(step.test, args=(batch,))
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, totals, axis=None)
+        totals = strategy.run(lambda batch: mk.train.all_reduce(step.test(batch)), args=(batch,))
+        return strategy.experimental_local_results(totals)[0]
 
     test_batches = mk.data.distribute(test.dataset(), strategy, autoshard="data")
     for epoch in range(options.epochs):

@@ -1,20 +1,23 @@
 """Every feature of the equivalence table on GPUs that are not there: nothing without a kernel, nothing that waits.
 
-`tests/placement/table.py` makes the table of docs/placement.md from the same.
+Each feature once, streamed and resident in turns. `tests/placement/table.py` makes the table of docs/placement.md from all
+of them and from the examples, and a slow test compares it with the page.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from subjects import FEATURES, Subject
+from table import BEGIN, END, as_markdown, rows
 
-import mirrorkit as mk
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "placement.md"
 
 
-@pytest.mark.parametrize("subject", FEATURES.values(), ids=FEATURES)
-@pytest.mark.parametrize("source", ["batches", "resident"])
-def test_a_feature_is_clean(subject: Subject, source: str) -> None:
-    report = subject.placement(source, devices="gpu:2")
+@pytest.mark.parametrize(("place", "subject"), enumerate(FEATURES.values()), ids=FEATURES)
+def test_a_feature_is_clean(place: int, subject: Subject) -> None:
+    report = subject.placement(("batches", "resident")[place % 2], devices="gpu:2")
     assert report.problems == []
     assert all(call.to_host == 0 for call in report.calls)
     assert report["train"].step.kernels_on("GPU:1") > 0
@@ -29,6 +32,12 @@ def test_on_a_single_gpu_too() -> None:
 
 def test_a_resident_set_stays_where_it_is() -> None:
     report = FEATURES["SGD"].placement("resident", devices="gpu:2")
-    rows = 8 * 24  # the places of a batch, int64
-    assert report["train"].to_devices == rows
-    assert mk.checks.placement  # the public name
+    indices = 8 * 24  # of a batch, int64
+    assert report["train"].to_devices == indices
+
+
+@pytest.mark.slow
+def test_the_table_is_that_of_the_page_and_clean() -> None:
+    found = list(rows([]))
+    assert [problem for row in found for problem in row.call.problems] == []
+    assert as_markdown(found) == PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()

@@ -64,7 +64,9 @@ class Clock:
             self._now = self.rate = None
 
     def now(self) -> Reading:
-        """Return the steps before this one, and the seeds."""
+        """Return the steps before this one, and the seeds; a step that draws no random numbers needs neither."""
+        if not self._seeds:
+            return Reading(tf.constant(0, tf.int64), [])
         return self.read() if self._now is None else self._now
 
     def seeds(self, now: Reading) -> Mapping[int, tf.Tensor]:
