@@ -2,7 +2,7 @@
 
 Keras's `stateless_apply` only raises on the TensorFlow backend, because there `apply` talks to `tf.distribute`: it
 all-reduces the gradients once more and updates through `merge_call`. mirrorkit hands the optimizer gradients that
-are reduced already, so neither is wanted. This file, and no other, leans on private Keras names to take them out;
+are reduced already, so neither is wanted. This file leans on private Keras names to take them out;
 `tests/optim/test_functional.py` compares every optimizer with its own `apply` and fails when these names move.
 """
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply
+from mirrorkit.optim.packed import Packed
 from mirrorkit.strategy.variables import unchanged
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
@@ -302,24 +303,30 @@ class Functions:
         return [*new, *self._loss_scale.new_values(finite, old.scale)], totals
 
     def _pure_apply(self, weights: Any, slots: Any, averages: Any, gradients: Any, divisors: Any, rate: Any) -> Any:
-        gradients = self._mean_gradients(gradients, divisors)
+        # It makes variables, which no trace may.
+        packed = outside_replica(lambda: Packed(self._optimizer, self._has_gradient))
+        iterations = slots[self._iterations]
+        weights, slots = packed.join(weights), packed.join_slots(slots)
+        gradients = self._mean_gradients(packed, gradients, divisors)
         clipped = iter(self._clip([gradient for gradient in gradients if gradient is not None]))
         gradients = [None if gradient is None else next(clipped) for gradient in gradients]
-        new_weights, new_slots = functional_apply(
-            self._optimizer, weights, slots, gradients, rate=rate[0] if rate else None
-        )
+        known_rate = rate[0] if rate else None
+        new_weights, new_slots = functional_apply(packed.optimizer, weights, slots, gradients, rate=known_rate)
         if self._averages is not None:
-            averages = self._averages.new_values(averages, new_weights, slots[self._iterations])
-        return _unlike(weights, new_weights), _unlike(slots, new_slots), averages
+            averages = packed.split(self._averages.new_values(packed.join(averages), new_weights, iterations))
+        return packed.split(_unlike(weights, new_weights)), packed.split_slots(_unlike(slots, new_slots)), averages
 
-    def _mean_gradients(self, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
-        """Divide the gradient of each term and add them up: one gradient for each weight, None where it has none."""
+    def _mean_gradients(
+        self, packed: Packed, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor | None]:
+        """Divide the gradient of each term and add them up: one for each joined weight, None where it has none."""
         sums = iter(flat)
-        means: list[tf.Tensor | None] = [None] * len(self._variables.weights)
+        means: list[tf.Tensor | None] = []
         for divisor, of_term in zip(divisors, self._has_gradient, strict=True):
-            for i, has in enumerate(of_term):
-                if has:
-                    gradient = next(sums)
+            joined = packed.join([next(sums) if has else None for has in of_term])
+            means = means or [None] * len(joined)
+            for i, gradient in enumerate(joined):
+                if gradient is not None:
                     mean = tf.math.divide_no_nan(gradient, tf.cast(divisor, gradient.dtype))
                     before = means[i]
                     means[i] = mean if before is None else before + mean

@@ -1,0 +1,97 @@
+"""The update of a step joins small weights: the same bits as without, with fewer operations."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+from step_helpers import cut, numbers_of, train, with_policy
+from training_helpers import sequential
+
+from mirrorkit._keras import keras
+from mirrorkit.optim import packed
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+def _net() -> Any:
+    frozen = L.Dense(4, trainable=False)
+    return sequential((4,), frozen, L.Dense(5, activation="tanh"), L.LayerNormalization(), L.Dense(3), L.Dense(1))
+
+
+def _mixed() -> Any:
+    with with_policy("mixed_float16"):
+        return _net()
+
+
+def _masked() -> Any:
+    """The loss of an output under a mask has a divisor of its own; a penalty is divided by the number of examples."""
+    inputs = keras.Input((4,))
+    x = L.Masking(mask_value=9.0)(L.Reshape((4, 1))(inputs))
+    for _ in range(3):
+        x = L.Dense(3, bias_regularizer="l2")(x)
+    return keras.Model(inputs, L.Dense(1)(x))
+
+
+_CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "plain": (_net, {}),
+    "clip_value": (_net, {"clip_value": 0.01}),
+    "ema": (_net, {"ema": 0.7}),
+    "two divisors": (_masked, {}),
+    "loss_scale": (_mixed, {"loss_scale": 1024.0}),
+}
+
+
+def _adamw() -> Any:
+    schedule = keras.optimizers.schedules.CosineDecay(0.05, 10)
+    return keras.optimizers.AdamW(schedule, weight_decay=0.1)
+
+
+def _trained(make_loop: Any, numbers: Any, where: Any, net: Any, options: dict[str, Any]) -> tuple[Any, list[Any]]:
+    loop = make_loop(where, net, _adamw, **options)
+    train(loop, cut(*numbers, sizes=[20, 9, 20]))
+    return loop, numbers_of(loop.step.variables)
+
+
+def _operations(loop: Any) -> int:
+    (trace,) = loop.step._functions._apply._traces.values()
+    return sum(op.type not in ("Placeholder", "Const", "Identity") for op in trace.graph.get_operations())
+
+
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2), ("central_storage", 2)], ids=str)
+@pytest.mark.parametrize("case", _CASES)
+def test_same_bits_with_fewer_operations(
+    where: Any, case: str, make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, options = _CASES[case]
+    joined, found = _trained(make_loop, numbers, where, net, options)
+    monkeypatch.setattr(packed, "_SMALL", -1)
+    apart, expected = _trained(make_loop, numbers, where, net, options)
+    for want, got in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(want, got)
+    assert _operations(joined) < 0.7 * _operations(apart)
+
+
+def test_the_same_within_a_rounding_when_the_norm_is_bounded(
+    make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The squares are added up in another order."""
+    where = ("mirrored", 2)
+    _, found = _trained(make_loop, numbers, where, _net, {"clip_norm": 0.1})
+    monkeypatch.setattr(packed, "_SMALL", -1)
+    _, expected = _trained(make_loop, numbers, where, _net, {"clip_norm": 0.1})
+    for want, got in zip(expected, found, strict=True):
+        np.testing.assert_allclose(want, got, rtol=2e-6, atol=1e-7)
+
+
+def test_no_variable_is_left_behind(make_loop: Any, numbers: Any) -> None:
+    """The optimizer's twin needs variables while the update is traced, and only then."""
+    loop, _ = _trained(make_loop, numbers, ("mirrored", 2), _net, {})
+    known = {id(variable) for variable in loop.step.optimizer.variables}
+    (trace,) = loop.step._functions._apply._traces.values()
+    assert not trace.variables
+    assert known == {id(variable) for variable in loop.step.optimizer.variables}
+    assert not [o for o in gc.get_objects() if isinstance(o, keras.Variable) and o.name == "joined"]
