@@ -78,8 +78,15 @@ def test_mnist_examples_fall_back_to_synthetic_data_and_learn(name):
     assert min(speeds(output)) > 0
 
 
-def test_the_loop_in_the_open_trains_what_loop_trains():
-    closed, opened = (accuracies(mnist(name))[-1] for name in ("mnist_loop.py", "mnist_custom_loop.py"))
+def test_the_loop_in_the_open_trains_what_loop_trains(tmp_path):
+    """With the same schedule: that of mnist_loop.py rises first, for parameter servers."""
+    script = (ROOT / "examples" / "mnist_loop.py").read_text()
+    before, rest = script.split("    steps = ")
+    after = rest[rest.index("    with strategy.scope") :]
+    same = "    schedule = keras.optimizers.schedules.CosineDecay(0.1, options.epochs * train.steps_per_epoch)\n"
+    assert same in (ROOT / "examples" / "mnist_custom_loop.py").read_text()
+    (tmp_path / "same_schedule.py").write_text(before + same + after)
+    closed, opened = (accuracies(mnist(name))[-1] for name in (tmp_path / "same_schedule.py", "mnist_custom_loop.py"))
     assert opened == pytest.approx(closed, abs=5e-4), "at most one of 2,000 images is told otherwise"
 
 

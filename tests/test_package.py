@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     *("__version__", "errors", "_keras", "processor", "whole", "reproducible"),
     *("cluster", "devices", "strategy", "batching", "timing"),
-    *("data", "models", "optim", "train", "checks", "parallel", "launch", "testing", "bench", "__main__"),
+    *("data", "models", "optim", "train", "placement", "checks", "parallel", "launch", "testing", "bench", "__main__"),
 ]
 
 

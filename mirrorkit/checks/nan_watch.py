@@ -154,14 +154,14 @@ class NanWatch(keras.callbacks.Callback):  # type: ignore[name-defined]
         strategy = self._loop.strategy
 
         @tf.function(autograph=False)
-        def take(source: Any, index: tf.Tensor) -> Any:
-            batch, share = stream.take(source, index, None)
+        def take(source: Any, index: tf.Tensor, size: int | None) -> Any:
+            batch, share = stream.take(source, index, size)
             return strategy.run(share, args=(batch,))
 
         rows = []
         count = self._loop._step.accumulate
         for index in range(stream.position, stream.position + min(count, stream.left or count)):
-            nest = take(stream.source, tf.constant(index, tf.int64))
+            nest = take(stream.source, tf.constant(index), stream.size_of(index))
             parts = [strategy.experimental_local_results(value) for value in tf.nest.flatten(nest)]
             rows.append([tf.nest.pack_sequence_as(nest, part) for part in zip(*parts, strict=True)])
         return rows

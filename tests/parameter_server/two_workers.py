@@ -143,9 +143,6 @@ report = loop.fit(train, epochs=3, validation_data=train, callbacks=[log], verbo
 seen["told"] = told
 seen["new_traces"] = loop._calls.traces - traces
 seen["iterations"] = int(step.optimizer.iterations.value.numpy())
-seen["seed_advance"] = [
-    int(v.value.numpy()[1] - b[1]) for v, b in zip(step.variables, before, strict=True) if "seed" in v.path
-]
 seen["position"] = [loop.position.epoch, loop.position.steps]
 seen["epochs"], seen["batches"] = log.epochs, log.batches
 seen["history"] = report.history

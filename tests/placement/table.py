@@ -87,7 +87,7 @@ def example(name: str) -> list[CallPlacement]:
 
     script = Path(__file__).resolve().parents[2] / "examples" / name
     with (
-        mock.patch.object(mk.strategy, "create", lambda *_, **__: strategy),
+        mock.patch.object(mk.strategy, "create", return_value=strategy),
         mock.patch.object(mk.train.Loop, "warm_up", of_loop),
         mock.patch.object(mk.train.Loop, "fit", of_loop),
         mock.patch.object(mk.timing, "warm_up", of_function),

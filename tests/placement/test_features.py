@@ -1,7 +1,7 @@
 """Every feature of the equivalence table on GPUs that are not there: nothing without a kernel, nothing that waits.
 
-Each feature once, streamed and resident in turns. `tests/placement/table.py` makes the table of docs/placement.md from all
-of them and from the examples, and a slow test compares it with the page.
+Each feature once, streamed and resident in turns. `tests/placement/table.py` makes the table of docs/placement.md from
+all of them and from the examples, and a slow test compares it with the page.
 """
 
 from __future__ import annotations

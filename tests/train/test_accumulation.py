@@ -63,7 +63,7 @@ def test_layer_state_and_seeds_are_those_of_more_shards(where: Any, make_loop: A
     groups = [batches[:2], batches[2:]]
     updates(loop, groups)
 
-    for group in groups:
+    for turn, group in enumerate(groups):
         gradients, statistics, examples = 0.0, 0.0, 0
         for part, batch in enumerate(group):
             sizes = mk.batching.per_replica_sizes(len(batch[0]), replicas)
@@ -72,16 +72,16 @@ def test_layer_state_and_seeds_are_those_of_more_shards(where: Any, make_loop: A
                     continue
                 for variable, value in zip(model.non_trainable_variables, state, strict=True):
                     variable.assign(value)
-                folded = tf.random.experimental.stateless_fold_in(tf.constant(state[seed]), part * replicas + replica)
-                own_seed = tf.cast(folded, state[seed].dtype).numpy()
+                own_seed = tf.constant(state[seed])
+                for number in (turn, part * replicas + replica):
+                    own_seed = tf.random.experimental.stateless_fold_in(own_seed, tf.constant(number, tf.int64))
                 model.non_trainable_variables[seed].assign(own_seed)
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_sum((model(x, training=True) - y) ** 2)
                 gradients += _flat(tape.gradient(loss, model.trainable_variables))
                 statistics += len(x) * _flat(model.layers[0].non_trainable_variables)
-                advance = numbers_of(model.non_trainable_variables)[seed] - own_seed
                 examples += len(x)
-        state = [*np.split(statistics / examples, 2), state[seed] + advance]
+        state = [*np.split(statistics / examples, 2), state[seed]]
         position = 0
         for weight in model.trainable_variables:
             size = int(np.prod(weight.shape))

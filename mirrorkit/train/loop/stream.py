@@ -78,6 +78,10 @@ class Stream:
         for first in range(0, len(rest), accumulate):
             yield 1, rest[first : first + accumulate]
 
+    def size_of(self, batch: int) -> int | None:
+        """Return how many examples the batch of this number has; None where that is not known."""
+        return self.size if batch < self._whole else self._last
+
     @staticmethod
     def take(source: Any, index: tf.Tensor, size: int | None) -> tuple[Any, Share]:
         """Return what stands for the next batch, the `index`-th of the epoch, and how a replica gets its rows of it."""

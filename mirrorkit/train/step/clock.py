@@ -7,7 +7,7 @@ counted on from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,10 +19,21 @@ from mirrorkit.train.step.share import HOST
 
 
 class Reading(NamedTuple):
-    """What was read before the first step of a call; tensors on the host."""
+    """What is known before a step; tensors on the host."""
 
     count: tf.Tensor  # steps that were made, int64 scalar
-    seeds: list[tf.Tensor]
+    seeds: dict[int, tf.Tensor]  # by the id of their variable
+
+    def place(self, part: int | tf.Tensor) -> tf.Tensor:
+        """Return which step and which of its shards it is (int64 [2]); call it in replica context.
+
+        Args:
+            part: which of the update's global batches.
+        """
+        context = tf.distribute.get_replica_context()
+        with tf.device(HOST):
+            shard = tf.cast(context.replica_id_in_sync_group, tf.int64)
+            return tf.stack([self.count, shard + tf.cast(part, tf.int64) * context.num_replicas_in_sync])
 
 
 class Clock:
@@ -48,7 +59,7 @@ class Clock:
         with tf.device(HOST):
             counts = [tf.cast(tf.identity(native(counter)), tf.int64) for counter in self._counters]
             count = tf.add_n(counts) if counts else tf.constant(0, tf.int64)
-            return Reading(count, [tf.identity(native(seed)) for seed in self._seeds])
+            return Reading(count, {id(seed): tf.identity(native(seed)) for seed in self._seeds})
 
     @contextmanager
     def at(self, start: Reading, index: tf.Tensor) -> Iterator[None]:
@@ -66,9 +77,5 @@ class Clock:
     def now(self) -> Reading:
         """Return the steps before this one, and the seeds; a step that draws no random numbers needs neither."""
         if not self._seeds:
-            return Reading(tf.constant(0, tf.int64), [])
+            return Reading(tf.constant(0, tf.int64), {})
         return self.read() if self._now is None else self._now
-
-    def seeds(self, now: Reading) -> Mapping[int, tf.Tensor]:
-        """Return the seeds by the id of their variable."""
-        return {id(variable): value for variable, value in zip(self._seeds, now.seeds, strict=True)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,14 +25,14 @@ from mirrorkit.train.step import requirements
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.calling import predict_with
-from mirrorkit.train.step.clock import Clock, Reading
+from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.compiled import compile_model, compiled_parts
 from mirrorkit.train.step.functions import LOSS, Changing, Clip, Functions
 from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.losses import warn_on_logits_mismatch
 from mirrorkit.train.step.outputs import unpack_batch
-from mirrorkit.train.step.share import HOST, Share, own_share
+from mirrorkit.train.step.share import Share, own_share
 from mirrorkit.train.step.static_shapes import require_tpu_precision
 
 
@@ -224,12 +224,8 @@ class Step:
         self._require_built()
         rows, copies = self._functions.rows(batch, share)
         self.prepare(rows)
-        context, now = tf.distribute.get_replica_context(), self.clock.now()
-        with tf.device(HOST):
-            shard = tf.cast(context.replica_id_in_sync_group, tf.int64)
-            shard += tf.cast(part, tf.int64) * context.num_replicas_in_sync
-            place = tf.stack([now.count, shard])
-        sums = self._functions.train_sums(self._values(now), unpack_batch(rows).present, place)
+        now = self.clock.now()
+        sums = self._functions.train_sums(self._values(now.seeds), unpack_batch(rows).present, now.place(part))
         return sums if copies is None else copies.weigh(sums)
 
     @tf.autograph.experimental.do_not_convert
@@ -239,28 +235,22 @@ class Step:
         return self.logs(self._update(sums))
 
     def train(self, batch: Any, share: Share = own_share) -> tf.Tensor:
-        """Compute and update in one `strategy.run`; call it in cross-replica context.
+        """Compute and update in one `strategy.run`, and return the totals (see `logs`); in cross-replica context.
 
         Args:
             batch: what `share` takes; a whole global batch by default.
             share: called on each replica; returns its share of the global batch.
-
-        Returns:
-            The totals (see `logs`).
         """
-        return self._update.after(lambda batch: self.compute(batch, share=share))(batch)
+        return self._update.after(functools.partial(self.compute, share=share))(batch)
 
     def train_parts(self, batches: Sequence[Any], first_part: int | tf.Tensor = 0) -> tf.Tensor:
-        """Make one update of several global batches in one `strategy.run`; call it in cross-replica context.
+        """Make one update of several global batches in one `strategy.run`, and return the totals; cross-replica.
 
         Unlike `add` and `finish` it holds everything in one graph and no sums in variables, so any worker can run it.
 
         Args:
             batches: one for each part.
             first_part: number of the first part; each draws random numbers of its own.
-
-        Returns:
-            The totals (see `logs`).
         """
 
         def sums(*batches: Any) -> Any:
@@ -277,12 +267,11 @@ class Step:
             part: 0 for the first batch of an update (it begins the sums anew), then 1, 2, ...; a tensor will do.
             share: as in `train`.
         """
-        strategy = self._require_built()
 
         def add(batch: Any) -> None:
             self._running.add(self.compute(batch, part, share), part)
 
-        strategy.run(add, args=(batch,))
+        self._require_built().run(add, args=(batch,))
 
     def finish(self) -> tf.Tensor:
         """Update from what `add` has added up; returns the totals of all its batches."""
@@ -353,12 +342,11 @@ class Step:
             raise StepError("This step is not built yet. Call step.build(strategy), or make a Loop with it.")
         return self._strategy
 
-    def _values(self, now: Reading | None = None) -> Changing:
-        """Read what the computation on a replica depends on; the seeds are known `now`."""
-        groups = self._changing._replace(slots=[], averages=[])
-        seeds = {} if now is None else self.clock.seeds(now)
+    def _values(self, known: Mapping[int, tf.Tensor] | None = None) -> Changing:
+        """Read what the computation on a replica depends on, where it is not known by the id of its variable."""
+        groups, known = self._changing._replace(slots=[], averages=[]), known or {}
 
         def value(variable: Any) -> tf.Tensor:
-            return seeds[id(variable)] if id(variable) in seeds else tf.convert_to_tensor(native(variable))
+            return known[id(variable)] if id(variable) in known else tf.convert_to_tensor(native(variable))
 
         return Changing(*[[value(variable) for variable in group] for group in groups])
