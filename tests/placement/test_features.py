@@ -1,6 +1,6 @@
 """Every feature of the equivalence table on GPUs that are not there: nothing without a kernel, nothing that waits.
 
-Each feature once, streamed and resident in turns. `tests/placement/table.py` makes the table of docs/placement.md from
+Each feature once, streamed and resident in turns. `tests/placement/placement_table.py` makes the table of docs/placement.md from
 all of them and from the examples, and a slow test compares it with the page.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from subjects import FEATURES, Subject
-from table import BEGIN, END, as_markdown, rows
+from placement_subjects import FEATURES, Subject
+from placement_table import BEGIN, END, as_markdown, rows
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "placement.md"
 

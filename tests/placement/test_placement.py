@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from subjects import convolutions, pictures
+from placement_subjects import convolutions, pictures
 
 import mirrorkit as mk
 from mirrorkit._keras import keras

@@ -175,8 +175,7 @@ class Step:
             bucket_mib=self._bucket_mib,
             last_wins=self._scale[:2],  # the scale and its counter
         )
-        self._running = RunningSums(strategy)
-        self._strategy = strategy
+        self._running, self._strategy = RunningSums(strategy), strategy
 
     def prepare(self, element_spec: Any) -> None:
         """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
@@ -344,9 +343,7 @@ class Step:
 
     def _values(self, known: Mapping[int, tf.Tensor] | None = None) -> Changing:
         """Read what the computation on a replica depends on, where it is not known by the id of its variable."""
-        groups, known = self._changing._replace(slots=[], averages=[]), known or {}
-
-        def value(variable: Any) -> tf.Tensor:
-            return known[id(variable)] if id(variable) in known else tf.convert_to_tensor(native(variable))
-
-        return Changing(*[[value(variable) for variable in group] for group in groups])
+        known, groups = known or {}, self._changing._replace(slots=[], averages=[])
+        return Changing(
+            *[[known[id(v)] if id(v) in known else tf.convert_to_tensor(native(v)) for v in group] for group in groups]
+        )

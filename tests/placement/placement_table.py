@@ -1,6 +1,6 @@
 """The tables of docs/placement.md: the examples and every feature, on GPUs that are not there.
 
-Run: python tests/placement/table.py [--write docs/placement.md] [--only NAME ...]
+Run: python tests/placement/placement_table.py [--write docs/placement.md] [--only NAME ...]
 
 Prints the tables, and writes them into the page, between the lines that mark them. The exit code is 1 when something
 has no kernel on its device, waits, or brings more to the devices than its batch.
@@ -19,14 +19,14 @@ from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from subjects import FEATURES
+from placement_subjects import FEATURES
 
 import mirrorkit as mk
 from mirrorkit.placement import subject as of
 from mirrorkit.placement.report import CallPlacement
 from mirrorkit.placement.walk import Tally, walk
 
-BEGIN, END = "<!-- table: written by tests/placement/table.py -->", "<!-- end of the table -->"
+BEGIN, END = "<!-- table: written by tests/placement/placement_table.py -->", "<!-- end of the table -->"
 EXAMPLES = {
     "mnist_loop.py": ["--data", "synthetic"],
     "mnist_custom_loop.py": ["--data", "synthetic"],
