@@ -33,7 +33,9 @@ OPTIMIZERS = {
 
 def main() -> None:
     options = parse()
-    print(f"kernels per step on each GPU, {options.optimizer}; in brackets those of collectives")
+    print(
+        f"kernels per step on each GPU, {options.optimizer}; in brackets those of collectives; what the host waits for"
+    )
     for net in options.nets:
         for gpus in options.gpus:
             # Of the others' update on several GPUs nothing can be said without them: MirroredStrategy puts it on the
@@ -43,7 +45,9 @@ def main() -> None:
                 tally = count(net, OPTIMIZERS[options.optimizer], gpus)
                 kernels = [tally.kernels_on(f"GPU:{i}") for i in range(gpus)]
                 collectives = sum(n for (_, op), n in tally.kernels.items() if op.startswith(("Collective", "Nccl")))
-                print(f"{net:10} {gpus} GPU  {name:13} {max(kernels):6} ({collectives // gpus})", flush=True)
+                waits = tally.between("GPU", "host")
+                counts = f"{max(kernels):6} ({collectives // gpus})   {len(waits):2} waits"
+                print(f"{net:10} {gpus} GPU  {name:13} {counts}, {sum(w.size for w in waits):,} bytes", flush=True)
 
 
 def parse() -> argparse.Namespace:
