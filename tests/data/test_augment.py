@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from dtypes import IN_SPLITS
 
 from mirrorkit.data import augment
 from mirrorkit.errors import DataError
@@ -39,21 +40,7 @@ def test_pad_and_crop_gives_a_window_of_the_padded_image_each_place_alike(mode):
     assert found.sum() == 400
 
 
-DTYPES = [
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-]
+DTYPES = [*IN_SPLITS, "bfloat16"]
 
 
 def _flipped(images):

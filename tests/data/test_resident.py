@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from dtypes import IN_SPLITS
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -99,22 +100,8 @@ def test_each_replica_holds_a_shard_and_draws_from_it_alone(shuffle: bool, strat
 def many_dtypes() -> Any:
     """Rows of 7 values, of one and of none, of every dtype that a split may hold."""
     rng = np.random.default_rng(0)
-    dtypes = [
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-    ]
     shapes = {"seven": (58, 7), "one": (58, 1), "number": (58,)}
-    images = {f"{t}-{name}": rng.integers(0, 200, shape).astype(t) for t in dtypes for name, shape in shapes.items()}
+    images = {f"{t}-{name}": rng.integers(0, 200, shape).astype(t) for t in IN_SPLITS for name, shape in shapes.items()}
     return mk.data.arrays(images, {"ids": rng.integers(0, 5, (58, 3), np.int32), "class": rng.integers(0, 5, 58)})
 
 

@@ -7,25 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from dtypes import IN_SPLITS
 from tensorflow.python.framework import kernels
 
 from mirrorkit.data.rows import GATHERED, Rows
 
-# all that a split may hold, and what else `tf.gather` knows on a GPU
-IN_SPLITS = [
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-]
+# and what else `tf.gather` knows on a GPU
 DTYPES = sorted({tf.as_dtype(name) for name in IN_SPLITS} | GATHERED, key=lambda dtype: dtype.name)
 
 
