@@ -17,6 +17,7 @@ from mirrorkit.train.reduce import update
 from mirrorkit.train.step import functions, layer_state
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
+from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.synchronized import Copies
 
@@ -46,8 +47,8 @@ def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
 
 def _after_functional_apply(change: Callable[..., Any]) -> Patch:
     def wrap(apply: Any) -> Any:
-        return lambda optimizer, weights, slots, gradients: change(
-            optimizer, slots, *apply(optimizer, weights, slots, gradients)
+        return lambda optimizer, weights, slots, gradients, rate: change(
+            optimizer, slots, *apply(optimizer, weights, slots, gradients, rate=rate)
         )
 
     return _replaced(functions, "functional_apply", wrap)
@@ -143,6 +144,11 @@ _OFF = [
         _after_functional_apply(lambda optimizer, old, weights, slots: (weights, old)),
     ),
     _Off("iterations advance", ("learning-rate schedule",), _after_functional_apply(_frozen_iterations)),
+    _Off(
+        "the host counts the steps of a call",
+        ("learning-rate schedule", "Dropout"),
+        _replaced(Clock, "at", lambda at: lambda clock, start, index: at(clock, start, tf.zeros_like(index))),
+    ),
     _Off(
         "weight decay",
         ("weight decay", "AdamW", "Lion"),
