@@ -47,7 +47,7 @@ class CallPlacement:
     def problems(self) -> list[str]:
         """Everything that is not as it should be, a line each."""
         found = [f"without a kernel: {line}" for line in _grouped(self.step.without_kernel)]
-        found += [f"calls Python: {line}" for line in _grouped(self.step.python)]
+        found += [f"blocks: {line}" for line in _grouped(self.step.blocking)]
         found += [f"waits: {line}" for line in _grouped([copy.finding for copy in self.step.between("GPU", HOST)])]
         if self.to_devices > self.batch_bytes + SMALL:
             largest = self.step.between(HOST, "GPU")[:_SHOWN]
@@ -88,7 +88,7 @@ class Placement:
 
     @property
     def problems(self) -> list[str]:
-        """Operations without a kernel, calls of Python, waits, and more bytes to the devices than a batch has."""
+        """Operations without a kernel or that block, waits, and more bytes to the devices than a batch has."""
         return [line for call in self.calls for line in call.problems]
 
     @property
@@ -121,7 +121,7 @@ class Placement:
                     call.name,
                     str(kernels[0]) if len(set(kernels)) == 1 else f"{min(kernels)} to {max(kernels)}",
                     str(len(call.step.without_kernel)),
-                    str(len(call.step.between("GPU", HOST)) + len(call.step.python)),
+                    str(len(call.step.between("GPU", HOST)) + len(call.step.blocking)),
                     f"{call.to_devices:,}",
                     f"{call.to_host:,}",
                     f"{call.between_devices:,}",

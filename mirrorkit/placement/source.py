@@ -14,6 +14,11 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 
+# Here mirrorkit calls Keras, and the operation's name, with the layer's in it, says more.
+_OF_THE_MODEL = {
+    f"{name}.py".replace("/", os.sep)
+    for name in ("train/step/calling", "train/step/functions", "train/step/metrics", "optim/functional")
+}
 _HERE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
@@ -25,11 +30,12 @@ def _libraries() -> tuple[str, ...]:
 
 
 def line_of(op: Any) -> str:
-    """Return "file.py:12" for the innermost line that is the user's or mirrorkit's, or "" where there is none."""
+    """Return "file.py:12" for the innermost line that is the user's or mirrorkit's, or "" where Keras made it."""
     for frame in reversed(op.traceback or ()):
         path = os.path.realpath(frame.filename)
         if path.startswith(_HERE):
-            return f"mirrorkit/{path.removeprefix(_HERE)}:{frame.lineno}"
+            own = path.removeprefix(_HERE)
+            return "" if own in _OF_THE_MODEL else f"mirrorkit/{own}:{frame.lineno}"
         if not path.startswith(_libraries()) and "-packages" + os.sep not in path:
             return f"{os.path.basename(path)}:{frame.lineno}"
     return ""

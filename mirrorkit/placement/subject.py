@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,15 +47,16 @@ def placement(
     ```
 
     The step is built anew in the scope of a strategy on these GPUs, and all that `Loop` would call is traced and not
-    run. TensorFlow knows its GPU kernels on every machine. Random generators stay as they are.
+    run. TensorFlow knows its GPU kernels on every machine. Random generators stay as they are; Keras goes on from the
+    names that it gave to the layers.
 
     Args:
         make_step: called in the strategy's scope; returns `mk.train.Step(...)` or a step of your own.
         data: what `Loop.fit` will be given.
         devices: "gpu" for one, "gpu:4" for four under `MirroredStrategy`.
         validation_data: what `evaluate` will be given; `data` by default.
-        require: "clean" raises when an operation has no kernel on its device, the host waits for a device within a
-            call, or more than the batch and 64 KiB travel to the devices in a step.
+        require: "clean" raises when an operation has no kernel on its device or calls Python, the host waits for a
+            device within a call, or more than the batch and 64 KiB are copied to the devices in a step.
 
     Raises:
         DeviceError: `require="clean"` and something is not; the report is in the message.
@@ -155,10 +157,10 @@ def _accumulated(step: Any, names: Sequence[str]) -> list[tuple[str, Any]]:
 
 def _gpus(devices: str) -> tuple[tf.distribute.Strategy, bool]:
     """Return a strategy on GPUs, and whether they are in this machine."""
-    kind, _, number = devices.partition(":")
-    if kind != "gpu" or not (number or "1").isdigit() or int(number or 1) < 1:
+    asked = re.fullmatch(r"gpu(:([1-9]\d*))?", devices) if isinstance(devices, str) else None
+    if asked is None:
         raise StepError(f'placement looks at GPUs: devices="gpu" or "gpu:4"; found {devices!r}.')
-    count = int(number or 1)
+    count = int(asked[2] or 1)
     if len(tf.config.list_logical_devices("GPU")) >= count:
         return _strategy.create("one_device" if count == 1 else "mirrored", devices=f"gpu:{count}"), True
     names = [f"/device:GPU:{i}" for i in range(count)]

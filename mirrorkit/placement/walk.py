@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,7 +29,16 @@ _FUNCTIONS = {  # the attributes that name an operation's functions
     "Case": ("branches",),
 }
 _FUNCTIONS |= {f"State{kind}{op}": names for op, names in _FUNCTIONS.items() for kind in ("ful", "less")}
-_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+_BLOCKING = {
+    **dict.fromkeys(["PyFunc", "PyFuncStateless", "EagerPyFunc"], "calls Python in every step"),
+    **dict.fromkeys(
+        [
+            *("Where", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "DynamicPartition"),
+            *(f"NonMaxSuppression{version}" for version in ("", "V2", "V3", "V4", "V5")),
+        ],
+        "the size of its result is known only after the device has counted",
+    ),
+}
 _PASS_ON = {"Identity", "IdentityN", "StopGradient", "PreventGradient", "PlaceholderWithDefault", "EnsureShape"}
 _COLLECTIVES = ("Collective", "NcclAllReduce")
 _OF_THE_SHAPE = {"Shape", "ShapeN", "Size", "Rank"}
@@ -83,7 +92,7 @@ class Tally:
         copies: by tensor and target; a tensor travels once to each device.
         reduced: bytes that each device gives to collectives.
         without_kernel: operations on a GPU that has no kernel for them; soft placement moves them to the host.
-        python: operations that call Python.
+        blocking: operations that call Python, or whose result has a size that the device must find out.
         loops: loops within, each counted as if it went round once.
     """
 
@@ -91,7 +100,7 @@ class Tally:
     copies: dict[tuple[int, str], Copy] = field(default_factory=dict)
     reduced: Counter[str] = field(default_factory=Counter)
     without_kernel: list[Finding] = field(default_factory=list)
-    python: list[Finding] = field(default_factory=list)
+    blocking: list[Finding] = field(default_factory=list)
     loops: int = 0
 
     def kernels_on(self, device: str) -> int:
@@ -111,7 +120,7 @@ class Tally:
         for branch in branches:
             self.copies |= branch.copies
             self.without_kernel += branch.without_kernel
-            self.python += branch.python
+            self.blocking += branch.blocking
             self.loops += branch.loops
 
 
@@ -172,7 +181,7 @@ class _Walker:
     def _graph(self, graph: Any, inputs: Sequence[Value], caller: str | None) -> list[Value]:
         """Look at all operations of a function that is called on a device; return its results."""
         values: dict[int, Value] = {id(t): v for t, v in zip(graph.inputs, inputs, strict=True)}
-        for op in graph.get_operations():
+        for op in _in_order(graph):
             if op.type == "Placeholder" and id(op.outputs[0]) in values:
                 continue
             given = [values[id(tensor)] for tensor in op.inputs]
@@ -192,11 +201,13 @@ class _Walker:
         resource = next((v.place for t, v in zip(op.inputs, given, strict=True) if t.dtype == tf.resource), None)
         kernel = kernels.on_gpu(op)
         device = resource or explicit or caller or (HOST if kernel is None else "GPU:0")
-        if op.type in _PYTHON:
-            self._tally.python.append(_finding(op, "calls Python in every step"))
-        if device != HOST and kernel is None:
+        calls_python = "PyFunc" in op.type
+        if op.type in _BLOCKING and (calls_python or device != HOST):
+            self._tally.blocking.append(_finding(op, _BLOCKING[op.type]))
+        if device != HOST and kernel is None and not calls_python:
             types = ", ".join(sorted({t.dtype.name for t in (*op.inputs, *op.outputs)}))
             self._tally.without_kernel.append(_finding(op, f"no GPU kernel for {types or 'it'}"))
+        if kernel is None:
             device = HOST
         if kernel is None or device == HOST:
             kernel = kernels.Kernel([True] * len(op.inputs), [True] * len(op.outputs))
@@ -274,6 +285,22 @@ class _Walker:
         for length in tensor.shape:
             size *= self._unknown_size if length is None else int(length)
         return size
+
+
+def _in_order(graph: Any) -> Iterator[Any]:
+    """Yield operations after those that they depend on; the gradient of a loop adds inputs to what was there before."""
+    done: set[int] = set()
+    for last in graph.get_operations():
+        open_ = [last]
+        while open_:
+            op = open_[-1]
+            missing = [tensor.op for tensor in op.inputs if id(tensor.op) not in done]
+            open_ += missing
+            if not missing:
+                open_.pop()
+                if id(op) not in done:
+                    done.add(id(op))
+                    yield op
 
 
 def _is_constant(op: Any, given: Sequence[Value]) -> bool:

@@ -49,7 +49,7 @@ class Row(NamedTuple):
         kernels = step.kernels_on("GPU:0")
         batch = min(self.call.batch_bytes, self.call.to_devices)
         sizes = [f"{size:,}" for size in (self.call.to_devices, batch)]
-        waits = len(step.between("GPU", "host")) + len(step.python)
+        waits = len(step.between("GPU", "host")) + len(step.blocking)
         return [
             self.name,
             self.call.name,

@@ -72,8 +72,39 @@ def test_a_report_can_be_required_to_be_clean() -> None:
         mk.checks.placement(convolutions(_layer(_print)), pictures()("batches"), devices="gpu:2", require="clean")
 
 
+def _count(x: tf.Tensor) -> tf.Tensor:
+    return x + tf.cast(tf.shape(tf.where(x > 0))[0], tf.float32)
+
+
+def test_a_result_of_unknown_size_blocks() -> None:
+    problems = _report(convolutions(_layer(_count)), pictures()("batches"))["train"].problems
+    assert any(problem.startswith("train: blocks: Where (") and "test_placement.py:" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("layer", [keras.layers.GRU, keras.layers.LSTM])
+def test_a_loop_within_a_step_counts_as_one_round(layer: Any) -> None:
+    def make_step() -> Any:
+        model = keras.Sequential([keras.Input((5, 6)), layer(4, use_cudnn=False), keras.layers.Dense(1)])
+        return mk.train.Step(model, keras.optimizers.Adam(0.01), loss="mse")
+
+    x = np.zeros((32, 5, 6), np.float32)
+    data = mk.data.batches(mk.data.arrays(x, x[:, 0, :1]), global_batch_size=8)
+    train = _report(make_step, data)["train"]
+    assert train.step.loops == 2 * 2  # forward and backward, on two devices
+    assert train.step.without_kernel == []
+    assert train.step.kernels["GPU:0", "MatMul"] >= 2 * 2 + 2  # of the two kernels of a gate, and of Dense
+
+
 @pytest.mark.parametrize(
-    "arguments", [{"devices": "cpu:2"}, {"devices": "gpu:none"}, {"devices": "gpu:0"}, {"require": "fast"}]
+    "arguments",
+    [
+        {"devices": "cpu:2"},
+        {"devices": "gpu:none"},
+        {"devices": "gpu:0"},
+        {"devices": "gpu:"},
+        {"devices": 4},
+        {"require": "fast"},
+    ],
 )
 def test_what_cannot_be_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(mk.errors.StepError, match=r"was asked for|looks at GPUs"):

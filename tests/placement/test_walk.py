@@ -125,5 +125,5 @@ def test_a_variable_is_read_where_it_lies() -> None:
 def test_python_and_xla_are_told() -> None:
     compiled = tf.function(lambda x: tf.exp(tf.sin(x)), jit_compile=True)
     found = _walk(lambda x: compiled(tf.py_function(lambda x: x, [x], tf.float32)), FLOATS)
-    assert [finding.op for finding in found.step.python] == ["EagerPyFunc"]
+    assert [finding.op for finding in found.step.blocking] == ["EagerPyFunc"]
     assert found.step.kernels["GPU:0", "XLA program"] == 1

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers, of_all_workers
-from mirrorkit.train.loop.stream import Sizes, Stream
+from mirrorkit.train.loop.stream import Sizes, Stream, other_size
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.update import first_replica
 from mirrorkit.train.step.share import HOST, Share, own_share
@@ -170,6 +170,8 @@ def _explained(stream: Stream, *, compiled: bool) -> Iterator[None]:
             "(tf.data.experimental.assert_cardinality), and begin anew: the last step is half done."
         ) from error
     except (tf.errors.InvalidArgumentError, tf.errors.InternalError, tf.errors.UnimplementedError) as error:
+        if "EnsureShape" in error.message and stream.size is not None:
+            raise StepError(other_size(None)) from error
         if not (compiled and any(sign in error.message for sign in _REFUSED_BY_XLA)):
             raise
         raise StepError(

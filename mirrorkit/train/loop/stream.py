@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from mirrorkit.data import Resident
 from mirrorkit.data.rows import HOST
+from mirrorkit.errors import StepError
 from mirrorkit.train.step.share import Share, bounds, own_share, some_is_empty, this_replica
 
 Sizes = tuple[int | None, ...]  # of the batches of one update; None where a size is not known before it runs
@@ -215,7 +216,16 @@ def _sized(batch: Any, size: int | None) -> Any:
     """Tell TensorFlow a size that the data's specification left open."""
     if size is None:
         return batch
-    say = "A batch has another size than the number of examples says: give mk.data.records the right num_examples."
-    sizes = [tf.debugging.assert_equal(tf.shape(tensor)[0], size, say) for tensor in tf.nest.flatten(batch)]
-    with tf.control_dependencies(sizes):
-        return tf.nest.map_structure(lambda tensor: tf.ensure_shape(tensor, [size, *tensor.shape[1:]]), batch)
+    for tensor in tf.nest.flatten(batch):
+        if tensor.shape[0] not in (None, size):
+            raise StepError(other_size(size))
+    return tf.nest.map_structure(lambda tensor: tf.ensure_shape(tensor, [size, *tensor.shape[1:]]), batch)
+
+
+def other_size(size: int | None) -> str:
+    """Say that a batch has not as many examples as it should."""
+    return (
+        f"A batch does not hold the {size or 'number of'} examples that its recipe says. A `map` must keep the number "
+        "of examples in a batch, and num_examples must be that of the files. For batches of any size, give a "
+        "tf.data.Dataset: train.dataset(), mapped."
+    )

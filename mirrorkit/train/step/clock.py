@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from mirrorkit.errors import StepError
 from mirrorkit.optim.functional import schedule_of
 from mirrorkit.strategy.variables import native
+from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.step.share import HOST
 
 
@@ -47,9 +49,14 @@ class Clock:
 
     def __init__(self, optimizer: Any = None, skipped: Any = None, seeds: Sequence[Any] = ()) -> None:
         self._optimizer = optimizer
+        self._given = None if optimizer is None else schedule_of(optimizer)
+        # A user's optimizer may count otherwise, or make something else of its schedule.
+        self._counts_steps = optimizer is None or type(optimizer).__module__.startswith("keras.")
         self._counters = [] if optimizer is None else [optimizer.iterations, *([] if skipped is None else [skipped])]
         # Where steps may be skipped, only the device knows how many updates there were.
-        self._counts_updates = optimizer is not None and skipped is None
+        self._schedule: TraceOnce | None = None
+        if self._given is not None and skipped is None and self._counts_steps:
+            self._schedule = TraceOnce(self._given)  # which refuses a schedule with a state
         self._seeds = list(seeds)
         self._now: Reading | None = None
         self.rate: tf.Tensor | None = None  # of this step, by the optimizer's schedule; None where it works it out
@@ -64,15 +71,27 @@ class Clock:
     @contextmanager
     def at(self, start: Reading, index: tf.Tensor) -> Iterator[None]:
         """Within the block it is the `index`-th step after `start` was read, and nothing asks a device."""
-        schedule = schedule_of(self._optimizer) if self._counts_updates else None
-        with tf.device(HOST):
-            count = start.count + tf.cast(index, tf.int64)
-            self.rate = None if schedule is None else tf.convert_to_tensor(schedule(count))
-        self._now = Reading(count, start.seeds)
+        if self._counts_steps:
+            with tf.device(HOST):
+                count = start.count + tf.cast(index, tf.int64)
+                self.rate = None if self._schedule is None else self._schedule(count)
+            self._now = Reading(count, start.seeds)
         try:
             yield
         finally:
             self._now = self.rate = None
+
+    def require_same_schedule(self) -> None:
+        """Refuse another schedule than the one that the step was built with: it is compiled into the step.
+
+        Raises:
+            StepError: the learning rate was a number and is a schedule now, or is another schedule.
+        """
+        if self._optimizer is not None and schedule_of(self._optimizer) is not self._given:
+            raise StepError(
+                "The optimizer's learning rate became another schedule after the step was built, which would not see "
+                "it. Make a new step and loop, or give the optimizer a number, which may change at any time."
+            )
 
     def now(self) -> Reading:
         """Return the steps before this one, and the seeds; a step that draws no random numbers needs neither."""

@@ -1,8 +1,9 @@
 """Layer state under replicas: BatchNorm's statistics, Dropout's seeds, and whatever else a layer updates by itself.
 
 Every replica starts from the same state and ends with the same state. Floats (moving statistics) become the mean over
-all examples of what the replicas came to. Integers (counters of calls) advance by the replicas' mean. Seeds stay as
-they are: what is drawn follows from the seed, the step and the replica, so no two draw the same mask.
+all examples of what the replicas came to. Integers (counters of calls) advance by the replicas' mean. The states of
+Keras's seed generators stay: what is drawn follows from the seed, the step and the replica, so no two draw the same
+mask.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ class LayerState:
         self.variables = list(model.non_trainable_variables)
         self.synchronized = any(getattr(layer, "synchronized", False) for layer in layers_of(model))
         self._is_seed = [is_seed(variable) for variable in self.variables]
+        self._stays = [is_generator(variable) for variable in self.variables]
         self._changed: list[int] = []  # what training changes; known once the model was traced
 
     @property
     def seeds(self) -> list[Any]:
-        """The variables that are seeds."""
-        return [variable for variable, seed in zip(self.variables, self._is_seed, strict=True) if seed]
+        """The states of Keras's seed generators."""
+        return [variable for variable, stays in zip(self.variables, self._stays, strict=True) if stays]
 
     def seeded(self, state: Sequence[tf.Tensor], place: tf.Tensor) -> list[tf.Tensor]:
         """Return the state with every seed made that of one shard of one step.
@@ -54,7 +56,7 @@ class LayerState:
         State that the pass left alone (frozen layers, say) is not sent.
         """
         changed = [after is not before for before, after in zip(old, new, strict=True)]
-        self._changed = [i for i, is_seed in enumerate(self._is_seed) if changed[i] and not is_seed]
+        self._changed = [i for i, stays in enumerate(self._stays) if changed[i] and not stays]
         sums = []
         for i in self._changed:
             value = new[i] if new[i].dtype.is_floating else _integer(new[i]) - _integer(old[i])
@@ -84,8 +86,13 @@ def _integer(value: tf.Tensor) -> tf.Tensor:
     return tf.cast(value, tf.int32) if value.dtype == tf.bool else value
 
 
+def is_generator(variable: Any) -> bool:
+    """Return whether a variable is the state of a `keras.random.SeedGenerator`."""
+    return is_seed(variable) and variable.name == "seed_generator_state"
+
+
 def is_seed(variable: Any) -> bool:
-    """Return whether a variable holds the state of a `keras.random.SeedGenerator`."""
+    """Return whether a variable holds a seed: the state of a `keras.random.SeedGenerator`, or one of a layer's own."""
     return "seed" in variable.path and tuple(variable.shape) == (2,) and "int" in variable.dtype
 
 

@@ -180,6 +180,7 @@ class Step:
     def prepare(self, element_spec: Any) -> None:
         """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
         requirements.check_still_trainable(self.model, self._changing.weights)
+        self.clock.require_same_schedule()
         batch = unpack_batch(element_spec)
         requirements.check_tensors(tuple(batch))
         requirements.check_batched(self.model, batch.x)

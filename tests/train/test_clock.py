@@ -1,0 +1,153 @@
+"""What the host counts within a call: schedules and seeds follow from the step, whatever the length of the calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L, S = keras.layers, keras.optimizers.schedules
+
+
+def _data(examples: int = 40) -> Any:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(examples, 4)).astype("float32")
+    return mk.data.batches(mk.data.arrays(x, x[:, :1] - x[:, 1:2]), global_batch_size=8, shuffle=True)
+
+
+def _weights(strategy: Any, optimizer: Any, *layers: Any, steps_per_call: Any = "auto", **options: Any) -> list[Any]:
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = sequential((4,), L.Dense(6), *(make() for make in layers), L.Dense(1))
+        step = mk.train.Step(model, optimizer(), loss="mse", **options)
+    loop = mk.train.Loop(strategy, step, steps_per_call=steps_per_call)
+    loop.fit(_data(), epochs=3, verbose=0)
+    return [np.asarray(weight) for weight in model.get_weights()]
+
+
+def _assert_same_bits(found: list[Any], expected: list[Any]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def _rising() -> Any:
+    return keras.optimizers.SGD(S.CosineDecay(0.0, 8, warmup_target=0.2, warmup_steps=5))
+
+
+class CountsTwice(keras.optimizers.SGD):
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        result = super().apply(grads, trainable_variables)
+        self.iterations.assign_add(1)
+        return result
+
+
+class AsksItsSchedule(keras.optimizers.SGD):
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> Any:
+        return super().update_step(gradient, variable, self._learning_rate(self.iterations))
+
+
+def _decaying(cls: Any) -> Any:
+    return lambda: cls(S.ExponentialDecay(0.2, 3, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [(_rising, {}), (_decaying(CountsTwice), {}), (_rising, {"loss_scale": "dynamic"}), (_rising, {"accumulate": 2})],
+    ids=["schedule", "own optimizer", "loss scale", "accumulate"],
+)
+def test_the_length_of_calls_changes_no_bit(optimizer: Any, options: Any, strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    found = [_weights(strategy, optimizer, lambda: L.Dropout(0.4), steps_per_call=n, **options) for n in (1, 4, "auto")]
+    _assert_same_bits(found[1], found[0])
+    _assert_same_bits(found[2], found[0])
+
+
+@pytest.mark.parametrize("own", [AsksItsSchedule, type("Plain", (keras.optimizers.SGD,), {})])
+def test_an_optimizer_of_ones_own_works_its_rate_out_itself(own: Any, strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    _assert_same_bits(_weights(strategy, _decaying(own)), _weights(strategy, _decaying(keras.optimizers.SGD)))
+
+
+def test_each_step_draws_its_own_numbers(strategy_of: Any) -> None:
+    """On data that are the same in every batch, with weights that stay, only the masks make the loss differ."""
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        model = sequential((4,), L.Dropout(0.5), L.Dense(1, kernel_initializer="ones"))
+        step = mk.train.Step(model, keras.optimizers.SGD(0.0), loss="mse")
+    losses: list[float] = []
+    seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
+    x = np.ones((80, 4), np.float32)
+    data = mk.data.batches(mk.data.arrays(x, x[:, :1]), global_batch_size=8)
+    mk.train.Loop(strategy, step, steps_per_call=1).fit(data, verbose=0, callbacks=[seen])
+    means = np.diff(np.arange(1, 11) * np.array(losses))  # of each batch, from the running means
+    assert len(set(np.round(means, 4))) > 6
+
+
+def test_a_state_that_only_looks_like_a_seed_is_kept(strategy_of: Any) -> None:
+    class Counts(L.Layer):
+        def build(self, shape: Any) -> None:
+            self.calls = self.add_weight(
+                shape=(2,), dtype="int32", initializer="zeros", trainable=False, name="seed_like"
+            )
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if training:
+                self.calls.assign(self.calls + 1)
+            return x
+
+    state = _weights(strategy_of("mirrored", 2), lambda: keras.optimizers.SGD(0.1), Counts)[-3]
+    np.testing.assert_array_equal(state, [15, 15])
+
+
+def test_a_schedule_that_is_assigned_later_is_refused(strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    for first in (0.1, S.ExponentialDecay(0.1, 3, 0.5)):
+        with strategy.scope():
+            step = mk.train.Step(sequential((4,), L.Dense(1)), keras.optimizers.SGD(first), loss="mse")
+        loop = mk.train.Loop(strategy, step)
+        loop.fit(_data(), verbose=0)
+        step.optimizer.learning_rate = S.ExponentialDecay(0.2, 3, 0.5)
+        with pytest.raises(StepError, match="learning rate became another schedule"):
+            loop.fit(_data(), verbose=0)
+
+
+def test_a_schedule_with_a_state_is_refused(strategy_of: Any) -> None:
+    class Counts(S.LearningRateSchedule):
+        def __init__(self) -> None:
+            self.calls = tf.Variable(0.0, trainable=False)
+
+        def __call__(self, step: Any) -> Any:
+            self.calls.assign_add(1.0)
+            return 0.1 / (1 + self.calls)
+
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        step = mk.train.Step(sequential((4,), L.Dense(1)), keras.optimizers.SGD(Counts()), loss="mse")
+    with pytest.raises(StepError, match="state that is not among its own"):
+        mk.train.Loop(strategy, step).fit(_data(), verbose=0)
+
+
+@pytest.mark.parametrize("size", [5, 8])
+def test_a_map_that_changes_the_number_of_examples_is_refused(size: int, strategy_of: Any) -> None:
+    def twice(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return tf.concat([x, -x], 0), tf.concat([y, y], 0)
+
+    def some(x: tf.Tensor, y: tf.Tensor) -> Any:
+        keep = x[:, 0] > 0
+        return tf.ensure_shape(tf.boolean_mask(x, keep), [None, 4]), tf.boolean_mask(y, keep)
+
+    split = _data().split
+    strategy = strategy_of("mirrored", 2)
+    for changed in (twice, some):
+        with strategy.scope():
+            step = mk.train.Step(sequential((4,), L.Dense(1)), keras.optimizers.SGD(0.1), loss="mse")
+        data = mk.data.batches(split, global_batch_size=size, map=changed)
+        with pytest.raises(StepError, match="must keep the number of examples"):
+            mk.train.Loop(strategy, step).fit(data, verbose=0)
