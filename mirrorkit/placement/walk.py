@@ -198,7 +198,9 @@ class _Walker:
             return [self._new(t, HOST if t.dtype == tf.int32 else device)._replace(constant=True) for t in op.outputs]
         if op.type in _PASS_ON and explicit is None and given:
             return [value._replace(size=self._size(t)) for t, value in zip(op.outputs, given, strict=False)]
-        resource = next((v.place for t, v in zip(op.inputs, given, strict=True) if t.dtype == tf.resource), None)
+        # An operation goes where its variable or iterator lies; an optional batch is read where the iterator was.
+        held = tf.variant if op.type.startswith("Optional") else tf.resource
+        resource = next((v.place for t, v in zip(op.inputs, given, strict=True) if t.dtype == held), None)
         kernel = kernels.on_gpu(op)
         device = resource or explicit or caller or (HOST if kernel is None else "GPU:0")
         calls_python = "PyFunc" in op.type

@@ -134,6 +134,15 @@ def test_bytes_and_kernels_of_a_step_written_by_hand() -> None:
     assert f"{weights:,}" in str(report)
 
 
+def test_data_of_unknown_length_are_read_on_the_host() -> None:
+    split = pictures()("batches").split
+    data = tf.data.Dataset.from_tensor_slices((split.images, split.labels)).filter(lambda x, y: True).batch(16)
+    assert data.cardinality() == tf.data.UNKNOWN_CARDINALITY
+    report = _report(convolutions(), data)
+    assert report["evaluate"].problems == []
+    assert report["train"].problems == []
+
+
 def test_a_step_of_ones_own_is_looked_at() -> None:
     class Own:
         def build(self, strategy: Any) -> None:
