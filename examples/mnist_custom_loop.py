@@ -1,4 +1,4 @@
-"""The loop in the open: compute on every replica, one reduction, the same update everywhere.
+"""A custom training loop: compute on every replica, one reduction, the same update everywhere.
 
 Run: python examples/mnist_custom_loop.py --devices cpu:4
 """

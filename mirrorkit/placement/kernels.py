@@ -7,7 +7,7 @@ public; `tests/placement/test_kernels.py` fails when it moves.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tensorflow.python.framework import kernels as _registry
@@ -58,11 +58,3 @@ def _count(op: Any, argument: Any) -> int:
     if argument.type_list_attr:
         return len(op.node_def.attr[argument.type_list_attr].list.type)
     return 1
-
-
-def gpu_dtypes(op_type: str, attribute: str) -> Iterator[int]:
-    """Yield the dtypes (as enum numbers) that an attribute may have in the GPU kernels of an operation."""
-    for kernel in _registered(op_type):
-        for constraint in kernel.constraint:
-            if constraint.name == attribute:
-                yield from constraint.allowed_values.list.type

@@ -19,7 +19,7 @@ class CallPlacement:
     Attributes:
         name: "train", "evaluate" or "predict", and whether it is for a smaller batch at the end of an epoch.
         step: what a step runs.
-        around: what runs once around the steps of a call.
+        around: what runs once around the steps of a call, such as the copy of their number to the host.
         batch_bytes: what a step's batches may bring from the host to the devices.
     """
 
@@ -75,7 +75,8 @@ class Placement:
     Attributes:
         devices: "GPU:0", "GPU:1", ...
         calls: one for each function that a loop compiles.
-        memory: bytes on each device by what they are: "weights", "layer state", "optimizer", "other", "data".
+        memory: bytes on each device by what they are: "weights", "layer state", "optimizer", "other", "accumulated"
+            (the sums of `accumulate`), "data"; of a step of your own "variables".
         are_here: whether the devices are in this machine.
         notes: what the report does not know.
     """

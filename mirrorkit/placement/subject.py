@@ -46,7 +46,7 @@ def placement(
     print(mk.checks.placement(make_step, train, devices="gpu:4"))
     ```
 
-    The step is built anew in the scope of a strategy on these GPUs, and all that `Loop` would call is traced and not
+    The step is built in the scope of a strategy on these GPUs, and all that `Loop` would call is traced and not
     run. TensorFlow knows its GPU kernels on every machine. Random generators stay as they are; Keras goes on from the
     names that it gave to the layers.
 

@@ -145,6 +145,28 @@ def test_training_gives_the_same_bits_with_and_without(make_loop: Any, data: Any
     _assert_same(cold, warmed)
 
 
+@pytest.mark.parametrize("recipe", [mk.data.batches, mk.data.resident])
+@pytest.mark.parametrize(("examples", "accumulate"), [(20, 4), (12, 4), (20, 1), (28, 2), (24, 2), (24, 3)])
+def test_an_epoch_of_few_batches(
+    examples: int, accumulate: int, recipe: Any, make_loop: Any, numbers: Any, copies: Any
+) -> None:
+    """Batches of 8, of which the last may be smaller: an update by itself, all in one, fewer than are rehearsed."""
+    x, y = (part[:examples] for part in numbers)
+    found = []
+    for warm in (True, False):
+        data = recipe(mk.data.arrays(x, y), global_batch_size=8)
+        keras.utils.set_random_seed(1)
+        loop = make_loop(("mirrored", 2), line_net, accumulate=accumulate)
+        if warm:
+            loop.warm_up(data)
+            traces = loop._calls.traces
+        loop.fit(data, epochs=2, verbose=0)
+        assert not warm or loop._calls.traces == traces
+        found.append(copies(loop))
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_the_users_dataset_is_not_read(make_loop: Any, numbers: Any) -> None:
     read = []
 

@@ -126,7 +126,7 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
         position, epochs = self._loop.restore(self.folder), self.params["epochs"]
         if max(position.epoch, position.ended) >= epochs:
             _log.warning(
-                "%s: the %d epochs asked for are done, so nothing is trained. Ask for more, or begin anew in another "
+                "%s: the %d epochs asked for are done, so nothing is trained. Ask for more, or start over in another "
                 "folder.",
                 self.folder,
                 epochs,

@@ -48,7 +48,7 @@ def restore_newest(
         _log.info("%s: goes on in epoch %d at batch %d.", file, position.epoch, position.batch)
         return position
     raise CheckpointError(
-        f"No checkpoint in {place} is whole: {'; '.join(damaged)}. To begin anew, use another folder or move these "
+        f"No checkpoint in {place} is whole: {'; '.join(damaged)}. To start over, use another folder or move these "
         "files away."
     )
 

@@ -142,7 +142,7 @@ class Calls:
             known = [other for name, other in self._traces if name == function]
             if known:
                 changes = [f"{old} became {new}" for old, new in zip(known[-1], specs, strict=False) if old != new]
-                _log.warning("The data changed shape or dtype, so the loop compiles anew: %s.", "; ".join(changes))
+                _log.warning("The data changed shape or dtype, so the loop compiles again: %s.", "; ".join(changes))
             many = make(self._step, update, stream.take, sizes, self._with_xla(stream, sizes))
             arguments = [_number(0)] * (2 if make is _counted else 1)
             totals = tf.zeros([self._step.totals_size], tf.float64)
@@ -166,8 +166,8 @@ def _explained(stream: Stream, *, compiled: bool) -> Iterator[None]:
         yield
     except tf.errors.OutOfRangeError as error:
         raise StepError(
-            f"The data said that it holds {stream.steps} batches, but ended before. Mend its cardinality "
-            "(tf.data.experimental.assert_cardinality), and begin anew: the last step is half done."
+            f"The data said that it holds {stream.steps} batches, but ended before. Fix its cardinality "
+            "(tf.data.experimental.assert_cardinality), and start over: the last step is half done."
         ) from error
     except (tf.errors.InvalidArgumentError, tf.errors.InternalError, tf.errors.UnimplementedError) as error:
         if "EnsureShape" in error.message and stream.size is not None:

@@ -150,10 +150,12 @@ class Feed:
             whole = self._whole()
             end = whole % accumulate + self.steps - whole if whole else self.steps % accumulate
         if self.steps != end:
-            yield self._rehearsal(start=0), accumulate
+            stream = self._rehearsal()
+            if end and self.steps is not None:
+                stream.steps = self.steps - end  # the first batch over and over has no smaller one
+            yield stream, accumulate
         if end:
-            assert self.steps is not None
-            yield self._rehearsal(start=self.steps - end), end
+            yield self._rehearsal(end), end
 
     @property
     def _is_held(self) -> bool:
@@ -216,16 +218,17 @@ class Feed:
         before = epoch * self.steps if resume and self._is_endless and self.steps is not None else 0
         return self._weighed(self._data.skip(before + start))
 
-    def _rehearsal(self, *, start: int) -> Stream:
+    def _rehearsal(self, end: int = 0) -> Stream:
+        """Return a stream without end: of a batch like the first, or of the `end` batches that are last in an epoch."""
+        start = self.steps - end if end and self.steps is not None else 0
         if self._is_held:
             return self._held(0, start)
         if isinstance(self._data, Recipe):
             batch = self._weighed(self._data.dataset(epoch=0).take(1)).cache()
-            if not start:
-                return self._stream(batch.repeat(), position=start)
-            smaller = batch.map(lambda *parts: tf.nest.map_structure(lambda part: part[: self._last()], parts))
-            end = batch.repeat(self._whole() - start)
-            return self._stream(end if self.steps == self._whole() else end.concatenate(smaller), position=start)
+            if end and self.steps != self._whole():
+                smaller = batch.map(lambda *parts: tf.nest.map_structure(lambda part: part[: self._last()], parts))
+                batch = batch.repeat(self._whole() - start).concatenate(smaller)
+            return self._stream(batch.repeat(), position=start)
         size = self.global_batch_size or _STAND_IN_SIZE * self._strategy.num_replicas_in_sync
         spec = self.element_spec
         zeros = tf.nest.map_structure(

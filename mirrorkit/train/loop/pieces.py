@@ -139,7 +139,7 @@ def _updates(stream: Stream, steps: int, accumulate: int) -> Iterator[list[Any]]
             if stream.steps is not None:
                 raise StepError(
                     f"The data said that it holds {stream.steps} batches, but ended after {stream.position + done}. "
-                    "Mend its cardinality (tf.data.experimental.assert_cardinality)."
+                    "Fix its cardinality (tf.data.experimental.assert_cardinality)."
                 )
             break
         row.append(batch)

@@ -202,7 +202,7 @@ class _Gather:
         first, end = bounds(self._size // len(orders), replica, replicas)
         with tf.device(HOST):
             start = tf.cast(index, tf.int64) * (self._data.global_batch_size // len(orders))
-            return tf.gather(order, start + tf.range(first, end, dtype=tf.int64))  # for a slice, XLA compiles anew
+            return tf.gather(order, start + tf.range(first, end, dtype=tf.int64))  # for a slice, XLA compiles each time
 
 
 def _orders(data: Resident, epoch: int) -> list[tf.Tensor]:

@@ -137,7 +137,7 @@ class Step:
         """
         if self._strategy is not None:
             if self._strategy is not strategy:
-                raise StepError("This step was built for another strategy. Create model, optimizer and step anew.")
+                raise StepError("This step was built for another strategy. Create another model, optimizer and step.")
             return
         requirements.check_model(self.model, scaled=self._loss_scale is not None)
         if is_tpu(strategy):
