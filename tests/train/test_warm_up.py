@@ -156,7 +156,7 @@ def test_an_epoch_of_few_batches(
     for warm in (True, False):
         data = recipe(mk.data.arrays(x, y), global_batch_size=8)
         keras.utils.set_random_seed(1)
-        loop = make_loop(("mirrored", 2), line_net, accumulate=accumulate)
+        loop = make_loop(("mirrored", 2), line_net, accumulate=accumulate, steps_per_call="auto")
         if warm:
             loop.warm_up(data)
             traces = loop._calls.traces
