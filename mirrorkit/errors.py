@@ -1,6 +1,16 @@
 """The errors that mirrorkit raises. Each message says what was asked, what was found, and what to do.
 
-Every kind is a `MirrorkitError` and also the built-in error that fits it best, so `except ValueError` works too.
+Every kind is a `MirrorkitError` and also the built-in error that fits it best, so `except ValueError` works too. The
+kind says where to look:
+
+| at fault | kinds |
+|---|---|
+| an argument | `ArgumentError`, and as special cases `StrategyError`, `ModelError`, `StepError`, `RecipeError` |
+| the environment | `BackendError`, `DeviceError`, `ClusterError` |
+| the data | `DataError` |
+| a checkpoint's content | `CheckpointError` |
+| a disk or a file's permissions | `FileError` |
+| the training itself | `OutOfSyncError`, `NonFiniteLossError` |
 """
 
 from __future__ import annotations
@@ -10,36 +20,51 @@ class MirrorkitError(Exception):
     """Base class of all errors that mirrorkit raises itself."""
 
 
+class ArgumentError(MirrorkitError, ValueError):
+    """An argument or option has a value that it cannot have, or two of them exclude each other."""
+
+
 class BackendError(MirrorkitError, RuntimeError):
     """The installed or selected Keras cannot be used (too old, Keras 2, or a backend other than TensorFlow)."""
 
 
 class DeviceError(MirrorkitError, RuntimeError):
-    """A device was asked for that is not there, does not compute rightly, or can no longer be configured."""
+    """A device was asked for that is not there, computes wrong results, or can no longer be configured."""
 
 
-class StrategyError(MirrorkitError, ValueError):
+class StrategyError(ArgumentError):
     """A strategy was asked for that is unknown or that these devices cannot give."""
 
 
 class ClusterError(MirrorkitError, ValueError):
-    """The cluster this process belongs to is described wrongly, or one of its tasks does not answer."""
+    """The cluster of this process is described wrongly, or one of its tasks does not answer."""
 
 
 class DataError(MirrorkitError, ValueError):
     """A data set is missing, damaged, or not what it says it is."""
 
 
-class ModelError(MirrorkitError, ValueError):
+class RecipeError(ArgumentError, DataError):
+    """A recipe of batches was given arguments that do not fit the set or each other.
+
+    It is a `DataError` too, as it was in 0.1.
+    """
+
+
+class ModelError(ArgumentError):
     """A model was asked for that the registry does not know, or with arguments that do not fit it."""
 
 
-class StepError(MirrorkitError, ValueError):
+class StepError(ArgumentError):
     """A step or a loop was put together wrongly: model, loss, metrics and data do not fit each other."""
 
 
 class CheckpointError(MirrorkitError, RuntimeError):
-    """A checkpoint cannot be written, cannot be read, or belongs to another model."""
+    """A checkpoint cannot be used: it is damaged, or belongs to another model or run."""
+
+
+class FileError(MirrorkitError, OSError):
+    """A file or folder cannot be written or read: no space left, no permission, or something else is in its place."""
 
 
 class OutOfSyncError(MirrorkitError, RuntimeError):
