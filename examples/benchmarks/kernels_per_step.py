@@ -23,7 +23,7 @@ from contenders import hand_written
 
 import mirrorkit as mk
 from mirrorkit.placement.walk import Tally, walk
-from mirrorkit.strategy.variables import copies
+from mirrorkit.variables import copies
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),

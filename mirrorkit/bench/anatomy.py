@@ -107,9 +107,8 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
         StepError: a step of your own, whose parts are unknown; data that the step cannot train on; no repeats.
     """
     from mirrorkit.bench.variants import Variants
-    from mirrorkit.strategy import of_all_workers
-    from mirrorkit.strategy.parameter_server import is_parameter_server
-    from mirrorkit.strategy.variables import unchanged
+    from mirrorkit.strategy import is_parameter_server, of_all_workers
+    from mirrorkit.variables import unchanged
 
     if not is_whole(repeats):
         raise StepError(f"anatomy(repeats={repeats!r}) was asked for; it must be a whole number from 1 on.")

@@ -9,9 +9,8 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.checks.non_finite import find_in_shards
 from mirrorkit.errors import NonFiniteLossError, StepError
-from mirrorkit.strategy import num_workers
-from mirrorkit.strategy.parameter_server import is_parameter_server
-from mirrorkit.strategy.variables import native
+from mirrorkit.strategy import is_parameter_server, num_workers
+from mirrorkit.variables import assign, copies
 from mirrorkit.whole import is_whole
 
 
@@ -166,17 +165,12 @@ class NanWatch(keras.callbacks.Callback):  # type: ignore[name-defined]
             rows.append([tf.nest.pack_sequence_as(nest, part) for part in zip(*parts, strict=True)])
         return rows
 
-    def _copies(self) -> list[tuple[Any, ...]]:
-        strategy = self._loop.strategy
-        return [strategy.experimental_local_results(native(variable)) for variable in self._loop.step.variables]
-
     def _values(self) -> list[tf.Tensor]:
-        return [tf.identity(copies[0]) for copies in self._copies()]
+        return [tf.identity(copies(variable)[0]) for variable in self._loop.step.variables]
 
     def _restore(self, values: list[tf.Tensor]) -> None:
-        for copies, value in zip(self._copies(), values, strict=True):
-            for copy in copies:
-                copy.assign(value)
+        for variable, value in zip(self._loop.step.variables, values, strict=True):
+            assign(variable, value)
 
 
 @tf.function(autograph=False)

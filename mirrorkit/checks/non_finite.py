@@ -12,11 +12,11 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.checks.recording import Call, recorded
 from mirrorkit.errors import StepError
-from mirrorkit.strategy.variables import native, unchanged
 from mirrorkit.train.step.layer_state import training_argument
 from mirrorkit.train.step.outputs import Batch, unpack_batch
 from mirrorkit.train.step.share import bounds
 from mirrorkit.train.step.step import Step
+from mirrorkit.variables import native, path, unchanged
 
 Range = tuple[float, float]
 
@@ -86,7 +86,7 @@ def find_in_shards(step: Any, shards: Iterable[Any], *, first: int = 0) -> NonFi
     """Do the same with a batch that is cut into shards already, the first of which has this number."""
     slots = step.optimizer.variables if isinstance(step, keras.Model) and step.compiled else []
     for variable in [*getattr(step, "variables", []), *slots]:
-        if found := _look("variable", repr(getattr(variable, "path", variable.name)), [_value(variable)]):
+        if found := _look("variable", repr(path(variable)), [_value(variable)]):
             return found
     for number, shard in enumerate(shards, start=first):
         batch = unpack_batch(shard)
@@ -101,8 +101,8 @@ def find_in_shards(step: Any, shards: Iterable[Any], *, first: int = 0) -> NonFi
 
 def _in_batch(batch: Batch) -> Iterator[NonFinite]:
     for what, nest in zip(("input", "target", "sample weight"), batch, strict=True):
-        for path, value in keras.tree.flatten_with_path({} if nest is None else nest):
-            if found := _look(what, "/".join(map(str, path)) or "of the batch", [value]):
+        for key, value in keras.tree.flatten_with_path({} if nest is None else nest):
+            if found := _look(what, "/".join(map(str, key)) or "of the batch", [value]):
                 yield found
 
 
@@ -137,8 +137,8 @@ def _in_own_step(step: Any, batch: Batch) -> Iterator[NonFinite]:
     with unchanged(getattr(step, "variables", [])), recorded() as calls:
         sums = step.compute(tuple(part for part in batch if part is not None))
     yield from _in_outputs(calls)
-    for path, value in keras.tree.flatten_with_path(sums):
-        if found := _look("sum", "/".join(map(str, path)), [value]):
+    for key, value in keras.tree.flatten_with_path(sums):
+        if found := _look("sum", "/".join(map(str, key)), [value]):
             yield found
 
 

@@ -13,10 +13,9 @@ import tensorflow as tf
 
 from mirrorkit.checks.bits import checksums, from_words, to_words
 from mirrorkit.errors import StepError
-from mirrorkit.strategy.parameter_server import is_parameter_server
-from mirrorkit.strategy.variables import native
+from mirrorkit.strategy import first_replica, is_parameter_server, local_replica
 from mirrorkit.train.reduce.tracing import TraceOnce
-from mirrorkit.train.reduce.update import first_replica, local_replica
+from mirrorkit.variables import copies, native, path
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Replicas:
         for variable, own in zip(self.variables, self._native, strict=True):
             if not strategy.extended.variable_created_in_scope(own):
                 raise StepError(
-                    f"The variable {_path(variable)!r} was not created in the scope of this {type(strategy).__name__}, "
+                    f"The variable {path(variable)!r} was not created in the scope of this {type(strategy).__name__}, "
                     "so its replicas cannot be compared. Pass the strategy under which it was made."
                 )
         central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
@@ -146,8 +145,7 @@ class Replicas:
         def write() -> None:
             for variable in (self._native[i] for i in differing):
                 value = tf.convert_to_tensor(variable)
-                copies = self.strategy.experimental_local_results(variable)
-                copies[local_replica(self.strategy)].assign(from_words(_of_replica_0(to_words(value)), value))
+                copies(variable)[local_replica(self.strategy)].assign(from_words(_of_replica_0(to_words(value)), value))
 
         if differing:
             self._compiled(write)()
@@ -160,7 +158,7 @@ class Replicas:
         return [int(i) for i in np.flatnonzero((sums != sums[0]).any(axis=0))]
 
     def _report(self, differing: list[int]) -> SyncReport:
-        names = tuple(_path(self.variables[i]) for i in differing)
+        names = tuple(path(self.variables[i]) for i in differing)
         first = self._difference(differing[0]) if differing else None
         return SyncReport(self._copies, len(self.variables), names, first)
 
@@ -180,8 +178,8 @@ class Replicas:
         found = self._compiled(compare)().numpy()
         replica = int(np.flatnonzero(found[:, 0])[0])
         elements, largest = found[replica]
-        path = _path(self.variables[index])
-        return Difference(path, replica, int(elements), variable.shape.num_elements(), float(largest))
+        name = path(self.variables[index])
+        return Difference(name, replica, int(elements), variable.shape.num_elements(), float(largest))
 
     def _compiled(self, on_replica: Callable[[], Any]) -> Callable[[], Any]:
         run = tf.function(lambda: first_replica(self.strategy, self.strategy.run(on_replica)), autograph=False)
@@ -208,10 +206,6 @@ def _distance(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     same = tf.equal(one, other)  # two infinities are, though their distance is NaN
     nothing, endless = tf.zeros_like(distance), tf.fill(tf.shape(distance), tf.constant(float("inf"), tf.float64))
     return tf.reduce_max(tf.where(same, nothing, tf.where(tf.math.is_nan(distance), endless, distance)))
-
-
-def _path(variable: Any) -> str:
-    return getattr(variable, "path", variable.name)
 
 
 # What was compiled for a model or a step, kept for as long as that lives, so that a check in a loop compiles once.

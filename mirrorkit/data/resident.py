@@ -16,7 +16,7 @@ from mirrorkit.data.batches import Batches, MapFunction, batches
 from mirrorkit.data.rows import HOST, Rows
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError
-from mirrorkit.strategy.workers import worker_index
+from mirrorkit.strategy import worker_index
 from mirrorkit.whole import is_whole
 
 

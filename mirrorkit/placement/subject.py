@@ -14,10 +14,10 @@ from mirrorkit import strategy as _strategy
 from mirrorkit.errors import DeviceError, StepError
 from mirrorkit.placement.report import CallPlacement, Placement
 from mirrorkit.placement.walk import HOST, place_of, walk
-from mirrorkit.strategy.variables import copies, unchanged
 from mirrorkit.train.loop.loop import Loop
 from mirrorkit.train.loop.stream import ResidentStream, Stream
 from mirrorkit.train.step.step import Step
+from mirrorkit.variables import copies, unchanged
 
 NOTES = (
     "Not known here: speed, memory of activations, how collectives go about it, and what Grappler and XLA change "

@@ -11,8 +11,18 @@ if mk.strategy.is_chief(strategy):                            # on several worke
 
 from __future__ import annotations
 
+# The names "as" themselves are for mirrorkit's other packages.
+from mirrorkit.strategy.communication import gathers as gathers
 from mirrorkit.strategy.creation import create, describe
+from mirrorkit.strategy.lost import ENDED_BY_OTHERS as ENDED_BY_OTHERS
+from mirrorkit.strategy.lost import name_lost_workers as name_lost_workers
 from mirrorkit.strategy.lost import naming_lost_workers
+from mirrorkit.strategy.parameter_server import is_parameter_server as is_parameter_server
+from mirrorkit.strategy.parameter_server import start_server as start_server
+from mirrorkit.strategy.replicas import first_replica as first_replica
+from mirrorkit.strategy.replicas import local_replica as local_replica
+from mirrorkit.strategy.tpu import is_tpu as is_tpu
+from mirrorkit.strategy.workers import addresses as addresses
 from mirrorkit.strategy.workers import is_chief, num_workers, of_all_workers, worker_index
 
 __all__ = ["create", "describe", "is_chief", "naming_lost_workers", "num_workers", "of_all_workers", "worker_index"]

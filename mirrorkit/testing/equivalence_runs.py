@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.strategy.variables import native, unchanged
 from mirrorkit.testing.equivalence_data import as_dataset, cut, size_of
 from mirrorkit.train import Loop, Step
+from mirrorkit.variables import copies, native, path, unchanged
 
 Values = dict[str, np.ndarray]
 
@@ -151,7 +151,7 @@ def train(
     runs = []
     for trial in trials:
         sizes = [size_of(batch) for batch in trial.batches]
-        run = Run(step, strategy, sizes, names, trainable, _read(strategy, watched))
+        run = Run(step, strategy, sizes, names, trainable, _read(watched))
         batches = trial.batches
         if trained is step and shards > 1:
             batches = [shard for batch in batches for shard in cut(batch, shards)]
@@ -159,11 +159,11 @@ def train(
             if trial.nudge is not None:
                 _nudge([watched[name] for name in sorted(trainable)], seed=trial.nudge)
             recorder = keras.callbacks.LambdaCallback(
-                on_train_batch_end=lambda batch, logs, run=run: run.updates.append(_read(strategy, watched))
+                on_train_batch_end=lambda batch, logs, run=run: run.updates.append(_read(watched))
             )
             report = loop.fit(as_dataset(batches), callbacks=[recorder], verbose=0)
             run.logs = {name: values[-1] for name, values in report.history.items()}
-            run.disagreeing = _disagreeing(strategy, watched, trainable)
+            run.disagreeing = _disagreeing(watched, trainable)
         runs.append(run)
     return runs
 
@@ -198,24 +198,20 @@ class _InShards:
 def _names(variables: Sequence[Any]) -> list[str]:
     names: list[str] = []
     for variable in variables:
-        name = getattr(variable, "path", None) or variable.name
+        name = path(variable)
         while name in names:
             name += "'"
         names.append(name)
     return names
 
 
-def _copies(strategy: tf.distribute.Strategy, variable: Any) -> list[np.ndarray]:
-    return [np.asarray(copy) for copy in strategy.experimental_local_results(native(variable))]
+def _read(variables: Mapping[str, Any]) -> Values:
+    return {name: np.asarray(copies(variable)[0]) for name, variable in variables.items()}
 
 
-def _read(strategy: tf.distribute.Strategy, variables: Mapping[str, Any]) -> Values:
-    return {name: _copies(strategy, variable)[0] for name, variable in variables.items()}
-
-
-def _disagreeing(strategy: tf.distribute.Strategy, variables: Mapping[str, Any], trainable: set[str]) -> list[str]:
+def _disagreeing(variables: Mapping[str, Any], trainable: set[str]) -> list[str]:
     def differ(variable: Any) -> bool:
-        first, *others = _copies(strategy, variable)
+        first, *others = map(np.asarray, copies(variable))
         return not all(np.array_equal(first, other, equal_nan=first.dtype.kind == "f") for other in others)
 
     return sorted((name for name, v in variables.items() if differ(v)), key=lambda name: name not in trainable)

@@ -9,7 +9,7 @@ from typing import Any
 
 from mirrorkit.cluster import Cluster
 from mirrorkit.errors import ClusterError
-from mirrorkit.strategy.parameter_server import start_server
+from mirrorkit.strategy import start_server
 
 _servers: list[Any] = []  # TensorFlow cannot stop a server; it serves until the process ends
 

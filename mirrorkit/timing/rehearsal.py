@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.strategy.variables import Snapshot, unchanged
 from mirrorkit.timing.timer import wait_for_devices
+from mirrorkit.variables import Snapshot, path, unchanged
 
 _NAMED = 3  # variables in a message
 _CURE = (
@@ -140,7 +140,7 @@ def _is_traced(function: Any) -> bool:
 
 
 def _names(variables: list[Any]) -> str:
-    names = [getattr(variable, "path", variable.name) for variable in variables]
+    names = [path(variable) for variable in variables]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 

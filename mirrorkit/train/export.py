@@ -20,9 +20,9 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_chief
-from mirrorkit.strategy.variables import unchanged
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.layer_state import layers_of, training_argument
+from mirrorkit.variables import unchanged
 
 _KERAS = ".keras"
 _OTHER_FORMATS = (".h5", ".hdf5", ".pb", ".pbtxt", ".tf", ".tflite", ".onnx", ".npz", ".ckpt", ".zip")

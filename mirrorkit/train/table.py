@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.errors import StepError
-from mirrorkit.strategy.parameter_server import is_parameter_server
+from mirrorkit.strategy import is_parameter_server
 
 _LEAST_BYTES = 256 * 2**10  # of a shard; smaller ones cost more messages than they spare memory
 

@@ -148,7 +148,7 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
             self._writer.wait()
             position, variables = self._loop.position, self._loop.step.variables
             about = {"variables": describe(variables), "position": position.as_json()}
-            self._writer.start(position.steps, capture(self._loop.strategy, variables), about)
+            self._writer.start(position.steps, capture(variables), about)
         self._saved = self._place()
 
     def _leave_if_asked(self) -> None:

@@ -9,19 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 from mirrorkit.errors import CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.position import Position
-from mirrorkit.train.checkpoints.variables import assign, describe, require_same
+from mirrorkit.train.checkpoints.variables import describe, require_same
+from mirrorkit.variables import assign
 
 _log = logging.getLogger("mirrorkit")
 
 
-def restore_newest(
-    folder: str | os.PathLike[str], strategy: tf.distribute.Strategy, variables: Sequence[Any]
-) -> Position:
+def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Any]) -> Position:
     """Write the newest whole checkpoint of a folder into the variables; return its position in the run.
 
     A damaged one is named in a warning, and the one before it taken.
@@ -43,7 +40,8 @@ def restore_newest(
         require_same(file, about["variables"], describe(variables))
         if damaged:
             warnings.warn(f"Damaged checkpoint, the one before it is used: {'; '.join(damaged)}.", stacklevel=3)
-        assign(strategy, variables, values)
+        for variable, value in zip(variables, values, strict=True):
+            assign(variable, value)
         position = Position.from_json(about["position"])
         _log.info("%s: goes on in epoch %d at batch %d.", file, position.epoch, position.batch)
         return position

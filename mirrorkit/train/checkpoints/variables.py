@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from mirrorkit.errors import CheckpointError
-from mirrorkit.strategy.variables import native
-from mirrorkit.train.reduce.update import first_replica
+from mirrorkit.variables import copies, path
 
 _SHOWN = 10  # differences in an error message
 
 
-def capture(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> list[np.ndarray]:
+def capture(variables: Sequence[Any]) -> list[np.ndarray]:
     """Copy the values off the device. All replicas hold the same, so the first one's stand for all."""
-    return [first_replica(strategy, native(variable)).numpy() for variable in variables]
+    return [copies(variable)[0].numpy() for variable in variables]
 
 
 def describe(variables: Sequence[Any]) -> list[dict[str, Any]]:
@@ -30,20 +28,13 @@ def describe(variables: Sequence[Any]) -> list[dict[str, Any]]:
         CheckpointError: a variable whose values are no numbers.
     """
     found = [
-        {"path": _path(v), "shape": [int(size) for size in v.shape], "dtype": getattr(v.dtype, "name", v.dtype)}
+        {"path": path(v), "shape": [int(size) for size in v.shape], "dtype": getattr(v.dtype, "name", v.dtype)}
         for v in variables
     ]
     for one in found:
         if one["dtype"] in ("string", "resource", "variant"):
             raise CheckpointError(f"The variable {one['path']} is of dtype {one['dtype']}; checkpoints hold numbers.")
     return found
-
-
-def assign(strategy: tf.distribute.Strategy, variables: Sequence[Any], values: Sequence[np.ndarray]) -> None:
-    """Write the values into every replica's copy."""
-    for variable, value in zip(variables, values, strict=True):
-        for copy in strategy.experimental_local_results(native(variable)):
-            copy.assign(value)
 
 
 def require_same(file: Path, saved: Sequence[dict[str, Any]], present: Sequence[dict[str, Any]]) -> None:
@@ -89,7 +80,3 @@ def _numbered(described: Sequence[dict[str, Any]]) -> dict[tuple[str, int], dict
 
 def _text(described: dict[str, Any]) -> str:
     return f"{described['path']} {described['dtype']} {described['shape']}"
-
-
-def _path(variable: Any) -> str:
-    return getattr(variable, "path", None) or variable.name

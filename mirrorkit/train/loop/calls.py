@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import num_workers, of_all_workers
+from mirrorkit.strategy import first_replica, num_workers, of_all_workers
 from mirrorkit.train.loop.stream import Sizes, Stream, other_size
 from mirrorkit.train.reduce.reduction import all_reduce
-from mirrorkit.train.reduce.update import first_replica
 from mirrorkit.train.step.share import HOST, Share, own_share
 
 _log = logging.getLogger("mirrorkit")

@@ -20,12 +20,10 @@ from mirrorkit.cluster import task_name
 from mirrorkit.cluster.network import unreachable
 from mirrorkit.data.records import Records
 from mirrorkit.errors import ClusterError
-from mirrorkit.strategy.lost import ENDED_BY_OTHERS, name_lost_workers
-from mirrorkit.strategy.parameter_server import is_parameter_server
+from mirrorkit.strategy import ENDED_BY_OTHERS, first_replica, is_parameter_server, name_lost_workers
 from mirrorkit.train.loop.calls import CallLength, Calls, Result
 from mirrorkit.train.loop.pieces import HeldStream, Piece, pieces
 from mirrorkit.train.loop.stream import Stream
-from mirrorkit.train.reduce.update import first_replica
 
 _log = logging.getLogger("mirrorkit")
 

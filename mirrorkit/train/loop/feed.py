@@ -13,9 +13,7 @@ from mirrorkit import batching
 from mirrorkit.data import Batches, Recipe, Resident
 from mirrorkit.data.distribute import untuned
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import num_workers
-from mirrorkit.strategy.parameter_server import is_parameter_server
-from mirrorkit.strategy.tpu import is_tpu
+from mirrorkit.strategy import is_parameter_server, is_tpu, num_workers
 from mirrorkit.train.loop.pieces import HeldStream, can_be_held
 from mirrorkit.train.loop.same_data import LookedAt, first_rows, require_same_data
 from mirrorkit.train.loop.stream import ResidentStream, Stream

@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import is_chief, of_all_workers
-from mirrorkit.strategy.parameter_server import is_parameter_server
+from mirrorkit.strategy import is_chief, is_parameter_server, of_all_workers
 from mirrorkit.train.checkpoints import Checkpoints
 
 _log = logging.getLogger("mirrorkit")

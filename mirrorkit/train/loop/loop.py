@@ -20,8 +20,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import of_all_workers
-from mirrorkit.strategy.parameter_server import is_parameter_server
+from mirrorkit.strategy import is_parameter_server, of_all_workers
 from mirrorkit.timing import Throughput
 from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.checkpoints.position import Position
@@ -274,7 +273,7 @@ class Loop:
         Raises:
             CheckpointError: there is no checkpoint, none is whole, or it is of another model; then nothing is changed.
         """
-        self.position = restore_newest(folder, self.strategy, require_variables(self.step))
+        self.position = restore_newest(folder, require_variables(self.step))
         self._restored = True
         return self.position
 

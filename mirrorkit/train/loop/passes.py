@@ -9,13 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.errors import CheckpointError, NonFiniteLossError, StepError
-from mirrorkit.strategy.variables import unchanged
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.loop.calls import CallLength
 from mirrorkit.train.loop.feed import Feed
 from mirrorkit.train.loop.hooks import agree_to_stop, periods
 from mirrorkit.train.loop.report import Epoch, Report
 from mirrorkit.train.loop.stream import Stream
+from mirrorkit.variables import unchanged
 
 _EXAMPLES = 0  # index into a step's totals
 

@@ -17,8 +17,7 @@ import tensorflow as tf
 from mirrorkit.data import Batches
 from mirrorkit.data.distribute import untuned
 from mirrorkit.errors import DataError
-from mirrorkit.strategy import num_workers, of_all_workers
-from mirrorkit.strategy.workers import addresses
+from mirrorkit.strategy import addresses, num_workers, of_all_workers
 from mirrorkit.train.loop.stream import Sizes, Stream
 
 _NOTHING = -1.0

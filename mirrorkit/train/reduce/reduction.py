@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit.strategy.communication import gathers
+from mirrorkit.strategy import gathers
 from mirrorkit.train.reduce.packing import BUCKET_MIB, pack, unpack
 
 # In bytes: up to this size a message is gathered. Every worker gets those of all and adds them up itself, in n - 1 hops

@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit.strategy.parameter_server import is_parameter_server
-from mirrorkit.strategy.variables import native
+from mirrorkit.strategy import first_replica, is_parameter_server, local_replica
 from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.reduce.reduction import all_reduce
+from mirrorkit.variables import copies, native
 
 Function = Callable[[Any, list[tf.Tensor]], tuple[Sequence[tf.Tensor | None], Any]]
 
@@ -101,16 +101,5 @@ class Update:
         if self._adds_up and variable.dtype != tf.bool and id(variable) not in self._last_wins:
             variable.assign_add(new - old)
             return
-        copies = self._strategy.experimental_local_results(variable)
-        (copies[0] if len(copies) == 1 else copies[replica]).assign(new)
-
-
-def local_replica(strategy: tf.distribute.Strategy) -> int:
-    """Return which of this worker's replicas is running; call it in replica context."""
-    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-    return int(tf.get_static_value(replica)) % len(strategy.extended.worker_devices)
-
-
-def first_replica(strategy: tf.distribute.Strategy, values: Any) -> Any:
-    """Take the first replica's part of each value in a nest that `strategy.run` returned."""
-    return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], values)
+        own = copies(variable)
+        (own[0] if len(own) == 1 else own[replica]).assign(new)

@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.errors import StepError
+from mirrorkit.strategy import local_replica
 from mirrorkit.train.reduce.tracing import outside_replica
-from mirrorkit.train.reduce.update import local_replica
 from mirrorkit.train.step.share import HOST
 
 

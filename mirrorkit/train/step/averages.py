@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.reduce.update import native
+from mirrorkit.variables import copies
 
 
 class Averages:
@@ -60,8 +60,7 @@ class Averages:
 
     def _swap(self, strategy: tf.distribute.Strategy) -> None:
         for pair in zip(self._weights, self.variables, strict=True):
-            copies = [strategy.experimental_local_results(native(variable)) for variable in pair]
-            for weight, average in zip(*copies, strict=True):
+            for weight, average in zip(*map(copies, pair), strict=True):
                 value = tf.identity(weight)
                 weight.assign(average)
                 average.assign(value)

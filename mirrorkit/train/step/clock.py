@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from mirrorkit.errors import StepError
 from mirrorkit.optim.functional import schedule_of
-from mirrorkit.strategy.variables import native
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.step.share import HOST
+from mirrorkit.variables import native
 
 
 class Reading(NamedTuple):

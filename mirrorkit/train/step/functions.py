@@ -14,7 +14,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply
 from mirrorkit.optim.packed import Packed
-from mirrorkit.strategy.variables import unchanged
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages
@@ -28,6 +27,7 @@ from mirrorkit.train.step.outputs import Batch, count_examples, match, output_na
 from mirrorkit.train.step.share import Share, unless_empty
 from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.synchronized import Copies, never_empty
+from mirrorkit.variables import unchanged
 
 # Layout of the totals, a flat float32 vector: these three, then numerator and denominator of each output's loss, then
 # the metrics' states. LOSS is all that is minimized, added up: not finite where any part of it is not. ADDED is what

@@ -11,9 +11,9 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.optim.functional import trainable_variables
-from mirrorkit.train.reduce.update import native
 from mirrorkit.train.step.layer_state import layers_of
 from mirrorkit.train.step.outputs import Batch, unpack_batch
+from mirrorkit.variables import native
 from mirrorkit.whole import is_whole
 
 

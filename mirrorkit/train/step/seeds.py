@@ -20,8 +20,8 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers, of_all_workers
-from mirrorkit.strategy.variables import unchanged
 from mirrorkit.train.step.share import HOST, own_share
+from mirrorkit.variables import unchanged
 
 _DRAW = "StatelessRandomGetKeyCounter"  # with which TensorFlow's stateless random operations, and so Keras's, begin
 _within = threading.local()  # a strategy runs each replica in a thread of its own

@@ -18,9 +18,9 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.errors import StepError
-from mirrorkit.strategy.tpu import is_tpu
+from mirrorkit.strategy import is_tpu
 from mirrorkit.train.reduce.packing import BUCKET_MIB
-from mirrorkit.train.reduce.update import Update, native
+from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.step import requirements
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
@@ -34,6 +34,7 @@ from mirrorkit.train.step.losses import warn_on_logits_mismatch
 from mirrorkit.train.step.outputs import unpack_batch
 from mirrorkit.train.step.share import Share, own_share
 from mirrorkit.train.step.static_shapes import require_tpu_precision
+from mirrorkit.variables import native
 
 
 class Step:

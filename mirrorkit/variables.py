@@ -1,4 +1,4 @@
-"""Variables under a strategy: the copies that replicas hold, and putting all of them back after a rehearsal."""
+"""Variables under a strategy: what they are called, the copies that replicas hold, and how to put all of them back."""
 
 from __future__ import annotations
 
@@ -21,6 +21,17 @@ def copies(variable: Any) -> list[Any]:
     variable = native(variable)
     strategy = getattr(variable, "distribute_strategy", None)  # only where the replicas hold copies
     return [variable] if strategy is None else list(strategy.experimental_local_results(variable))
+
+
+def path(variable: Any) -> str:
+    """Return the name by which messages and files know a Keras or TensorFlow variable, such as "dense/kernel"."""
+    return getattr(variable, "path", None) or variable.name
+
+
+def assign(variable: Any, value: Any) -> None:
+    """Write a value into every local replica's copy; outside of the replicas."""
+    for copy in copies(variable):
+        copy.assign(value)
 
 
 class Snapshot:
