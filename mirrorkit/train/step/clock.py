@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from mirrorkit.data.rows import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.optim.functional import schedule_of
 from mirrorkit.train.reduce.tracing import TraceOnce
-from mirrorkit.train.step.share import HOST
 from mirrorkit.variables import native
 
 

@@ -19,12 +19,12 @@ from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.calling import call_model
 from mirrorkit.train.step.clock import Clock
+from mirrorkit.train.step.global_batch import GlobalBatch, unless_empty
 from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loss_scale import LossScale, all_finite, only_if
 from mirrorkit.train.step.losses import Losses, LossSum
 from mirrorkit.train.step.metrics import Metrics
 from mirrorkit.train.step.outputs import Batch, count_examples, match, output_names, per_output, unpack_batch
-from mirrorkit.train.step.share import Share, unless_empty
 from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.synchronized import Copies, never_empty
 from mirrorkit.variables import unchanged
@@ -164,16 +164,9 @@ class Functions:
                 lambda: compare_parts(about, values.weights, values.state, unpack_batch(batch), shards, unchecked)
             )
 
-    def rows(self, batch: Any, share: Share | None) -> tuple[Any, Copies | None]:
-        """Return the rows that this replica computes, and how their sums count (None for fully).
-
-        Args:
-            batch: what `share` takes; without one the rows themselves.
-            share: how a replica comes to its rows of a global batch, or None.
-        """
-        if self._state.synchronized:
-            return never_empty(batch, share)
-        return batch if share is None else share(batch), None
+    def rows(self, batch: GlobalBatch) -> tuple[Any, Copies | None]:
+        """Return the rows that this replica computes, and how their sums count (None for fully)."""
+        return never_empty(batch) if self._state.synchronized else (batch.rows(), None)
 
     @property
     def totals_size(self) -> int:
@@ -243,6 +236,11 @@ class Functions:
             lambda: self._forward(values.weights, values.state, batch, training=False)[1],
             lambda: tf.zeros([self.totals_size]),
         )
+
+    def objective(self, weights: Any, state: Any, batch: Any, place: tf.Tensor) -> tf.Tensor:
+        """Return what a shard's step minimizes; outside of the training, with these values of weights and state."""
+        terms, *_ = self._forward(weights, self._state.seeded(state, place), batch, training=True)
+        return tf.add_n([term.numerator for term in terms])
 
     def _forward(
         self, weights: Any, state: Any, batch: Any, *, training: bool

@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit.data.rows import HOST
 from mirrorkit.train.step.seeds import fold
-from mirrorkit.train.step.share import HOST
 
 
 class LayerState:

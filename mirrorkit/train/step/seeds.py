@@ -18,9 +18,10 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit.data.rows import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers, of_all_workers
-from mirrorkit.train.step.share import HOST, own_share
+from mirrorkit.train.step.global_batch import HostBatch
 from mirrorkit.variables import unchanged
 
 _DRAW = "StatelessRandomGetKeyCounter"  # with which TensorFlow's stateless random operations, and so Keras's, begin
@@ -113,7 +114,7 @@ def require_own_draws(strategy: tf.distribute.Strategy, step: Any, batch: Any) -
         graph = tf.compat.v1.get_default_graph()
         known = {op.name for op in graph.get_operations()}
         with keras.StatelessScope(initialize_variables=False):
-            step.compute(own_share(batch))
+            step.compute(HostBatch(batch).rows())
         # TensorFlow traces replicas in turns, and names the operations of all but the first by their replica.
         here = _replica_of(f"{graph.get_name_scope()}/")
         new = [op for op in graph.get_operations() if op.type == _DRAW and op.name not in known]
