@@ -23,7 +23,10 @@ LAYERS = [
 
 
 # The same within train.
-ROOMS_OF_TRAIN = ["reduce", "step", "table", "checkpoints", "loop", "export"]
+ROOMS_OF_TRAIN = [
+    *("callback", "reduce", "step", "table", "checkpoints"),
+    *("input", "calls", "parameter_server", "loop", "export"),
+]
 
 
 def layer(path: Path, package: Path = PACKAGE) -> str:

@@ -142,6 +142,10 @@ class _Fixed(OwnRows):
         own = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(self._rows)]
         return tf.nest.pack_sequence_as(self._rows, [values[local_replica(self._strategy)] for values in own])
 
+    def rows_or_all(self) -> tuple[Batch, bool | tf.Tensor]:
+        """Return this replica's; they are as many on each."""
+        return self.rows(), False
+
 
 def _touched(values: Any) -> tf.Tensor:
     """One number that depends on every tensor, so that TensorFlow does not leave out what nobody would need."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import NonFiniteLossError
 
-if TYPE_CHECKING:
-    from mirrorkit.train.loop.loop import Loop
+Loop: TypeAlias = Any  # mirrorkit.train.Loop, which is built upon this
 
 
 class LoopCallback(keras.callbacks.Callback):  # type: ignore[name-defined]

@@ -13,7 +13,7 @@ from training_helpers import largest_difference, line_net
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.train.loop.hooks import acting_on_batches
+from mirrorkit.train.loop.callbacks import acting_on_batches
 
 L = keras.layers
 STEPS = 5  # of 12 examples, in an epoch

@@ -113,7 +113,7 @@ def test_the_number_of_steps_per_call_changes_no_bit(line: Any, recipe: Any) -> 
 
 
 def test_auto_makes_calls_of_about_half_a_second() -> None:
-    from mirrorkit.train.loop.calls import CallLength
+    from mirrorkit.train.calls.length import CallLength
 
     length = CallLength(tf.distribute.get_strategy(), "auto")
     assert length.next(1000) == 1

@@ -29,7 +29,7 @@ POSITIVE = np.abs(X[:, 1:2]) + 0.5
 
 def _check(loop: Any, *batch: Any) -> None:
     """What `fit` does before its first step."""
-    check_batch = loop.step.first_batch_check()
+    check_batch = loop.step.for_loop(loop.strategy).first_batch_check()
     assert check_batch is not None
     check_batch(tf.nest.map_structure(tf.constant, batch))
 
@@ -501,13 +501,13 @@ def test_evaluation_alone_is_checked_too(make_loop: Any) -> None:
             loop.evaluate(plain_dataset(X, BINARY, batch=8))
     right = make_loop(TWO, _binary, loss="mse", metrics=["mae"])
     right.evaluate(plain_dataset(X, BINARY, batch=8))
-    assert right.step.first_batch_check("test") is None
-    assert right.step.first_batch_check() is not None  # training has batches of its own
+    assert right.step.for_loop(right.strategy).first_batch_check("test") is None
+    assert right.step.for_loop(right.strategy).first_batch_check() is not None  # training has batches of its own
 
 
 def test_one_device_is_as_keras_and_not_checked(make_loop: Any) -> None:
     loop = make_loop(("one_device", 1), _binary, loss="mse", metrics=[_f1])
-    assert loop.step.first_batch_check() is None
+    assert loop.step.for_loop(loop.strategy).first_batch_check() is None
 
 
 def test_a_name_that_is_not_checked(make_loop: Any) -> None:
@@ -578,7 +578,7 @@ def test_warm_up_pays_for_the_check_of_a_recipe(make_loop: Any) -> None:
     recipe = mk.data.batches(mk.data.arrays(X, BINARY), global_batch_size=8)
     loop = make_loop(TWO, _binary, loss="mse", metrics=["mae"])
     loop.warm_up(recipe)
-    assert loop.step.first_batch_check() is None
+    assert loop.step.for_loop(loop.strategy).first_batch_check() is None
     with pytest.raises(StepError, match="the metric '_f1'"):
         make_loop(TWO, _binary, loss="mse", metrics=[_f1]).warm_up(recipe)
 

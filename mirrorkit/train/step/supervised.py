@@ -168,8 +168,8 @@ class Supervised:
         """Make one update; see `LoopStep`."""
         if len(batches) > 1 and not is_parameter_server(self.strategy):
             for part, batch in enumerate(batches):  # one after the other: their gradients are never all in memory
-                self.strategy.run(functools.partial(self._add, batch, part))
-            return self._update.after(self._running.read)()
+                self.add(batch, part)
+            return self.finish()
 
         def sums() -> Sums:  # in one graph, without variables of a worker's own: any worker can run it
             parts = [self.sums(batch, first_part + i) for i, batch in enumerate(batches)]
@@ -177,8 +177,18 @@ class Supervised:
 
         return self._update.after(sums)()
 
-    def _add(self, batch: GlobalBatch, part: int) -> None:
-        self._running.add(self.sums(batch, part), part)
+    def add(self, batch: GlobalBatch, part: int | tf.Tensor) -> None:
+        """Compute the sums of one of an update's batches and add them to the others'; `finish` comes last.
+
+        Args:
+            batch: one of them.
+            part: 0 for the first batch of an update (its sums replace those of the last update), then 1, 2, ...
+        """
+        self.strategy.run(lambda: self._running.add(self.sums(batch, part), part))
+
+    def finish(self) -> tf.Tensor:
+        """Update from what `add` has added up; returns the totals of all its batches."""
+        return self._update.after(self._running.read)()
 
     def test(self, batch: GlobalBatch) -> tf.Tensor:
         """Return the totals of this replica's rows; see `LoopStep`."""
