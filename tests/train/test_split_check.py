@@ -472,10 +472,11 @@ def test_fit_checks_once_and_trains_on_every_batch_all_the_same(kind: str, make_
     else:
         data = getattr(mk.data, kind)(split, global_batch_size=8, shuffle=True, seed=0)
     checked, without = (make_loop(TWO, line_net, unchecked=names) for names in ((), ("loss",)))
-    without.step._checked.add("train")
+    without.step.for_loop(without.strategy)._checked.add("train")
     seen: list[Any] = []
-    check_batch = checked.step._check_batch
-    checked.step._check_batch = lambda what, batch: (seen.append(batch), check_batch(what, batch))
+    step = checked.step.for_loop(checked.strategy)
+    check_batch = step._check_batch
+    step._check_batch = lambda what, batch: (seen.append(batch), check_batch(what, batch))
     for loop in (checked, without):
         loop.fit(data, epochs=2, verbose=0)
         loop.fit(data, epochs=1, verbose=0)

@@ -86,8 +86,8 @@ class Custom:
         method = "test" if what == "evaluate" else what
         if not hasattr(self._step, method):
             raise StepError(
-                f"{what} needs a mk.train.Step or a step with a method {method}(batch); {type(self._step).__name__} "
-                "only trains. Give it that method (see mk.train.TrainStep), or call its model."
+                f"{what} needs a mk.train.Step; {type(self._step).__name__} only trains. Give it a method "
+                f"{method}(batch) (see mk.train.TrainStep), or call its model."
             )
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
