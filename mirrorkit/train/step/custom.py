@@ -109,7 +109,7 @@ class Custom:
         return None if what != "train" or self._checked or alone or unchecked else self._check_batch
 
     def _check_batch(self, batch: Batch) -> None:
-        require_own_draws(self._strategy, self._step, batch)
+        require_own_draws(self._strategy, lambda rows: self._train_logs(HostBatch(rows)), self.variables, batch)
         self._checked = True
 
     def totals_size(self, what: Pass = "train") -> int:
