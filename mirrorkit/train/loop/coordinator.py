@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from mirrorkit.cluster import task_name
 from mirrorkit.cluster.network import unreachable
-from mirrorkit.data.records import Records
+from mirrorkit.data import Records
 from mirrorkit.errors import ClusterError
 from mirrorkit.strategy.lost import ENDED_BY_OTHERS, name_lost_workers
 from mirrorkit.strategy.parameter_server import is_parameter_server

@@ -10,8 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit import batching
-from mirrorkit.data import Batches, Recipe, Resident
-from mirrorkit.data.distribute import untuned
+from mirrorkit.data import Batches, Recipe, Resident, untuned
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers
 from mirrorkit.strategy.parameter_server import is_parameter_server

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data import Batches
-from mirrorkit.data.distribute import untuned
+from mirrorkit.data import Batches, untuned
 from mirrorkit.errors import DataError
 from mirrorkit.strategy import num_workers, of_all_workers
 from mirrorkit.strategy.workers import addresses
