@@ -146,7 +146,7 @@ def apply(
 ) -> tf.Tensor:
     """Run augmentations on the batch of one step, each with a seed of its own made from (seed, epoch, step).
 
-    `step` may be any int64 that stands for the batch. With `replica`, the number of a replica that holds only its own
+    `step` may be any int64 that identifies the batch. With `replica`, the number of a replica that holds only its own
     rows of the batch, the random numbers are that replica's own.
     """
     if not augmentations:

@@ -79,11 +79,6 @@ class Batches(PreparedRecipe):
         return np.random.default_rng([self.seed, epoch]).permutation(self.num_examples)
 
     @functools.cached_property
-    def element_spec(self) -> Any:
-        """The shapes and dtypes of a batch, as `tf.data.Dataset.element_spec` gives them."""
-        return self.dataset().element_spec
-
-    @functools.cached_property
     def host_tensors(self) -> Any:
         """The whole split, `(x, y)` or `(x, y, sample_weight)`, as tensors in the host's memory; with `cache`, mapped.
 
@@ -144,7 +139,7 @@ class Batches(PreparedRecipe):
         return self.host_tensors
 
 
-batches = Batches
+batches = Batches  # the verb that users call; one signature and one docstring for both
 
 
 def _unoptimized() -> tf.data.Options:

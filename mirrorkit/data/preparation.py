@@ -6,6 +6,7 @@ The way of a batch: each kind of recipe gathers its examples (from memory, from 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,11 @@ class PreparedRecipe(Recipe):
         """The number of classes; None where the labels are not classes, or nobody has said."""
         raise NotImplementedError
 
+    @functools.cached_property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of a batch, as `tf.data.Dataset.element_spec` gives them."""
+        return self.dataset().element_spec
+
     def finish(
         self, element: tuple[Any, ...], *, epoch: Any, step: tf.Tensor, replica: int | tf.Tensor | None = None
     ) -> Any:
@@ -57,7 +63,7 @@ class PreparedRecipe(Recipe):
         Args:
             element: `(x, y)` or `(x, y, sample_weight)` of a batch, or of one replica's rows of it.
             epoch: the epoch.
-            step: the number of the batch, or any int64 that stands for it.
+            step: the number of the batch, or any int64 that identifies it.
             replica: the number of the replica, where `element` holds its rows alone: it draws its own random numbers.
 
         Raises:

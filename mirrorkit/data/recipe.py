@@ -1,4 +1,4 @@
-"""What every source of batches has in common, so that each stands wherever another does."""
+"""What every source of batches has in common, so that any of them can be used in place of another."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def write_records(
         examples = _examples(examples)
 
     def on_disk() -> AbstractContextManager[None]:
-        # around each access of our own: what the user's generator raises is none of these
+        # only around accesses of our own, so that an error of the user's generator stays what it is
         return file_errors(
             f"write_records cannot write to {folder}",
             "Free some space or correct the permissions, or choose another folder; no set was written.",

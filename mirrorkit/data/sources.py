@@ -1,4 +1,4 @@
-"""Find and read the well-known data sets: a folder of yours, $MIRRORKIT_DATA, the Keras cache, or a download."""
+"""Find and read the well-known data sets: your own folder, $MIRRORKIT_DATA, the Keras cache, or a download."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
 
     Args:
         name: see above.
-        data_dir: a folder of yours, tried first; one that does not exist is an error, or with a `fallback` a warning.
+        data_dir: your own folder, tried first; one that does not exist is an error, or with a `fallback` a warning.
         fallback: "synthetic" draws a synthetic set of the same image size where the real one is not found, and logs a
             warning that lists each place tried; by default that is an error.
 
@@ -66,7 +66,7 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
 
     Raises:
         RecipeError: an unknown name or fallback.
-        DataError: no folder `data_dir`; the set is nowhere (the message lists each place tried and the cure); a file in
+        DataError: no folder `data_dir`; the set is not found (the message lists each place tried and the cure); a file in
             `data_dir` or $MIRRORKIT_DATA is cut short or damaged (the message names it).
         FileError: `data_dir` or $MIRRORKIT_DATA cannot be read.
     """
@@ -107,7 +107,7 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
     places = "\n".join(f"  - {place}" for place in tried)
     nowhere = f"{name} was asked for and found nowhere. Tried:\n{places}"
     if fallback:
-        _log.warning("%s\nA synthetic set stands in for it.", nowhere)
+        _log.warning("%s\nA synthetic set is used instead.", nowhere)
         return synthetic(known.shape)
     raise DataError(
         f"{nowhere}\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
@@ -97,12 +96,13 @@ class Records(PreparedRecipe):
                 f"{index_path} says how to decode its examples and how many there are: leave out decode and "
                 "num_examples."
             )
-        features = self.features
-        known = {} if features is None else features
-        shape = [None, *known["x"]["shape"]] if "x" in known else []
-        self._settle(sum(self.counts), None if features is None else shape)
-        self._set(num_examples=sum(self.counts), shuffle_buffer=int(self.shuffle_buffer))
-        labelled = features is None or known.get("y", {}).get("dtype") == "int64"
+        if self.features is None:
+            shape, labelled = None, True
+        else:
+            shape = [None, *self.features["x"]["shape"]] if "x" in self.features else []
+            labelled = self.features.get("y", {}).get("dtype") == "int64"
+        self._settle(sum(self.counts), shape)
+        self._set(num_examples=self._num_examples, shuffle_buffer=int(self.shuffle_buffer))
         if self.one_hot and (self.num_classes is None or not labelled):
             raise RecipeError("one_hot=True needs class indices (integers) and num_classes; pass num_classes=.")
 
@@ -123,11 +123,6 @@ class Records(PreparedRecipe):
         else:
             counts = [num_examples]
         self._set(files=tuple(files), counts=tuple(counts), compression=compression, features=None, decode=decode)
-
-    @functools.cached_property
-    def element_spec(self) -> Any:
-        """The shapes and dtypes of a batch, as `tf.data.Dataset.element_spec` gives them."""
-        return self.dataset().element_spec
 
     def verify(self) -> None:
         """Read all files through, without decoding.
@@ -202,7 +197,7 @@ records = Records
 
 
 def _fingerprint(serialized: tf.Tensor) -> tf.Tensor:
-    """A number that stands for an example, and for the block or batch that begins with it.
+    """A number that identifies an example, and the block or batch that begins with it.
 
     Counting the batches would be the plainer way, but Dataset.enumerate and scan make autosharding by file impossible.
     """
