@@ -66,7 +66,7 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
 
     Raises:
         RecipeError: an unknown name or fallback.
-        DataError: no folder `data_dir`; the set is not found (the message lists each place tried and the cure); a file in
+        DataError: no folder `data_dir`; the set is not found (the message lists each place tried); a file in
             `data_dir` or $MIRRORKIT_DATA is cut short or damaged (the message names it).
         FileError: `data_dir` or $MIRRORKIT_DATA cannot be read.
     """
@@ -107,7 +107,7 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
     places = "\n".join(f"  - {place}" for place in tried)
     nowhere = f"{name} was asked for and found nowhere. Tried:\n{places}"
     if fallback:
-        _log.warning("%s\nA synthetic set is used instead.", nowhere)
+        _log.warning("%s\nA synthetic set stands in for it.", nowhere)
         return synthetic(known.shape)
     raise DataError(
         f"{nowhere}\n"
