@@ -47,7 +47,7 @@ def main() -> None:
     print(f"{mk.strategy.describe(strategy)}; {len(images.train):,} images of {images.name} ({images.source})")
 
     rise = options.epochs * train.steps_per_epoch // 5  # the rate rises over a fifth of the steps, then falls to zero
-    batch = {"batch_size": options.batch_size, "base_batch_size": 1024, "rule": "sqrt"}
+    batch = {"global_batch_size": options.batch_size, "base_batch_size": 1024, "rule": "sqrt"}
     peak, decay = mk.batching.scale_learning_rate(0.8, **batch), mk.batching.scale_learning_rate(0.01, **batch)
     rate = keras.optimizers.schedules.CosineDecay(peak / 5, 4 * rise, warmup_target=peak, warmup_steps=rise)
     with strategy.scope():

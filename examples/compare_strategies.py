@@ -16,7 +16,7 @@ import tensorflow as tf
 import mirrorkit as mk
 
 
-def measure(kind: str, devices: str, digits: mk.data.DataSet, batch_size: int, epochs: int) -> tuple[float, float]:
+def measure(kind: str, devices: str, digits: mk.data.Splits, batch_size: int, epochs: int) -> tuple[float, float]:
     keras.utils.set_random_seed(0)
     strategy = mk.strategy.create(kind, devices=devices)
     train = mk.data.batches(digits.train, global_batch_size=batch_size, shuffle=True, seed=0)

@@ -1,9 +1,9 @@
 """Batch arithmetic: global and per-replica batches, accumulation, and the learning rate that goes with them.
 
 ```python
-mk.batching.global_batch_size(64, replicas=4)                                    # 256
-mk.batching.per_replica_sizes(250, 4)                                            # (63, 63, 63, 61)
-mk.batching.scale_learning_rate(0.1, batch_size=1024, base_batch_size=256)       # 0.4
+mk.batching.global_batch_size(64, replicas=4)                                      # 256
+mk.batching.per_replica_sizes(250, 4)                                              # (63, 63, 63, 61)
+mk.batching.scale_learning_rate(0.1, global_batch_size=1024, base_batch_size=256)  # 0.4
 ```
 
 Plain Python: importing this does not start TensorFlow.
@@ -15,6 +15,7 @@ import math
 import warnings
 from typing import Literal
 
+from mirrorkit._deprecation import old_argument
 from mirrorkit.errors import StepError
 from mirrorkit.whole import is_whole
 
@@ -25,7 +26,7 @@ def per_replica_sizes(global_batch_size: int, replicas: int) -> tuple[int, ...]:
     """How many examples each replica gets of one global batch.
 
     The rule of `tf.distribute`'s `experimental_distribute_dataset`: every replica takes ceil(batch / replicas) examples
-    until none are left, so the last replicas may get fewer or none. It holds for an epoch's last, smaller batch too.
+    until none are left, so the last replicas may get fewer or none. This includes an epoch's last, smaller batch.
 
     Raises:
         StepError: a number is not a positive whole number.
@@ -38,8 +39,7 @@ def per_replica_sizes(global_batch_size: int, replicas: int) -> tuple[int, ...]:
 def global_batch_size(per_replica: int, *, replicas: int, accumulate: int = 1) -> int:
     """Examples behind one update: `per_replica` on each of `replicas`, over `accumulate` successive batches.
 
-    With `accumulate=1` this is the size to batch the data by; otherwise it is the batch size that the learning rate
-    should be chosen for.
+    With `accumulate=1` this is the batch size for the data; otherwise it is the one to choose the learning rate for.
 
     Raises:
         StepError: a number is not a positive whole number.
@@ -49,21 +49,30 @@ def global_batch_size(per_replica: int, *, replicas: int, accumulate: int = 1) -
 
 
 def scale_learning_rate(
-    learning_rate: float, *, batch_size: int, base_batch_size: int, rule: Literal["linear", "sqrt"] = "linear"
+    learning_rate: float,
+    *,
+    global_batch_size: int | None = None,
+    base_batch_size: int,
+    rule: Literal["linear", "sqrt"] = "linear",
+    batch_size: int | None = None,
 ) -> float:
-    """The learning rate for `batch_size`, given one that works for `base_batch_size`.
+    """The learning rate for `global_batch_size`, given one that works for `base_batch_size`.
 
-    "linear" multiplies it by batch_size / base_batch_size, with a warm-up over the first epochs (Goyal et al. 2017,
-    arXiv:1706.02677). "sqrt" multiplies it by the square root of that, which keeps the variance of the update
-    (Krizhevsky 2014, arXiv:1404.5997). `batch_size` counts the examples behind one update; see `global_batch_size`.
+    "linear" multiplies it by global_batch_size / base_batch_size, and goes with a warm-up over the first epochs (Goyal
+    et al. 2017, arXiv:1706.02677). "sqrt" multiplies it by the square root of that, which keeps the variance of the
+    update (Krizhevsky 2014, arXiv:1404.5997). `global_batch_size` counts the examples behind one update; see the
+    function of that name. `batch_size` is its old name.
 
     Raises:
         StepError: a number is not positive, or the rule is unknown.
     """
-    _check_positive(batch_size=batch_size, base_batch_size=base_batch_size)
+    size = old_argument(
+        "mk.batching.scale_learning_rate", "batch_size", batch_size, "global_batch_size", global_batch_size
+    )
+    _check_positive(global_batch_size=size, base_batch_size=base_batch_size)
     if not (math.isfinite(learning_rate) and learning_rate > 0):
         raise StepError(f"learning_rate must be a positive number, got {learning_rate!r}.")
-    ratio = batch_size / base_batch_size
+    ratio = size / base_batch_size
     if rule == "linear":
         return learning_rate * ratio
     if rule == "sqrt":
@@ -74,7 +83,7 @@ def scale_learning_rate(
 def check_split(global_batch_size: int, replicas: int) -> None:
     """Warn, once per pair of numbers, when the replicas cannot share the global batch equally.
 
-    Training is right all the same; every step takes as long as the largest share.
+    The result is still correct; every step takes as long as the largest share.
 
     Raises:
         StepError: a number is not a positive whole number.
@@ -87,7 +96,7 @@ def check_split(global_batch_size: int, replicas: int) -> None:
     equal = [str(size) for size in (below, below + replicas) if size]
     warnings.warn(
         f"A global batch of {global_batch_size} examples cannot be shared equally by {replicas} replicas: they get "
-        f"{', '.join(map(str, sizes))}. The result is right, but each step waits for the largest share. "
+        f"{', '.join(map(str, sizes))}. The result is correct, but each step waits for the largest share. "
         f"Shared equally: {' or '.join(equal)}.",
         stacklevel=2,
     )

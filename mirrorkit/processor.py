@@ -1,4 +1,4 @@
-"""What Linux tells of the processor; elsewhere Python's `platform`. Needs no TensorFlow."""
+"""The processor's model and features, from Linux; elsewhere from Python's `platform`. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _WIDEST_FIRST = {"amx_tile": "AMX", "avx512_vnni": "AVX-512 VNNI", "avx512f": "A
 
 
 def model() -> str:
-    """The name and the widest vectors, such as "AMD EPYC 9654 (AVX-512 VNNI)"."""
+    """The name and the widest vector instructions, such as "AMD EPYC 9654 (AVX-512 VNNI)"."""
     name = _field("model name") or platform.processor() or platform.machine()
     vectors = next((text for flag, text in _WIDEST_FIRST.items() if flag in flags()), None)
     return f"{name} ({vectors})" if vectors else name
 
 
 def flags() -> frozenset[str]:
-    """What an x86 processor can do, as Linux writes it: "avx2", "avx512_vnni"; empty elsewhere."""
+    """The features of an x86 processor, as Linux names them: "avx2", "avx512_vnni"; empty elsewhere."""
     return frozenset(_field("flags").split())
 
 

@@ -1,4 +1,4 @@
-"""Whole numbers as arguments: Python's and NumPy's count, booleans and floats do not."""
+"""Whole numbers as arguments: Python and NumPy integers are accepted, booleans and floats are not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_whole(value: Any, least: float = 1) -> bool:
-    """Whether this is a whole number from `least` on."""
+    """Whether this is a whole number of at least `least`."""
     try:
         return not isinstance(value, bool) and operator.index(value) >= least
     except TypeError:

@@ -28,8 +28,9 @@ def test_global_batch_size():
 
 
 def test_learning_rate_rules():
-    assert batching.scale_learning_rate(0.1, batch_size=1024, base_batch_size=256) == pytest.approx(0.4)
-    assert batching.scale_learning_rate(0.1, batch_size=64, base_batch_size=256, rule="sqrt") == pytest.approx(0.05)
+    assert batching.scale_learning_rate(0.1, global_batch_size=1024, base_batch_size=256) == pytest.approx(0.4)
+    square_root = batching.scale_learning_rate(0.1, global_batch_size=64, base_batch_size=256, rule="sqrt")
+    assert square_root == pytest.approx(0.05)
 
 
 def test_an_equal_split_is_silent():
@@ -65,9 +66,16 @@ def test_numbers_that_are_not_positive_and_whole_are_named(bad):
 @pytest.mark.parametrize("bad", [0.0, -0.1, math.nan, math.inf])
 def test_a_learning_rate_that_is_not_positive(bad):
     with pytest.raises(StepError, match="learning_rate"):
-        batching.scale_learning_rate(bad, batch_size=8, base_batch_size=4)
+        batching.scale_learning_rate(bad, global_batch_size=8, base_batch_size=4)
 
 
 def test_an_unknown_rule_names_the_known_ones():
     with pytest.raises(StepError, match="'linear' and 'sqrt'"):
-        batching.scale_learning_rate(0.1, batch_size=8, base_batch_size=4, rule="cubic")
+        batching.scale_learning_rate(0.1, global_batch_size=8, base_batch_size=4, rule="cubic")
+
+
+def test_the_old_name_of_the_batch_size_is_taken_and_warns():
+    with pytest.warns(DeprecationWarning, match=r"scale_learning_rate\(batch_size=\.\.\.\).*use global_batch_size="):
+        assert batching.scale_learning_rate(0.1, batch_size=1024, base_batch_size=256) == pytest.approx(0.4)
+    with pytest.raises(StepError, match="global_batch_size must be"):
+        batching.scale_learning_rate(0.1, base_batch_size=256)

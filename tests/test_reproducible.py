@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mirrorkit as mk
-from mirrorkit.errors import MirrorkitError
+from mirrorkit.errors import ArgumentError
 
 # Everything that draws or sums: augmentation of uint8 images, BatchNorm, Dropout, Adam, four replicas, an uneven batch.
 TRAIN = """
@@ -120,7 +120,7 @@ def test_every_library_is_seeded_and_a_late_call_says_what_it_missed(run_python:
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True, None, "0"])
 def test_what_is_no_seed(seed: Any) -> None:
-    with pytest.raises(MirrorkitError, match="whole number from 0"):
+    with pytest.raises(ArgumentError, match="whole number from 0"):
         mk.reproducible.enable(seed=seed)
 
 

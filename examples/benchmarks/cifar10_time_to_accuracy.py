@@ -59,7 +59,7 @@ def parts(strategy, images, options):
     train = mk.data.batches(images.train, shuffle=True, seed=0, augment=crop, **batch)
     test = mk.data.batches(images.test, global_batch_size=1000, one_hot=True)
     rise = options.epochs * train.steps_per_epoch // 5
-    scale = {"batch_size": options.batch_size, "base_batch_size": 1024, "rule": "sqrt"}
+    scale = {"global_batch_size": options.batch_size, "base_batch_size": 1024, "rule": "sqrt"}
     peak, decay = mk.batching.scale_learning_rate(0.8, **scale), mk.batching.scale_learning_rate(0.01, **scale)
     rate = keras.optimizers.schedules.CosineDecay(peak / 5, 4 * rise, warmup_target=peak, warmup_steps=rise)
     with strategy.scope():

@@ -64,7 +64,7 @@ class Writer:
             for i in range(count):
                 yield np.frombuffer(generator.bytes(size), np.uint8).reshape(SHAPE), i % 10
 
-        mk.data.write_records(images(), folder, shards=16, prefix="train")
+        mk.data.write_records(images(), folder, num_files=16, prefix="train")
         return count
 
 

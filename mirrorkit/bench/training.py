@@ -144,13 +144,13 @@ def split_first_gpu(parts: int, *, mebibytes: int = 4096) -> None:
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("GPU")[0], [limit] * parts)
 
 
-def _load(data: str, data_dir: str | None) -> _data.DataSet:
+def _load(data: str, data_dir: str | None) -> _data.Splits:
     if not data.endswith(".npz"):
         name, fallback = ("mnist", "synthetic") if data == "auto" else (data, None)
         return _data.load(name, data_dir=data_dir, fallback=fallback)
     with np.load(data) as file:
         train, test = (_data.arrays(file[f"{of}images"], file[f"{of}labels"], num_classes=10) for of in ("", "test_"))
-        return _data.DataSet(str(file["name"]), train, test, 10, tuple("0123456789"), data)
+        return _data.Splits(str(file["name"]), train, test, 10, tuple("0123456789"), data)
 
 
 def _model(name: str, split: Any) -> Any:

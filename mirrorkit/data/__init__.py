@@ -1,4 +1,4 @@
-"""Data: load it, make batches of it, augment it, read it from disk, hand it to a strategy.
+"""Data: load it, make batches of it, augment it, read it from disk, distribute it to the replicas.
 
 ```python
 digits = mk.data.load("mnist")                                # or mk.data.synthetic(), mk.data.arrays(images, labels)
@@ -7,30 +7,36 @@ for x, y in train.dataset(epoch=0):                           # a tf.data.Datase
     ...
 ```
 
-`batches` and `records` (TFRecord shards, for data larger than memory) give a `Recipe`: it makes the batches of any
-epoch from any step on, and the order of the examples is a pure function of (seed, epoch, position).
+`batches`, `resident` (kept on the devices) and `records` (TFRecord files, for data larger than memory) give a `Recipe`:
+it makes the batches of any epoch from any step on, and the order of the examples is a pure function of (seed, epoch,
+position).
 """
 
 from __future__ import annotations
 
+from mirrorkit._deprecation import renamed
 from mirrorkit.data import augment
-from mirrorkit.data.batches import Batches, batches
-from mirrorkit.data.distribute import distribute
+from mirrorkit.data.distribution import distribute
+from mirrorkit.data.drawn_digits import synthetic
+from mirrorkit.data.in_memory import Batches, batches
+from mirrorkit.data.on_device import Resident, resident
 from mirrorkit.data.recipe import Recipe
-from mirrorkit.data.records import Records, records
-from mirrorkit.data.resident import Resident, resident
-from mirrorkit.data.shards import write_records
+from mirrorkit.data.record_files import write_records
 from mirrorkit.data.sources import load
-from mirrorkit.data.splits import DataSet, Split, arrays, class_indices, one_hot
-from mirrorkit.data.synthetic import synthetic
+from mirrorkit.data.splits import Split, Splits, arrays, class_indices, one_hot
+from mirrorkit.data.tfrecords import Records, records
+
+# for mirrorkit's other packages
+from mirrorkit.data.distribution import untuned as untuned  # isort: skip
+from mirrorkit.data.rows import HOST as HOST  # isort: skip
 
 __all__ = [
     "Batches",
-    "DataSet",
     "Recipe",
     "Records",
     "Resident",
     "Split",
+    "Splits",
     "arrays",
     "augment",
     "batches",
@@ -43,3 +49,5 @@ __all__ = [
     "synthetic",
     "write_records",
 ]
+
+__getattr__ = renamed(__name__, {"DataSet": "mirrorkit.data.Splits"})

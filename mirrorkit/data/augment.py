@@ -6,8 +6,8 @@ train = mk.data.batches(split, global_batch_size=512, shuffle=True,
 ```
 
 Images are [B, H, W, C] of any dtype, which flip, pad_and_crop and cutout keep (uint8 stays uint8). `seed` is an integer
-tensor of shape [2], as `tf.random.stateless_*` takes it: the same seed gives the same images. Write your own the same
-way; use only stateless random operations, or results will change from run to run.
+tensor of shape [2], as `tf.random.stateless_*` takes it: the same seed gives the same images. Write your own in the
+same form; use only stateless random operations, or results will change from run to run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from mirrorkit.data.rows import HOST
-from mirrorkit.errors import DataError
+from mirrorkit.errors import RecipeError
 
 Augmentation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -32,7 +32,7 @@ def flip() -> Augmentation:
         mirrored = tf.random.stateless_uniform([shape[0], 1], seed) < 0.5
 
         def move(pixels: tf.Tensor) -> tf.Tensor:
-            # of rank 3 and 2, for which the CPU has much faster kernels than for four dimensions and a broadcast
+            # the CPU kernels for rank 3 and 2 are much faster than those for rank 4 and a broadcast
             reverse = tf.reverse(tf.reshape(pixels, [-1, shape[2], shape[3]]), [1])
             whole = [-1, shape[1] * shape[2] * shape[3]]
             return tf.reshape(tf.where(mirrored, tf.reshape(reverse, whole), tf.reshape(pixels, whole)), shape)
@@ -43,7 +43,7 @@ def flip() -> Augmentation:
 
 
 def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
-    """Pad each image by `pixels` on every side and cut it back to its size at a random place.
+    """Pad each image by `pixels` on every side and crop it back to its size at a random place.
 
     The standard CIFAR augmentation (He et al. 2015, https://arxiv.org/abs/1512.03385, section 4.2).
 
@@ -52,12 +52,12 @@ def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
         mode: what fills the border: "constant" (zeros), "reflect" or "symmetric", as in `tf.pad`.
 
     Raises:
-        DataError: `pixels` below 1, or a mode that `tf.pad` does not know.
+        RecipeError: `pixels` below 1, or a mode that `tf.pad` does not know.
     """
     if pixels < 1:
-        raise DataError(f"pad_and_crop(pixels={pixels}) was asked for; it must be at least 1.")
+        raise RecipeError(f"pad_and_crop(pixels={pixels}) was asked for; it must be at least 1.")
     if mode not in ("constant", "reflect", "symmetric"):
-        raise DataError(f'pad_and_crop(mode={mode!r}) was asked for; there are "constant", "reflect", "symmetric".')
+        raise RecipeError(f'pad_and_crop(mode={mode!r}) was asked for; there are "constant", "reflect", "symmetric".')
 
     def mirrored(length: tf.Tensor) -> tf.Tensor:
         with tf.device(HOST):
@@ -70,7 +70,7 @@ def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
         offsets = tf.cast(tf.random.stateless_uniform([2, size, 1], seed, 0, 2 * pixels + 1, tf.int32), tf.int64)
         rows, columns = offsets[0] + _range(height), offsets[1] + _range(width)  # of the padded images
         border = pixels if mode == "constant" else 0
-        if not border:  # all pixels of the padded images are in the images themselves
+        if not border:  # the border repeats pixels of the image
             rows, columns = tf.gather(mirrored(height), rows), tf.gather(mirrored(width), columns)
         high, wide = height + 2 * border, width + 2 * border
         rows = (rows + _range(size)[:, None] * tf.cast(high, tf.int64)) * tf.cast(wide, tf.int64)
@@ -95,10 +95,10 @@ def cutout(size: int = 8, *, fill: float = 0) -> Augmentation:
         fill: the value that covers it, on the images' scale.
 
     Raises:
-        DataError: `size` below 1.
+        RecipeError: `size` below 1.
     """
     if size < 1:
-        raise DataError(f"cutout(size={size}) was asked for; it must be at least 1.")
+        raise RecipeError(f"cutout(size={size}) was asked for; it must be at least 1.")
 
     def covered(length: tf.Tensor, centres: tf.Tensor) -> tf.Tensor:
         first = tf.cast(centres * tf.cast(length, tf.float32), tf.int64) - size // 2  # [B, 1]
@@ -121,15 +121,15 @@ def normalize(mean: float | Sequence[float], std: float | Sequence[float]) -> Au
     of their own and need no normalize.
 
     Raises:
-        DataError: a `std` that is not positive.
+        RecipeError: a `std` that is not positive.
     """
     means = tf.constant(mean, tf.float32).numpy()
     stds = tf.constant(std, tf.float32).numpy()
     if not (stds > 0).all():
-        raise DataError(f"normalize(std={std}) was asked for; every deviation must be positive.")
+        raise RecipeError(f"normalize(std={std}) was asked for; every deviation must be positive.")
 
     def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        del seed  # the same for every augmentation, though this one draws nothing
+        del seed  # part of every augmentation's signature; this one draws nothing
         return (tf.cast(images, tf.float32) - means) / stds
 
     return augment
@@ -146,12 +146,12 @@ def apply(
 ) -> tf.Tensor:
     """Run augmentations on the batch of one step, each with a seed of its own made from (seed, epoch, step).
 
-    Any int64 that stands for the batch may take the place of the step's number. A `replica` that holds only its own
-    rows of the batch draws its own numbers.
+    `step` may be any int64 that identifies the batch. With `replica`, the number of a replica that holds only its own
+    rows of the batch, the random numbers are that replica's own.
     """
     if not augmentations:
         return images
-    with tf.device(HOST):  # where the random operations want their seeds
+    with tf.device(HOST):  # where the random operations expect their seeds
         here = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
         here = tf.random.experimental.stateless_fold_in(here, tf.cast(step, tf.int64))
         if replica is not None:
@@ -163,10 +163,10 @@ def apply(
 
 
 def _in_floats(move: Callable[[tf.Tensor], tf.Tensor], images: tf.Tensor) -> tf.Tensor:
-    """Call `move`, which does nothing but move pixels, on floats: on a GPU not all of its operations know integers.
+    """Call `move`, which only moves pixels, on floats: on a GPU some of its operations do not support integers.
 
-    Nothing is rounded: bfloat16 holds all integers of 8 bits and float32 those of 16; of larger ones the bits are taken
-    for a float's.
+    Nothing is rounded: bfloat16 holds all integers of 8 bits and float32 those of 16; the bits of larger ones are
+    reinterpreted as a float's.
     """
     dtype = images.dtype
     if dtype.is_floating or dtype.is_complex:

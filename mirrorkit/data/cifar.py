@@ -18,10 +18,11 @@ _PIXELS = 3 * 32 * 32
 
 
 def read_binary(path: Path, *, label_bytes: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of one "binary" file: records of `label_bytes` label bytes (the last counts) and 3072 pixels.
+    """Read one "binary" file: records of `label_bytes` label bytes, of which the last counts, and 3072 pixels.
 
     Raises:
         DataError: a file that does not hold whole records, by its name.
+        OSError: a file that cannot be read.
     """
     content = np.fromfile(path, np.uint8)
     record = label_bytes + _PIXELS
@@ -35,19 +36,23 @@ def read_binary(path: Path, *, label_bytes: int = 1) -> tuple[np.ndarray, np.nda
 
 
 def read_python(path: Path, *, label_key: bytes = b"labels") -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of one "python" file, a pickle; nothing but arrays and plain containers is unpickled from it.
+    """Read images and labels of one "python" file, a pickle, from which only arrays and plain containers are unpickled.
 
     Raises:
         DataError: a file that is damaged, holds something else, or asks for any other type, by its name.
+        OSError: a file that cannot be read.
     """
+    pickled = io.BytesIO(path.read_bytes())
     try:
-        content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        content = _ArraysOnly(pickled, encoding="bytes").load()
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-    except Exception as error:  # a damaged pickle raises nearly anything
+    except Exception as error:  # a damaged pickle may raise anything
         raise DataError(f"{path} is damaged: {type(error).__name__}: {error}. Fetch it again.") from error
     if not isinstance(content, dict) or b"data" not in content or label_key not in content:
-        raise DataError(f"{path} is no CIFAR file: it should hold 'data' and {label_key.decode()!r}. Fetch it again.")
+        raise DataError(
+            f"{path} is not a CIFAR file: it should hold 'data' and {label_key.decode()!r}. Fetch it again."
+        )
     pixels, labels = content[b"data"], np.asarray(content[label_key])
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (len(labels), _PIXELS):
         found = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, np.ndarray) else type(pixels).__name__

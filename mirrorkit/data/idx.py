@@ -19,18 +19,20 @@ _UNSIGNED_BYTE = 8
 
 
 def read(path: Path) -> np.ndarray:
-    """The array in an IDX file of unsigned bytes: uint8, with the shape that its header gives.
+    """Read the array in an IDX file of unsigned bytes: uint8, with the shape that its header gives.
 
     Raises:
         DataError: a file that is cut short, damaged, or not IDX, by its name.
+        OSError: a file that cannot be read.
     """
+    content = path.read_bytes()
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged: {error}. Delete it and fetch it again.") from error
     if len(content) < 4 or content[:3] != bytes([0, 0, _UNSIGNED_BYTE]) or content[3] == 0:
         raise DataError(
-            f"{path} is no IDX file of unsigned bytes: it should begin with 00 00 08, found "
+            f"{path} is not an IDX file of unsigned bytes: it should begin with 00 00 08, found "
             f"{content[:4].hex(' ') or 'nothing'}. Fetch it again."
         )
     header = 4 + 4 * content[3]

@@ -1,15 +1,14 @@
-"""What every source of batches has in common, so that each stands wherever another does."""
+"""What every source of batches has in common, so that any of them can be used in place of another."""
 
 from __future__ import annotations
 
 import abc
 import functools
-import math
 from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit.errors import DataError
+from mirrorkit.errors import RecipeError
 from mirrorkit.whole import is_whole
 
 
@@ -44,15 +43,16 @@ class Recipe(abc.ABC):
 
         Args:
             count: how many epochs.
-            first: the first of them; to go on after two of five, `epochs(3, first=2)` with `initial_epoch=2, epochs=5`.
+            first: the first of them; to continue after two of five, `epochs(3, first=2)` with `initial_epoch=2,
+                epochs=5`.
 
         Raises:
-            DataError: no epoch was asked for, or a negative one.
+            RecipeError: a count below 1, or a negative first epoch.
         """
         if not (is_whole(count) and is_whole(first, 0)):
-            raise DataError(
-                f"epochs({count!r}, first={first!r}) was asked for; both must be whole numbers, the count from 1 on, "
-                "the first from 0 on."
+            raise RecipeError(
+                f"epochs({count!r}, first={first!r}) was asked for; both must be whole numbers, the count at least 1, "
+                "the first at least 0."
             )
         return self._all_of(range(first, first + count))
 
@@ -72,27 +72,7 @@ class Recipe(abc.ABC):
 
     def _check_position(self, epoch: int, start: int) -> None:
         if epoch < 0 or not 0 <= start <= self.steps_per_epoch:
-            raise DataError(
+            raise RecipeError(
                 f"dataset(epoch={epoch}, start={start}) was asked for; epoch must be at least 0 and start in "
                 f"0 .. {self.steps_per_epoch} (steps_per_epoch)."
             )
-
-
-def check_sizes(global_batch_size: int, num_examples: int, seed: int) -> None:
-    """Refuse what no recipe can serve.
-
-    Raises:
-        DataError: a batch that is not positive or larger than the set, a negative seed, or what is no whole number.
-    """
-    for name, value in (("global_batch_size", global_batch_size), ("seed", seed)):
-        if not is_whole(value, -math.inf):
-            raise DataError(f"{name}={value!r} was asked for; it must be a whole number.")
-    if global_batch_size < 1:
-        raise DataError(f"global_batch_size={global_batch_size} was asked for; it must be at least 1.")
-    if global_batch_size > num_examples:
-        raise DataError(
-            f"global_batch_size={global_batch_size} was asked for, but the set holds {num_examples} examples; "
-            f"ask for at most {num_examples}."
-        )
-    if not 0 <= seed < 2**63:
-        raise DataError(f"seed={seed} was asked for; it must be at least 0 and below 2**63.")

@@ -1,4 +1,4 @@
-"""How the rows of a set that lies on the devices are kept, so that a GPU can gather them."""
+"""How the rows of a set are kept on the devices, so that a GPU can gather them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-HOST = "/device:CPU:0"  # of whichever worker the code runs on
+HOST = "/device:CPU:0"  # of the worker that runs the code
 
-# What `tf.gather` has GPU kernels for. There is one for int32 too, but TensorFlow keeps int32 in host memory on GPUs.
+# Dtypes for which `tf.gather` has GPU kernels. int32 has one too, but TensorFlow keeps int32 in host memory on GPUs.
 GATHERED = frozenset({tf.bool, tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128, tf.int64})
 _WORD = np.dtype(np.int64)
 
@@ -19,8 +19,9 @@ _WORD = np.dtype(np.int64)
 class Rows:
     """How one array of the set is kept: as it is, as int64 words on the device, or on the host.
 
-    An operation without a GPU kernel runs on the host, and all its inputs travel there: the whole set in every step. So
-    rows that a GPU cannot gather are kept as words, [N, words], and become what they were after the gather.
+    An operation without a GPU kernel runs on the host, and all its inputs are copied there: the whole set, in every
+    step. So rows that a GPU cannot gather are kept as words, [N, words], and get their dtype and shape back after the
+    gather.
     """
 
     dtype: tf.DType
@@ -33,11 +34,11 @@ class Rows:
 
     @property
     def on_host(self) -> bool:
-        """Whether they stay on the host, where TensorFlow keeps int32 anyway; only a batch's rows travel then."""
+        """Whether they stay on the host, where TensorFlow keeps int32 anyway; then only a batch's rows are copied."""
         return self.dtype == tf.int32
 
     def pack(self, array: np.ndarray) -> np.ndarray:
-        """What to put on the device for this array, or for some of its rows."""
+        """Convert this array, or some of its rows, to the form that is kept."""
         if self.on_host or self.dtype in GATHERED:
             return array
         count = len(array)
@@ -48,7 +49,7 @@ class Rows:
         return octets.view(_WORD)
 
     def take(self, kept: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-        """The rows at these places: int64 [B] -> [B, ...]."""
+        """Gather the rows at these places: int64 [B] -> [B, ...]."""
         if self.on_host:
             with tf.device(HOST):
                 return tf.gather(kept, places)

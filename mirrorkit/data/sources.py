@@ -1,4 +1,4 @@
-"""Find and read the well-known data sets: a folder of yours, $MIRRORKIT_DATA, the Keras cache, or a download."""
+"""Find and read the well-known data sets: your own folder, $MIRRORKIT_DATA, the Keras cache, or a download."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from mirrorkit.data import cifar, idx
-from mirrorkit.data.splits import DataSet, Split
-from mirrorkit.data.synthetic import synthetic
-from mirrorkit.errors import DataError
+from mirrorkit.data.disk import CURE, file_errors
+from mirrorkit.data.drawn_digits import synthetic
+from mirrorkit.data.splits import Split, Splits
+from mirrorkit.errors import DataError, FileError, RecipeError
 
 _log = logging.getLogger("mirrorkit")
 _DOWNLOAD_SILENCE = 30.0  # seconds without a byte after which a download counts as failed
@@ -38,10 +39,10 @@ Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # train images an
 
 
 class _Absent(Exception):
-    """A folder does not hold the data set (which is no fault: the next place is tried)."""
+    """A folder does not hold the data set (not an error: the next place is tried)."""
 
 
-def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback: str | None = None) -> DataSet:
+def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback: str | None = None) -> Splits:
     """Load a data set by name: "mnist", "fashion_mnist", "cifar10", "cifar100" or "synthetic".
 
     ```python
@@ -49,30 +50,32 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
     digits.train.images, digits.train.labels          # uint8 [60000, 28, 28, 1], int64 [60000]
     ```
 
-    Looked for in this order: `data_dir`, $MIRRORKIT_DATA, the Keras cache ($KERAS_HOME or ~/.keras, datasets), and last
-    a download through keras.datasets, which fills that cache. A folder may be the one with the files or its parent.
-    Read are the layouts that the authors publish: IDX plain or gzip, mnist.npz, CIFAR "binary" and CIFAR "python".
+    These places are tried in order: `data_dir`, $MIRRORKIT_DATA, the Keras cache (datasets in $KERAS_HOME or ~/.keras),
+    and last a download through keras.datasets, which fills that cache. A folder may be the one with the files or its
+    parent. The layouts are those that the authors publish: IDX plain or gzip, mnist.npz, CIFAR "binary" and "python".
     "synthetic" needs no files; see `mk.data.synthetic` for its options.
 
     Args:
         name: see above.
-        data_dir: a folder of yours, tried first; one that does not exist is an error, with a `fallback` a warning.
-        fallback: "synthetic" draws a synthetic set of the same image size where the real one is nowhere, and logs a
+        data_dir: your own folder, tried first; one that does not exist is an error, or with a `fallback` a warning.
+        fallback: "synthetic" draws a synthetic set of the same image size where the real one is not found, and logs a
             warning that lists each place tried; by default that is an error.
 
     Returns:
         The training and test splits, images uint8 [N, H, W, C] and labels int64 [N]; `.source` says where from.
 
     Raises:
-        DataError: an unknown name; no folder `data_dir`; the set is nowhere (the message lists each place tried and the
-            cure); a file in `data_dir` or $MIRRORKIT_DATA is cut short or damaged (the message names it).
+        RecipeError: an unknown name or fallback.
+        DataError: no folder `data_dir`; the set is not found (the message lists each place tried); a file in
+            `data_dir` or $MIRRORKIT_DATA is cut short or damaged (the message names it).
+        FileError: `data_dir` or $MIRRORKIT_DATA cannot be read.
     """
     if fallback not in (None, "synthetic"):
-        raise DataError(f"load(fallback={fallback!r}) was asked for; there is 'synthetic', or None for an error.")
+        raise RecipeError(f"load(fallback={fallback!r}) was asked for; there is 'synthetic', or None for an error.")
     if name == "synthetic":
         return synthetic()
     if name not in _SETS:
-        raise DataError(f"load({name!r}) was asked for; there are {', '.join(_SETS)} and synthetic.")
+        raise RecipeError(f"load({name!r}) was asked for; there are {', '.join(_SETS)} and synthetic.")
     known = _SETS[name]
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
         missing = (
@@ -87,17 +90,18 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
         try:
             if root is None:
                 raise _Absent("not set")
-            folder, parts = _read_folder(known, root)
+            with file_errors(f"{root} cannot be read", CURE):
+                folder, parts = _read_folder(known, root)
         except _Absent as error:
             tried.append(f"{label}: {error}")
-        except DataError as error:
-            if label != _CACHE:  # a user's own files are never passed over in silence; the cache heals by a download
+        except (DataError, FileError) as error:
+            if label != _CACHE:  # a user's own files are never skipped silently; a download repairs the cache
                 raise
             tried.append(f"{label}: {error}")
         else:
-            return _data_set(name, known, parts, str(folder))
+            return _splits(name, known, parts, str(folder))
     try:
-        return _data_set(name, known, _download(name), "download")
+        return _splits(name, known, _download(name), "download")
     except Exception as error:
         tried.append(f"download: {type(error).__name__}: {error}")
     places = "\n".join(f"  - {place}" for place in tried)
@@ -129,7 +133,7 @@ def _read_npz(folder: Path) -> Parts:
     try:
         with np.load(path, allow_pickle=False) as file:
             return file["x_train"], file["y_train"], file["x_test"], file["y_test"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{path} is damaged: it should hold x_train, y_train, x_test, y_test; {type(error).__name__}: {error}. "
             "Delete it and fetch it again."
@@ -172,9 +176,9 @@ class _Known:
     shape: tuple[int, int, int]
     class_names: tuple[str, ...]
     page: str
-    folders: tuple[str, ...]  # names that its folder goes by, below the one that was given
+    folders: tuple[str, ...]  # names of its folder, below the one that was given
     readers: tuple[Callable[[Path], Parts], ...]
-    first_labels: tuple[int, ...] = ()  # what the official training set begins with
+    first_labels: tuple[int, ...] = ()  # the first labels of the official training set
 
 
 _SETS = {
@@ -252,9 +256,7 @@ def _read_folder(known: _Known, root: Path) -> tuple[Path, Parts]:
                 parts = reader(folder)
             except _Absent:
                 continue
-            except OSError as error:
-                raise DataError(f"{folder} cannot be read: {error}.") from error
-            # MNIST and Fashion-MNIST have the same file names and sizes; the wrong one would train without a word
+            # MNIST and Fashion-MNIST have the same file names and sizes; the wrong one would train without an error
             begins = tuple(int(label) for label in parts[1].ravel()[:10])
             if any(begins == labels for _, labels in others):
                 strangers.append(f"{folder} holds another set with the same file names")
@@ -265,12 +267,12 @@ def _read_folder(known: _Known, root: Path) -> tuple[Path, Parts]:
     )
 
 
-def _data_set(name: str, known: _Known, parts: Parts, source: str) -> DataSet:
+def _splits(name: str, known: _Known, parts: Parts, source: str) -> Splits:
     train, test = (
         _split(f"{name} {which} ({source})", known, images, labels)
         for which, images, labels in (("train", parts[0], parts[1]), ("test", parts[2], parts[3]))
     )
-    return DataSet(name, train, test, len(known.class_names), known.class_names, source)
+    return Splits(name, train, test, len(known.class_names), known.class_names, source)
 
 
 def _split(where: str, known: _Known, images: np.ndarray, labels: np.ndarray) -> Split:
@@ -302,7 +304,7 @@ def _download(name: str) -> Parts:
 
 @contextmanager
 def _socket_timeout(seconds: float) -> Iterator[None]:
-    before = socket.getdefaulttimeout()  # Keras sets none, so that a silent server would hang the program
+    before = socket.getdefaulttimeout()  # Keras sets none, so a silent server would hang the program
     socket.setdefaulttimeout(seconds)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Splits: images with their labels, checked once, before anything trains on them."""
+"""Splits: inputs with their labels, checked once, before anything trains on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mirrorkit.errors import DataError
+from mirrorkit.errors import DataError, RecipeError
 
 Arrays = Any  # np.ndarray, or a dict of name -> np.ndarray for models with several inputs or outputs
 
@@ -19,8 +19,9 @@ class Split:
 
     Attributes:
         images: array [N, ...], usually uint8 [N, H, W, C]; a dict of such arrays for a model with several inputs.
+            `inputs` is the same under a general name, for sets that are not images.
         labels: int64 [N] class indices, or floats [N, ...] (one-hot rows, regression targets); or a dict of arrays.
-        num_classes: the number of classes, None where the labels are no classes.
+        num_classes: the number of classes, None where the labels are not class indices.
         sample_weight: float32 [N], or None.
 
     `len(split)` is N; `split[:1000]` and `split[indices]` are splits of those examples.
@@ -31,37 +32,42 @@ class Split:
     num_classes: int | None = None
     sample_weight: np.ndarray | None = None
 
+    @property
+    def inputs(self) -> Arrays:
+        """The same as `images`, by a name that fits tables, text and signals too."""
+        return self.images
+
     def __len__(self) -> int:
         """The number of examples."""
-        return len(_leaves("images", self.images)[0][1])
+        return len(_leaves("inputs", self.inputs)[0][1])
 
     def __getitem__(self, index: slice | np.ndarray) -> Split:
         """The examples that a slice, an index array or a boolean mask selects, as a split."""
         if isinstance(index, (int, np.integer)):
             raise DataError(
-                f"split[{index}] asks for one example; take split[{index}:{index + 1}] or split.images[...]."
+                f"split[{index}] asks for one example; take split[{index}:{index + 1}] or split.inputs[...]."
             )
         weight = None if self.sample_weight is None else self.sample_weight[index]
-        part = Split(_pick(self.images, index), _pick(self.labels, index), self.num_classes, weight)
+        part = Split(_pick(self.inputs, index), _pick(self.labels, index), self.num_classes, weight)
         if len(part) == 0:
             raise DataError(f"split[{index}] selects none of the {len(self)} examples.")
         return part
 
     def __repr__(self) -> str:
-        """Shapes and dtypes instead of the pixels."""
+        """Shapes and dtypes instead of the values."""
         weight = "" if self.sample_weight is None else ", sample_weight"
-        images, labels = _describe(self.images), _describe(self.labels)
-        return f"Split({len(self)} examples, images {images}, labels {labels}, {self.num_classes} classes{weight})"
+        inputs, labels = _describe(self.inputs), _describe(self.labels)
+        return f"Split({len(self)} examples, inputs {inputs}, labels {labels}, {self.num_classes} classes{weight})"
 
     def as_element(self) -> tuple[Arrays, ...]:
-        """`(images, labels)`, or `(images, labels, sample_weight)` where there are weights."""
-        whole = (self.images, self.labels)
+        """`(inputs, labels)`, or `(inputs, labels, sample_weight)` where there are weights."""
+        whole = (self.inputs, self.labels)
         return whole if self.sample_weight is None else (*whole, self.sample_weight)
 
 
 @dataclass(frozen=True, eq=False)
-class DataSet:
-    """A training and a test split, and where they came from.
+class Splits:
+    """A training and a test split, and where they came from: what `mk.data.load` returns.
 
     Attributes:
         name: the name it was loaded by, such as "mnist".
@@ -92,25 +98,26 @@ def arrays(
     num_classes: int | None = None,
     sample_weight: np.ndarray | None = None,
 ) -> Split:
-    """A split of your own arrays, checked.
+    """Make a split of your own arrays, checked.
 
     ```python
     train = mk.data.arrays(images, labels, num_classes=10)
     ```
 
     Args:
-        images: numbers [N, ...] of any rank and dtype (uint8 [N, H, W, C] for images), or a dict of them.
+        images: the inputs: numbers [N, ...] of any rank and dtype (uint8 [N, H, W, C] for images), or a dict of them.
         labels: integers [N] or [N, 1] (class indices; they become int64 [N]), integers [N, ...] (a class per pixel
             or per token), floats [N, ...] (one-hot rows or regression targets), or a dict of arrays.
-        num_classes: the number of classes; None takes the largest label + 1 (and no classes for float labels).
+        num_classes: the number of classes; None takes the largest label + 1 (None for float labels).
         sample_weight: numbers [N], how much each example counts; becomes float32.
 
     Raises:
-        DataError: arrays of different lengths, an empty set, labels outside the classes, a dtype that is not a number.
-            Values are not searched for NaN.
+        RecipeError: `num_classes` below 1.
+        DataError: arrays of different lengths, an empty set, labels outside the classes, a dtype that is not numeric.
+            Values are not checked for NaN.
     """
     if num_classes is not None and num_classes < 1:
-        raise DataError(f"num_classes={num_classes} was asked for; it must be at least 1.")
+        raise RecipeError(f"num_classes={num_classes} was asked for; it must be at least 1.")
     images = _checked("images", images)
     labels = _checked("labels", labels)
     leaves = _leaves("images", images) + _leaves("labels", labels)
@@ -182,7 +189,7 @@ def _checked(name: str, value: Arrays) -> Arrays:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise DataError(f"{name} is no array: {error}. All examples need the same shape.") from error
+        raise DataError(f"{name} is not an array: {error}. All examples need the same shape.") from error
     if array.dtype.kind not in "biuf":
         raise DataError(
             f"{name} must hold numbers; found dtype {array.dtype}. Convert it (for instance to uint8 pixels)."

@@ -13,10 +13,10 @@ forward pass, counted as two per multiply-add of the convolutions and dense laye
 from __future__ import annotations
 
 from mirrorkit.models.cnn import cifar_cnn, mnist_cnn
-from mirrorkit.models.mlp import linear, mlp
+from mirrorkit.models.dense import linear, mlp
 from mirrorkit.models.registry import create, names, register
 from mirrorkit.models.resnet import resnet20, resnet32, resnet56, wide_resnet
-from mirrorkit.models.speed_net import speed_net
+from mirrorkit.models.small_resnet import speed_net
 
 __all__ = [
     "cifar_cnn",

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 def image_input(
     model: str, input_shape: tuple[int, ...], *, smallest: int, scale: float = 1 / 255, offset: float = 0.0
 ) -> tuple[KerasTensor, KerasTensor]:
-    """The model's input, and the same rescaled to `pixel * scale + offset`.
+    """Make the model's input, and the same rescaled to `pixel * scale + offset`.
 
     Args:
         model: the model's name, for the error.
         input_shape: (height, width, channels).
-        smallest: the least height and width that the model's downsampling leaves something of.
+        smallest: the least height and width from which the model's downsampling leaves a pixel.
         scale: factor for pixels of 0..255.
         offset: added after the scaling.
 
     Raises:
-        ModelError: `input_shape` is no (height, width, channels) or is too small.
+        ModelError: `input_shape` is not (height, width, channels) or is too small.
     """
     if len(input_shape) != 3:
         raise ModelError(
@@ -33,7 +33,7 @@ def image_input(
     if min(input_shape[:2]) < smallest:
         raise ModelError(
             f"Model {model!r} needs images of at least {smallest} x {smallest} pixels; input_shape is {input_shape}. "
-            "Resize the images, or take 'mlp' or 'linear', which take any shape."
+            "Resize the images, or use 'mlp' or 'linear', which take any shape."
         )
     inputs = keras.Input(input_shape)
     return inputs, keras.layers.Rescaling(scale, offset)(inputs)

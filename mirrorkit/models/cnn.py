@@ -47,8 +47,8 @@ def cifar_cnn(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 
 
     Parameters: 288,746
     FLOPs per image: 77,269,504
-    Accuracy on CIFAR-10: not run here.
-    Paper: the form is that of VGG: Simonyan and Zisserman 2014, arXiv:1409.1556 (which has no CIFAR figure).
+    Accuracy on CIFAR-10: not measured.
+    Paper: the form is that of VGG: Simonyan and Zisserman 2014, arXiv:1409.1556 (which gives no result on CIFAR).
 
     Args:
         input_shape: (height, width, channels), at least 4 x 4 pixels.

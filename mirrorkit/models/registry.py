@@ -33,7 +33,7 @@ def register(name: str) -> Callable[[Builder], Builder]:
     ```
 
     Args:
-        name: the name; free, or held by an earlier definition of the same function (a notebook cell that runs again).
+        name: a free name, or that of an earlier definition of the same function (a notebook cell that runs again).
 
     Returns:
         A decorator that returns the function unchanged. The function must take `input_shape` and `num_classes` by
@@ -53,7 +53,7 @@ def register(name: str) -> Callable[[Builder], Builder]:
         known = _builders.get(name)
         if known is not None and _identity(known) != _identity(builder):
             raise ModelError(
-                f"The model name {name!r} is already taken by {'.'.join(_identity(known))}. Take another name."
+                f"The model name {name!r} is already taken by {'.'.join(_identity(known))}. Choose another name."
             )
         _builders[name] = builder
         return builder
@@ -82,7 +82,7 @@ def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes
         name: one of `names()`.
         input_shape: the shape of one example, without the batch axis; None for the model's own default.
         num_classes: the number of logits.
-        **options: what else the model's builder takes, such as `depth` and `width` of "wide_resnet".
+        **options: other options of the model's builder, such as `depth` and `width` of "wide_resnet".
 
     Raises:
         ModelError: an unknown name, an option that the builder does not take, or a shape that does not fit the model.
@@ -122,7 +122,7 @@ def find(name: str) -> Callable[..., Model]:
 
 
 def _arguments(builder: Callable[..., Model]) -> dict[str, inspect.Parameter]:
-    """What the builder takes by keyword."""
+    """The parameters that the builder takes by keyword."""
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
     return {name: p for name, p in inspect.signature(builder).parameters.items() if p.kind not in by_position}
 

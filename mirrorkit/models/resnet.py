@@ -57,7 +57,7 @@ def resnet20(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 1
 
     Parameters: 269,722
     FLOPs per image: 81,102,080
-    Accuracy on CIFAR-10: not run here; 91.25 % in the paper (table 6, error 8.75 %).
+    Accuracy on CIFAR-10: not measured; 91.25 % in the paper (table 6, error 8.75 %).
     Paper: He, Zhang, Ren and Sun 2015, "Deep residual learning for image recognition", section 4.2, arXiv:1512.03385.
     It trains with SGD, momentum 0.9, weight decay 1e-4, batch 128, rate 0.1 cut by 10 at steps 32k and 48k of 64k,
     4-pixel pad-and-crop and flips.
@@ -75,7 +75,7 @@ def resnet32(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 1
 
     Parameters: 464,154
     FLOPs per image: 137,725,184
-    Accuracy on CIFAR-10: not run here; 92.49 % in the paper (table 6, error 7.51 %).
+    Accuracy on CIFAR-10: not measured; 92.49 % in the paper (table 6, error 7.51 %).
     Paper: He, Zhang, Ren and Sun 2015, arXiv:1512.03385, as for `resnet20`.
 
     Args:
@@ -91,7 +91,7 @@ def resnet56(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 1
 
     Parameters: 853,018
     FLOPs per image: 250,971,392
-    Accuracy on CIFAR-10: not run here; 93.03 % in the paper (table 6, error 6.97 %).
+    Accuracy on CIFAR-10: not measured; 93.03 % in the paper (table 6, error 6.97 %).
     Paper: He, Zhang, Ren and Sun 2015, arXiv:1512.03385, as for `resnet20`.
 
     Args:
@@ -125,7 +125,7 @@ def wide_resnet(
 
     Parameters: 36,479,194
     FLOPs per image: 10,486,657,536
-    Accuracy on CIFAR-10: not run here; 96.00 % in the paper (table 4, WRN-28-10 without dropout, error 4.00 %).
+    Accuracy on CIFAR-10: not measured; 96.00 % in the paper (table 4, WRN-28-10 without dropout, error 4.00 %).
     Paper: Zagoruyko and Komodakis 2016, "Wide residual networks", arXiv:1605.07146.
     It trains with SGD, Nesterov momentum 0.9, weight decay 5e-4, batch 128, rate 0.1 cut by 5 at epochs 60, 120 and
     160 of 200, 4-pixel pad-and-crop and flips; its dropout, where used, is 0.3.
@@ -135,17 +135,17 @@ def wide_resnet(
         num_classes: the number of logits.
         depth: the number of convolutional layers: 6 n + 4 with n blocks per stage, so 10, 16, 22, 28, 40, ...
         width: the widening factor k; 1 is the width of `resnet20`.
-        dropout: the share dropped between the two convolutions of a block in training, 0 <= dropout < 1.
+        dropout: the fraction dropped between the two convolutions of a block in training, 0 <= dropout < 1.
 
     Raises:
         ModelError: `depth` is not 6 n + 4, `width` is below 1, or `dropout` is outside [0, 1).
     """
     if depth < 10 or (depth - 4) % 6:
-        raise ModelError(f"The depth of model 'wide_resnet' is 6 n + 4 (10, 16, 22, 28, 34, 40, ...); found {depth}.")
+        raise ModelError(f"Model 'wide_resnet' needs a depth of 6 n + 4 (10, 16, 22, 28, 34, 40, ...); found {depth}.")
     if width < 1:
-        raise ModelError(f"The width of model 'wide_resnet' is a factor of at least 1; found {width}.")
+        raise ModelError(f"Model 'wide_resnet' needs a width of at least 1; found {width}.")
     if not 0 <= dropout < 1:
-        raise ModelError(f"The dropout of model 'wide_resnet' is a share from 0 up to, without, 1; found {dropout}.")
+        raise ModelError(f"Model 'wide_resnet' needs a dropout with 0 <= dropout < 1; found {dropout}.")
     inputs, x = image_input("wide_resnet", input_shape, smallest=4, scale=1 / 127.5, offset=-1.0)
     x = _conv(x, 16)
     for filters in (16 * width, 32 * width, 64 * width):

@@ -18,6 +18,10 @@ LABELS = np.arange(30, dtype=np.uint8) % 10
 COLOURS = RNG.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
 
 
+def cut(path: Path, *, to: int) -> None:
+    path.write_bytes(path.read_bytes()[:to])
+
+
 def idx_bytes(array: np.ndarray) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
@@ -74,7 +78,7 @@ def write_cifar_python(folder: Path, *, write=old_pickle) -> Path:
     return folder
 
 
-def check_mnist(loaded: data.DataSet) -> None:
+def check_mnist(loaded: data.Splits) -> None:
     np.testing.assert_array_equal(loaded.train.images, IMAGES[:20, ..., None])
     np.testing.assert_array_equal(loaded.test.images, IMAGES[20:, ..., None])
     np.testing.assert_array_equal(loaded.train.labels, LABELS[:20])
@@ -84,7 +88,7 @@ def check_mnist(loaded: data.DataSet) -> None:
     assert loaded.num_classes == len(loaded.class_names) == 10
 
 
-def check_cifar(loaded: data.DataSet) -> None:
+def check_cifar(loaded: data.Splits) -> None:
     np.testing.assert_array_equal(loaded.train.images, COLOURS[:15])
     np.testing.assert_array_equal(loaded.test.images, COLOURS[15:18])
     np.testing.assert_array_equal(loaded.train.labels, LABELS[:15])

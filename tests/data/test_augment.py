@@ -8,7 +8,7 @@ import tensorflow as tf
 from dtypes import IN_SPLITS
 
 from mirrorkit.data import augment
-from mirrorkit.errors import DataError
+from mirrorkit.errors import RecipeError
 
 IMAGES = np.random.default_rng(0).integers(1, 256, (400, 8, 10, 3), dtype=np.uint8)
 SEED = tf.constant([1, 2], tf.int64)
@@ -138,5 +138,5 @@ def test_each_place_in_the_list_has_numbers_of_its_own():
     ],
 )
 def test_bad_arguments_are_refused(make):
-    with pytest.raises(DataError, match="was asked for"):
+    with pytest.raises(RecipeError, match="was asked for"):
         make()

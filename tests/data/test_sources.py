@@ -14,6 +14,7 @@ from source_files import (
     LABELS,
     check_cifar,
     check_mnist,
+    idx_bytes,
     old_pickle,
     planes,
     write_cifar_binary,
@@ -24,7 +25,7 @@ from source_files import (
 from mirrorkit import data
 from mirrorkit._keras import keras
 from mirrorkit.data import sources
-from mirrorkit.errors import DataError
+from mirrorkit.errors import DataError, FileError
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 
@@ -178,6 +179,40 @@ def test_a_silent_server_does_not_hang_the_program(monkeypatch):
         with pytest.raises(DataError, match="timed out"):
             data.load("mnist")
     assert socket.getdefaulttimeout() is None
+
+
+def test_images_and_labels_of_different_lengths_or_outside_the_classes(tmp_path):
+    path = write_idx(tmp_path) / "train-labels-idx1-ubyte"
+    path.write_bytes(idx_bytes(LABELS[:19]))
+    with pytest.raises(DataError, match="20 images and 19 labels"):
+        data.load("mnist", data_dir=tmp_path)
+    path.write_bytes(idx_bytes(LABELS[:20] + 1))
+    with pytest.raises(DataError, match=r"0 .. 9; found 1 .. 10"):
+        data.load("mnist", data_dir=tmp_path)
+
+
+def test_a_damaged_npz_is_named(tmp_path):
+    np.savez(tmp_path / "mnist.npz", x_train=IMAGES)
+    with pytest.raises(DataError, match=r"mnist.npz is damaged: it should hold x_train, y_train"):
+        data.load("mnist", data_dir=tmp_path)
+    path = tmp_path / "mnist.npz"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"mnist.npz is damaged"):
+        data.load("mnist", data_dir=tmp_path)
+
+
+def test_files_that_cannot_be_read_are_a_file_error(tmp_path, monkeypatch):
+    folder = write_idx(tmp_path / "mine")
+
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(sources.idx, "read", denied)
+    with pytest.raises(FileError, match=rf"{folder} cannot be read: .*Permission denied"):
+        data.load("mnist", data_dir=folder)
+    write_idx(tmp_path / "keras" / "datasets")  # the cache is no reason to stop
+    with pytest.raises(DataError, match=r"Keras cache: .*Permission denied(.|\n)*no network here"):
+        data.load("mnist")
 
 
 real = pytest.mark.skipif("MIRRORKIT_DATA" not in os.environ, reason="needs real data: set MIRRORKIT_DATA")

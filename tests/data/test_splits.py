@@ -52,7 +52,7 @@ def test_dicts_and_weights():
         (PIXELS, LABELS, {"sample_weight": np.ones((6, 1))}, "one number per example"),
         (PIXELS.astype(object), LABELS, {}, "dtype object"),
         (PIXELS, np.array(["cat"] * 6), {}, "labels must hold numbers"),
-        ([[1, 2], [3]], [0, 1], {}, "images is no array"),
+        ([[1, 2], [3]], [0, 1], {}, "images is not an array"),
         (np.float32(1), LABELS, {}, "a single number"),
         (PIXELS, np.eye(3, dtype=int)[LABELS], {}, "one-hot rows of integers"),
         (PIXELS, np.zeros((6, 4)), {"num_classes": 3}, r"rows \[N, 3\]"),
@@ -92,3 +92,17 @@ def test_one_hot_and_class_indices_refuse_what_they_cannot_mean():
         data.one_hot(np.array([0.0, 1.0]), 3)
     with pytest.raises(DataError, match=r"rows \[N, C\]"):
         data.class_indices(np.zeros(3))
+
+
+def test_inputs_is_the_general_name_of_images():
+    table = data.arrays(np.ones((6, 3)), LABELS)
+    assert table.inputs is table.images
+    assert table[1:3].inputs.shape == (2, 3)
+    assert repr(table) == "Split(6 examples, inputs float64 [6, 3], labels int64 [6], 3 classes)"
+    by_keyword = data.arrays(images=PIXELS, labels=LABELS)
+    assert by_keyword.as_element()[0] is by_keyword.inputs
+
+
+def test_the_old_name_of_splits_warns():
+    with pytest.warns(DeprecationWarning, match=r"\.data\.DataSet is deprecated .*use mirrorkit\.data\.Splits"):
+        assert data.DataSet is data.Splits

@@ -104,7 +104,7 @@ def test_a_taken_name_is_refused_but_the_same_function_may_come_again(own_names)
     define()
     latest = define()
     assert registry._builders["mine"] is latest
-    with pytest.raises(ModelError, match=r"'mlp' is already taken by mirrorkit\.models\.mlp\.mlp"):
+    with pytest.raises(ModelError, match=r"'mlp' is already taken by mirrorkit\.models\.dense\.mlp"):
 
         @models.register("mlp")
         def other(*, input_shape=(4,), num_classes=10):

@@ -51,7 +51,7 @@ def recipe(seed: int, *, resident: bool = False) -> mk.data.Batches:
 
 
 def records(folder: Path, shift: int) -> mk.data.Records:
-    mk.data.write_records(mk.data.arrays(*numbers(shift)), folder, shards=2)
+    mk.data.write_records(mk.data.arrays(*numbers(shift)), folder, num_files=2)
     return mk.data.records(folder, global_batch_size=BATCH, shuffle=True)
 
 

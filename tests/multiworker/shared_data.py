@@ -71,7 +71,8 @@ def main() -> None:
     me = mk.strategy.worker_index(strategy)
     data = {"arrays": mk.data.batches(split(), global_batch_size=BATCH, shuffle=True)}
     for name, shards in FILES.items():
-        mk.data.write_records(split(), folder / f"worker{me}" / name, shards=shards)  # as if each had a disk of its own
+        # as if each had a disk of its own
+        mk.data.write_records(split(), folder / f"worker{me}" / name, num_files=shards)
         data[name] = mk.data.records(folder / f"worker{me}" / name, global_batch_size=BATCH)
     found = {}
     for case in sys.argv[2:]:

@@ -96,6 +96,6 @@ def test_the_result_is_that_of_one_device_on_the_same_rows(found, case, strategy
 
 
 def test_fewer_files_than_workers_are_refused_by_all(found):
-    says = f"DataError: autoshard='file' was asked for, but the set has 1 files for {len(found)} workers"
+    says = f"RecipeError: autoshard='file' was asked for, but the set has 1 files for {len(found)} workers"
     for worker in found:
         assert says in str(worker["file, one file"])

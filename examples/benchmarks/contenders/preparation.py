@@ -23,5 +23,5 @@ class Preparation:
         np.save(Path(folder, "images.npy"), split.images)
         np.save(Path(folder, "labels.npy"), split.labels)
         if records:
-            mk.data.write_records(split, folder, shards=8, prefix="train")
+            mk.data.write_records(split, folder, num_files=8, prefix="train")
         return digits.name, len(split)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mirrorkit._types import Batch, ConcreteFunction, Nest, Spec
-from mirrorkit.data.rows import HOST
+from mirrorkit.data import HOST
 from mirrorkit.strategy import first_replica, num_workers
 from mirrorkit.train.calls.errors import explained_call, require_known_length
 from mirrorkit.train.input.epoch import EpochIterator, Sizes

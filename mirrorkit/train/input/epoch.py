@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
-from mirrorkit.data.distribute import untuned
-from mirrorkit.data.rows import HOST
+from mirrorkit.data import HOST, untuned
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
 

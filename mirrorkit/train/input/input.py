@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from mirrorkit import batching
 from mirrorkit._types import Batch, Spec
-from mirrorkit.data import Batches, Recipe, Resident
-from mirrorkit.data.distribute import untuned
+from mirrorkit.data import Batches, Recipe, Resident, untuned
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, is_tpu, num_workers
 from mirrorkit.train.input.class_weight import ClassWeights

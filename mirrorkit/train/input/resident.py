@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
-from mirrorkit.data import Batches, Resident
-from mirrorkit.data.rows import HOST
+from mirrorkit.data import HOST, Batches, Resident
 from mirrorkit.train.input.epoch import EpochIterator, Part
 from mirrorkit.train.step.global_batch import GlobalBatch, bounds, some_is_empty, this_replica
 
@@ -171,7 +170,7 @@ class SentIterator(EpochIterator):
 
     def arrays(self) -> tf.data.Dataset:
         """Return a data set whose every element is the whole set in memory."""
-        return tf.data.Dataset.from_tensors(self.data._tensors).repeat()
+        return tf.data.Dataset.from_tensors(self.data.host_tensors).repeat()
 
 
 def can_be_sent(data: object) -> bool:

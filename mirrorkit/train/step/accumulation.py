@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit.data.rows import HOST
+from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica
 from mirrorkit.train.reduce.tracing import outside_replica

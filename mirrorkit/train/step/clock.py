@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from mirrorkit.data.rows import HOST
+from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.optim.functional import schedule_of
 from mirrorkit.train.reduce.tracing import TraceOnce

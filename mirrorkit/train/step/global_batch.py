@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest
-from mirrorkit.data.rows import HOST
+from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.outputs import count_examples, unpack_batch
 

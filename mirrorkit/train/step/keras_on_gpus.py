@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit.data.rows import HOST
+from mirrorkit.data import HOST
 
 _within = threading.local()  # a strategy traces each replica in a thread of its own
 

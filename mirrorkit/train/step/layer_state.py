@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit.data.rows import HOST
+from mirrorkit.data import HOST
 from mirrorkit.train.step.seeds import fold
 
 

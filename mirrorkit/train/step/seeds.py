@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, Nest, Variable
-from mirrorkit.data.rows import HOST
+from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers, of_all_workers
 from mirrorkit.variables import unchanged

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def _conv(x: KerasTensor, filters: int, *, pool: bool = False) -> KerasTensor:
     layers = keras.layers
     x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
-    if pool:  # before the normalisation, which then has a quarter of the pixels to go through
+    if pool:  # before the normalisation, which then has a quarter of the pixels
         x = layers.MaxPooling2D()(x)
-    x = layers.BatchNormalization(momentum=0.9)(x)  # training is a few hundred steps: Keras's 0.99 would lag behind
+    x = layers.BatchNormalization(momentum=0.9)(x)  # Keras's 0.99 lags behind in a few hundred steps
     return layers.ReLU()(x)
 
 
@@ -31,11 +31,11 @@ def _residual(x: KerasTensor, convolutions: int) -> KerasTensor:
 
 @register("speed_net")
 def speed_net(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, width: int = 32) -> Model:
-    """A residual network with nine 3x3 convolutions, made to reach a fair accuracy on CIFAR-10 within ten epochs.
+    """A residual network with nine 3x3 convolutions, for a fair accuracy on CIFAR-10 within ten epochs.
 
-    A narrow first convolution at full size, then three stages of `width`, 2 `width` and 2 `width` filters. Each begins
-    with a convolution and 2x2 max pooling and goes on with convolutions beside the identity, so that little work is
-    done on the large early images. Logits are the maximum over the last pixels through one dense layer, divided by 8:
+    A narrow convolution at full size, then three stages of `width`, 2 `width` and 2 `width` filters. Each begins
+    with a convolution and 2x2 max pooling and continues with convolutions beside the identity, so that little work is
+    done at the full image size. Logits are the maximum over the last pixels through one dense layer, divided by 8:
     the softmax starts out even and stays trainable at high learning rates.
 
     Parameters: 190,864
@@ -54,7 +54,7 @@ def speed_net(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 
         ModelError: `width` is odd or below 2.
     """
     if width < 2 or width % 2:
-        raise ModelError(f"The width of model 'speed_net' is an even number of filters, such as 32; found {width}.")
+        raise ModelError(f"Model 'speed_net' needs a width that is an even number, such as 32; found {width}.")
     inputs, x = image_input("speed_net", input_shape, smallest=8, scale=1 / 64, offset=-2.0)
     x = _conv(x, width // 2)
     for filters, convolutions in ((width, 2), (2 * width, 2), (2 * width, 1)):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from mirrorkit import data
 from mirrorkit._keras import keras
-from mirrorkit.errors import DataError
+from mirrorkit.errors import RecipeError
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 3)])
@@ -49,7 +49,7 @@ def test_fewer_classes():
     ],
 )
 def test_what_it_cannot_draw_is_refused(options):
-    with pytest.raises(DataError, match="synthetic"):
+    with pytest.raises(RecipeError, match="synthetic"):
         data.synthetic(**options)
 
 

@@ -1,4 +1,4 @@
-"""Hand a data set to a strategy, with the sharding policy said aloud."""
+"""Distribute batches among the replicas of a strategy, with an explicit sharding policy."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from mirrorkit.batching import per_replica_sizes
 from mirrorkit.data.recipe import Recipe
-from mirrorkit.data.records import Records
-from mirrorkit.errors import DataError
+from mirrorkit.data.tfrecords import Records
+from mirrorkit.errors import RecipeError
 from mirrorkit.strategy import num_workers
 
 _POLICIES = {
@@ -34,14 +34,14 @@ def distribute(
     Source: https://www.tensorflow.org/tutorials/distribute/input
 
     Args:
-        dataset: global batches; a recipe stands for its first epoch.
+        dataset: global batches, or a recipe, of which its first epoch is taken.
         strategy: any `tf.distribute.Strategy`.
         autoshard: how the workers of a cluster divide the data (one worker has nothing to divide).
             "data": every worker reads everything and keeps its part.
             "file": every worker reads its own files; there must be at least one per worker. Start such an epoch at
             `start=0`: the skipped batches would be counted from each worker's own files.
             "auto": "file" where the data comes from files, else "data"; "data" too for `mk.data.records` of fewer files
-            than workers, of which a `tf.data.Dataset` knows nothing: TensorFlow refuses it when it is iterated.
+            than workers. A `tf.data.Dataset` of fewer files is refused by TensorFlow when it is iterated.
             "off": every worker gets everything.
 
     Returns:
@@ -49,22 +49,22 @@ def distribute(
         `strategy.experimental_distribute_dataset`, or `mk.train.Loop`, which takes many steps per call.
 
     Raises:
-        DataError: an unknown policy, or something that is no data set; "file" for `mk.data.records` of fewer files than
-            workers.
+        RecipeError: an unknown policy, or something that is not a data set; "file" for `mk.data.records` of fewer
+            files than workers.
     """
     if autoshard not in _POLICIES:
-        raise DataError(f"autoshard={autoshard!r} was asked for; there are {', '.join(map(repr, _POLICIES))}.")
+        raise RecipeError(f"autoshard={autoshard!r} was asked for; there are {', '.join(map(repr, _POLICIES))}.")
     if isinstance(dataset, Records) and len(dataset.files) < (workers := num_workers(strategy)):
         if autoshard == "file":
-            raise DataError(
+            raise RecipeError(
                 f"autoshard='file' was asked for, but the set has {len(dataset.files)} files for {workers} workers. "
-                "Take 'data', where every worker reads all files and keeps its rows, or write more shards."
+                "Use 'data', where every worker reads all files and keeps its rows, or write more files."
             )
         autoshard = "data" if autoshard == "auto" else autoshard
     if isinstance(dataset, Recipe):
         dataset = dataset.dataset()
     if not isinstance(dataset, tf.data.Dataset):
-        raise DataError(f"distribute needs a tf.data.Dataset or a recipe, found {type(dataset).__name__}.")
+        raise RecipeError(f"distribute needs a tf.data.Dataset or a recipe, found {type(dataset).__name__}.")
     by_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and autoshard != "data"
     if by_worker or isinstance(strategy, tf.distribute.TPUStrategy):
         options = tf.data.Options()
@@ -77,8 +77,8 @@ class LocalBatches:
     """Global batches cut into rows for the replicas of this process, in the order of the replicas.
 
     TensorFlow's own distributed iterator runs a tuning thread on every device, which can hold up the end of an epoch
-    for many seconds, and several workers ask each other at every batch whether there is one; here one iterator on the
-    host serves all replicas of a worker, and workers that read the same data need not ask.
+    for many seconds, and several workers ask each other before every batch whether there is one. Here one iterator on
+    the host serves all replicas of a worker, and workers that read the same data need not ask.
 
     Args:
         dataset: global batches, the same on every worker.
@@ -114,7 +114,7 @@ def _shares(batch: Any, sizes: tuple[int, ...]) -> list[Any]:
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Take tf.data's tuning thread away, which can hold up the end of an epoch, unless `dataset` asks for it."""
+    """Turn off tf.data's tuning thread, which can hold up the end of an epoch, unless `dataset` asks for it."""
     options = tf.data.Options()
     if dataset.options().autotune.enabled is None:
         options.autotune.enabled = False

@@ -19,7 +19,7 @@ def linear(*, input_shape: tuple[int, ...] = (28, 28, 1), num_classes: int = 10)
 
     Parameters: 7,850
     FLOPs per image: 15,680
-    Accuracy on MNIST: not run here; 88.0 % in the paper (one-layer network, error 12.0 %).
+    Accuracy on MNIST: not measured; 88.0 % in the paper (one-layer network, error 12.0 %).
     Paper: LeCun, Bottou, Bengio and Haffner 1998, "Gradient-based learning applied to document recognition",
     https://doi.org/10.1109/5.726791
 
@@ -45,7 +45,7 @@ def mlp(
 
     Parameters: 266,610
     FLOPs per image: 532,400
-    Accuracy on MNIST: not run here; 96.95 % in the paper (its 300-100 network has sigmoid-like units, error 3.05 %).
+    Accuracy on MNIST: not measured; 96.95 % in the paper (its 300-100 network has sigmoid-like units, error 3.05 %).
     Paper: LeCun, Bottou, Bengio and Haffner 1998, "Gradient-based learning applied to document recognition",
     https://doi.org/10.1109/5.726791
 
@@ -53,15 +53,15 @@ def mlp(
         input_shape: the shape of one example, any rank.
         num_classes: the number of logits.
         units: the widths of the hidden layers, first to last; empty gives "linear".
-        dropout: the share of each hidden layer's outputs that is dropped in training, 0 <= dropout < 1.
+        dropout: the fraction of each hidden layer's outputs to drop in training, 0 <= dropout < 1.
 
     Raises:
         ModelError: a width below 1, or `dropout` outside [0, 1).
     """
     if not isinstance(units, Sequence) or any(width < 1 for width in units):
-        raise ModelError(f"The units of model 'mlp' are at least 1 each, such as (300, 100); found {units!r}.")
+        raise ModelError(f"Model 'mlp' needs units of at least 1 each, such as (300, 100); found {units!r}.")
     if not 0 <= dropout < 1:
-        raise ModelError(f"The dropout of model 'mlp' is a share from 0 up to, without, 1; found {dropout}.")
+        raise ModelError(f"Model 'mlp' needs a dropout with 0 <= dropout < 1; found {dropout}.")
     inputs = keras.Input(input_shape)
     x = keras.layers.Rescaling(1 / 255)(inputs)
     x = keras.layers.Flatten()(x)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from mirrorkit import data
-from mirrorkit.errors import DataError
+from mirrorkit.errors import RecipeError
 
 
 def numbered(count: int) -> data.Split:
@@ -35,7 +35,7 @@ def test_every_example_reaches_one_replica(strategy_of, replicas, count, autosha
 
 def test_a_recipe_and_records_too(tmp_path, strategy_of):
     strategy = strategy_of("mirrored", 2)
-    data.write_records(numbered(20), tmp_path, shards=4)
+    data.write_records(numbered(20), tmp_path, num_files=4)
     for policy in ("file", "data"):
         recipe = data.records(tmp_path, global_batch_size=8)
         shares = [np.concatenate(local(strategy, x)) for x, _ in data.distribute(recipe, strategy, autoshard=policy)]
@@ -67,7 +67,7 @@ def test_what_a_policy_means_to_two_workers(tmp_path, policy, shuffle):
     """The rewriting that a strategy of several workers applies, on one machine."""
     from tensorflow.python.data.experimental.ops import distribute as sharding  # no public name for it
 
-    data.write_records(numbered(24), tmp_path, shards=4)
+    data.write_records(numbered(24), tmp_path, num_files=4)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy.upper()]
     dataset = data.records(tmp_path, global_batch_size=8, shuffle=shuffle).dataset().with_options(options)
@@ -86,7 +86,7 @@ def test_what_a_policy_means_to_two_workers(tmp_path, policy, shuffle):
 
 def test_nonsense_is_refused():
     strategy = tf.distribute.get_strategy()
-    with pytest.raises(DataError, match="autoshard='batch' was asked for; there are 'auto', 'data', 'file', 'off'"):
+    with pytest.raises(RecipeError, match="autoshard='batch' was asked for; there are 'auto', 'data', 'file', 'off'"):
         data.distribute(data.batches(numbered(5), global_batch_size=2), strategy, autoshard="batch")
-    with pytest.raises(DataError, match="found list"):
+    with pytest.raises(RecipeError, match="found list"):
         data.distribute([1, 2], strategy)

@@ -1,0 +1,154 @@
+"""Global batches of a split in memory: shuffled, mapped, augmented, the same on any machine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit.data.preparation import MapFunction, PreparedRecipe
+from mirrorkit.data.splits import Split
+from mirrorkit.errors import RecipeError
+
+
+@dataclass(frozen=True, eq=False)
+class Batches(PreparedRecipe):
+    """A recipe for the global batches of a split: `.dataset(epoch=0, start=0)`, `.steps_per_epoch`, `.element_spec`.
+
+    `mk.data.batches` is this class. Its arguments are the recipe's attributes.
+
+    ```python
+    train = mk.data.batches(digits.train, global_batch_size=256, shuffle=True, seed=0)
+    for x, y in train.dataset(epoch=3):
+        ...
+    ```
+
+    A batch is `(x, y)`, or `(x, y, sample_weight)` where the split has weights; x and y are tensors, or dicts of
+    tensors where the split holds dicts. Pixels keep their dtype (uint8), labels are int64 [B]. The work on a batch is
+    done in this order: gather, `map`, `augment`, `one_hot`.
+
+    Args:
+        split: from `mk.data.load`, `mk.data.synthetic` or `mk.data.arrays`.
+        global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller.
+        shuffle: draw a new order for every epoch: a pure function of (seed, epoch).
+        seed: fixes the orders and the augmentations.
+        augment: augmentations of `mk.data.augment`, run one after the other on the whole global batch, with random
+            numbers that depend only on (seed, epoch, step), not on the replicas, the threads or `start`.
+        map: your own function of a batch, `(x, y) -> (x, y)` in TensorFlow operations; it must treat each example
+            independently of the others. Runs in parallel.
+        one_hot: give labels as float32 [B, num_classes].
+        cache: run `map` once over the whole split and keep the result in memory, instead of in every epoch.
+        drop_remainder: leave out the last batch when it is smaller.
+        prefetch: how many batches are made ahead; tf.data finds the number by default.
+
+    Raises:
+        RecipeError: a batch size that is not positive or larger than the set; a negative seed; `augment` on anything
+            but images [N, H, W, C] (use `map` for the rest); `one_hot` on labels that are not class indices.
+    """
+
+    split: Split
+    _: KW_ONLY
+    cache: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        split = self.split
+        if not isinstance(split, Split):
+            raise RecipeError(
+                f"batches needs a split, found {type(split).__name__}. Make one with mk.data.arrays(images, labels), "
+                "or take .train or .test of a loaded data set."
+            )
+        self._settle(len(split), getattr(split.inputs, "shape", []))
+        labels = split.labels
+        if self.one_hot and (isinstance(labels, Mapping) or labels.dtype.kind == "f" or split.num_classes is None):
+            raise RecipeError(f"one_hot=True needs class indices (integers); {split!r} has none.")
+
+    @property
+    def num_classes(self) -> int | None:
+        """The split's number of classes; None where its labels are not classes."""
+        return self.split.num_classes
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The examples of `epoch` in their order, as indices into the split, int64 [N]."""
+        if not self.shuffle:
+            return np.arange(self.num_examples)
+        return np.random.default_rng([self.seed, epoch]).permutation(self.num_examples)
+
+    @functools.cached_property
+    def host_tensors(self) -> Any:
+        """The whole split, `(x, y)` or `(x, y, sample_weight)`, as tensors in the host's memory; with `cache`, mapped.
+
+        There is one copy, which the datasets of all epochs share.
+        """
+        with tf.init_scope(), tf.device("CPU:0"):  # never on an accelerator, whatever scope we are in
+            whole = tf.nest.map_structure(tf.constant, self.split.as_element())
+            if self.map is None or not self.cache:
+                return whole
+            pieces = tf.data.Dataset.from_tensor_slices(whole).batch(self.global_batch_size)
+            mapped = list(pieces.map(self.map, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
+            return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *mapped)
+
+    def dataset(self, epoch: int = 0, start: int = 0) -> tf.data.Dataset:
+        """The global batches `start`, `start + 1`, ... of `epoch`, without reading those before.
+
+        Raises:
+            RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch.
+        """
+        self._check_position(epoch, start)
+        return self._all_of(range(epoch, epoch + 1), start)
+
+    def _all_of(self, epochs: range, start: int = 0) -> tf.data.Dataset:
+        whole = self.host_tensors
+        size, total, steps = self.global_batch_size, self.num_examples, self.steps_per_epoch
+        even = self.drop_remainder or total % size == 0
+        with tf.init_scope(), tf.device("CPU:0"):
+            orders = None if self._as_written else tf.constant(np.stack([self.order(epoch) for epoch in epochs]))
+
+        def gather(row: tf.Tensor, step: tf.Tensor) -> Any:
+            first = step * size
+            # a static batch size, where all batches have the same, spares the model's graph its dynamic shapes
+            length = size if even else tf.minimum(tf.constant(size, tf.int64), total - first)
+            if orders is not None:
+                places = tf.slice(orders, [row, first], [1, length])[0]
+                return tf.nest.map_structure(lambda tensor: tf.gather(tensor, places), whole)
+            return tf.nest.map_structure(lambda tensor: _rows(tensor, first, length), whole)
+
+        def batch(place: tf.Tensor) -> Any:
+            row, step = place // steps, place % steps
+            return self.finish(gather(row, step), epoch=epochs.start + row, step=step)
+
+        places = tf.data.Dataset.range(start, len(epochs) * steps)
+        batch = self._without_autograph(batch)
+        batches = places.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(self.prefetch)
+        return batches.with_options(_unoptimized())
+
+    @property
+    def _map_per_batch(self) -> MapFunction | None:
+        return None if self.cache else self.map
+
+    @property
+    def _as_written(self) -> bool:
+        return not self.shuffle
+
+    @property
+    def _tensors(self) -> Any:
+        return self.host_tensors
+
+
+batches = Batches  # the verb that users call; one signature and one docstring for both
+
+
+def _unoptimized() -> tf.data.Options:
+    """Keep tf.data from rewriting a pipeline: it would copy all tensors that the pipeline refers to, the whole set."""
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
+    return options
+
+
+def _rows(tensor: tf.Tensor, first: tf.Tensor, length: Any) -> tf.Tensor:
+    rows = tensor[first : first + tf.cast(length, first.dtype)]
+    return tf.ensure_shape(rows, [length if isinstance(length, int) else None, *tensor.shape[1:]])

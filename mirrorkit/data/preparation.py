@@ -1,0 +1,143 @@
+"""What every recipe of mirrorkit does to the examples of a batch after gathering them, and the arguments for it.
+
+The way of a batch: each kind of recipe gathers its examples (from memory, from files, on the devices); then
+`PreparedRecipe.finish` runs `map`, `augment` and one-hot encoding, in this order, wherever the batch is made.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit.data.augment import Augmentation, apply, cutout, flip, normalize, pad_and_crop
+from mirrorkit.data.recipe import Recipe
+from mirrorkit.errors import RecipeError
+from mirrorkit.whole import is_whole
+
+MapFunction = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedRecipe(Recipe):
+    """The arguments that `batches`, `resident` and `records` share, documented at `Batches`, and what they do.
+
+    Equality is identity: compiled functions are kept by the recipe that they were compiled for. A subclass calls
+    `_settle` in its `__post_init__` and has a `num_classes`.
+    """
+
+    global_batch_size: int
+    shuffle: bool = False
+    seed: int = 0
+    augment: Sequence[Augmentation] | None = None
+    map: MapFunction | None = None
+    one_hot: bool = False
+    drop_remainder: bool = False
+    prefetch: int = tf.data.AUTOTUNE
+    _num_examples: int = field(init=False, repr=False)
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples in the set (with `drop_remainder`, an epoch may use fewer)."""
+        return self._num_examples
+
+    @property
+    def num_classes(self) -> int | None:
+        """The number of classes; None where the labels are not classes, or nobody has said."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of a batch, as `tf.data.Dataset.element_spec` gives them."""
+        return self.dataset().element_spec
+
+    def finish(
+        self, element: tuple[Any, ...], *, epoch: Any, step: tf.Tensor, replica: int | tf.Tensor | None = None
+    ) -> Any:
+        """Run `map`, `augment` and one-hot encoding on gathered examples.
+
+        Args:
+            element: `(x, y)` or `(x, y, sample_weight)` of a batch, or of one replica's rows of it.
+            epoch: the epoch.
+            step: the number of the batch, or any int64 that identifies it.
+            replica: the number of the replica, where `element` holds its rows alone: it draws its own random numbers.
+
+        Raises:
+            RecipeError: `map` does not return a tuple of this form.
+        """
+        function = self._map_per_batch
+        element = element if function is None else function(*element)
+        if not isinstance(element, (tuple, list)) or len(element) not in (2, 3):
+            raise RecipeError(
+                f"map must return (x, y) or (x, y, sample_weight), as it takes them; it returned {element!r}."
+            )
+        x, y, *weight = element
+        x = apply(self.augment or (), x, seed=self.seed, epoch=epoch, step=step, replica=replica)
+        return (x, tf.one_hot(y, self.num_classes, dtype=tf.float32) if self.one_hot else y, *weight)
+
+    @property
+    def _map_per_batch(self) -> MapFunction | None:
+        return self.map
+
+    def _without_autograph(self, function: MapFunction) -> MapFunction:
+        """Keep AutoGraph from rewriting `function`, which takes 0.3 s, unless it calls functions of the user's."""
+        if self.map is None and all(one.__module__ == flip.__module__ for one in self.augment or ()):
+            return tf.autograph.experimental.do_not_convert(function)
+        return function
+
+    def _settle(self, num_examples: int, input_shape: Sequence[int | None] | None) -> None:
+        """Check the shared arguments, and set them in their final form.
+
+        Args:
+            num_examples: the number of examples in the set.
+            input_shape: the shape of its inputs, None where it is unknown, empty for a dict of inputs.
+
+        Raises:
+            RecipeError: sizes or augmentations that do not fit the set.
+        """
+        _check_sizes(self.global_batch_size, num_examples, self.seed)
+        _check_augment(self.augment, input_shape if self.map is None else None)
+        self._set(
+            _num_examples=num_examples,
+            global_batch_size=int(self.global_batch_size),
+            seed=int(self.seed),
+            augment=tuple(self.augment or ()),
+        )
+
+    def _set(self, **values: Any) -> None:
+        vars(self).update(values)  # a frozen dataclass refuses assignment, within __post_init__ too
+
+
+def _check_sizes(global_batch_size: int, num_examples: int, seed: int) -> None:
+    for name, value in (("global_batch_size", global_batch_size), ("seed", seed)):
+        if not is_whole(value, -math.inf):
+            raise RecipeError(f"{name}={value!r} was asked for; it must be a whole number.")
+    if global_batch_size < 1:
+        raise RecipeError(f"global_batch_size={global_batch_size} was asked for; it must be at least 1.")
+    if global_batch_size > num_examples:
+        raise RecipeError(
+            f"global_batch_size={global_batch_size} was asked for, but the set holds {num_examples} examples; "
+            f"ask for at most {num_examples}."
+        )
+    if not 0 <= seed < 2**63:
+        raise RecipeError(f"seed={seed} was asked for; it must be at least 0 and below 2**63.")
+
+
+def _check_augment(augment: Sequence[Augmentation] | None, shape: Sequence[int | None] | None) -> None:
+    if augment is None:
+        return
+    if callable(augment) or not all(callable(one) for one in augment):
+        raise RecipeError(
+            f"augment must be a list of augmentations, such as [mk.data.augment.flip()]; found {augment!r}."
+        )
+    for one in augment:
+        if one in (cutout, flip, normalize, pad_and_crop):
+            name = one.__name__
+            raise RecipeError(f"augment holds {name} itself, which makes the augmentation. Call it: [{name}(...)].")
+    if augment and shape is not None and len(shape) != 4:
+        found = f"shape {list(shape)}" if len(shape) else "a dict of inputs"
+        raise RecipeError(f"augment works on images [N, H, W, C]; found {found}. Use map= for anything else.")

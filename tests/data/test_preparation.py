@@ -1,0 +1,134 @@
+"""The arguments that batches, resident and records share, and what is done to a batch after gathering."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from recipe_helpers import SPLIT
+
+from mirrorkit import data
+from mirrorkit.errors import ArgumentError, DataError, RecipeError
+
+SMALL = SPLIT[:50]
+MAKERS = [data.batches, data.resident, data.records]
+
+
+@pytest.fixture
+def source(tmp_path):
+    """What a maker takes: the split, or the folder with its files."""
+
+    def get(make):
+        return data.write_records(SMALL, tmp_path, num_files=2) if make is data.records else SMALL
+
+    return get
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"global_batch_size": 0}, "at least 1"),
+        ({"global_batch_size": -4}, "at least 1"),
+        ({"global_batch_size": 51}, "global_batch_size=51 was asked for, but the set holds 50"),
+        ({"global_batch_size": 4.5}, r"global_batch_size=4\.5 .* whole number"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": None}, r"seed=None .* whole number"),
+        ({"seed": 2**63}, r"below 2\*\*63"),
+        ({"augment": [data.augment.flip]}, r"flip itself.*\[flip\(\.\.\.\)\]"),
+        ({"augment": data.augment.flip()}, "must be a list"),
+        ({"augment": ["flip"]}, "must be a list"),
+    ],
+)
+def test_bad_arguments_are_refused(make, options, words, source):
+    with pytest.raises(RecipeError, match=words):
+        make(source(make), **{"global_batch_size": 8, **options})
+
+
+def test_a_bad_argument_is_a_data_error_too():
+    assert issubclass(RecipeError, DataError)
+    assert issubclass(RecipeError, ArgumentError)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_map_that_gives_no_pair_is_refused(make, source):
+    with pytest.raises(Exception, match=r"map must return \(x, y\) or \(x, y, sample_weight\)"):
+        make(source(make), global_batch_size=8, map=lambda x, y: x).dataset()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_the_arguments_are_the_attributes_in_their_final_form(make, source):
+    flip, place = data.augment.flip(), source(make)
+    recipe = make(
+        place,
+        global_batch_size=np.int32(8),
+        shuffle=True,
+        seed=np.int64(3),
+        augment=[flip],
+        one_hot=True,
+        drop_remainder=True,
+    )
+    assert (type(recipe.global_batch_size), recipe.global_batch_size) == (int, 8)
+    assert (type(recipe.seed), recipe.seed) == (int, 3)
+    assert recipe.augment == (flip,)
+    assert (recipe.shuffle, recipe.one_hot, recipe.drop_remainder) == (True, True, True)
+    assert (recipe.map, recipe.prefetch) == (None, tf.data.AUTOTUNE)
+    assert (recipe.num_examples, recipe.num_classes, recipe.steps_per_epoch) == (50, 10, 6)
+    assert make(place, global_batch_size=8).augment == ()
+
+
+def test_signatures():
+    shared = {"global_batch_size", "shuffle", "seed", "augment", "map", "one_hot", "drop_remainder"}
+    own = {
+        data.batches: {"split", "cache", "prefetch"},
+        data.resident: {"split", "shards"},
+        data.records: {"source", "prefetch", "shuffle_buffer", "num_classes", "decode", "num_examples"},
+    }
+    for make, names in own.items():
+        parameters = inspect.signature(make).parameters
+        assert set(parameters) == shared | names
+        by_position = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        assert by_position == list(parameters)[:1]
+        required = [name for name, p in parameters.items() if p.default is p.empty]
+        assert required == [by_position[0], "global_batch_size"]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_recipe_is_equal_to_itself_alone_and_cannot_be_changed(make, source):
+    place = source(make)
+    one, other = (make(place, global_batch_size=8) for _ in range(2))
+    assert one != other
+    assert {one: 1, other: 2}[one] == 1
+    with pytest.raises(AttributeError):
+        one.global_batch_size = 4
+
+
+def test_a_resident_recipe_is_a_recipe_of_batches():
+    recipe = data.resident(split=SMALL, global_batch_size=8)
+    assert isinstance(recipe, data.Batches)
+    assert not recipe.cache
+
+
+def test_the_work_on_a_batch_is_done_in_its_order():
+    def mapped(x, y):
+        return tf.cast(x, tf.float32) + 1, (y + 1) % 10
+
+    def halved(images, seed):
+        return images / 2
+
+    recipe = data.batches(SMALL, global_batch_size=8, map=mapped, augment=[halved], one_hot=True)
+    x, y = recipe.finish((SMALL.inputs[:8], SMALL.labels[:8]), epoch=0, step=tf.constant(0, tf.int64))
+    np.testing.assert_array_equal(x, (SMALL.inputs[:8].astype(np.float32) + 1) / 2)
+    np.testing.assert_array_equal(y, data.one_hot((SMALL.labels[:8] + 1) % 10, 10))
+
+
+def test_each_replica_draws_its_own_numbers():
+    recipe = data.batches(SMALL, global_batch_size=8, augment=[data.augment.cutout(4)], seed=1)
+    element, step = (SMALL.inputs[:8], SMALL.labels[:8]), tf.constant(2, tf.int64)
+    whole, first, second = (recipe.finish(element, epoch=3, step=step, replica=r)[0].numpy() for r in (None, 0, 1))
+    again = recipe.finish(element, epoch=3, step=step, replica=1)[0].numpy()
+    np.testing.assert_array_equal(second, again)
+    assert (whole != first).any()
+    assert (first != second).any()

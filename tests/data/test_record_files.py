@@ -1,0 +1,160 @@
+"""The TFRecord files of a set: all of them or none, and what is damaged, missing or not writable is named."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recipe_helpers import SPLIT, write_foreign
+
+from mirrorkit import data
+from mirrorkit.data.record_files import find, flatten, read_index, unflatten
+from mirrorkit.errors import DataError, FileError
+
+
+def test_an_interrupted_writer_leaves_no_set(tmp_path):
+    def examples():
+        for i in range(20):
+            yield np.zeros(3), i
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        data.write_records(examples(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match="no TFRecord files"):
+        data.records(tmp_path, global_batch_size=4)
+
+
+def test_a_writer_killed_before_its_index_leaves_no_set_that_reads_as_whole(tmp_path):
+    data.write_records(SPLIT, tmp_path, num_files=2).unlink()
+    with pytest.raises(DataError, match="need their index"):
+        data.records(tmp_path, global_batch_size=4)
+    data.write_records(SPLIT, tmp_path, num_files=3)  # and it does not stand in the way of the next
+    assert data.records(tmp_path, global_batch_size=4).num_examples == 53
+
+
+def test_a_set_is_not_overwritten(tmp_path):
+    index = data.write_records(SPLIT, tmp_path, num_files=2)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(DataError, match="exists already"):
+        data.write_records(SPLIT[:5], tmp_path, num_files=2)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert index in before
+
+
+@pytest.mark.parametrize(
+    ("examples", "options", "words"),
+    [
+        ([], {}, "no examples"),
+        ([(np.zeros(3), 0), (np.zeros(4), 0)], {}, "example 1 is"),
+        ([(np.zeros(3), 0), (np.zeros(3, np.float32), 0)], {}, "example 1 is"),
+        ([(np.zeros(3), 0), (np.zeros(3), 5)], {"num_classes": 5}, "example 1 has the label 5"),
+        ([(np.zeros(3), -1)], {}, "example 0 has the label -1"),
+        ([np.zeros(3)], {}, "should be a tuple"),
+        ([("text", 0)], {}, "use one of uint8"),
+        ([(np.zeros(3), 0)], {"num_files": 0}, "at least 1"),
+    ],
+)
+def test_bad_examples_are_refused_and_leave_nothing(tmp_path, examples, options, words):
+    with pytest.raises(DataError, match=words):
+        data.write_records(examples, tmp_path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damage_to_a_set_is_named(tmp_path):
+    index = data.write_records(SPLIT, tmp_path, num_files=2)
+    shard = tmp_path / "data-00001-of-00002.tfrecord"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1])
+    with pytest.raises(DataError, match=rf"{shard.name} should hold {len(content)} bytes; found {len(content) - 1}"):
+        data.records(tmp_path, global_batch_size=4)
+    shard.unlink()
+    with pytest.raises(DataError, match=rf"{shard.name} should hold .* missing"):
+        data.records(tmp_path, global_batch_size=4)
+    index.write_text(index.read_text()[:50])
+    with pytest.raises(DataError, match=rf"{index.name} is damaged"):
+        data.records(tmp_path, global_batch_size=4)
+    index.write_text(json.dumps({"format": 99}))
+    with pytest.raises(DataError, match="format 99"):
+        data.records(tmp_path, global_batch_size=4)
+
+
+def test_several_sets_in_a_folder_are_told_apart(tmp_path):
+    for name in ("train", "test"):
+        write_foreign(tmp_path / f"{name}-00000-of-00001.tfrecord", SPLIT.images[:4], SPLIT.labels[:4])
+    with pytest.raises(DataError, match="holds several sets: test, train"):
+        data.records(tmp_path, global_batch_size=2)
+    for prefix in ("a", "b"):
+        data.write_records(SPLIT, tmp_path, prefix=prefix)
+    with pytest.raises(DataError, match=r"several sets: a\.index\.json, b\.index\.json"):
+        data.records(tmp_path, global_batch_size=2)
+    assert data.records(tmp_path / "b.index.json", global_batch_size=2).num_examples == 53
+
+
+def test_the_old_name_of_the_number_of_files_is_taken_and_warns(tmp_path):
+    with pytest.warns(DeprecationWarning, match=r"write_records\(shards=\.\.\.\) .*use num_files="):
+        index = data.write_records(SPLIT, tmp_path, shards=3)
+    assert len(read_index(str(index))["shards"]) == 3
+
+
+def test_a_folder_that_cannot_be_made_is_a_file_error(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(FileError, match=rf"write_records cannot write to {folder}: .*no set was written"):
+            data.write_records(SPLIT, folder)
+
+
+@pytest.mark.parametrize("size", [3, 300_000], ids=["found when closing", "found when writing"])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk without space")
+def test_a_full_disk_is_a_file_error_and_leaves_nothing(tmp_path, monkeypatch, size):
+    make = tempfile.mkdtemp
+
+    def on_a_full_disk(**where: str) -> str:
+        folder = make(**where)
+        for number in range(2):
+            (Path(folder) / str(number)).symlink_to("/dev/full")
+        return folder
+
+    monkeypatch.setattr(tempfile, "mkdtemp", on_a_full_disk)
+    with pytest.raises(FileError, match=r"cannot write to .*No space left on device\. Free some space"):
+        data.write_records(((np.zeros(size), i) for i in range(4)), tmp_path, num_files=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_users_generator_stays_what_it_is(tmp_path):
+    def examples():
+        yield np.zeros(3), 0
+        raise FileNotFoundError("camera.raw")
+
+    with pytest.raises(FileNotFoundError, match=r"^camera\.raw$"):
+        data.write_records(examples(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_index_that_cannot_be_read_is_a_file_error(tmp_path):
+    (tmp_path / "train.index.json").mkdir()
+    with pytest.raises(FileError, match=r"train\.index\.json cannot be read"):
+        read_index(str(tmp_path / "train.index.json"))
+
+
+def test_find_takes_a_folder_an_index_or_a_pattern(tmp_path):
+    index = str(data.write_records(SPLIT, tmp_path / "own", num_files=2, prefix="train"))
+    for source in (tmp_path / "own", index, tmp_path / "own" / "train*"):
+        assert find(source) == (index, [])
+    files = [tmp_path / "other" / f"a-0000{i}-of-00003.tfrecord" for i in range(3)]
+    for file in files:
+        write_foreign(file, SPLIT.images[:2], SPLIT.labels[:2])
+    assert find(tmp_path / "other") == (None, [str(file) for file in files])
+    assert find(tmp_path / "other" / "*-00001-*") == (None, [str(files[1])])
+
+
+@pytest.mark.parametrize("element", [(1, 2), (1, 2, 3), ({"a": 1, "b": 2}, 3), ({"a": 1}, {"c": 2, "d": 3}, 4)])
+def test_unflatten_is_the_inverse_of_flatten(element):
+    assert unflatten(flatten(element)) == element
+
+
+def test_the_names_of_the_arrays_in_a_file():
+    assert flatten(({"a": 1}, 2, 3)) == {"x/a": 1, "y": 2, "sample_weight": 3}
