@@ -8,7 +8,7 @@ from typing import Any
 
 from mirrorkit.bench.remote import Member
 from mirrorkit.errors import StrategyError
-from mirrorkit.launch.layout import clusters, environments
+from mirrorkit.launch import clusters, environments
 from mirrorkit.whole import is_whole
 
 DEVICES = ("cpu", "gpu", "workers")
@@ -54,15 +54,11 @@ class Layout:
         tasks = clusters(self.replicas, ps=1 if serving else 0)
         found = []
         for name, environment in environments(tasks, devices_per_worker="cpu").items():
-            job, index = tasks[name].task_type, tasks[name].task_index
-            is_worker = job == "worker"
-            own = Member(
-                arguments,
-                {**environment, **one_core} if is_worker else environment,
-                core=index if is_worker else None,
-                answers=not serving or job == "chief",
-            )
-            found.append(own)
+            answers = not serving or tasks[name].task_type == "chief"
+            if tasks[name].task_type == "worker":
+                found.append(Member(arguments, {**environment, **one_core}, tasks[name].task_index, answers))
+            else:
+                found.append(Member(arguments, environment, None, answers))
         return sorted(found, key=lambda member: not member.answers)
 
 
@@ -102,7 +98,7 @@ def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[La
 def check(device: str, counts: Sequence[int]) -> None:
     """Refuse devices and numbers of replicas that there cannot be."""
     if device not in DEVICES:
-        raise StrategyError(f"device={device!r} was asked for; there are {', '.join(map(repr, DEVICES))}.")
+        raise StrategyError(f"devices={device!r} was asked for; there are {', '.join(map(repr, DEVICES))}.")
     if not counts or not all(map(is_whole, counts)):
         raise StrategyError(f"Replicas {list(counts)} were asked for; each must be a whole number of at least 1.")
 
@@ -127,7 +123,7 @@ class Hardware:
         """
         if asked == "gpu" and not self.gpus:
             raise StrategyError(
-                "device='gpu' was asked for, but TensorFlow finds no GPU. Take 'cpu' or 'workers'; "
+                "devices='gpu' was asked for, but TensorFlow finds no GPU. Take 'cpu' or 'workers'; "
                 "`python -m mirrorkit devices --require gpu` says more."
             )
         return asked or ("gpu" if self.gpus else "cpu")

@@ -28,7 +28,7 @@ class Training:
             that `gpu_processes.Preparation` wrote.
         data_dir: as in `mk.data.load`.
         examples: take no more training examples than these.
-        batch_size: global.
+        global_batch_size: all replicas together.
         resident: whether the data lies on the devices, or tf.data makes the batches.
         learning_rate: of Adam.
         policy: Keras's dtype policy; "mixed_float16" trains with a dynamic loss scale.
@@ -43,7 +43,7 @@ class Training:
         devices: Devices,
         model: str,
         data: str,
-        batch_size: int,
+        global_batch_size: int,
         data_dir: str | None = None,
         examples: int | None = None,
         resident: bool = True,
@@ -61,7 +61,7 @@ class Training:
         digits = _load(data, data_dir)
         split = digits.train if examples is None else digits.train[:examples]
         recipe = _data.resident if resident else _data.batches
-        self._train = recipe(split, global_batch_size=batch_size, shuffle=True, seed=0, drop_remainder=True)
+        self._train = recipe(split, global_batch_size=global_batch_size, shuffle=True, seed=0, drop_remainder=True)
         self._test = _data.batches(digits.test, global_batch_size=min(1000, len(digits.test)))
         with self._strategy.scope():
             net = _model(model, split)
