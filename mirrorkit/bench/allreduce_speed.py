@@ -76,13 +76,14 @@ def collectives(
             f"{list(implementations)}) was asked for. It takes 2 replicas or more, sizes from 4 bytes on, and for "
             f"{devices!r} of the implementations {', '.join(known)}."
         )
-    layout = Layout("multi_worker" if devices == "workers" else "mirrored", devices, replicas)
+    layout = Layout.of(devices, replicas)
     remotes: dict[str, Remote] = {}
     with ExitStack() as stack:
 
         def start(name: str) -> None:
             members = layout.members(implementation=name, sizes=list(sizes))
-            remotes[name] = stack.enter_context(Remote(f"{__name__}:AllReduce", *members)).ready()
+            remotes[name] = stack.enter_context(Remote(f"{__name__}:AllReduce", *members))
+            remotes[name].call("prepare")
 
         turns = in_turns({name: partial(start, name) for name in implementations}, 1)
         running = [name for name in implementations if turns[name].error is None]
@@ -111,10 +112,16 @@ class AllReduce:
 
         self._tf = tf
         self._strategy = strategy.create(kind, devices=devices, communication=implementation)
-        self._functions = [self._function(size // 4) for size in sizes]
+        self._sizes = sizes
+
+    def prepare(self) -> None:
+        """Compile, and choose how many all-reduces a call of each size makes."""
+        from mirrorkit.strategy import of_all_workers
+
+        self._functions = [self._function(size // 4) for size in self._sizes]
         # about 0.1 s each, so that the dispatch of the call does not count; all workers as often as the chief
         often = [max(4, round(0.4 / _seconds(f, 4))) for f in self._functions]
-        self._loops = [int(strategy.of_all_workers(self._strategy, times)[0]) for times in often]
+        self._loops = [int(of_all_workers(self._strategy, times)[0]) for times in often]
 
     def _function(self, length: int) -> Any:
         """Compile all-reduces, each after the one before on the same replica; a call takes how many."""

@@ -69,9 +69,9 @@ def plan(device: str, gpus: int, models: Sequence[str], sets: Mapping[str, str],
     real = device == "gpu"
     whole, parts = ("GPUs", "logical GPUs") if real else ("CPU as GPUs", "CPU as logical GPUs")
     job = partial(Job, environment={} if real else NO_GPU)
-    one = Layout("one_device", device, 1)
+    one = Layout.of(device, 1)
     of_parts = {n: Layout("mirrored", device, n, logical=real) for n in (2, 4)}
-    of_gpus = {n: Layout("mirrored", device, n) for n in (16, 8, 4, 2) if n <= gpus}
+    of_gpus = {n: Layout.of(device, n) for n in (16, 8, 4, 2) if n <= gpus}
     largest = dict(list(of_gpus.items())[:1])
 
     def training(

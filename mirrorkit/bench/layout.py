@@ -35,6 +35,12 @@ class Layout:
     replicas: int
     logical: bool = False
 
+    @classmethod
+    def of(cls, device: str, replicas: int) -> Layout:
+        """Mirrored replicas, or one."""
+        many = "multi_worker" if device == "workers" else "mirrored"
+        return cls("one_device" if replicas == 1 else many, device, replicas)
+
     def members(self, **arguments: Any) -> list[Member]:
         """Return the processes; their objects are made with `arguments`, `kind` and `devices`, and with `split_gpu`
         where the GPUs are logical ones.
@@ -60,17 +66,6 @@ class Layout:
             else:
                 found.append(Member(arguments, environment, None, answers))
         return sorted(found, key=lambda member: not member.answers)
-
-
-def for_scaling(device: str, counts: Sequence[int]) -> dict[int, Layout]:
-    """Return a layout for each number of replicas, 1 always among them.
-
-    Raises:
-        StrategyError: another device, or a number below 1.
-    """
-    check(device, counts)
-    many = "multi_worker" if device == "workers" else "mirrored"
-    return {n: Layout("one_device" if n == 1 else many, device, n) for n in sorted({1, *counts})}
 
 
 def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[Layout]:

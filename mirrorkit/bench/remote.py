@@ -25,8 +25,6 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import Self
-
 from mirrorkit._deprecation import renamed
 from mirrorkit.errors import MirrorkitError
 
@@ -50,10 +48,8 @@ class Member:
     answers: bool = True
 
 
-class Remote:
-    """The same object in one process, or in each of several that work together.
-
-    The processes start at once; `ready()` waits until their objects are made.
+class Remote(contextlib.AbstractContextManager["Remote"]):
+    """The same object in one process, or in each of several that work together; the processes start at once.
 
     Args:
         target: "module:class" or "module:function" makes the object; "module" is one itself.
@@ -68,7 +64,6 @@ class Remote:
         members = members or (Member(),)
         self._processes, self._connections = zip(*(self._start(i, m) for i, m in enumerate(members)), strict=True)
         self._answering = [i for i, member in enumerate(members) if member.answers]
-        self._is_ready = False
 
     def _start(self, index: int, member: Member) -> tuple[subprocess.Popen[bytes], Connection]:
         path = [str(Path(__file__).resolve().parents[2]), *(entry or os.getcwd() for entry in sys.path)]
@@ -96,33 +91,14 @@ class Remote:
     def _log(self, index: int) -> Path:
         return Path(self._folder.name, f"log-{index}")
 
-    def ready(self) -> Self:
-        """Wait until the object is made in every process.
-
-        Raises:
-            MirrorkitError: in one of them it could not be made.
-        """
-        if not self._is_ready:
-            self._answers()
-            self._is_ready = True
-        return self
-
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method in every process at the same time, wait for all, and return what the first one returned.
 
         Raises:
-            MirrorkitError: it failed in one of them.
+            MirrorkitError: it failed in one of them, or the object could not be made.
         """
-        self.ready()
         for i in self._answering:
             self._send(self._connections[i], (method, arguments))
-        return self._answers()[0]
-
-    def _send(self, connection: Connection, message: Any) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died: the missing answer will tell
-            connection.send(message)
-
-    def _answers(self) -> list[Any]:
         deadline = time.monotonic() + self._timeout
         answers: dict[int, Any] = {}
         # As they come: when one process fails, the others may wait for it for ever.
@@ -131,7 +107,11 @@ class Remote:
             if not ready:
                 raise MirrorkitError(f"{self._target} gave no answer within {self._timeout:g} s.")
             answers |= {i: self._receive(i) for connection, i in missing.items() if connection in ready}
-        return [answers[i] for i in self._answering]
+        return answers[self._answering[0]]
+
+    def _send(self, connection: Connection, message: Any) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died: the missing answer will tell
+            connection.send(message)
 
     def _receive(self, index: int) -> Any:
         try:
@@ -143,7 +123,7 @@ class Remote:
             raise MirrorkitError(f"{self._target} failed: {error}\nEnd of its output:\n{end}")
         return value
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the processes and whatever they started."""
         for process, connection in zip(self._processes, self._connections, strict=True):
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -151,11 +131,3 @@ class Remote:
             process.wait()
             connection.close()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        """Nothing is left to start."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the processes."""
-        self.end()

@@ -32,7 +32,6 @@ def main() -> None:
         subject: Any = importlib.import_module(module)
         if name:
             subject = getattr(subject, name)(**arguments)
-        connection.send((None, None))
         for method, arguments in _requests(connection):
             connection.send((getattr(subject, method)(**arguments), None))
     except Exception as error:

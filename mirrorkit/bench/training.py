@@ -82,8 +82,10 @@ class Training:
 
     def facts(self) -> dict[str, Any]:
         """What is trained on, where, and what XLA compiles."""
-        facts = {"data": self._data_name, "examples": len(self._train.split), "xla": self._jit_compile or False}
-        return {**facts, "on": strategy.describe(self._strategy)}
+        return {"data": self._data_name, "examples": len(self._train.split), **self._compiled()}
+
+    def _compiled(self) -> dict[str, Any]:
+        return {"xla": self._jit_compile or False, "on": strategy.describe(self._strategy)}
 
     def train(self, epochs: int) -> float:
         """Train for some epochs and return examples per second, everything counted."""
@@ -124,10 +126,8 @@ class Fit(Training):
         self._net = net
         self._batches = self._train.epochs(MOST_EPOCHS)
 
-    def facts(self) -> dict[str, Any]:
-        """See `Training.facts`."""
-        facts = {"data": self._data_name, "examples": len(self._train.split), "xla": bool(self._net.jit_compile)}
-        return {**facts, "on": "no strategy"}
+    def _compiled(self) -> dict[str, Any]:
+        return {"xla": bool(self._net.jit_compile), "on": "no strategy"}
 
     def _fit(self, epochs: int) -> None:
         steps = self._train.steps_per_epoch

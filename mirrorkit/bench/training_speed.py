@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from mirrorkit.bench.chart import Chart
-from mirrorkit.bench.layout import SHARED_NOTE, Hardware, Layout, for_comparison, for_scaling
+from mirrorkit.bench.layout import SHARED_NOTE, Hardware, Layout, check, for_comparison
 from mirrorkit.bench.machine import about_with_gpus
 from mirrorkit.bench.measure import TRAINING, Job, Measured, train_in_turns
 from mirrorkit.bench.old_names import takes_old
@@ -72,15 +72,16 @@ def scaling(
     devices = hardware.device(devices)
     if mode not in MODES:
         raise StrategyError(f"mode={mode!r} was asked for; there are {', '.join(map(repr, MODES))}.")
-    layouts = for_scaling(devices, replicas or hardware.counts(devices))
-    several = [n for n in layouts if n > 1]
+    replicas = replicas or hardware.counts(devices)
+    check(devices, replicas)
+    several = sorted({*replicas} - {1})
     keys = [("baseline", 1, global_batch_size)]
     keys += [("strong", n, global_batch_size) for n in several if mode != "weak"]
     keys += [("weak", n, n * global_batch_size) for n in several if mode != "strong"]
     training = {"model": model, "data": data, "data_dir": data_dir, "examples": examples, "resident": resident}
-    trained = {(scale, n, size): (layouts[n], size) for scale, n, size in keys}
+    trained = {(scale, n, size): (Layout.of(devices, n), size) for scale, n, size in keys}
     found, what = _trained(trained, training, repeats=repeats, epochs=epochs)
-    shared = {n for n in layouts if hardware.is_shared(devices, n)}
+    shared = {n for n in several if hardware.is_shared(devices, n)}
     rows = compare(found, shared)
     title = f"Scaling of {what}, {devices}"
     return Report("scaling", title, SCALING_COLUMNS, rows, _chart(title, rows), [SHARED_NOTE] * bool(shared), machine)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from mirrorkit.bench.layout import Hardware, Layout, for_comparison, for_scaling
+from mirrorkit.bench.layout import Hardware, Layout, for_comparison
 
 
 def test_layouts_of_workers_find_each_other_on_cores_of_their_own():
-    alone, two = for_scaling("workers", [2]).values()
+    alone, two = Layout.of("workers", 1), Layout.of("workers", 2)
     assert alone == Layout("one_device", "workers", 1)
     (member,) = alone.members(batch_size=8)
     assert (member.arguments["devices"], member.core) == ("cpu:1", 0)

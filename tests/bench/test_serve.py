@@ -31,7 +31,7 @@ def script(tmp_path: Path, then: str) -> subprocess.Popen[str]:
 
 
 def test_a_script_without_a_main_guard_is_not_run_again(tmp_path):
-    with script(tmp_path, "remote.end()") as process:
+    with script(tmp_path, "remote.__exit__()") as process:
         printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert len(printed.splitlines()) == 1

@@ -58,7 +58,7 @@ def test_a_heavy_model_on_resident_data_is_not_input_bound(strategy_of):
         model, optimizer = keras.Sequential(layers), keras.optimizers.SGD()
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
     data = mk.data.resident(split(4096), global_batch_size=256, shuffle=True)
-    # Parts are differences, which other programs on the same cores make uncertain, but not each time: quiet, it is 0.02.
+    # 0.02 where it is quiet; other programs on the cores make differences uncertain, but not each time.
     found = (mk.bench.anatomy(loop, data, repeats=2) for _ in range(6))
     anatomy = next((one for one in found if one.shares["input"] < 0.3), None)
     assert anatomy is not None, "the input of resident data took 0.3 of the step or more in each of six measurements"
