@@ -43,24 +43,15 @@ def check_plot(path: str | os.PathLike[str]) -> None:
 
 @dataclass
 class Chart:
-    """What to draw.
-
-    Attributes:
-        title: above the plot.
-        x: a label for each place, evenly spaced.
-        series: for each name a value for each place, or None; all from 0 on.
-        ranges: for a name, the (lowest, highest) value at each place, drawn as a line through the point.
-        x_label, y_label: along the axes.
-        bars: bars instead of lines.
-    """
+    """What to draw. Series and ranges (lowest and highest values) hold a value or None for each place on the x axis."""
 
     title: str
-    x: Sequence[str]
-    series: Mapping[str, Sequence[float | None]]
-    ranges: Mapping[str, Sequence[tuple[float, float] | None]] = field(default_factory=dict)
+    x: Sequence[str]  # labels of the places, which are evenly spaced
+    series: Mapping[str, Sequence[float | None]]  # by name; all values from 0 on
+    ranges: Mapping[str, Sequence[tuple[float, float] | None]] = field(default_factory=dict)  # by the same names
     x_label: str = ""
     y_label: str = ""
-    bars: bool = False
+    bars: bool = False  # or lines
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a PNG or SVG file and return its path.

@@ -37,18 +37,14 @@ PRECISION: dict[str, tuple[str, dict[str, Any]]] = {
 class Group:
     """Rows that are measured together.
 
-    Attributes:
-        part: of the report: "one device", "precision", "scaling", "equivalence" or "all-reduce".
-        common: what all its rows say.
-        jobs: by name, the most telling first; in scaling by (scaling, replicas, global batch size). The target of a job
-            for "equivalence" and "all-reduce" is a function of gpu_processes.
-        shared: numbers of replicas that share hardware.
+    Jobs are in order, the most telling ones first: in "scaling" by (scaling, replicas, global batch size), in
+    "equivalence" by replicas. For "equivalence" and "all-reduce" their target is a function of gpu_processes.
     """
 
-    part: str
-    common: Mapping[str, Any]
+    part: str  # of the report: "one device", "precision", "scaling", "equivalence" or "all-reduce"
+    common: Mapping[str, Any]  # what all its rows say
     jobs: Mapping[Any, Job]
-    shared: frozenset[int] = frozenset()
+    shared: frozenset[int] = frozenset()  # numbers of replicas that share hardware
 
 
 def set_for(model: str) -> str:

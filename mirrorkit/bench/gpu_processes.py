@@ -30,17 +30,10 @@ def verify(require: str) -> dict[str, str]:
 
 
 def write(path: str, name: str, data_dir: str | None, examples: int | None, synthetic: bool) -> dict[str, Any]:
-    """Write a data set once, so that many processes need not each look for it, download it or draw it.
+    """Write "mnist" or "cifar10" to a file for `training.Training` (".npz"), and return what it holds.
 
-    Args:
-        path: of the file for `training.Training`; ends in ".npz".
-        name: "mnist" or "cifar10".
-        data_dir: as in `mk.data.load`.
-        examples: take no more training examples.
-        synthetic: draw images of that size, as is done too where the real set is not found.
-
-    Returns:
-        What the file holds.
+    Many processes read it, and need not each look for the set, download it or draw it. Images of that size are drawn
+    where `synthetic` asks for them, and where the real set is not found.
     """
     found = None
     if not synthetic:

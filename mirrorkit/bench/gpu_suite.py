@@ -11,7 +11,7 @@ from mirrorkit.bench.allreduce_speed import COLUMNS as ALL_REDUCE_COLUMNS
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.gpu_plan import NO_GPU, Group, plan, set_for
 from mirrorkit.bench.machine import about_with_gpus, in_a_line
-from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured, train_in_turns
+from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured, check_work, train_in_turns
 from mirrorkit.bench.old_names import takes_old
 from mirrorkit.bench.remote import Member, Remote
 from mirrorkit.bench.report import SPEED_COLUMNS, Column, Report, figures, table
@@ -91,8 +91,6 @@ def gpu(
         DeviceError: there is no GPU, or a device computes wrong results.
         ArgumentError: an argument that cannot be.
     """
-    from mirrorkit.models import find  # here, so that the command's --help needs no TensorFlow
-
     rehearsed = devices == "cpu"
     examples, size = examples or (64 if rehearsed else None), global_batch_size or (16 if rehearsed else 256)
     repeats = repeats or (1 if rehearsed else 5)
@@ -101,13 +99,9 @@ def gpu(
             f"gpu(minutes={minutes!r}, devices={devices!r}, models={models!r}, data={data!r}) was asked for. It takes "
             "minutes above 0, 'gpu' or 'cpu', one model or more, 'auto' or 'synthetic'."
         )
-    if not is_whole(repeats) or not is_whole(size) or not is_whole(examples or size, size):
-        raise ArgumentError(
-            f"repeats={repeats}, global_batch_size={size} and examples={examples} were asked for; they must be whole "
-            "numbers from 1 on, and the examples make a batch."
-        )
-    for model in models:
-        find(model)
+    check_work(*models, repeats=repeats, global_batch_size=size, examples=examples)
+    if examples is not None and examples < size:
+        raise ArgumentError(f"examples={examples} do not make one batch of global_batch_size={size}: take more.")
     budget = Budget(60 * minutes)
     machine = about_with_gpus()
     if not rehearsed and not machine["gpus"]:

@@ -21,19 +21,12 @@ SHARED_NOTE = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Replicas on one machine.
+    """Replicas on one machine."""
 
-    Attributes:
-        kind: as in `mk.strategy.create`.
-        device: "cpu" for virtual CPU devices, "gpu", or "workers" for processes of one CPU core each.
-        replicas: how many.
-        logical: whether the GPUs are logical ones, parts of the first.
-    """
-
-    kind: str
-    device: str
+    kind: str  # as in `mk.strategy.create`
+    device: str  # "cpu" for virtual CPU devices, "gpu", or "workers" for processes of one CPU core each
     replicas: int
-    logical: bool = False
+    logical: bool = False  # whether the GPUs are logical ones, parts of the first
 
     @classmethod
     def of(cls, device: str, replicas: int) -> Layout:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from mirrorkit.bench.layout import Layout
 from mirrorkit.bench.remote import Member, Remote
 from mirrorkit.bench.turns import in_turns
-from mirrorkit.errors import MirrorkitError
+from mirrorkit.errors import ArgumentError, MirrorkitError
+from mirrorkit.whole import is_whole
 
 TRAINING = "mirrorkit.bench.training:Training"
 LEFT_OUT = "left out: no time was left for it"
@@ -23,19 +24,12 @@ _TURN = 2.0  # its seconds, about
 
 @dataclass
 class Measured:
-    """The result of one job.
+    """The result of one job."""
 
-    Attributes:
-        speeds: examples per second, turn by turn.
-        facts: the data's name and number of examples, and the strategy.
-        accuracy: on the test set, after all turns, where it was asked for.
-        error: why there are no figures.
-    """
-
-    speeds: list[float] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-    accuracy: float | None = None
-    error: str | None = None
+    speeds: list[float] = field(default_factory=list)  # examples per second, turn by turn
+    facts: dict[str, Any] = field(default_factory=dict)  # the data's name and number of examples, and the strategy
+    accuracy: float | None = None  # on the test set, after all turns, where it was asked for
+    error: str | None = None  # why there are no figures
 
 
 class Job(NamedTuple):
@@ -51,6 +45,23 @@ class Job(NamedTuple):
         """Its processes."""
         members = self.layout.members(**self.arguments)
         return [replace(member, environment={**member.environment, **self.environment}) for member in members]
+
+
+def check_work(*models: str, **counts: int | None) -> None:
+    """Refuse unknown models and numbers that there cannot be, before anything starts.
+
+    Raises:
+        ModelError: the zoo has no such model.
+        ArgumentError: something is not a whole number from 1 on.
+    """
+    from mirrorkit.models import find  # here, so that the command's --help needs no TensorFlow
+
+    for name, count in counts.items():
+        if count is not None and not is_whole(count):
+            raise ArgumentError(f"{name}={count!r} was asked for; it must be a whole number from 1 on.")
+    for model in models:
+        if ":" not in model:
+            find(model)
 
 
 class Budget:

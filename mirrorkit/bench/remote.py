@@ -33,19 +33,12 @@ __getattr__ = renamed(__name__, {name: f"mirrorkit.bench.turns.{name}" for name 
 
 @dataclass(frozen=True)
 class Member:
-    """One process of a `Remote`.
+    """One process of a `Remote`."""
 
-    Attributes:
-        arguments: keyword arguments of its object; they are pickled.
-        environment: variables on top of this process's own.
-        core: the only core that it may use, as a position among those of this process.
-        answers: whether its object is made and called; or the process only serves the others, as a parameter server.
-    """
-
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    core: int | None = None
-    answers: bool = True
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of its object; they are pickled
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables on top of this process's own
+    core: int | None = None  # the only core that it may use, as a position among those of this process
+    answers: bool = True  # or it only serves the others, as a parameter server does
 
 
 class Remote(contextlib.AbstractContextManager["Remote"]):

@@ -25,7 +25,7 @@ class Training:
         model: a name of the zoo, or "module:function" of a function without arguments that returns a Keras model whose
             outputs are logits.
         data: "mnist", "cifar10", "synthetic", "auto" (MNIST where it is found, else synthetic), or the path of a file
-            that `gpu_processes.Preparation` wrote.
+            that `gpu_processes.write` wrote.
         data_dir: as in `mk.data.load`.
         examples: take no more training examples than these.
         global_batch_size: all replicas together.

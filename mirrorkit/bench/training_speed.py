@@ -8,11 +8,10 @@ from typing import Any
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.layout import SHARED_NOTE, Hardware, Layout, check, for_comparison
 from mirrorkit.bench.machine import about_with_gpus
-from mirrorkit.bench.measure import TRAINING, Job, Measured, train_in_turns
+from mirrorkit.bench.measure import TRAINING, Job, Measured, check_work, train_in_turns
 from mirrorkit.bench.old_names import takes_old
 from mirrorkit.bench.report import SPEED_COLUMNS, Column, Report, figures, span
-from mirrorkit.errors import ArgumentError, StrategyError
-from mirrorkit.whole import is_whole
+from mirrorkit.errors import StrategyError
 
 MODES = ("strong", "weak", "both")
 SCALING_COLUMNS = (
@@ -66,7 +65,7 @@ def scaling(
         MirrorkitError: one replica could not be measured. Another layout that fails is a row with an error.
         ArgumentError: no such devices, mode, model or number of replicas, or nothing to measure.
     """
-    _check(model, repeats=repeats, epochs=epochs, examples=examples)
+    check_work(model, repeats=repeats, epochs=epochs, global_batch_size=global_batch_size, examples=examples)
     machine = about_with_gpus()
     hardware = Hardware.of(machine)
     devices = hardware.device(devices)
@@ -114,7 +113,7 @@ def strategies(
         MirrorkitError: one device could not be measured. Another strategy that fails is a row with an error.
         ArgumentError: no such devices, model or number of replicas, or nothing to measure.
     """
-    _check(model, epochs=epochs, examples=examples)
+    check_work(model, epochs=epochs, global_batch_size=global_batch_size, examples=examples)
     machine = about_with_gpus()
     hardware = Hardware.of(machine)
     devices = hardware.device(devices)
@@ -136,17 +135,6 @@ def strategies(
     speeds, spans = {"speed": [row.get("median") for row in rows]}, {"speed": [span(row) for row in rows]}
     chart = Chart(f"{model}, global batch {global_batch_size}", names, speeds, spans, y_label=_Y_LABEL, bars=True)
     return Report("strategies", title, _STRATEGIES_COLUMNS, rows, chart, [SHARED_NOTE] * shared, machine)
-
-
-def _check(model: str, **counts: int | None) -> None:
-    """Refuse models and numbers that there cannot be."""
-    for name, count in counts.items():
-        if count is not None and not is_whole(count):
-            raise ArgumentError(f"{name}={count!r} was asked for; it must be a whole number from 1 on.")
-    if ":" not in model:
-        from mirrorkit.models import find  # here, so that the command's --help needs no TensorFlow
-
-        find(model)
 
 
 def _trained(

@@ -140,7 +140,7 @@ def test_without_a_gpu_it_refuses_in_one_line(pretended, capsys):
         ({"models": []}, "one model or more"),
         ({"data": "mnist"}, "'auto' or 'synthetic'"),
         ({"repeats": -1}, "repeats=-1"),
-        ({"examples": 8, "global_batch_size": 16}, "examples make a batch"),
+        ({"examples": 8, "global_batch_size": 16}, "examples=8 do not make one batch"),
         ({"models": ["mnist_cn"]}, "Did you mean 'mnist_cnn'"),
     ],
 )
