@@ -66,7 +66,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what is asked."""
+    """Measure, print the table, and write the files."""
     check_places(options.json, options.plot)
     from mirrorkit import bench  # here, so that --help needs no TensorFlow
 
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _progress(json: str | None) -> Callable[[Report], None]:
-    """Tell of each part on stderr, and save what there is: a machine that is lent may be taken away."""
+    """Report each part on stderr, and save the figures so far: a borrowed machine may be taken away."""
     start = time.monotonic()
 
     def tell(report: Report) -> None:

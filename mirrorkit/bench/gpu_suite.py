@@ -1,4 +1,4 @@
-"""All that is to be known of a machine with GPUs, in one run of limited time, the most telling figures first."""
+"""Measure a machine with GPUs in one run of limited time, the most telling figures first."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def gpu(
 
     Raises:
         DeviceError: there is no GPU, or a device computes wrong results.
-        ArgumentError: an argument that cannot be.
+        ArgumentError: an invalid argument.
     """
     rehearsed = devices == "cpu"
     examples, size = examples or (64 if rehearsed else None), global_batch_size or (16 if rehearsed else 256)

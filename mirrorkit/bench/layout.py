@@ -84,7 +84,7 @@ def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[La
 
 
 def check(device: str, counts: Sequence[int]) -> None:
-    """Refuse devices and numbers of replicas that there cannot be."""
+    """Refuse unknown devices and invalid numbers of replicas."""
     if device not in DEVICES:
         raise StrategyError(f"devices={device!r} was asked for; there are {', '.join(map(repr, DEVICES))}.")
     if not counts or not all(map(is_whole, counts)):
@@ -93,7 +93,7 @@ def check(device: str, counts: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class Hardware:
-    """How many CPU cores and GPUs there are; what replicas are chosen by where nobody says."""
+    """How many CPU cores and GPUs there are, and the defaults that follow from them."""
 
     cores: int
     gpus: int
@@ -104,7 +104,7 @@ class Hardware:
         return cls(cores=about["cores"], gpus=len(about["gpus"]))
 
     def device(self, asked: str | None = None) -> str:
-        """What was asked for, or GPUs where there are any.
+        """Return what was asked for, or GPUs where there are any.
 
         Raises:
             StrategyError: GPUs were asked for, and there are none.

@@ -48,7 +48,7 @@ class Job(NamedTuple):
 
 
 def check_work(*models: str, **counts: int | None) -> None:
-    """Refuse unknown models and numbers that there cannot be, before anything starts.
+    """Refuse unknown models and invalid numbers before anything starts.
 
     Raises:
         ModelError: the zoo has no such model.
@@ -94,7 +94,7 @@ def train_in_turns(
     budget: Budget | None = None,
     seconds: float = math.inf,
 ) -> dict[Any, Measured]:
-    """Train all jobs in turns, as far as there is time; what fails or does not fit has an error in place of figures.
+    """Train all jobs in turns while there is time; a job that fails or does not fit has an error in place of figures.
 
     Args:
         jobs: objects like `training.Training`, the most telling ones first.

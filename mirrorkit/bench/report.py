@@ -1,4 +1,4 @@
-"""A finished benchmark: rows for people, for a JSON file and for a plot."""
+"""The result of a benchmark: a table, a JSON file and a plot."""
 
 from __future__ import annotations
 
@@ -105,8 +105,9 @@ def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def figures(values: Sequence[float], error: str | None = None) -> dict[str, Any]:
-    """What a row says of its measurements, or why there are none: values, their number, median, best (largest), and
-    the spread, largest less smallest as a share of the median.
+    """The part of a row that sums up its measurements, or says why there are none.
+
+    Best is the largest value; spread is largest less smallest, as a share of the median.
     """
     if error is not None:
         return {"error": error}

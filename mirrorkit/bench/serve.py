@@ -50,7 +50,7 @@ def _requests(connection: Connection) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _end_with_parent(parent: int) -> None:
-    """A call that never returns would not see that nobody waits for it any more."""
+    """Poll for the end of the parent: a call that never returns would not notice it."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os.killpg(0, signal.SIGKILL)  # a group of its own: see Remote

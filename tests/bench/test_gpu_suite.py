@@ -118,7 +118,7 @@ def test_figures_are_saved_as_they_come_for_a_machine_that_is_taken_away(pretend
     assert len(json.loads(figures.read_text())["rows"]) == 2
 
 
-def test_a_gpu_that_computes_wrongly_ends_it_with_the_message(pretended, capsys):
+def test_a_gpu_with_wrong_results_ends_it_with_the_message(pretended, capsys):
     pretended(["H200"], {"error": "/device:GPU:0: does not compute: no cuDNN"})
     assert command.main(["bench", "gpu"]) == 1
     assert capsys.readouterr().err == "mirrorkit bench: /device:GPU:0: does not compute: no cuDNN\n"
