@@ -26,8 +26,9 @@ from contenders import CONTENDERS
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.layout import Layout
 from mirrorkit.bench.machine import about
-from mirrorkit.bench.remote import Member, Remote, Turns, in_turns
+from mirrorkit.bench.remote import Member, Remote
 from mirrorkit.bench.report import Column, Report, check_places
+from mirrorkit.bench.turns import Turns, in_turns
 from mirrorkit.errors import MirrorkitError
 
 
@@ -59,8 +60,8 @@ def main() -> None:
     print(report)
     if options.json:
         report.save_json(options.json)
-    if options.picture:
-        report.save_picture(options.picture)
+    if options.plot:
+        report.save_plot(options.plot)
 
 
 def parse() -> argparse.Namespace:
@@ -80,14 +81,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plain", action="store_true", help="peers: TensorFlow's default strategy, not mirrorkit's")
     parser.add_argument("--first-step", action="store_true", help="time to the first step; --rounds fresh processes")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
-    parser.add_argument("--picture", metavar="FILE", help="PNG (with matplotlib) or SVG")
+    parser.add_argument("--plot", metavar="FILE", help="PNG or SVG (needs matplotlib)")
     options = parser.parse_args()
     options.contenders = options.contenders.split(",")
     unknown = [name for name in options.contenders if parts(name)[0] not in CONTENDERS]
     if unknown:
         parser.error(f"unknown contenders {', '.join(unknown)}; there are {', '.join(CONTENDERS)}")
     try:
-        check_places(options.json, options.picture)
+        check_places(options.json, options.plot)
     except MirrorkitError as error:
         parser.error(str(error))
     return options

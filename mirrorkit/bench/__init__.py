@@ -8,17 +8,16 @@ print(mk.bench.gpu(minutes=20))                  # all of it on GPUs, and Keras'
 print(mk.bench.anatomy(loop, train))             # where the time of a step goes
 ```
 
-The first four return a `Report`: a table by `print`, `save_json(path)`, `save_picture(path)`. Every layout lives in a
+The first four return a `Report`: a table by `print`, `save_json(path)`, `save_plot(path)`. Every layout lives in a
 process of its own and is measured in turns with the others.
 """
 
 from __future__ import annotations
 
-from mirrorkit.bench.anatomy import Anatomy, anatomy
-from mirrorkit.bench.collectives import collectives
-from mirrorkit.bench.gpu import gpu
+from mirrorkit.bench.allreduce_speed import collectives
+from mirrorkit.bench.breakdown import Anatomy, anatomy
+from mirrorkit.bench.gpu_suite import gpu
 from mirrorkit.bench.report import Report
-from mirrorkit.bench.scaling import scaling
-from mirrorkit.bench.strategies import strategies
+from mirrorkit.bench.training_speed import scaling, strategies
 
 __all__ = ["Anatomy", "Report", "anatomy", "collectives", "gpu", "scaling", "strategies"]

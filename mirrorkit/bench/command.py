@@ -16,55 +16,61 @@ def add(commands: Any) -> None:
     bench = commands.add_parser("bench", help="measure scaling, strategies or all-reduces on this machine")
     kinds = bench.add_subparsers(dest="benchmark", required=True)
     scaling = kinds.add_parser("scaling", help="examples per second of 1, 2, ... replicas; strong and weak scaling")
-    _add_training(scaling)
     scaling.add_argument("--mode", choices=["strong", "weak", "both"], default="both")
     scaling.add_argument("--repeats", type=int, default=5, help="measurements of each layout, in turns")
     scaling.add_argument("--epochs", type=int, default=1, help="of one measurement")
     strategies = kinds.add_parser("strategies", help="the same training under every strategy: speed and accuracy")
-    _add_training(strategies)
     strategies.add_argument("--epochs", type=int, default=5)
+    for kind in (scaling, strategies):
+        kind.add_argument("--model", default="mnist_cnn", help="a name of the zoo, or module:function")
+        kind.add_argument("--data", choices=["auto", "mnist", "cifar10", "synthetic"], default="auto")
+        _add(kind, "--devices", "--device", choices=["cpu", "gpu", "workers"], help="GPUs where there are any")
+        kind.add_argument("--replicas", type=_numbers, metavar="N,...", help="such as 1,2,4")
+        kind.add_argument("--streamed", dest="resident", action="store_false", help="tf.data makes the batches")
     collectives = kinds.add_parser("collectives", help="GB/s of an all-reduce by the size of the message")
-    collectives.add_argument("--device", choices=["cpu", "gpu", "workers"], help="GPUs where there are two")
+    _add(collectives, "--devices", "--device", choices=["cpu", "gpu", "workers"], help="GPUs where there are two")
     collectives.add_argument("--replicas", type=int)
-    collectives.add_argument("--sizes", type=_sizes, metavar="BYTES,...", help="such as 4096,1048576")
+    collectives.add_argument("--sizes", type=_numbers, metavar="BYTES,...", help="such as 4096,1048576")
     collectives.add_argument("--implementations", type=lambda text: text.split(","), metavar="NAME,...")
     collectives.add_argument("--repeats", type=int, default=5)
     gpu = kinds.add_parser("gpu", help="all of it on GPUs in 20 minutes, beside Keras's fit; and equivalence")
     gpu.add_argument("--minutes", type=float, help="for all; what no longer fits is left out (20)")
-    gpu.add_argument("--device", choices=["gpu", "cpu"], help="cpu: a rehearsal on little work")
+    _add(gpu, "--devices", "--device", choices=["gpu", "cpu"], help="cpu: a rehearsal on little work")
     gpu.add_argument("--models", type=lambda text: text.split(","), metavar="NAME,...", help="mnist_cnn,resnet20")
     gpu.add_argument("--data", choices=["auto", "synthetic"], help="synthetic: look for no real images")
-    gpu.add_argument("--data-dir", help="the folder with the files, or its parent")
-    gpu.add_argument("--examples", type=int, help="take no more training examples")
-    gpu.add_argument("--batch-size", type=int, help="global; of one replica in weak scaling (256)")
     gpu.add_argument("--repeats", type=int, help="measurements of each speed, in turns (5)")
+    for kind in (scaling, strategies, gpu):
+        kind.add_argument("--data-dir", help="the folder with the files, or its parent")
+        kind.add_argument("--examples", type=int, help="take no more training examples")
+        _add(kind, "--global-batch-size", "--batch-size", type=int, help="of one replica in weak scaling (256)")
     for kind in (scaling, strategies, collectives, gpu):
         kind.add_argument("--json", metavar="FILE", help="write all figures there")
-        kind.add_argument("--picture", metavar="FILE", help="PNG (with matplotlib) or SVG")
+        _add(kind, "--plot", "--picture", metavar="FILE", help="PNG or SVG (needs matplotlib)")
         kind.set_defaults(run=run)
 
 
-def _add_training(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="mnist_cnn", help="a name of the zoo, or module:function")
-    parser.add_argument("--data", choices=["auto", "mnist", "cifar10", "synthetic"], default="auto")
-    parser.add_argument("--data-dir", help="the folder with the files, or its parent")
-    parser.add_argument("--examples", type=int, help="take no more training examples")
-    parser.add_argument("--batch-size", type=int, default=256, help="global; of one replica in weak scaling")
-    parser.add_argument("--device", choices=["cpu", "gpu", "workers"], help="GPUs where there are any")
-    parser.add_argument("--replicas", type=_sizes, metavar="N,...", help="such as 1,2,4")
-    parser.add_argument("--streamed", dest="resident", action="store_false", help="tf.data makes the batches")
+def _add(parser: argparse.ArgumentParser, name: str, old: str, **options: Any) -> None:
+    """Add an option that goes on working by its old name, with a warning."""
+
+    class Old(argparse.Action):
+        def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+            print(f"{old} is deprecated and will be removed in mirrorkit 0.3: use {name}.", file=sys.stderr)
+            setattr(namespace, self.dest, values)
+
+    dest = parser.add_argument(name, **options).dest
+    parser.add_argument(old, dest=dest, action=Old, **{**options, "help": argparse.SUPPRESS})
 
 
-def _sizes(text: str) -> list[int]:
+def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what is asked."""
-    check_places(options.json, options.picture)
+    """Measure, print the table, and write the files."""
+    check_places(options.json, options.plot)
     from mirrorkit import bench  # here, so that --help needs no TensorFlow
 
-    apart = ("command", "benchmark", "run", "json", "picture")
+    apart = ("command", "benchmark", "run", "json", "plot")
     given = {name: value for name, value in vars(options).items() if name not in apart and value is not None}
     if options.benchmark == "gpu":
         given["each"] = _progress(options.json)
@@ -72,13 +78,13 @@ def run(options: argparse.Namespace) -> int:
     print(report)
     if options.json:
         print(f"figures: {report.save_json(options.json)}")
-    if options.picture:
-        print(f"picture: {report.save_picture(options.picture)}")
+    if options.plot:
+        print(f"plot: {report.save_plot(options.plot)}")
     return 0
 
 
 def _progress(json: str | None) -> Callable[[Report], None]:
-    """Tell of each part on stderr, and save what there is: a machine that is lent may be taken away."""
+    """Report each part on stderr, and save the figures so far: a borrowed machine may be taken away."""
     start = time.monotonic()
 
     def tell(report: Report) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mirrorkit.bench.remote import Member
 from mirrorkit.errors import StrategyError
-from mirrorkit.launch.layout import clusters, environments
+from mirrorkit.launch import clusters, environments
 from mirrorkit.whole import is_whole
 
 DEVICES = ("cpu", "gpu", "workers")
@@ -21,19 +21,18 @@ SHARED_NOTE = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Replicas on one machine.
+    """Replicas on one machine."""
 
-    Attributes:
-        kind: as in `mk.strategy.create`.
-        device: "cpu" for virtual CPU devices, "gpu", or "workers" for processes of one CPU core each.
-        replicas: how many.
-        logical: whether the GPUs are logical ones, parts of the first.
-    """
-
-    kind: str
-    device: str
+    kind: str  # as in `mk.strategy.create`
+    device: str  # "cpu" for virtual CPU devices, "gpu", or "workers" for processes of one CPU core each
     replicas: int
-    logical: bool = False
+    logical: bool = False  # whether the GPUs are logical ones, parts of the first
+
+    @classmethod
+    def of(cls, device: str, replicas: int) -> Layout:
+        """Mirrored replicas, or one."""
+        many = "multi_worker" if device == "workers" else "mirrored"
+        return cls("one_device" if replicas == 1 else many, device, replicas)
 
     def members(self, **arguments: Any) -> list[Member]:
         """Return the processes; their objects are made with `arguments`, `kind` and `devices`, and with `split_gpu`
@@ -54,27 +53,12 @@ class Layout:
         tasks = clusters(self.replicas, ps=1 if serving else 0)
         found = []
         for name, environment in environments(tasks, devices_per_worker="cpu").items():
-            job, index = tasks[name].task_type, tasks[name].task_index
-            is_worker = job == "worker"
-            own = Member(
-                arguments,
-                {**environment, **one_core} if is_worker else environment,
-                core=index if is_worker else None,
-                answers=not serving or job == "chief",
-            )
-            found.append(own)
+            answers = not serving or tasks[name].task_type == "chief"
+            if tasks[name].task_type == "worker":
+                found.append(Member(arguments, {**environment, **one_core}, tasks[name].task_index, answers))
+            else:
+                found.append(Member(arguments, environment, None, answers))
         return sorted(found, key=lambda member: not member.answers)
-
-
-def for_scaling(device: str, counts: Sequence[int]) -> dict[int, Layout]:
-    """Return a layout for each number of replicas, 1 always among them.
-
-    Raises:
-        StrategyError: another device, or a number below 1.
-    """
-    check(device, counts)
-    many = "multi_worker" if device == "workers" else "mirrored"
-    return {n: Layout("one_device" if n == 1 else many, device, n) for n in sorted({1, *counts})}
 
 
 def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[Layout]:
@@ -100,16 +84,16 @@ def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[La
 
 
 def check(device: str, counts: Sequence[int]) -> None:
-    """Refuse devices and numbers of replicas that there cannot be."""
+    """Refuse unknown devices and invalid numbers of replicas."""
     if device not in DEVICES:
-        raise StrategyError(f"device={device!r} was asked for; there are {', '.join(map(repr, DEVICES))}.")
+        raise StrategyError(f"devices={device!r} was asked for; there are {', '.join(map(repr, DEVICES))}.")
     if not counts or not all(map(is_whole, counts)):
         raise StrategyError(f"Replicas {list(counts)} were asked for; each must be a whole number of at least 1.")
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """How many CPU cores and GPUs there are; what replicas are chosen by where nobody says."""
+    """How many CPU cores and GPUs there are, and the defaults that follow from them."""
 
     cores: int
     gpus: int
@@ -120,14 +104,14 @@ class Hardware:
         return cls(cores=about["cores"], gpus=len(about["gpus"]))
 
     def device(self, asked: str | None = None) -> str:
-        """What was asked for, or GPUs where there are any.
+        """Return what was asked for, or GPUs where there are any.
 
         Raises:
             StrategyError: GPUs were asked for, and there are none.
         """
         if asked == "gpu" and not self.gpus:
             raise StrategyError(
-                "device='gpu' was asked for, but TensorFlow finds no GPU. Take 'cpu' or 'workers'; "
+                "devices='gpu' was asked for, but TensorFlow finds no GPU. Take 'cpu' or 'workers'; "
                 "`python -m mirrorkit devices --require gpu` says more."
             )
         return asked or ("gpu" if self.gpus else "cpu")

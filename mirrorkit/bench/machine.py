@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -22,10 +23,10 @@ _PACKAGES = ("mirrorkit", "tensorflow", "keras", "numpy")
 def about(*packages: str) -> dict[str, Any]:
     """Return processor, cores, memory (GiB), GPUs, versions, environment, command and time, for a JSON file.
 
-    Does not start TensorFlow; GPUs are asked of it only where it is loaded already.
+    Does not load TensorFlow; GPUs are known only where it is loaded already.
 
     Args:
-        *packages: more distributions whose version is to be told, where they are installed.
+        *packages: more distributions whose versions are wanted, where they are installed.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
@@ -39,6 +40,13 @@ def about(*packages: str) -> dict[str, Any]:
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
     }
+
+
+def about_with_gpus() -> dict[str, Any]:
+    """`about`, with TensorFlow loaded, so that it knows the GPUs."""
+    import tensorflow  # noqa: F401
+
+    return about()
 
 
 def in_a_line(about: dict[str, Any]) -> str:
@@ -57,11 +65,8 @@ def _changes_speed(variable: str) -> bool:
     return variable.startswith(_SPEED_VARIABLES)
 
 
-def _memory() -> int | None:
-    info = Path("/proc/meminfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    sizes = [int(line.split()[1]) for line in lines if line.startswith("MemTotal")]
-    return round(sizes[0] / 2**20) if sizes else None
+def _memory() -> int:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
 
 
 def _gpus() -> list[str]:
@@ -77,8 +82,6 @@ def _gpus() -> list[str]:
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for name in packages:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found

@@ -6,70 +6,59 @@ with Remote("statistics:NormalDist", Member({"mu": 3.0})) as remote:
 ```
 
 A benchmark gives every contender a process: its own device layout and threads, compiled once, measured in turns with
-the others. Processes are ended with the one that started them.
+the others. The processes end with the one that started them. They are not `multiprocessing.Process`es, which would run
+a user's script again, and take their environment variables too late for TensorFlow.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import Self
-
+from mirrorkit._deprecation import renamed
 from mirrorkit.errors import MirrorkitError
-from mirrorkit.whole import is_whole
+
+__getattr__ = renamed(__name__, {name: f"mirrorkit.bench.turns.{name}" for name in ("Turns", "in_turns")})
 
 
 @dataclass(frozen=True)
 class Member:
-    """One process of a `Remote`.
+    """One process of a `Remote`."""
 
-    Attributes:
-        arguments: keyword arguments with which its object is made; whatever JSON can hold.
-        environment: variables on top of this process's own.
-        core: the only core that it may use, as a position among those of this process.
-        answers: whether its object is made and called; or the process only serves the others, as a parameter server.
-    """
-
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    core: int | None = None
-    answers: bool = True
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of its object; they are pickled
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables on top of this process's own
+    core: int | None = None  # the only core that it may use, as a position among those of this process
+    answers: bool = True  # or it only serves the others, as a parameter server does
 
 
-class Remote:
-    """The same object in one process, or in each of several that work together.
-
-    The processes start at once; `ready()` waits until their objects are made.
+class Remote(contextlib.AbstractContextManager["Remote"]):
+    """The same object in one process, or in each of several that work together; the processes start at once.
 
     Args:
-        target: "module:class", or a function that returns an object.
+        target: "module:class" or "module:function" makes the object; "module" is one itself.
         *members: the processes.
         timeout: seconds to wait for an answer.
     """
 
     def __init__(self, target: str, *members: Member, timeout: float = 900.0) -> None:
-        self._timeout = timeout
         self._target = target
+        self._timeout = timeout
         self._folder = tempfile.TemporaryDirectory(prefix="mirrorkit-")
         members = members or (Member(),)
-        self._processes = [self._start(i, member) for i, member in enumerate(members)]
+        self._processes, self._connections = zip(*(self._start(i, m) for i, m in enumerate(members)), strict=True)
         self._answering = [i for i, member in enumerate(members) if member.answers]
-        self._is_ready = False
 
-    def _start(self, index: int, member: Member) -> subprocess.Popen[bytes]:
+    def _start(self, index: int, member: Member) -> tuple[subprocess.Popen[bytes], Connection]:
         path = [str(Path(__file__).resolve().parents[2]), *(entry or os.getcwd() for entry in sys.path)]
         environment = {
             "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -78,116 +67,60 @@ class Remote:
             "TMPDIR": self._folder.name,  # a killed process cannot remove its own temporary files
             "PYTHONPATH": os.pathsep.join(path),
         }
-        with open(self._log(index), "wb") as log:
+        ours, theirs = Pipe()
+        with theirs, open(self._log(index), "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "mirrorkit.bench.serve"],
+                [sys.executable, "-m", "mirrorkit.bench.serve", str(theirs.fileno())],
                 env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        self._send(process, target=self._target, arguments=dict(member.arguments), core=member.core)
-        return process
+        self._send(ours, (self._target, dict(member.arguments), member.core))
+        return process, ours
 
     def _log(self, index: int) -> Path:
-        return Path(self._folder.name, f"stderr-{index}")
-
-    def ready(self) -> Self:
-        """Wait until the object is made in every process.
-
-        Raises:
-            MirrorkitError: in one of them it could not be made.
-        """
-        if not self._is_ready:
-            self._answers()
-            self._is_ready = True
-        return self
+        return Path(self._folder.name, f"log-{index}")
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method in every process at the same time, wait for all, and return what the first one returned.
 
         Raises:
-            MirrorkitError: it failed in one of them.
+            MirrorkitError: it failed in one of them, or the object could not be made.
         """
-        self.ready()
         for i in self._answering:
-            self._send(self._processes[i], call=method, arguments=arguments)
-        return self._answers()[0]
-
-    def _send(self, process: subprocess.Popen[bytes], **message: Any) -> None:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has died, which the missing answer will tell
-            process.stdin.write(json.dumps(message).encode() + b"\n")
-            process.stdin.flush()
-
-    def _answers(self) -> list[Any]:
+            self._send(self._connections[i], (method, arguments))
         deadline = time.monotonic() + self._timeout
         answers: dict[int, Any] = {}
-        pipes: dict[Any, int] = {self._processes[i].stdout: i for i in self._answering}
-        # In the order of their coming: when one fails, the others may wait for it for ever.
-        while len(answers) < len(pipes):
-            waiting = [pipe for pipe, i in pipes.items() if i not in answers]
-            ready, _, _ = select.select(waiting, [], [], max(0.0, deadline - time.monotonic()))
+        # As they come: when one process fails, the others may wait for it for ever.
+        while missing := {self._connections[i]: i for i in self._answering if i not in answers}:
+            ready = wait(list(missing), max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise MirrorkitError(f"{self._target} gave no answer within {self._timeout:g} s.")
-            for pipe in ready:
-                line = pipe.readline()
-                answers[pipes[pipe]] = self._read(line, pipes[pipe])
-        return [answers[i] for i in self._answering]
+            answers |= {i: self._receive(i) for connection, i in missing.items() if connection in ready}
+        return answers[self._answering[0]]
 
-    def _read(self, line: bytes, index: int) -> Any:
-        answer = json.loads(line) if line else {"error": f"the process ended with {self._processes[index].wait()}"}
-        if "error" in answer:
+    def _send(self, connection: Connection, message: Any) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died: the missing answer will tell
+            connection.send(message)
+
+    def _receive(self, index: int) -> Any:
+        try:
+            value, error = self._connections[index].recv()
+        except (EOFError, ConnectionResetError):
+            value, error = None, f"the process ended with {self._processes[index].wait()}"
+        if error is not None:
             end = self._log(index).read_text(errors="replace")[-3000:]
-            raise MirrorkitError(f"{self._target} failed: {answer['error']}\nEnd of its stderr:\n{end}")
-        return answer["value"]
-
-    def end(self) -> None:
-        """End the processes; whatever they started is ended with them."""
-        for process in self._processes:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        """Nothing is left to start."""
-        return self
+            raise MirrorkitError(f"{self._target} failed: {error}\nEnd of its output:\n{end}")
+        return value
 
     def __exit__(self, *_: object) -> None:
-        """End the processes."""
-        self.end()
-
-
-@dataclass
-class Turns:
-    """What one of several contenders answered, turn by turn, or why it could not."""
-
-    answers: list[Any] = field(default_factory=list)
-    error: str | None = None
-
-
-def in_turns(subjects: Mapping[str, Callable[[], Any]], repeats: int, *, until: float = math.inf) -> dict[str, Turns]:
-    """Call each, one after the other, `repeats` times over: A B C A B C. After `until` (`time.monotonic`) only the
-    first round begins.
-
-    The speed of a machine changes within minutes (clock rate, other programs), so what is to be compared is measured in
-    turns. Who raises a `MirrorkitError` gets no more turns.
-
-    Raises:
-        MirrorkitError: fewer than one turn.
-    """
-    if not is_whole(repeats):
-        raise MirrorkitError(f"{repeats!r} measurements of each were asked for; it must be a whole number from 1 on.")
-    turns = {name: Turns() for name in subjects}
-    for number in range(repeats):
-        if number and time.monotonic() > until:
-            break
-        for name, call in subjects.items():
-            if turns[name].error is None:
-                try:
-                    turns[name].answers.append(call())
-                except MirrorkitError as error:
-                    turns[name].error = str(error)
-    return turns
+        """End the processes and whatever they started."""
+        for process, connection in zip(self._processes, self._connections, strict=True):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            connection.close()
+        self._folder.cleanup()

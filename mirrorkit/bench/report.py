@@ -1,18 +1,19 @@
-"""A finished benchmark: rows for people, for a JSON file and for a picture."""
+"""The result of a benchmark: a table, a JSON file and a plot."""
 
 from __future__ import annotations
 
 import json
 import os
 import statistics
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mirrorkit.bench.chart import PICTURES, Chart
+from mirrorkit.bench.chart import Chart, check_plot
 from mirrorkit.bench.machine import in_a_line
-from mirrorkit.errors import MirrorkitError
+from mirrorkit.errors import FileError
 
 
 class Column(NamedTuple):
@@ -21,6 +22,12 @@ class Column(NamedTuple):
     key: str
     heading: str
     form: str = ""
+
+
+SPEED_COLUMNS = (
+    *(Column("median", "examples/s", ",.0f"), Column("best", "best", ",.0f")),
+    *(Column("n", "n", "d"), Column("spread", "spread", ".0%")),
+)
 
 
 @dataclass
@@ -34,7 +41,7 @@ class Report:
         rows: figures by key, `values` among them: those of every repeat. A row with `error` was not measured.
         notes: how to read the figures.
         about: machine, versions, command and time.
-        chart: the picture.
+        chart: the plot.
     """
 
     benchmark: str
@@ -51,28 +58,35 @@ class Report:
         return "\n".join([*head, table(self.columns, self.rows), *self.notes])
 
     def save_json(self, path: str | os.PathLike[str]) -> Path:
-        """Write all figures, and what is to be known of the machine; returns the path."""
+        """Write all figures and the facts about the machine; returns the path."""
         whole = {"benchmark": self.benchmark, "title": self.title, "about": self.about, "rows": self.rows}
         path = Path(path)
         path.write_text(json.dumps({**whole, "notes": list(self.notes)}, indent=1) + "\n")
         return path
 
-    def save_picture(self, path: str | os.PathLike[str]) -> Path:
-        """Write the picture: PNG where matplotlib is installed, or SVG; returns the path."""
+    def save_plot(self, path: str | os.PathLike[str]) -> Path:
+        """Write the plot, a PNG or SVG file (needs matplotlib); returns the path."""
         return self.chart.save(path)
 
+    def save_picture(self, path: str | os.PathLike[str]) -> Path:
+        """Deprecated: the old name of `save_plot`."""
+        message = "Report.save_picture is deprecated and will be removed in mirrorkit 0.3: use save_plot."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return self.save_plot(path)
 
-def check_places(json: str | None, picture: str | None) -> None:
+
+def check_places(json: str | None, plot: str | None) -> None:
     """Refuse, before the measurement, files that could not be written after it.
 
     Raises:
-        MirrorkitError: the folder is not there, the place is a folder, or the picture is of another kind.
+        FileError: the folder is not there, or the place is a folder.
+        ArgumentError: see `check_plot`.
     """
-    for path in filter(None, (json, picture)):
+    for path in filter(None, (json, plot)):
         if Path(path).is_dir() or not Path(path).parent.is_dir():
-            raise MirrorkitError(f"{path!r} cannot be written: name a file in a folder that is there.")
-    if picture and Path(picture).suffix.lower() not in PICTURES:
-        raise MirrorkitError(f"{picture!r} cannot be drawn: name a file that ends in {' or '.join(PICTURES)}.")
+            raise FileError(f"{path!r} cannot be written: name a file in a folder that is there.")
+    if plot:
+        check_plot(plot)
 
 
 def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
@@ -90,7 +104,18 @@ def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def summary(values: Sequence[float]) -> dict[str, float]:
-    """Median, best (largest), and the spread: largest less smallest, as a share of the median."""
+def figures(values: Sequence[float], error: str | None = None) -> dict[str, Any]:
+    """The part of a row that sums up its measurements, or says why there are none.
+
+    Best is the largest value; spread is largest less smallest, as a share of the median.
+    """
+    if error is not None:
+        return {"error": error}
     median = statistics.median(values)
-    return {"median": median, "best": max(values), "spread": (max(values) - min(values)) / median}
+    spread = (max(values) - min(values)) / median
+    return {"values": values, "n": len(values), "median": median, "best": max(values), "spread": spread}
+
+
+def span(row: dict[str, Any]) -> tuple[float, float] | None:
+    """The smallest and the largest value of a row; None where it was not measured."""
+    return (min(row["values"]), max(row["values"])) if "values" in row else None

@@ -1,52 +1,56 @@
-"""The other end of a `Remote`: `python -m mirrorkit.bench.serve` makes an object and calls it on request.
+"""The other end of a `Remote`: `python -m mirrorkit.bench.serve FD` makes an object and calls it on request.
 
-Requests come as lines of JSON on standard input, and answers leave the same way on what was standard output. What the
-object itself prints goes to standard error.
+FD is a socket, over which requests and answers go as pickles. What the object prints goes to its log.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import json
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until the process at the other end has ended."""
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def answer(**message: Any) -> None:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
-
+    os.set_inheritable(int(sys.argv[1]), False)
+    connection = Connection(int(sys.argv[1]))
     try:
-        job = json.loads(sys.stdin.readline())
-        if job["core"] is not None:
+        target, arguments, core = connection.recv()
+        if core is not None:
             cores = sorted(os.sched_getaffinity(0))
-            os.sched_setaffinity(0, {cores[job["core"] % len(cores)]})
-        module, _, name = job["target"].partition(":")
-        subject = getattr(importlib.import_module(module), name)(**job["arguments"])
-        answer(value=None)
-        for line in sys.stdin:
-            request = json.loads(line)
-            answer(value=getattr(subject, request["call"])(**request["arguments"]))
+            os.sched_setaffinity(0, {cores[core % len(cores)]})
+        module, _, name = target.partition(":")
+        subject: Any = importlib.import_module(module)
+        if name:
+            subject = getattr(subject, name)(**arguments)
+        for method, arguments in _requests(connection):
+            connection.send((getattr(subject, method)(**arguments), None))
     except Exception as error:
         traceback.print_exc()
+        sys.stdout.flush()
         text = str(error).strip().partition("\n")[0]
-        answer(error=f"{type(error).__name__}: {text[:300]}")
+        connection.send((None, f"{type(error).__name__}: {text[:300]}"))
         sys.exit(1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _requests(connection: Connection) -> Iterator[tuple[str, dict[str, Any]]]:
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        while True:
+            yield connection.recv()
 
 
 def _end_with_parent(parent: int) -> None:
-    """A call that waits for ever would not see that nobody is there any more."""
+    """Poll for the end of the parent: a call that never returns would not notice it."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os.killpg(0, signal.SIGKILL)  # a group of its own: see Remote

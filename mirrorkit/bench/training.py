@@ -25,10 +25,10 @@ class Training:
         model: a name of the zoo, or "module:function" of a function without arguments that returns a Keras model whose
             outputs are logits.
         data: "mnist", "cifar10", "synthetic", "auto" (MNIST where it is found, else synthetic), or the path of a file
-            that `gpu_processes.Preparation` wrote.
+            that `gpu_processes.write` wrote.
         data_dir: as in `mk.data.load`.
         examples: take no more training examples than these.
-        batch_size: global.
+        global_batch_size: all replicas together.
         resident: whether the data lies on the devices, or tf.data makes the batches.
         learning_rate: of Adam.
         policy: Keras's dtype policy; "mixed_float16" trains with a dynamic loss scale.
@@ -43,7 +43,7 @@ class Training:
         devices: Devices,
         model: str,
         data: str,
-        batch_size: int,
+        global_batch_size: int,
         data_dir: str | None = None,
         examples: int | None = None,
         resident: bool = True,
@@ -61,7 +61,7 @@ class Training:
         digits = _load(data, data_dir)
         split = digits.train if examples is None else digits.train[:examples]
         recipe = _data.resident if resident else _data.batches
-        self._train = recipe(split, global_batch_size=batch_size, shuffle=True, seed=0, drop_remainder=True)
+        self._train = recipe(split, global_batch_size=global_batch_size, shuffle=True, seed=0, drop_remainder=True)
         self._test = _data.batches(digits.test, global_batch_size=min(1000, len(digits.test)))
         with self._strategy.scope():
             net = _model(model, split)
@@ -82,8 +82,10 @@ class Training:
 
     def facts(self) -> dict[str, Any]:
         """What is trained on, where, and what XLA compiles."""
-        facts = {"data": self._data_name, "examples": len(self._train.split), "xla": self._jit_compile or False}
-        return {**facts, "on": strategy.describe(self._strategy)}
+        return {"data": self._data_name, "examples": len(self._train.split), **self._compiled()}
+
+    def _compiled(self) -> dict[str, Any]:
+        return {"xla": self._jit_compile or False, "on": strategy.describe(self._strategy)}
 
     def train(self, epochs: int) -> float:
         """Train for some epochs and return examples per second, everything counted."""
@@ -124,10 +126,8 @@ class Fit(Training):
         self._net = net
         self._batches = self._train.epochs(MOST_EPOCHS)
 
-    def facts(self) -> dict[str, Any]:
-        """See `Training.facts`."""
-        facts = {"data": self._data_name, "examples": len(self._train.split), "xla": bool(self._net.jit_compile)}
-        return {**facts, "on": "no strategy"}
+    def _compiled(self) -> dict[str, Any]:
+        return {"xla": bool(self._net.jit_compile), "on": "no strategy"}
 
     def _fit(self, epochs: int) -> None:
         steps = self._train.steps_per_epoch

@@ -11,4 +11,8 @@ from __future__ import annotations
 
 from mirrorkit.launch.launcher import launch
 
+# for mirrorkit's other packages
+from mirrorkit.launch.layout import clusters as clusters
+from mirrorkit.launch.layout import environments as environments
+
 __all__ = ["launch"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from mirrorkit.models.cnn import cifar_cnn, mnist_cnn
 from mirrorkit.models.dense import linear, mlp
 from mirrorkit.models.registry import create, names, register
+from mirrorkit.models.registry import find as find  # for mirrorkit's other packages
 from mirrorkit.models.resnet import resnet20, resnet32, resnet56, wide_resnet
 from mirrorkit.models.small_resnet import speed_net
 

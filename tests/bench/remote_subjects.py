@@ -37,3 +37,7 @@ class Counter:
 
     def die(self, code: int) -> None:
         os._exit(code)
+
+
+def double(number: int) -> int:
+    return 2 * number

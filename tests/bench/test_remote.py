@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorkit.bench.remote import Member, Remote, Turns, in_turns
+from mirrorkit.bench.remote import Member, Remote
 from mirrorkit.errors import MirrorkitError
 
 HERE = str(Path(__file__).parent)
@@ -46,7 +46,7 @@ def test_a_path_in_the_environment_of_a_member_hides_nothing():
         ({"start": 0}, {"method": "die", "code": 3}, r"the process ended with 3"),
     ],
 )
-def test_what_fails_is_named_with_its_stderr(arguments, call, message):
+def test_what_fails_is_named_with_its_output(arguments, call, message):
     with (
         Remote("remote_subjects:Counter", Member(arguments)) as remote,
         pytest.raises(MirrorkitError, match=message),
@@ -71,24 +71,13 @@ def test_an_answer_that_does_not_come_is_an_error_and_the_process_is_ended():
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_turns_alternate_and_who_fails_gets_no_more():
-    seen = []
-
-    def subject(name, fails_at=None):
-        def call():
-            seen.append(name)
-            if seen.count(name) == fails_at:
-                raise MirrorkitError("out of memory")
-            return len(seen)
-
-        return call
-
-    turns = in_turns({"a": subject("a"), "b": subject("b", fails_at=2), "c": subject("c")}, 3)
-    assert seen == ["a", "b", "c", "a", "b", "c", "a", "c"]
-    assert turns == {"a": Turns([1, 4, 7]), "b": Turns([2], "out of memory"), "c": Turns([3, 6, 8])}
+def test_a_module_is_called_as_an_object_is():
+    with Remote("remote_subjects") as remote:
+        assert remote.call("double", number=4) == 8
 
 
-@pytest.mark.parametrize("repeats", [0, 1.5])
-def test_no_whole_number_of_turns_is_refused(repeats):
-    with pytest.raises(MirrorkitError, match=f"{repeats} measurements of each"):
-        in_turns({"a": lambda: 1.0}, repeats)
+def test_old_places_of_names_warn():
+    from mirrorkit.bench import remote, turns
+
+    with pytest.warns(DeprecationWarning, match="mirrorkit.bench.remote.in_turns is deprecated"):
+        assert remote.in_turns is turns.in_turns

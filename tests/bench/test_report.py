@@ -6,7 +6,7 @@ import pytest
 
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.machine import about, in_a_line
-from mirrorkit.bench.report import Column, Report, summary, table
+from mirrorkit.bench.report import Column, Report, figures, span, table
 
 COLUMNS = (Column("name", "name"), Column("speed", "speed", ",.0f"), Column("share", "share", ".0%"))
 ROWS = [{"name": "first", "speed": 12345.6, "values": [1.0, 2.0]}, {"name": "b", "error": "broken\nmore"}]
@@ -20,8 +20,12 @@ def test_a_table_aligns_words_left_and_figures_right_and_leaves_out_what_is_not_
     ]
 
 
-def test_summary_is_median_best_and_spread():
-    assert summary([10.0, 30.0, 20.0]) == {"median": 20.0, "best": 30.0, "spread": 1.0}
+def test_figures_are_median_best_and_spread():
+    found = figures([10.0, 30.0, 20.0])
+    assert found == {"values": [10.0, 30.0, 20.0], "n": 3, "median": 20.0, "best": 30.0, "spread": 1.0}
+    assert span(found) == (10.0, 30.0)
+    assert figures([], "broken") == {"error": "broken"}
+    assert span({"error": "broken"}) is None
 
 
 def test_a_report_prints_everything_and_its_json_holds_every_measurement(tmp_path):
@@ -35,20 +39,7 @@ def test_a_report_prints_everything_and_its_json_holds_every_measurement(tmp_pat
     assert written["rows"] == ROWS
 
 
-def test_the_machine_is_known_with_what_sets_up_tensorflow(monkeypatch):
-    others = {"TF_CONFIG", "TF_CPP_MIN_LOG_LEVEL", "TF_CLI_CONFIG_FILE"}
-    for name in ("TF_ENABLE_ONEDNN_OPTS", *others):
-        monkeypatch.setenv(name, "1")
-    found = about()
-    assert found["environment"]["TF_ENABLE_ONEDNN_OPTS"] == "1"
-    assert not others & set(found["environment"])
-    assert "; TF_ENABLE_ONEDNN_OPTS=1" in in_a_line(found)
-
-
-def test_the_machine_is_known_with_its_versions():
-    found = about("pytest", "no-such-distribution")
-    assert found["cores"] >= 1
-    assert found["versions"]["pytest"] == pytest.__version__
-    assert "no-such-distribution" not in found["versions"]
-    assert set(found) >= {"processor", "memory_gib", "gpus", "system", "command", "time"}
-    assert "GiB" in in_a_line(found)
+def test_the_old_name_of_save_plot_warns(tmp_path):
+    report = Report("kind", "title", COLUMNS, ROWS, Chart("t", ["1"], {"s": [1.0]}))
+    with pytest.warns(DeprecationWarning, match="use save_plot"):
+        assert report.save_picture(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

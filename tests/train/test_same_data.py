@@ -11,6 +11,7 @@ import tensorflow as tf
 import mirrorkit as mk
 from mirrorkit.errors import DataError
 from mirrorkit.train.input import same_data
+from mirrorkit.train.input.epoch import HostIterator
 
 X = np.zeros((4, 2), np.float32)
 
@@ -72,25 +73,25 @@ def test_what_was_looked_at_is_trained_on_too(batch: int, together: int) -> None
         return tf.data.Dataset.range(10).shuffle(10, seed=1).batch(batch)
 
     expected = [part.numpy().tolist() for part in dataset()]
-    stream = same_data.LookedAt(dataset(), together, steps=len(expected), size=None, whole=0)
+    stream = HostIterator(dataset(), look_at=together, steps=len(expected), size=None, whole=0)
     assert stream.first.numpy().tolist() == expected[0]
     assert stream.element_spec == dataset().element_spec
     got = []
     for steps in (together, len(expected) - together):
-        for updates, sizes in stream.parts(steps, together):
-            got += [next(stream.source).numpy().tolist() for _ in range(updates * len(sizes))]
+        for part in stream.parts(steps, together):
+            got += [next(stream.source).numpy().tolist() for _ in range(part.batches)]
         stream.advance(steps)
     assert got == expected
     assert stream.left == 0
 
 
 def test_data_of_unknown_length_are_looked_at_too() -> None:
-    stream = same_data.LookedAt(tf.data.Dataset.range(6).batch(4), 1, steps=None, size=None, whole=0)
+    stream = HostIterator(tf.data.Dataset.range(6).batch(4), look_at=1, steps=None, size=None, whole=0)
     assert next(stream.source).numpy().tolist() == [0, 1, 2, 3]
     assert not stream.source.get_next_as_optional().has_value()  # a call ends here
     stream.advance(1)
     assert next(stream.source).numpy().tolist() == [4, 5]
-    assert same_data.LookedAt(tf.data.Dataset.range(0), 1, steps=None, size=None, whole=0).first is None
+    assert HostIterator(tf.data.Dataset.range(0), look_at=1, steps=None, size=None, whole=0).first is None
 
 
 def test_rows_of_a_set_in_memory_are_those_of_its_batch() -> None:

@@ -7,13 +7,18 @@ print(mk.bench.anatomy(loop, train))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from mirrorkit.bench.report import Column, table
+from mirrorkit.bench.turns import in_turns
 from mirrorkit.errors import StepError
 from mirrorkit.whole import is_whole
+
+if TYPE_CHECKING:
+    from mirrorkit.bench.variants import Variants
 
 _SECONDS = 0.25  # of one measurement, about
 _LEAST_STEPS = 8  # in it
@@ -108,21 +113,22 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
     """
     from mirrorkit.bench.variants import Variants
     from mirrorkit.strategy import is_parameter_server, of_all_workers
+    from mirrorkit.train import Step
     from mirrorkit.variables import unchanged
 
     if not is_whole(repeats):
         raise StepError(f"anatomy(repeats={repeats!r}) was asked for; it must be a whole number from 1 on.")
     if is_parameter_server(loop.strategy):
         raise StepError("anatomy takes steps apart that all replicas make together; under parameter servers none does.")
-    if not hasattr(loop.step, "prepare"):
+    if not isinstance(loop.step, Step):
         raise StepError(f"anatomy needs a mk.train.Step; the parts of {type(loop.step).__name__} are unknown.")
     loop.warm_up(data)  # leaves all as it was, but finds how long the loop's calls are to be
     with unchanged(loop.step.variables):
         variants = Variants(loop.strategy, loop.step, data)
         # The slowest worker's numbers: variants that reduce must run the same steps on all.
         steps = {name: int(min(of_all_workers(loop.strategy, n))) for name, n in _steps_worth(variants).items()}
-        timed = in_turns(variants.seconds, steps, repeats)
-        single = in_turns(variants.seconds, {"fixed": 1}, 8 * repeats)["fixed"]
+        timed = _timed(variants, steps, repeats)
+        single = _timed(variants, {"fixed": 1}, 8 * repeats)["fixed"]
     dispatch, net = without_dispatch({name: min(values) for name, values in timed.items()}, min(single), steps)
     python = dispatch * loop.step.accumulate / loop.steps_per_call
     whole = sorted(timed["whole"])
@@ -162,16 +168,12 @@ def parts_of(net: Mapping[str, float]) -> dict[str, float]:
     return {name: max(0.0, seconds) for name, seconds in parts.items()}
 
 
-def in_turns(seconds: Callable[[str, int], float], steps: Mapping[str, int], repeats: int) -> dict[str, list[float]]:
-    """Time each variant with its number of steps, one after the other, `repeats` times over."""
-    found: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(repeats):
-        for name, count in steps.items():
-            found[name].append(seconds(name, count))
-    return found
+def _timed(variants: Variants, steps: Mapping[str, int], repeats: int) -> dict[str, list[float]]:
+    turns = in_turns({name: partial(variants.seconds, name, n) for name, n in steps.items()}, repeats, go_on=False)
+    return {name: turn.answers for name, turn in turns.items()}
 
 
-def _steps_worth(variants: Any) -> dict[str, int]:
+def _steps_worth(variants: Variants) -> dict[str, int]:
     steps = {}
     for name in variants.names:
         variants.seconds(name, 1)  # compiles

@@ -1,17 +1,16 @@
-"""Arithmetic of the tables on measurements that are made up, and refusals; test_bench_runs.py really measures."""
+"""Scaling and strategies: arithmetic on measurements that are made up, refusals, and short real runs."""
 
 from __future__ import annotations
-
-import importlib
-import json
 
 import pytest
 
 from mirrorkit import bench
-from mirrorkit.bench import measure
-from mirrorkit.bench.layout import Hardware, Layout, for_comparison, for_scaling
+from mirrorkit.bench import measure, training_speed
+from mirrorkit.bench.layout import Hardware, Layout
 from mirrorkit.bench.measure import Measured
 from mirrorkit.errors import MirrorkitError, StrategyError
+
+SMALL = "--model linear --data synthetic --global-batch-size 64 --devices cpu --replicas 2"
 
 
 @pytest.fixture
@@ -25,13 +24,12 @@ def measured(monkeypatch):
             facts = {"data": "digits", "examples": 1000}
             return {
                 key: Measured(error="no room")
-                if (speed := speeds(layout, batch_size)) is None
-                else Measured([0.9 * speed, speed, 1.3 * speed], facts, 0.9 + layout.replicas / 100)
-                for key, (layout, batch_size) in jobs.items()
+                if (speed := speeds(job.layout, job.arguments["global_batch_size"])) is None
+                else Measured([0.9 * speed, speed, 1.3 * speed], facts, 0.9 + job.layout.replicas / 100)
+                for key, job in jobs.items()
             }
 
-        for name in ("scaling", "strategies"):
-            monkeypatch.setattr(importlib.import_module(f"mirrorkit.bench.{name}"), "train_in_turns", train_in_turns)
+        monkeypatch.setattr(training_speed, "train_in_turns", train_in_turns)
         return asked
 
     return use
@@ -44,7 +42,7 @@ def by_place(report):
 def test_speedup_and_efficiency_are_against_one_replica(measured, monkeypatch):
     monkeypatch.setattr(Hardware, "of", classmethod(lambda cls, about: cls(cores=2, gpus=4)))
     asked = measured(lambda layout, batch: 100.0 * layout.replicas**0.5 * (batch / 64) ** 0.25)
-    report = bench.scaling(batch_size=64, replicas=[2, 4], repeats=3)
+    report = bench.scaling(global_batch_size=64, replicas=[2, 4], repeats=3)
     rows = by_place(report)
     assert list(rows) == [("baseline", 1), ("strong", 2), ("strong", 4), ("weak", 2), ("weak", 4)]
     assert rows["strong", 4]["speedup"] == pytest.approx(2.0)
@@ -57,12 +55,13 @@ def test_speedup_and_efficiency_are_against_one_replica(measured, monkeypatch):
     assert not report.notes
     ((jobs, options),) = asked
     assert options["repeats"] == 3
-    assert jobs["weak", 2, 128] == (Layout("mirrored", "gpu", 2), 128)
+    assert jobs["weak", 2, 128].layout == Layout("mirrored", "gpu", 2)
+    assert jobs["weak", 2, 128].arguments["global_batch_size"] == 128
 
 
 def test_virtual_devices_get_an_overhead_instead_and_the_report_says_why(measured):
     measured(lambda layout, batch: 100.0 if layout.replicas == 1 else 80.0)
-    report = bench.scaling(device="cpu", replicas=[2], mode="strong")
+    report = bench.scaling(devices="cpu", replicas=[2], mode="strong")
     baseline, two = report.rows
     assert two["overhead"] == pytest.approx(0.25)
     assert "speedup" not in two
@@ -72,15 +71,23 @@ def test_virtual_devices_get_an_overhead_instead_and_the_report_says_why(measure
 
 def test_a_layout_that_fails_is_a_row_with_its_error(measured):
     measured(lambda layout, batch: None if layout.replicas == 4 else 10.0)
-    report = bench.scaling(device="cpu", replicas=[2, 4], mode="weak")
+    report = bench.scaling(devices="cpu", replicas=[2, 4], mode="weak")
     assert report.rows[-1]["error"] == "no room"
     assert "no room" in str(report)
     assert report.chart.series["weak"] == [10.0, 10.0, None]
 
 
+def test_scaling_without_its_baseline_has_speeds_and_no_comparison():
+    found = {("baseline", 1, 8): Measured(error="no room"), ("strong", 2, 8): Measured([10.0])}
+    first, second = training_speed.compare(found, ())
+    assert first["error"] == "no room"
+    assert second["median"] == 10.0
+    assert "speedup" not in second
+
+
 def test_strategies_compares_speed_and_accuracy(measured):
     measured(lambda layout, batch: {"one_device": 100.0, "mirrored": 50.0}.get(layout.kind))
-    report = bench.strategies(device="cpu", replicas=[2], epochs=3)
+    report = bench.strategies(devices="cpu", replicas=[2], epochs=3)
     assert [(row["strategy"], row["replicas"]) for row in report.rows] == [
         ("one_device", 1),
         ("mirrored", 2),
@@ -93,62 +100,10 @@ def test_strategies_compares_speed_and_accuracy(measured):
     assert "to one device" in str(report)
 
 
-def test_layouts_of_workers_find_each_other_on_cores_of_their_own():
-    alone, two = for_scaling("workers", [2]).values()
-    assert alone == Layout("one_device", "workers", 1)
-    (member,) = alone.members(batch_size=8)
-    assert (member.arguments["devices"], member.core) == ("cpu:1", 0)
-    first, second = two.members(batch_size=8)
-    assert (first.core, second.core) == (0, 1)
-    assert first.arguments == {"batch_size": 8, "kind": "multi_worker", "devices": None}
-    configs = [json.loads(member.environment["TF_CONFIG"]) for member in (first, second)]
-    assert [config["task"]["index"] for config in configs] == [0, 1]
-    assert configs[0]["cluster"] == configs[1]["cluster"]
-    assert first.answers
-    assert second.answers
-
-
-def test_a_layout_with_a_parameter_server_is_called_in_its_chief_alone():
-    members = Layout("parameter_server", "workers", 2).members()
-    tasks = [json.loads(member.environment["TF_CONFIG"])["task"]["type"] for member in members]
-    assert [member.answers for member in members] == [True, False, False, False]
-    assert tasks[0] == "chief"
-    assert sorted(tasks[1:]) == ["ps", "worker", "worker"]
-    assert {member.core for member, task in zip(members, tasks, strict=True) if task == "worker"} == {0, 1}
-
-
-def test_default_numbers_of_replicas_follow_the_hardware():
-    hardware = Hardware(cores=6, gpus=2)
-    assert hardware.device() == "gpu"
-    assert hardware.counts("gpu") == [1, 2]
-    assert hardware.counts("workers") == [1, 2, 4]
-    assert Hardware(cores=6, gpus=0).device() == "cpu"
-    assert hardware.is_shared("cpu", 2)
-    assert not hardware.is_shared("workers", 6)
-
-
-def test_a_comparison_has_every_kind_that_the_machine_can_run():
-    def found(*arguments, cores=2):
-        layouts = for_comparison(*arguments, cores=cores)
-        return [(layout.kind, layout.replicas) for layout in layouts if layout.replicas > 1]
-
-    assert found("gpu", [1, 2]) == [("mirrored", 2), ("central_storage", 2)]
-    assert found("workers", [1, 4]) == [("multi_worker", 4), ("parameter_server", 4)]
-    processes = [("multi_worker", 2), ("parameter_server", 2)]
-    assert found("cpu", [2, 4]) == [
-        ("mirrored", 2),
-        ("mirrored", 4),
-        ("central_storage", 2),
-        ("central_storage", 4),
-        *processes,
-    ]
-    assert found("cpu", [2], cores=1) == found("gpu", [2])
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"device": "tpu"}, "'tpu' was asked for; there are 'cpu', 'gpu', 'workers'"),
+        ({"devices": "tpu"}, "'tpu' was asked for; there are 'cpu', 'gpu', 'workers'"),
         ({"mode": "sideways"}, "'sideways' was asked for; there are 'strong'"),
         ({"replicas": [0, 2]}, "must be a whole number of at least 1"),
     ],
@@ -156,12 +111,6 @@ def test_a_comparison_has_every_kind_that_the_machine_can_run():
 def test_what_cannot_be_measured_is_refused_before_anything_starts(arguments, message):
     with pytest.raises(StrategyError, match=message):
         bench.scaling(**arguments)
-    with pytest.raises(StrategyError, match="2 replicas or more"):
-        bench.collectives(replicas=1)
-    with pytest.raises(StrategyError, match="carrier_pigeon"):
-        bench.collectives(implementations=["carrier_pigeon"])
-    with pytest.raises(StrategyError, match="for 'workers' of the implementations auto, ring"):
-        bench.collectives(device="workers", implementations=["one_device"])
 
 
 @pytest.mark.parametrize("benchmark", [bench.scaling, bench.strategies, bench.collectives])
@@ -170,7 +119,7 @@ def test_gpus_that_are_not_there(benchmark, replicas, monkeypatch):
     monkeypatch.setattr(Hardware, "of", classmethod(lambda cls, about: cls(cores=2, gpus=0)))
     asked = [replicas] if replicas and benchmark != bench.collectives else replicas
     with pytest.raises(StrategyError, match="TensorFlow finds no GPU"):
-        benchmark(device="gpu", replicas=asked)
+        benchmark(devices="gpu", replicas=asked)
 
 
 @pytest.mark.parametrize("benchmark", [bench.scaling, bench.strategies])
@@ -185,4 +134,40 @@ def test_gpus_that_are_not_there(benchmark, replicas, monkeypatch):
 def test_no_process_is_started_for_what_cannot_be_trained(benchmark, arguments, message, monkeypatch):
     monkeypatch.setattr(measure, "Remote", None)
     with pytest.raises(MirrorkitError, match=message):
-        benchmark(device="cpu", **arguments)
+        benchmark(devices="cpu", **arguments)
+
+
+@pytest.mark.parametrize("epochs", [0, 1.5])
+def test_epochs_that_are_none_are_named_as_they_were_asked_for(epochs):
+    with pytest.raises(MirrorkitError, match=f"epochs={epochs} was asked for"):
+        bench.strategies(epochs=epochs)
+
+
+@pytest.mark.slow  # three processes compile
+def test_scaling(run_benchmark, check_rows, capsys):
+    written, title = run_benchmark(f"scaling {SMALL} --examples 1024 --repeats 2")
+    check_rows(written["rows"])
+    assert [(row["scaling"], row["replicas"], row["global_batch_size"]) for row in written["rows"]] == [
+        ("baseline", 1, 64),
+        ("strong", 2, 64),
+        ("weak", 2, 128),
+    ]
+    base, *others = written["rows"]
+    for row in others:
+        assert row["overhead"] == pytest.approx(base["median"] / row["median"] - 1)
+    assert "share the same cores" in capsys.readouterr().out
+    assert title.startswith("Scaling of linear")
+
+
+@pytest.mark.slow  # nine processes
+@pytest.mark.timeout(900)
+def test_strategies_reach_the_same_accuracy(run_benchmark, check_rows):
+    written, _ = run_benchmark(f"strategies {SMALL} --examples 8192 --epochs 3")
+    rows = {row["strategy"]: row for row in written["rows"]}
+    check_rows(rows.values())
+    processes = ("multi_worker", "parameter_server") if written["about"]["cores"] > 1 else ()
+    assert tuple(rows) == ("one_device", "mirrored", "central_storage", *processes)
+    accuracy = rows["one_device"]["accuracy"]
+    assert accuracy > 0.3  # one class in ten is 0.1
+    for kind, row in rows.items():
+        assert row["accuracy"] == pytest.approx(accuracy, abs=0.1 if kind == "parameter_server" else 0.02)

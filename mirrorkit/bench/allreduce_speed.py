@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.layout import Hardware, Layout, check
-from mirrorkit.bench.measure import about_with_gpus
-from mirrorkit.bench.remote import Remote, in_turns
-from mirrorkit.bench.report import Column, Report, summary
-from mirrorkit.errors import MirrorkitError, StrategyError
+from mirrorkit.bench.machine import about_with_gpus
+from mirrorkit.bench.old_names import takes_old
+from mirrorkit.bench.remote import Remote
+from mirrorkit.bench.report import Column, Report, figures
+from mirrorkit.bench.turns import in_turns
+from mirrorkit.errors import DeviceError, StrategyError
 
 IMPLEMENTATIONS = {
     "cpu": ("auto", "ring", "hierarchical", "one_device"),
@@ -25,22 +28,17 @@ NOTES = {
 }
 SIZES = tuple(4**i * 1024 for i in range(1, 9))  # 4 KiB to 64 MiB
 
-_COLUMNS = (
-    Column("implementation", "implementation"),
-    Column("replicas", "replicas", "d"),
-    Column("bytes", "bytes", ",d"),
-    Column("microseconds", "us", ",.0f"),
-    Column("median", "GB/s", ".2f"),
-    Column("best", "best", ".2f"),
-    Column("n", "n", "d"),
-    Column("spread", "spread", ".0%"),
-    Column("bus", "GB/s of each link", ".2f"),
+COLUMNS = (
+    *(Column("implementation", "implementation"), Column("replicas", "replicas", "d"), Column("bytes", "bytes", ",d")),
+    *(Column("microseconds", "us", ",.0f"), Column("median", "GB/s", ".2f"), Column("best", "best", ".2f")),
+    *(Column("n", "n", "d"), Column("spread", "spread", ".0%"), Column("bus", "GB/s of each link", ".2f")),
 )
 
 
+@takes_old(device="devices")
 def collectives(
     *,
-    device: str | None = None,
+    devices: str | None = None,
     replicas: int | None = None,
     sizes: Sequence[int] = SIZES,
     implementations: Sequence[str] | None = None,
@@ -54,7 +52,7 @@ def collectives(
     gathered by "auto", which sends more than that.
 
     Args:
-        device: "cpu" (virtual devices: copies in memory), "gpu", or "workers" (processes of one CPU core each); GPUs
+        devices: "cpu" (virtual devices: copies in memory), "gpu", or "workers" (processes of one CPU core each); GPUs
             where there are two.
         replicas: how many; all GPUs, 4 virtual devices, or as many workers as there are cores.
         sizes: of the messages, in bytes.
@@ -63,48 +61,45 @@ def collectives(
         repeats: measurements of each, in turns.
 
     Raises:
-        StrategyError: an unknown implementation or device, fewer than two replicas, a size below four bytes.
+        StrategyError: an unknown implementation or devices, fewer than two replicas, a size below four bytes.
     """
     machine = about_with_gpus()
     hardware = Hardware.of(machine)
-    device = hardware.device(device or ("gpu" if hardware.gpus > 1 else "cpu"))
-    replicas = replicas or max(2, hardware.counts(device)[-1])
-    check(device, [replicas])
-    known = IMPLEMENTATIONS[device]
+    devices = hardware.device(devices or ("gpu" if hardware.gpus > 1 else "cpu"))
+    replicas = replicas or max(2, hardware.counts(devices)[-1])
+    check(devices, [replicas])
+    known = IMPLEMENTATIONS[devices]
     implementations = known if implementations is None else implementations
     if set(implementations) - set(known) or replicas < 2 or min(sizes, default=0) < 4:
         raise StrategyError(
-            f"collectives(device={device!r}, replicas={replicas}, sizes={list(sizes)}, implementations="
+            f"collectives(devices={devices!r}, replicas={replicas}, sizes={list(sizes)}, implementations="
             f"{list(implementations)}) was asked for. It takes 2 replicas or more, sizes from 4 bytes on, and for "
-            f"{device!r} of the implementations {', '.join(known)}."
+            f"{devices!r} of the implementations {', '.join(known)}."
         )
-    layout = Layout("multi_worker" if device == "workers" else "mirrored", device, replicas)
-    rows: list[dict[str, Any]] = []
+    layout = Layout.of(devices, replicas)
+    remotes: dict[str, Remote] = {}
     with ExitStack() as stack:
-        calls, failed = {}, {}
-        for name in implementations:
+
+        def start(name: str) -> None:
             members = layout.members(implementation=name, sizes=list(sizes))
-            remote = stack.enter_context(Remote(f"{__name__}:AllReduce", *members))
-            try:
-                remote.ready()
-                calls[name] = lambda remote=remote: remote.call("seconds")
-            except MirrorkitError as broken:
-                failed[name] = str(broken)
-        turns = in_turns(calls, repeats)
-    for name in implementations:
-        error = failed.get(name) or turns[name].error
-        if error is not None:
-            rows.append({"implementation": name, "replicas": replicas, "error": error})
+            remotes[name] = stack.enter_context(Remote(f"{__name__}:AllReduce", *members))
+            remotes[name].call("prepare")
+
+        turns = in_turns({name: partial(start, name) for name in implementations}, 1)
+        running = [name for name in implementations if turns[name].error is None]
+        turns |= in_turns({name: partial(remotes[name].call, "seconds") for name in running}, repeats)
+    rows: list[dict[str, Any]] = []
+    for name, turn in turns.items():
+        own = {"implementation": name, "replicas": replicas}
+        if turn.error is not None:
+            rows.append(own | figures([], turn.error))
             continue
-        for place, size in enumerate(sizes):
-            rates = [size / seconds[place] / 1e9 for seconds in turns[name].answers]
-            row: dict[str, Any] = {"implementation": name, "replicas": replicas, "bytes": size}
-            row |= {"values": rates, "n": len(rates)}
-            row |= summary(rates)
+        for size, *seconds in zip(sizes, *turn.answers, strict=True):
+            row = {**own, "bytes": size, **figures([size / s / 1e9 for s in seconds])}
             row |= {"microseconds": size / row["median"] / 1e3, "bus": row["median"] * 2 * (replicas - 1) / replicas}
             rows.append(row)
-    title = f"All-reduce of float32 over {replicas} replicas, {device}"
-    return Report("collectives", title, _COLUMNS, rows, _chart(title, rows, sizes), NOTES.get(device, []), machine)
+    title = f"All-reduce of float32 over {replicas} replicas, {devices}"
+    return Report("collectives", title, COLUMNS, rows, _chart(title, rows, sizes), NOTES.get(devices, []), machine)
 
 
 class AllReduce:
@@ -117,10 +112,16 @@ class AllReduce:
 
         self._tf = tf
         self._strategy = strategy.create(kind, devices=devices, communication=implementation)
-        self._functions = [self._function(size // 4) for size in sizes]
+        self._sizes = sizes
+
+    def prepare(self) -> None:
+        """Compile, and choose how many all-reduces a call of each size makes."""
+        from mirrorkit.strategy import of_all_workers
+
+        self._functions = [self._function(size // 4) for size in self._sizes]
         # about 0.1 s each, so that the dispatch of the call does not count; all workers as often as the chief
         often = [max(4, round(0.4 / _seconds(f, 4))) for f in self._functions]
-        self._loops = [int(strategy.of_all_workers(self._strategy, times)[0]) for times in often]
+        self._loops = [int(of_all_workers(self._strategy, times)[0]) for times in often]
 
     def _function(self, length: int) -> Any:
         """Compile all-reduces, each after the one before on the same replica; a call takes how many."""
@@ -146,7 +147,7 @@ class AllReduce:
         def call(times: int) -> None:
             mean = float(many(tf.constant(times), message))
             if abs(mean - 1) > 1e-3:
-                raise MirrorkitError(f"The all-reduce of ones gave a mean of {mean}.")
+                raise DeviceError(f"The all-reduce of ones gave a mean of {mean}.")
 
         call(1)
         return call

@@ -1,14 +1,11 @@
+"""The parts of a step from timings that are made up, the verdict, and refusals."""
+
 from __future__ import annotations
 
-import time
-
-import numpy as np
 import pytest
-import tensorflow as tf
 
 import mirrorkit as mk
-from mirrorkit._keras import keras
-from mirrorkit.bench.anatomy import Anatomy, in_turns, parts_of, without_dispatch
+from mirrorkit.bench.breakdown import Anatomy, parts_of, without_dispatch
 from mirrorkit.errors import StepError
 
 
@@ -69,59 +66,6 @@ def test_the_largest_part_gives_the_verdict(part, verdict):
 def test_a_worker_is_a_straggler_when_it_is_a_fifth_slower_than_the_median_of_the_others(workers, straggler):
     anatomy = Anatomy(1.0, {"compute": 1.0}, 0.0, 1, 0.0, workers)
     assert anatomy.straggler == straggler
-
-
-def test_variants_are_timed_in_turns():
-    seen = []
-    found = in_turns(lambda name, steps: seen.append((name, steps)) or float(len(seen)), {"a": 3, "b": 5}, 2)
-    assert seen == [("a", 3), ("b", 5), ("a", 3), ("b", 5)]
-    assert found == {"a": [1.0, 3.0], "b": [2.0, 4.0]}
-
-
-def make_loop(strategy, **options):
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
-        optimizer = keras.optimizers.Adam()
-    return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", **options))
-
-
-def split(examples):
-    generator = np.random.default_rng(0)
-    return mk.data.arrays(generator.random([examples, 4], np.float32), generator.random([examples, 1], np.float32))
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_slow_input_is_found_and_nothing_of_the_training_is_changed(strategy_of, accumulate):
-    """A batch takes 30 ms to make, one after the other, where a step of four weights takes about one."""
-    strategy = strategy_of("mirrored", 2)
-    loop = make_loop(strategy, accumulate=accumulate)
-
-    def slow(x, y):
-        with tf.control_dependencies([tf.py_function(lambda: time.sleep(0.03) or 0.0, [], tf.float32)]):
-            return tf.identity(x), y
-
-    data = tf.data.Dataset.from_tensor_slices((split(32).images, split(32).labels)).batch(8).map(slow)
-    variables = [copy for v in loop.step.variables for copy in strategy.experimental_local_results(v.value)]
-    before = [copy.numpy() for copy in variables]
-    anatomy = mk.bench.anatomy(loop, data, repeats=2)
-    assert anatomy.bound == "input"
-    assert anatomy.shares["input"] > 0.5
-    assert anatomy.seconds > 0.025 * accumulate
-    assert anatomy.input_alone > 0.025 * accumulate
-    assert all(np.array_equal(old, copy.numpy()) for old, copy in zip(before, variables, strict=True))
-
-
-def test_a_heavy_model_on_resident_data_is_not_input_bound(strategy_of):
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        layers = [keras.Input((4,)), *(keras.layers.Dense(400) for _ in range(4)), keras.layers.Dense(1)]
-        model, optimizer = keras.Sequential(layers), keras.optimizers.SGD()
-    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
-    data = mk.data.resident(split(4096), global_batch_size=256, shuffle=True)
-    anatomy = mk.bench.anatomy(loop, data, repeats=3)
-    assert anatomy.shares["input"] < 0.8  # quiet: 0.02; a neighbour on the same cores makes differences uncertain
-    assert anatomy.parts["compute"] > 0
-    assert anatomy.workers == [pytest.approx(max(anatomy.input_alone, anatomy.parts["compute"]))]
 
 
 def test_no_repeats_are_refused_before_anything_is_timed():

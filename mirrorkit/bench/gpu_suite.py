@@ -1,0 +1,189 @@
+"""Measure a machine with GPUs in one run of limited time, the most telling figures first."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mirrorkit.bench.allreduce_speed import COLUMNS as ALL_REDUCE_COLUMNS
+from mirrorkit.bench.chart import Chart
+from mirrorkit.bench.gpu_plan import NO_GPU, Group, plan, set_for
+from mirrorkit.bench.machine import about_with_gpus, in_a_line
+from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured, check_work, train_in_turns
+from mirrorkit.bench.old_names import takes_old
+from mirrorkit.bench.remote import Member, Remote
+from mirrorkit.bench.report import SPEED_COLUMNS, Column, Report, figures, table
+from mirrorkit.bench.training_speed import SCALING_COLUMNS, compare
+from mirrorkit.errors import ArgumentError, DeviceError, MirrorkitError
+from mirrorkit.whole import is_whole
+
+_PROCESSES = "mirrorkit.bench.gpu_processes"
+NOTES = (
+    "fit is Keras's own, without a strategy, on one dataset for all epochs; its default, jit_compile='auto', turns XLA "
+    "on where there is a GPU. In float32, a GPU that has TF32 rounds to it in convolutions and products.",
+    "Logical GPUs are parts of one GPU: they show what replicas cost (overhead), not how they scale.",
+)
+REHEARSAL = "A rehearsal on virtual CPU devices, on very little work: its speeds say nothing, of CPUs or of GPUs."
+
+_OF_FIT = (
+    *(Column("model", "model"), Column("what", "what"), *SPEED_COLUMNS, Column("xla", "XLA")),
+    *(Column("to_fit", "to fit", ".2f"), Column("to_fit_no_xla", "to fit, no XLA", ".2f")),
+)
+_COLUMNS: dict[str, Sequence[Column]] = {
+    "one device": _OF_FIT,
+    "precision": _OF_FIT[:-1],
+    "scaling": (Column("model", "model"), Column("on", "on"), *SCALING_COLUMNS),
+    "equivalence": (
+        *(Column("on", "on"), Column("replicas", "replicas", "d"), Column("tf32", "TF32"), Column("n", "steps", "d")),
+        *(Column("difference", "difference", ".1e"), Column("control", "rounding alone", ".1e")),
+        *(Column("within", "within 3 times that"), Column("copies_agree", "copies agree")),
+    ),
+    "all-reduce": [column for column in ALL_REDUCE_COLUMNS if column.key != "best"],
+}
+
+
+class GpuReport(Report):
+    """A report with a table for each part."""
+
+    def __str__(self) -> str:
+        """The title, the machine, what was verified, the tables and the notes."""
+        lines = [self.title, in_a_line(self.about), self.about["verified"]]
+        for part in dict.fromkeys(row["part"] for row in self.rows):
+            rows = [row for row in self.rows if row["part"] == part]
+            lines += ["", part, table(_COLUMNS[part], rows)]
+        return "\n".join([*lines, "", *self.notes])
+
+
+@takes_old(device="devices", batch_size="global_batch_size")
+def gpu(
+    *,
+    minutes: float = 20.0,
+    devices: str = "gpu",
+    models: Sequence[str] = ("mnist_cnn", "resnet20"),
+    data: str = "auto",
+    data_dir: str | None = None,
+    examples: int | None = None,
+    global_batch_size: int | None = None,
+    repeats: int | None = None,
+    each: Callable[[Report], Any] | None = None,
+) -> Report:
+    """Measure a machine with one GPU or several within `minutes`: speed, precision, scaling, equivalence, all-reduce.
+
+    All devices are verified first. One GPU: `Loop` against Keras's `fit`, with XLA and without, resident and streaming
+    data, float32 and mixed precision. It is split into 2 and 4 logical GPUs too. Several GPUs: strong and weak scaling,
+    and their all-reduces. N against one: how far the weights are apart after 20 steps. Everything lives in processes of
+    its own; speeds are taken in turns. What fails, or finds no time left, is a row with an error.
+
+    Args:
+        minutes: for all; each group of rows gets its share, and what it leaves goes to the next ones.
+        devices: "gpu", or "cpu" for a rehearsal on virtual CPU devices as if they were two GPUs, on little work.
+        models: names of the zoo. MNIST is for mnist_cnn, mlp and linear; CIFAR-10 for the others.
+        data: "auto" takes the real sets where they are found, "synthetic" draws images of their size.
+        data_dir: as in `mk.data.load`.
+        examples: take no more training examples; 64 in a rehearsal.
+        global_batch_size: in weak scaling, of one replica. 256, in a rehearsal 16.
+        repeats: measurements of each speed; 5, in a rehearsal 1.
+        each: called with the report so far, after each group of rows.
+
+    Raises:
+        DeviceError: there is no GPU, or a device computes wrong results.
+        ArgumentError: an invalid argument.
+    """
+    rehearsed = devices == "cpu"
+    examples, size = examples or (64 if rehearsed else None), global_batch_size or (16 if rehearsed else 256)
+    repeats = repeats or (1 if rehearsed else 5)
+    if devices not in ("cpu", "gpu") or data not in ("auto", "synthetic") or not minutes > 0 or not models:
+        raise ArgumentError(
+            f"gpu(minutes={minutes!r}, devices={devices!r}, models={models!r}, data={data!r}) was asked for. It takes "
+            "minutes above 0, 'gpu' or 'cpu', one model or more, 'auto' or 'synthetic'."
+        )
+    check_work(*models, repeats=repeats, global_batch_size=size, examples=examples)
+    if examples is not None and examples < size:
+        raise ArgumentError(f"examples={examples} do not make one batch of global_batch_size={size}: take more.")
+    budget = Budget(60 * minutes)
+    machine = about_with_gpus()
+    if not rehearsed and not machine["gpus"]:
+        raise DeviceError(
+            "TensorFlow finds no GPU to measure: `python -m mirrorkit devices --require gpu` says why; rehearse the "
+            "command here with --devices cpu."
+        )
+    machine["verified"] = _verify(devices, budget)
+    with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
+        sets = {name: str(Path(folder, f"{name}.npz")) for name in dict.fromkeys(map(set_for, models))}
+        with Remote(_PROCESSES, Member(environment=NO_GPU), timeout=budget.left) as preparation:
+            how = {"data_dir": data_dir, "examples": examples, "synthetic": data == "synthetic"}
+            facts = {name: preparation.call("write", path=path, name=name, **how) for name, path in sets.items()}
+        groups = plan(devices, 2 if rehearsed else len(machine["gpus"]), models, sets, size)
+        what = " and ".join(f"{fact['examples']:,} images of {fact['data']}" for fact in facts.values())
+        on = "virtual CPU devices" if rehearsed else ", ".join(machine["gpus"])
+        title = f"{' and '.join(models)} on {what}, global batch {size}, {on}"
+        report = GpuReport("gpu", title, (), [], _chart([]), [*[REHEARSAL] * rehearsed, *NOTES], machine)
+        for number, group in enumerate(groups):
+            seconds = budget.left * len(group.jobs) / sum(len(later.jobs) for later in groups[number:])
+            report.rows += measure(group, budget, seconds=seconds, repeats=repeats)
+            report.chart = _chart(report.rows)
+            if each is not None:
+                each(report)
+    machine["minutes_taken"] = minutes - budget.left / 60
+    late = sum(row.get("error") == LEFT_OUT for row in report.rows)
+    report.notes = [*report.notes, *[f"{late} rows were left out: they did not fit into {minutes:g} min."] * bool(late)]
+    return report
+
+
+def measure(group: Group, budget: Budget, *, seconds: float, repeats: int) -> list[dict[str, Any]]:
+    """Return the rows of a group; what fails or finds no time has an error."""
+    common = {"part": group.part, **group.common}
+    if group.part in ("equivalence", "all-reduce"):
+        return [{**common, **row} for name, job in group.jobs.items() for row in _rows_of(name, job, budget)]
+    found = train_in_turns(group.jobs, budget=budget, seconds=seconds, repeats=repeats)
+    if group.part == "scaling":
+        return [{**common, **row} for row in compare(found, group.shared)]
+    return [{**common, **row} for row in against_fit(found)]
+
+
+def _rows_of(name: Any, job: Job, budget: Budget) -> list[dict[str, Any]]:
+    own = {"replicas": name} if is_whole(name) else {}
+    if budget.slowest > budget.left:
+        return [{**own, "error": LEFT_OUT}]
+    try:
+        (member,) = job.members
+        with Remote(_PROCESSES, member, timeout=budget.patience) as remote:
+            return [{**own, **row} for row in remote.call(job.target, **member.arguments)]
+    except MirrorkitError as error:
+        return [{**own, "error": str(error)}]
+
+
+def against_fit(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
+    """Rows with the median speed as a multiple of Keras's `fit`, with its default and without XLA."""
+    rows = [{"what": name, **figures(m.speeds, m.error), **({} if m.error else m.facts)} for name, m in found.items()]
+    medians = {row["what"]: row["median"] for row in rows if "median" in row}
+    for key, rival in {"to_fit": "fit", "to_fit_no_xla": "fit, no XLA"}.items():
+        for row in rows:
+            if rival in medians and "median" in row:
+                row[key] = row["median"] / medians[rival]
+    return rows
+
+
+def _verify(device: str, budget: Budget) -> str:
+    # In another process: this one would hold the GPUs' memory from then on.
+    with Remote(_PROCESSES, Member(environment={} if device == "gpu" else NO_GPU), timeout=budget.left) as remote:
+        answer = remote.call("verify", require=device)
+    if "error" in answer:
+        raise DeviceError(answer["error"])
+    return answer["verified"]
+
+
+def _chart(rows: Sequence[dict[str, Any]]) -> Chart:
+    """How many times as fast as one device."""
+    rows = [row for row in rows if row["part"] == "scaling" and "median" in row]
+    places = sorted({row["replicas"] for row in rows})
+    speeds: dict[str, dict[int, float]] = {}
+    for one in (row for row in rows if row["scaling"] == "baseline"):
+        for row in rows:
+            if (row["model"], row["on"]) == (one["model"], one["on"]) and row is not one:
+                name = f"{row['model']}, {row['scaling']}" + (", logical" if "logical" in row["on"] else "")
+                speeds.setdefault(name, {1: 1.0})[row["replicas"]] = row["median"] / one["median"]
+    series = {name: [by_place.get(n) for n in places] for name, by_place in speeds.items()}
+    return Chart("Scaling", [str(n) for n in places], series, x_label="replicas", y_label="times one device")

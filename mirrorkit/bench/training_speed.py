@@ -1,0 +1,180 @@
+"""Examples per second of a training: by the number of replicas (strong and weak scaling), and by strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+from mirrorkit.bench.chart import Chart
+from mirrorkit.bench.layout import SHARED_NOTE, Hardware, Layout, check, for_comparison
+from mirrorkit.bench.machine import about_with_gpus
+from mirrorkit.bench.measure import TRAINING, Job, Measured, check_work, train_in_turns
+from mirrorkit.bench.old_names import takes_old
+from mirrorkit.bench.report import SPEED_COLUMNS, Column, Report, figures, span
+from mirrorkit.errors import StrategyError
+
+MODES = ("strong", "weak", "both")
+SCALING_COLUMNS = (
+    *(Column("scaling", "scaling"), Column("replicas", "replicas", "d")),
+    *(Column("global_batch_size", "global batch", "d"), *SPEED_COLUMNS),
+    *(Column("speedup", "speed-up", ".2f"), Column("efficiency", "efficiency", ".0%")),
+    Column("overhead", "overhead", ".1%"),
+)
+_STRATEGIES_COLUMNS = (
+    *(Column("strategy", "strategy"), Column("device", "device"), Column("replicas", "replicas", "d"), *SPEED_COLUMNS),
+    *(Column("ratio", "to one device", ".2f"), Column("accuracy", "accuracy", ".4f")),
+)
+_Y_LABEL = "examples/s (median, range)"
+
+
+@takes_old(device="devices", batch_size="global_batch_size")
+def scaling(
+    *,
+    model: str = "mnist_cnn",
+    data: str = "auto",
+    data_dir: str | None = None,
+    examples: int | None = None,
+    global_batch_size: int = 256,
+    devices: str | None = None,
+    replicas: Sequence[int] | None = None,
+    mode: str = "both",
+    repeats: int = 5,
+    epochs: int = 1,
+    resident: bool = True,
+) -> Report:
+    """Train on 1, 2, ... replicas, each layout in a process of its own, in turns.
+
+    Strong scaling keeps the global batch, weak scaling the batch of a replica. Speed-up is examples per second against
+    one replica, medians over the repeats; efficiency is that by the number of replicas (Gustafson 1988,
+    https://doi.org/10.1145/42411.42415, for weak scaling). Where replicas share hardware, as virtual CPU devices do,
+    there is an overhead instead: how many times longer the same examples take, less one.
+
+    Args:
+        model: a name of the zoo, or "module:function" of a function that returns a Keras model with logits.
+        data, data_dir: as in `mk.data.load`; "auto" is MNIST where it is found, else the synthetic set.
+        examples: take no more training examples.
+        global_batch_size: of strong scaling; in weak scaling, of one replica.
+        devices: "cpu" (virtual devices), "gpu", or "workers" (processes of one core each); GPUs where there are any.
+        replicas: numbers of them; 1 is always measured.
+        mode: "strong", "weak" or "both".
+        repeats: measurements of each layout, after the warm-up.
+        epochs: of one measurement.
+        resident: whether the data lies on the devices (`mk.data.resident`), or tf.data makes the batches.
+
+    Raises:
+        MirrorkitError: one replica could not be measured. Another layout that fails is a row with an error.
+        ArgumentError: no such devices, mode, model or number of replicas, or nothing to measure.
+    """
+    check_work(model, repeats=repeats, epochs=epochs, global_batch_size=global_batch_size, examples=examples)
+    machine = about_with_gpus()
+    hardware = Hardware.of(machine)
+    devices = hardware.device(devices)
+    if mode not in MODES:
+        raise StrategyError(f"mode={mode!r} was asked for; there are {', '.join(map(repr, MODES))}.")
+    replicas = replicas or hardware.counts(devices)
+    check(devices, replicas)
+    several = sorted({*replicas} - {1})
+    keys = [("baseline", 1, global_batch_size)]
+    keys += [("strong", n, global_batch_size) for n in several if mode != "weak"]
+    keys += [("weak", n, n * global_batch_size) for n in several if mode != "strong"]
+    training = {"model": model, "data": data, "data_dir": data_dir, "examples": examples, "resident": resident}
+    trained = {(scale, n, size): (Layout.of(devices, n), size) for scale, n, size in keys}
+    found, what = _trained(trained, training, repeats=repeats, epochs=epochs)
+    shared = {n for n in several if hardware.is_shared(devices, n)}
+    rows = compare(found, shared)
+    title = f"Scaling of {what}, {devices}"
+    return Report("scaling", title, SCALING_COLUMNS, rows, _chart(title, rows), [SHARED_NOTE] * bool(shared), machine)
+
+
+@takes_old(device="devices", batch_size="global_batch_size")
+def strategies(
+    *,
+    model: str = "mnist_cnn",
+    data: str = "auto",
+    data_dir: str | None = None,
+    examples: int | None = None,
+    global_batch_size: int = 256,
+    devices: str | None = None,
+    replicas: Sequence[int] | None = None,
+    epochs: int = 5,
+    resident: bool = True,
+) -> Report:
+    """Train the same model for the same epochs under every strategy, an epoch of each in turns.
+
+    Args:
+        model, data, data_dir, examples, resident: as in `scaling`.
+        global_batch_size: all replicas together.
+        devices: "cpu" (virtual devices, and workers as far as there are cores), "gpu", or "workers" (processes of one
+            core each, also with a parameter server); GPUs where there are any.
+        replicas: numbers of them beside one device.
+        epochs: of each strategy; its speed is the median over them, its accuracy that on the test set after them.
+
+    Raises:
+        MirrorkitError: one device could not be measured. Another strategy that fails is a row with an error.
+        ArgumentError: no such devices, model or number of replicas, or nothing to measure.
+    """
+    check_work(model, epochs=epochs, global_batch_size=global_batch_size, examples=examples)
+    machine = about_with_gpus()
+    hardware = Hardware.of(machine)
+    devices = hardware.device(devices)
+    layouts = for_comparison(devices, replicas or hardware.counts(devices), cores=hardware.cores)
+    training = {"model": model, "data": data, "data_dir": data_dir, "examples": examples, "resident": resident}
+    trained = {layout: (layout, global_batch_size) for layout in layouts}
+    # No warm-up: the loop has compiled, and another epoch would train the model further than `epochs` says.
+    found, what = _trained(trained, training, repeats=epochs, epochs=1, warm_up=0, evaluate=True)
+    rows: list[dict[str, Any]] = []
+    for layout, measured in found.items():
+        row: dict[str, Any] = {"strategy": layout.kind, "device": layout.device, "replicas": layout.replicas}
+        row |= figures(measured.speeds, measured.error)
+        if measured.error is None:
+            row |= {"ratio": row["median"] / (rows[0] if rows else row)["median"], "accuracy": measured.accuracy}
+        rows.append(row)
+    title = f"Strategies: {what}, {devices}, global batch {global_batch_size}, {epochs} epochs"
+    shared = any(hardware.is_shared(layout.device, layout.replicas) for layout in layouts)
+    names = [f"{row['strategy']} x{row['replicas']}" for row in rows]
+    speeds, spans = {"speed": [row.get("median") for row in rows]}, {"speed": [span(row) for row in rows]}
+    chart = Chart(f"{model}, global batch {global_batch_size}", names, speeds, spans, y_label=_Y_LABEL, bars=True)
+    return Report("strategies", title, _STRATEGIES_COLUMNS, rows, chart, [SHARED_NOTE] * shared, machine)
+
+
+def _trained(
+    layouts: Mapping[Any, tuple[Layout, int]], training: Mapping[str, Any], **turns: Any
+) -> tuple[dict[Any, Measured], str]:
+    """Train each layout with its global batch size; return what was measured, and what was trained in words."""
+    jobs = {
+        key: Job(TRAINING, layout, {**training, "global_batch_size": size}) for key, (layout, size) in layouts.items()
+    }
+    found = train_in_turns(jobs, needs_first=True, **turns)
+    facts = next(iter(found.values())).facts
+    return found, f"{training['model']} on {facts['examples']:,} images of {facts['data']}"
+
+
+def compare(found: Mapping[tuple[str, int, int], Measured], shared: Container[int]) -> list[dict[str, Any]]:
+    """Rows of the table, the first one being the baseline; where that failed, without a comparison.
+
+    Args:
+        found: by scaling, replicas, global batch size.
+        shared: the numbers of replicas that share hardware.
+    """
+    rows: list[dict[str, Any]] = []
+    for (scale, n, size), measured in found.items():
+        row: dict[str, Any] = {"scaling": scale, "replicas": n, "global_batch_size": size}
+        row |= figures(measured.speeds, measured.error)
+        base = (rows[0] if rows else row).get("median")
+        if "median" in row and base is not None:
+            faster = row["median"] / base
+            row |= {"overhead": 1 / faster - 1} if n in shared else {"speedup": faster, "efficiency": faster / n}
+        rows.append(row)
+    return rows
+
+
+def _chart(title: str, rows: Sequence[dict[str, Any]]) -> Chart:
+    places = sorted({row["replicas"] for row in rows})
+    series: dict[str, list[float | None]] = {}
+    ranges: dict[str, list[tuple[float, float] | None]] = {}
+    for scale in ("strong", "weak"):
+        own = {row["replicas"]: row for row in rows if row["scaling"] in (scale, "baseline") and "values" in row}
+        if any(row["scaling"] == scale for row in own.values()):
+            series[scale] = [own.get(n, {}).get("median") for n in places]
+            ranges[scale] = [span(own.get(n, {})) for n in places]
+    return Chart(title, [str(n) for n in places], series, ranges, "replicas", _Y_LABEL)

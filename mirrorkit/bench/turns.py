@@ -1,0 +1,54 @@
+"""Measure contenders in turns: A B C A B C.
+
+The speed of a machine changes within minutes (clock rate, other programs), so what is compared is measured in turns.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mirrorkit.errors import ArgumentError, MirrorkitError
+from mirrorkit.whole import is_whole
+
+
+@dataclass
+class Turns:
+    """What one contender returned, turn by turn, or why it failed."""
+
+    answers: list[Any] = field(default_factory=list)
+    error: str | None = None
+
+
+def in_turns(
+    contenders: Mapping[Any, Callable[[], Any]], repeats: int, *, until: float = math.inf, go_on: bool = True
+) -> dict[Any, Turns]:
+    """Call each contender once, then each again, `repeats` times in all.
+
+    Args:
+        contenders: what to call, by name.
+        repeats: turns of each.
+        until: a time of `time.monotonic`, after which no further round begins; the first one always does.
+        go_on: when a contender raises a `MirrorkitError`, go on with the others.
+
+    Raises:
+        ArgumentError: fewer than one turn.
+    """
+    if not is_whole(repeats):
+        raise ArgumentError(f"{repeats!r} measurements of each were asked for; it must be a whole number from 1 on.")
+    turns = {name: Turns() for name in contenders}
+    for number in range(repeats):
+        if number and time.monotonic() > until:
+            break
+        for name, call in contenders.items():
+            if turns[name].error is None:
+                try:
+                    turns[name].answers.append(call())
+                except MirrorkitError as error:
+                    if not go_on:
+                        raise
+                    turns[name].error = str(error)
+    return turns

@@ -1,0 +1,66 @@
+"""The variants of a step, by the anatomy that is made of them: what is slow is found, and nothing is changed."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.bench import breakdown
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(breakdown, "_SECONDS", 0.1)
+
+
+def make_loop(strategy, **options):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.Adam()
+    return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", **options))
+
+
+def split(examples):
+    generator = np.random.default_rng(0)
+    return mk.data.arrays(generator.random([examples, 4], np.float32), generator.random([examples, 1], np.float32))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_slow_input_is_found_and_nothing_of_the_training_is_changed(strategy_of, accumulate):
+    """A batch takes 10 ms to make, one after the other, where a step of four weights takes about one."""
+    strategy = strategy_of("mirrored", 2)
+    loop = make_loop(strategy, accumulate=accumulate)
+
+    def slow(x, y):
+        with tf.control_dependencies([tf.py_function(lambda: time.sleep(0.01) or 0.0, [], tf.float32)]):
+            return tf.identity(x), y
+
+    data = tf.data.Dataset.from_tensor_slices((split(32).images, split(32).labels)).batch(8).map(slow)
+    variables = [copy for v in loop.step.variables for copy in strategy.experimental_local_results(v.value)]
+    before = [copy.numpy() for copy in variables]
+    anatomy = mk.bench.anatomy(loop, data, repeats=2)
+    assert anatomy.bound == "input"
+    assert anatomy.shares["input"] > 0.5
+    assert anatomy.seconds > 0.009 * accumulate
+    assert anatomy.input_alone > 0.009 * accumulate
+    assert all(np.array_equal(old, copy.numpy()) for old, copy in zip(before, variables, strict=True))
+
+
+def test_a_heavy_model_on_resident_data_is_not_input_bound(strategy_of):
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        layers = [keras.Input((4,)), *(keras.layers.Dense(400) for _ in range(4)), keras.layers.Dense(1)]
+        model, optimizer = keras.Sequential(layers), keras.optimizers.SGD()
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
+    data = mk.data.resident(split(4096), global_batch_size=256, shuffle=True)
+    # 0.02 where it is quiet; other programs on the cores make differences uncertain, but not each time.
+    found = (mk.bench.anatomy(loop, data, repeats=2) for _ in range(6))
+    anatomy = next((one for one in found if one.shares["input"] < 0.3), None)
+    assert anatomy is not None, "the input of resident data took 0.3 of the step or more in each of six measurements"
+    assert anatomy.input_alone < 0.3 * anatomy.parts["compute"]
+    assert anatomy.workers == [pytest.approx(max(anatomy.input_alone, anatomy.parts["compute"]))]
