@@ -1,7 +1,8 @@
-"""What Linux tells of the processor; elsewhere Python's `platform`. Needs no TensorFlow."""
+"""What Linux says about the processor; elsewhere Python's `platform`. Needs no TensorFlow."""
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -19,6 +20,11 @@ def model() -> str:
 def flags() -> frozenset[str]:
     """What an x86 processor can do, as Linux writes it: "avx2", "avx512_vnni"; empty elsewhere."""
     return frozenset(_field("flags").split())
+
+
+def cores() -> int:
+    """How many cores this process may use: fewer than the machine has where it is bound to some of them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _field(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mirrorkit.bench.remote import Member
 from mirrorkit.errors import StrategyError
-from mirrorkit.launch.layout import clusters, environments
+from mirrorkit.launch import clusters, environments
 from mirrorkit.whole import is_whole
 
 DEVICES = ("cpu", "gpu", "workers")

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.cluster import task_name
-from mirrorkit.cluster.network import unreachable
+from mirrorkit.cluster import task_name, unreachable
 from mirrorkit.data.records import Records
 from mirrorkit.errors import ClusterError
 from mirrorkit.strategy import ENDED_BY_OTHERS, first_replica, is_parameter_server, name_lost_workers
