@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-import os
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
 
-from mirrorkit import devices
-from mirrorkit.errors import DeviceError
+from mirrorkit import devices, processor
+from mirrorkit.errors import ArgumentError, DeviceError
 
 CPUS = tuple(f"/device:CPU:{i}" for i in range(4))
 no_gpu = pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU")
@@ -38,23 +38,48 @@ def test_split_cpu_into_a_senseless_number(n):
         devices.split_cpu(n)
 
 
-def test_cpu_n_splits_the_cpu_of_a_fresh_process(run_python):
-    result = run_python(
-        """
-        import json
-        from mirrorkit import devices
-        split = devices.resolve("cpu:3")
-        try:
-            devices.resolve("cpu:5")
-        except devices.layout.DeviceError as error:
-            message = str(error)
-        print(json.dumps([split, [d.name for d in devices.verify().devices], message, devices.resolve("cpu:2")]))
-        """
-    )
-    split, verified, message, first_two = result.json()
-    assert split == verified == list(CPUS[:3])
-    assert "already started with 3" in message
-    assert first_two == list(CPUS[:2])
+@pytest.fixture(scope="module")
+def fresh(run_python):
+    """What `devices` answers in a fresh process whose program chooses so many threads itself, or None."""
+
+    def answers(threads):
+        result = run_python(
+            f"""
+            import json
+            import tensorflow as tf
+            from mirrorkit import devices, processor
+            if {threads}:
+                tf.config.threading.set_intra_op_parallelism_threads({threads})
+            split = devices.resolve("cpu:3")
+            try:
+                devices.resolve("cpu:5")
+            except devices.layout.DeviceError as error:
+                message = str(error)
+            print(json.dumps({{
+                "split": split,
+                "verified": [d.name for d in devices.verify().devices],
+                "message": message,
+                "first two": devices.resolve("cpu:2"),
+                "threads": tf.config.threading.get_intra_op_parallelism_threads(),
+            }}))
+            """,
+            env={"TF_NUM_INTRAOP_THREADS": None},
+        )
+        return result.json()
+
+    return cache(answers)
+
+
+def test_cpu_n_splits_the_cpu_of_a_fresh_process(fresh):
+    found = fresh(None)
+    assert found["split"] == found["verified"] == list(CPUS[:3])
+    assert "already started with 3" in found["message"]
+    assert found["first two"] == list(CPUS[:2])
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, max(1, processor.cores() // 3)), (7, 7)])
+def test_virtual_devices_share_the_cores_unless_the_program_says_otherwise(fresh, own, expected):
+    assert fresh(own)["threads"] == expected
 
 
 @pytest.mark.parametrize(
@@ -95,8 +120,10 @@ def test_resolve_none_is_one_cpu_where_there_is_no_gpu():
     ],
 )
 def test_resolve_refuses_what_is_not_there_or_cannot_be_read(written, message):
-    with pytest.raises(DeviceError, match=message):
+    with pytest.raises(DeviceError, match=message) as caught:
         devices.resolve(written)
+    is_missing = "found: " in str(caught.value) or "started with" in message
+    assert isinstance(caught.value, ArgumentError) == (not is_missing)
 
 
 @pytest.fixture
@@ -148,20 +175,3 @@ def test_memory_growth_too_late_says_what_to_move_where(monkeypatch):
     monkeypatch.setattr(tf.config.experimental, "set_memory_growth", too_late)
     with pytest.raises(DeviceError, match=r"after being initialized.*top of the program"):
         devices.set_memory_growth()
-
-
-@pytest.mark.parametrize(("own", "expected"), [(None, max(1, (os.cpu_count() or 1) // 4)), (3, 3)])
-def test_virtual_devices_share_the_cores_unless_the_program_says_otherwise(run_python, own, expected):
-    result = run_python(
-        f"""
-        import json
-        import tensorflow as tf
-        from mirrorkit import devices
-        if {own}:
-            tf.config.threading.set_intra_op_parallelism_threads({own})
-        devices.split_cpu(4)
-        print(json.dumps(tf.config.threading.get_intra_op_parallelism_threads()))
-        """,
-        env={"TF_NUM_INTRAOP_THREADS": None},
-    )
-    assert result.json() == expected

@@ -70,16 +70,6 @@ def test_describe_names_class_replicas_and_devices(strategy_of):
     assert mk.strategy.describe(strategy_of("one_device", 1)) == "OneDeviceStrategy, 1 replica on CPU:0"
 
 
-def test_describe_names_the_tasks_of_parameter_servers(run_python):
-    code = """
-        import json
-        import mirrorkit as mk
-        cluster = mk.testing.local_cluster(workers=2, ps=1)
-        print(json.dumps(mk.strategy.describe(mk.strategy.create("parameter_server", cluster=cluster))))
-    """
-    assert run_python(code).json() == "ParameterServerStrategy, 2 workers, 1 ps"
-
-
 def test_unknown_kind_names_the_known_ones():
     with pytest.raises(StrategyError, match=r"'horovod'.*'auto', 'one_device', 'mirrored'"):
         mk.strategy.create("horovod")

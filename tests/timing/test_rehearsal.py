@@ -300,7 +300,7 @@ def test_every_way_to_call_a_tf_function_goes_through_the_method_that_is_wrapped
         lambda: tf.function(total.assign_add, jit_compile=True)(2.0),
     ]
     for function in plain:
-        mk.timing.warm_up(lambda: function(), restore=tf.Variable(0.0))
+        mk.timing.warm_up(function, restore=tf.Variable(0.0))
         assert float(total) == 1
         function()
         assert float(total.assign_sub(2.0)) == 1
