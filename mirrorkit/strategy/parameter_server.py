@@ -125,7 +125,7 @@ def _serve(cluster: Cluster, start_timeout: float) -> NoReturn:
     received: list[int] = []
     stop_signals.catch((signal.SIGTERM, signal.SIGINT), lambda number, frame: received.append(number))
     _raise_threads()
-    server = start_server(cluster)
+    start_server(cluster)
     _log.info("%s: serving until the chief at %s has exited.", cluster, cluster.chief)
     deadline, seen, absent = time.monotonic() + start_timeout, False, 0
     while absent < (1 if received else _CHECKS_UNTIL_EXIT):
@@ -140,7 +140,6 @@ def _serve(cluster: Cluster, start_timeout: float) -> NoReturn:
         seen = seen or not is_absent
         absent = absent + 1 if seen and is_absent else 0
         time.sleep(_CHECK_SECONDS)
-    del server
     _log.info("%s: the chief has exited.", cluster.task)
     raise SystemExit(0)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -38,48 +37,16 @@ def test_split_cpu_into_a_senseless_number(n):
         devices.split_cpu(n)
 
 
-@pytest.fixture(scope="module")
-def fresh(run_python):
-    """What `devices` answers in a fresh process whose program chooses so many threads itself, or None."""
-
-    def answers(threads):
-        result = run_python(
-            f"""
-            import json
-            import tensorflow as tf
-            from mirrorkit import devices, processor
-            if {threads}:
-                tf.config.threading.set_intra_op_parallelism_threads({threads})
-            split = devices.resolve("cpu:3")
-            try:
-                devices.resolve("cpu:5")
-            except devices.layout.DeviceError as error:
-                message = str(error)
-            print(json.dumps({{
-                "split": split,
-                "verified": [d.name for d in devices.verify().devices],
-                "message": message,
-                "first two": devices.resolve("cpu:2"),
-                "threads": tf.config.threading.get_intra_op_parallelism_threads(),
-            }}))
-            """,
-            env={"TF_NUM_INTRAOP_THREADS": None},
-        )
-        return result.json()
-
-    return cache(answers)
-
-
-def test_cpu_n_splits_the_cpu_of_a_fresh_process(fresh):
-    found = fresh(None)
+def test_cpu_n_splits_the_cpu_of_a_fresh_process(fresh_process):
+    found = fresh_process["plain"]
     assert found["split"] == found["verified"] == list(CPUS[:3])
     assert "already started with 3" in found["message"]
     assert found["first two"] == list(CPUS[:2])
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, max(1, processor.cores() // 3)), (7, 7)])
-def test_virtual_devices_share_the_cores_unless_the_program_says_otherwise(fresh, own, expected):
-    assert fresh(own)["threads"] == expected
+@pytest.mark.parametrize(("program", "expected"), [("plain", max(1, processor.cores() // 3)), ("7 threads", 7)])
+def test_virtual_devices_share_the_cores_unless_the_program_says_otherwise(fresh_process, program, expected):
+    assert fresh_process[program]["threads"] == expected
 
 
 @pytest.mark.parametrize(

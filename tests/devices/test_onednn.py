@@ -7,13 +7,10 @@ import pytest
 from mirrorkit.devices import onednn
 
 
-@pytest.mark.parametrize("value", ["0", "1"])
-def test_whether_tensorflow_uses_onednn_is_asked_of_tensorflow(run_python, value):
-    if platform.machine() not in ("x86_64", "AMD64"):
-        pytest.skip("TensorFlow is built with oneDNN's operations for x86 only")
-    code = "from mirrorkit.devices import onednn, verify; print(onednn.enabled(), 'oneDNN on' in str(verify()))"
-    answer = run_python(code, env={onednn.VARIABLE: value}).stdout.split()
-    assert answer == [str(value == "1")] * 2
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="TensorFlow has oneDNN's operations for x86")
+@pytest.mark.parametrize(("program", "is_on"), [("plain", False), ("7 threads", True)])
+def test_whether_tensorflow_uses_onednn_is_asked_of_tensorflow(fresh_process, program, is_on):
+    assert fresh_process[program]["onednn"] == [is_on, is_on]
 
 
 @pytest.mark.parametrize(
