@@ -1,4 +1,4 @@
-"""Say what a step that fails `assert_equivalent` looks like, from its updates and from a probe of what it computes.
+"""Name the likely cause where a step fails `assert_equivalent`, from its updates and from a probe of its sums.
 
 A symptom is a plain observation, such as "twice the examples give the same gradient sum". What is found this way is
 likely, not certain, and the texts say "looks like".
