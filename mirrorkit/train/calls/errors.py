@@ -56,8 +56,8 @@ def require_servers(strategy: tf.distribute.Strategy, cause: BaseException | Non
         gone = unreachable({task: servers[task] for task in gone})
     if gone:
         raise ClusterError(
-            f"{with_addresses({task: servers[task] for task in gone})} does not answer any more, and the variables it held are "
-            f"lost. {_GO_ON}"
+            f"{with_addresses({task: servers[task] for task in gone})} does not answer any more, and the variables it "
+            f"held are lost. {_GO_ON}"
         ) from cause
 
 
