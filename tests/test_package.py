@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports point up this list only: a module imports from its own line and the lines above.
 LAYERS = [
-    *("__version__", "errors", "_deprecation", "_keras", "processor", "whole", "reproducible", "variables"),
+    *("__version__", "errors", "_types", "_deprecation", "_keras", "processor", "whole", "reproducible", "variables"),
     *("cluster", "devices", "strategy", "batching", "timing"),
     *("data", "models", "optim", "train", "placement", "checks", "parallel", "launch", "testing", "bench", "__main__"),
 ]
