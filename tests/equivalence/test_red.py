@@ -63,7 +63,7 @@ def _mean_of_means(step: Any, sums: Any, replica: int) -> Any:
 
 
 def _before_metrics(step: Any) -> int:
-    return functions.FIXED + 2 * len(step._functions._losses.members)
+    return functions.FIXED + 2 * len(step._functions.totals.losses.members)
 
 
 def _clipped_before(option: str) -> Patch:
@@ -192,7 +192,7 @@ _OFF = [
     _Off(
         "empty shares are not run",
         ("BatchNorm, empty share",),
-        _replaced(functions, "unless_empty", lambda _: lambda batch, full, empty: full()),
+        _replaced(functions, "unless_empty", lambda _: lambda batch, full: full()),
     ),
     _Off("layer state is combined", ("BatchNorm", "BatchNorm, empty share"), _computed(_first_replicas_state)),
     _Off(

@@ -21,14 +21,15 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.calling import call_model
 from mirrorkit.train.step.layer_state import is_seed, layers_of
-from mirrorkit.train.step.losses import Losses, loss_sum
-from mirrorkit.train.step.metrics import Metrics
+from mirrorkit.train.step.losses import loss_sum
 from mirrorkit.train.step.outputs import Batch, Output, match, per_output
 from mirrorkit.train.step.rows import OTHER_ORDER, PARTS, ROWS, SEEN, kinds_of, part_of, some_rows, take, variants_of
 from mirrorkit.train.step.state_check import state_faults
+from mirrorkit.train.step.totals import Totals
 
 _log = logging.getLogger("mirrorkit")
 
@@ -43,10 +44,8 @@ _COARSE = 0.3  # more than noise or BatchNormalization make of a mean, and less 
 class About(NamedTuple):
     """The step that is checked."""
 
-    model: Any
-    losses: Losses
-    metrics: Metrics
-    names: Sequence[str | None]  # of the model's outputs
+    model: KerasModel
+    totals: Totals  # which loss and metrics belong to which output
     training: bool  # or only evaluation
 
     @property
@@ -81,7 +80,7 @@ def compare_parts(
     """
     if not tf.nest.flatten(batch.x)[0].shape[0]:
         return
-    targets = [None if y is None else kinds_of(y) for y in per_output(about.names, batch.y, "targets")]
+    targets = [None if y is None else kinds_of(y) for y in per_output(about.totals.names, batch.y, "targets")]
     batch = some_rows(batch)
     seen = take(batch.x, np.linspace(0, ROWS - 1, SEEN).astype(int))
     call = _caller(about.model, weights, state, batch.x)
@@ -96,16 +95,16 @@ def compare_parts(
             *(SEEN, type(error).__name__, error),
         )
         return
-    outputs = match(about.names, batch.y, y_pred, batch.weight)
+    outputs = match(about.totals.names, batch.y, y_pred, batch.weight)
     variants = [list(variants_of(output, ys)) for output, ys in zip(outputs, targets, strict=True)]
     checks: list[tuple[str, Callable[[], Iterable[str]]]] = [
-        ("rows", lambda: _of_rows(call, about.names, seen, y_pred)),
+        ("rows", lambda: _of_rows(call, about.totals.names, seen, y_pred)),
         ("add_loss", lambda: _of_added(call, about, state, batch.x, added)),
         *((name, functools.partial(_of_loss, name, loss, variants[i])) for name, i, loss in _losses(about)),
     ]
     if shards[1] > 1:  # the parts of an accumulated update are batches to a metric, as in Keras
-        for number, (name, i) in enumerate(zip(about.metrics.names, about.metrics.outputs, strict=True)):
-            state_of = functools.partial(about.metrics.state, number)
+        for number, (name, i) in enumerate(zip(about.totals.metrics.names, about.totals.metrics.outputs, strict=True)):
+            state_of = functools.partial(about.totals.metrics.state, number)
             checks.append((name, functools.partial(_of_metric, name, state_of, variants[i])))
     if about.training:
         rounding = _SIXTEEN if about.sixteen_bits else _CALLS
@@ -245,8 +244,8 @@ def _of_added(
 
 
 def _losses(about: About) -> Iterator[tuple[str, int, Any]]:
-    names = about.losses.own_names or ["loss"]
-    for name, (index, loss) in zip(names, about.losses.members, strict=True):
+    names = about.totals.losses.own_names or ["loss"]
+    for name, (index, loss) in zip(names, about.totals.losses.members, strict=True):
         yield name, index, loss
 
 
