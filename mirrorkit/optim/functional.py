@@ -9,15 +9,15 @@ are reduced already, so neither is wanted. This file leans on private Keras name
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasOptimizer, KerasVariable, Variable
 
 
-def _ancestor(name: str) -> Any:
+def _ancestor(name: str) -> type[KerasOptimizer]:
     return next(cls for cls in keras.optimizers.Optimizer.__mro__ if cls.__name__ == name)
 
 
@@ -35,29 +35,29 @@ class _WithoutDistribution(_TFOptimizer):  # type: ignore[misc, valid-type]
     _apply_weight_decay = _BaseOptimizer._apply_weight_decay
     _overwrite_model_variables_with_average_value = _BaseOptimizer._overwrite_model_variables_with_average_value
 
-    def _var_key(self, variable: Any) -> Any:
+    def _var_key(self, variable: Variable) -> Hashable:
         # In a stateless scope `variable.value` is a tensor without identity: ask for the variable behind it.
         return _TFOptimizer._var_key(self, getattr(variable, "_value", variable))
 
 
 @functools.cache
-def _without_distribution(cls: Any) -> Any:
+def _without_distribution(cls: type[KerasOptimizer]) -> type[KerasOptimizer]:
     return type(f"Functional{cls.__name__}", (cls, _WithoutDistribution), {})
 
 
-def trainable_variables(optimizer: Any) -> list[Any]:
+def trainable_variables(optimizer: KerasOptimizer) -> list[KerasVariable]:
     """Return the variables that `optimizer` was built for, in its order."""
     return list(optimizer._trainable_variables)
 
 
-def schedule_of(optimizer: Any) -> Callable[[tf.Tensor], Any] | None:
+def schedule_of(optimizer: KerasOptimizer) -> Callable[[tf.Tensor], tf.Tensor] | None:
     """Return the schedule of an optimizer's learning rate, a function of the updates before; None where it has none."""
     given = optimizer._learning_rate
     return given if isinstance(given, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
 def functional_apply(
-    optimizer: Any,
+    optimizer: KerasOptimizer,
     weights: Sequence[tf.Tensor],
     slots: Sequence[tf.Tensor],
     gradients: Sequence[tf.Tensor],
@@ -81,7 +81,7 @@ def functional_apply(
     """
     # A twin that shares every attribute: the user's object keeps its class, and its variables stay the keys
     # under which the stateless scope holds their values.
-    twin: Any = object.__new__(_without_distribution(optimizer.__class__))
+    twin: KerasOptimizer = object.__new__(_without_distribution(optimizer.__class__))
     twin.__dict__.update(optimizer.__dict__)
     if rate is not None:
         twin.__dict__["_learning_rate"] = lambda: rate

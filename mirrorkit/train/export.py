@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_chief
 from mirrorkit.train.reduce.tracing import outside_replica
@@ -28,7 +29,9 @@ _KERAS = ".keras"
 _OTHER_FORMATS = (".h5", ".hdf5", ".pb", ".pbtxt", ".tf", ".tflite", ".onnx", ".npz", ".ckpt", ".zip")
 
 
-def export(of: Any, path: str | os.PathLike[str], *, averaged: bool = False, input_signature: Any = None) -> Path:
+def export(
+    of: Any, path: str | os.PathLike[str], *, averaged: bool = False, input_signature: Spec | None = None
+) -> Path:
     """Write a model for use elsewhere: a `.keras` file, or a SavedModel folder when the path has another name.
 
     A `.keras` file holds the model's configuration and weights, without optimizer and loss (and, like every Keras
@@ -83,7 +86,7 @@ def export(of: Any, path: str | os.PathLike[str], *, averaged: bool = False, inp
     return target
 
 
-def _write_keras(model: Any, path: Path, input_signature: Any) -> None:
+def _write_keras(model: KerasModel, path: Path, input_signature: Spec | None) -> None:
     config = keras.saving.serialize_keras_object
     try:
         description = config(model)
@@ -107,14 +110,14 @@ def _write_keras(model: Any, path: Path, input_signature: Any) -> None:
     copy.save(path)
 
 
-def _with_tables(model: Any) -> list[Any]:
+def _with_tables(model: KerasModel) -> list[KerasLayer]:
     """Return the layers that hold a vocabulary beside their variables."""
     return [layer for layer in layers_of(model) if hasattr(layer, "save_assets")]
 
 
-def _why_not(model: Any, error: Exception) -> str:
+def _why_not(model: KerasModel, error: Exception) -> str:
     """Name the innermost layers that cannot be made from their configuration."""
-    failing: dict[int, tuple[Any, Exception]] = {}
+    failing: dict[int, tuple[KerasLayer, Exception]] = {}
     for layer in layers_of(model):
         try:
             keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
@@ -130,13 +133,13 @@ def _why_not(model: Any, error: Exception) -> str:
     )
 
 
-def _write_saved_model(model: Any, folder: Path, input_signature: Any) -> None:
-    def plain(variables: Any) -> list[tf.Variable]:
+def _write_saved_model(model: KerasModel, folder: Path, input_signature: Spec | None) -> None:
+    def plain(variables: Sequence[KerasVariable]) -> list[tf.Variable]:
         return [tf.Variable(v.numpy(), trainable=v.trainable, name=v.path) for v in variables]
 
     trainable, other = plain(model.trainable_variables), plain(model.non_trainable_variables)
 
-    def serve(x: Any) -> Any:
+    def serve(x: Nest) -> Nest:
         return model.stateless_call(trainable, other, x, **training_argument(model, False))[0]
 
     archive = keras.export.ExportArchive()
@@ -149,7 +152,7 @@ def _write_saved_model(model: Any, folder: Path, input_signature: Any) -> None:
     archive.write_out(folder, verbose=False)
 
 
-def _inputs(model: Any) -> Any:
+def _inputs(model: KerasModel) -> Spec:
     inputs = getattr(model, "inputs", None)
     if not inputs:
         raise StepError(

@@ -6,10 +6,10 @@ Keras's own Embedding cannot be cut. This table stands beside the model: a step 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit._types import TensorLike
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server
 
@@ -48,8 +48,8 @@ class PartitionedTable:
         rows: int,
         width: int,
         shards: int | None = None,
-        initializer: Callable[..., Any] | None = None,
-        dtype: Any = tf.float32,
+        initializer: Callable[..., TensorLike] | None = None,
+        dtype: tf.DType | str = tf.float32,
         name: str = "table",
     ) -> None:
         if rows < 1 or width < 1:

@@ -15,11 +15,11 @@ import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit._types import Json
 from mirrorkit.errors import CheckpointError
 
 _FORMAT = 1
@@ -47,7 +47,7 @@ def find(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names, key=_steps, reverse=True)]
 
 
-def write(path: Path, values: Sequence[np.ndarray], about: dict[str, Any]) -> None:
+def write(path: Path, values: Sequence[np.ndarray], about: Json) -> None:
     """Write a checkpoint under another name, wait until it is on the disk, then give it its name.
 
     Args:
@@ -75,7 +75,7 @@ def write(path: Path, values: Sequence[np.ndarray], about: dict[str, Any]) -> No
     _sync_folder(path.parent)
 
 
-def read(path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
+def read(path: Path) -> tuple[Json, list[np.ndarray]]:
     """Read what `write` wrote.
 
     Raises:

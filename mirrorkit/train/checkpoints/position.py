@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
+
+from mirrorkit._types import Json, LogValue
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Position:
     batch: int = 0
     totals: list[float] = field(default_factory=list)
     steps: int = 0
-    history: dict[str, list[Any]] = field(default_factory=dict)
+    history: dict[str, list[LogValue]] = field(default_factory=dict)
     ended: int = 0
     global_batch_size: int | None = None
 
@@ -41,23 +42,23 @@ class Position:
         """Go to the beginning of the next epoch."""
         self.epoch, self.batch, self.totals = self.epoch + 1, 0, []
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         """Return the position as JSON can hold it, every number exactly."""
         return {**asdict(self), "history": {name: [_plain(v) for v in self.history[name]] for name in self.history}}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Position:
+    def from_json(cls, values: Json) -> Position:
         """Make a position of what `as_json` returned."""
         history = {name: [_restored(v) for v in values["history"][name]] for name in values["history"]}
         return cls(**{**values, "history": history})
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: LogValue) -> Json:
     array = np.asarray(value)
     if array.ndim:  # a metric with a value for each class
         return {"values": array.tolist(), "dtype": array.dtype.name}
     return array.item()
 
 
-def _restored(value: Any) -> Any:
+def _restored(value: Json) -> LogValue:
     return np.array(value["values"], value["dtype"]) if isinstance(value, dict) else value

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mirrorkit._types import Variable
 from mirrorkit.errors import CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.position import Position
@@ -18,7 +19,7 @@ from mirrorkit.variables import assign
 _log = logging.getLogger("mirrorkit")
 
 
-def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Any]) -> Position:
+def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable]) -> Position:
     """Write the newest whole checkpoint of a folder into the variables; return its position in the run.
 
     A damaged one is named in a warning, and the one before it taken.

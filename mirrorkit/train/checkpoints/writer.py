@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from mirrorkit._types import Json
 from mirrorkit.errors import CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 
@@ -27,7 +27,7 @@ class Writer:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
-    def start(self, steps: int, values: list[np.ndarray], about: dict[str, Any]) -> None:
+    def start(self, steps: int, values: list[np.ndarray], about: Json) -> None:
         """Begin to write; call `wait` first."""
         self._pending = self._thread.submit(self._write, checkpoint_file.path_of(self._folder, steps), values, about)
 
@@ -54,7 +54,7 @@ class Writer:
             warnings.warn(str(error), stacklevel=2)
         self._thread.shutdown()
 
-    def _write(self, path: Path, values: list[np.ndarray], about: dict[str, Any]) -> None:
+    def _write(self, path: Path, values: list[np.ndarray], about: Json) -> None:
         try:
             checkpoint_file.write(path, values, about)
             checkpoint_file.keep_newest(path, self._keep)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from mirrorkit._types import KerasOptimizer, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim.functional import schedule_of
 from mirrorkit.train.reduce.tracing import TraceOnce
@@ -47,7 +48,9 @@ class Clock:
         seeds: variables that no step changes.
     """
 
-    def __init__(self, optimizer: Any = None, skipped: Any = None, seeds: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, optimizer: KerasOptimizer | None = None, skipped: Variable | None = None, seeds: Sequence[Variable] = ()
+    ) -> None:
         self._optimizer = optimizer
         self._given = None if optimizer is None else schedule_of(optimizer)
         # A user's optimizer may count otherwise, or make something else of its schedule.

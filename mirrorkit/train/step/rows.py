@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit._types import Nest, TensorLike
 from mirrorkit.train.step.losses import mask_of
 from mirrorkit.train.step.outputs import Batch, Output
 
@@ -25,7 +25,7 @@ def some_rows(batch: Batch) -> Batch:
     return Batch(*[None if part is None else take(part, rows) for part in batch])
 
 
-def take(nest: Any, rows: Any) -> Any:
+def take(nest: Nest, rows: TensorLike) -> Nest:
     """Return these rows of each tensor in a nest."""
     return tf.nest.map_structure(lambda tensor: None if tensor is None else tf.gather(tensor, rows), nest)
 
@@ -68,7 +68,7 @@ def _other_predictions(y_pred: np.ndarray, rng: np.random.Generator, share: floa
     return np.where(turned, other, y_pred)
 
 
-def _rows_of(tensor: Any, rows: np.ndarray) -> Any:
+def _rows_of(tensor: tf.Tensor | None, rows: np.ndarray) -> tf.Tensor | None:
     """Take rows of a tensor and of its mask."""
     if tensor is None:
         return None

@@ -12,12 +12,13 @@ import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import Nest, Sums, TensorLike
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers, of_all_workers
 from mirrorkit.train.step.share import HOST, own_share
@@ -27,7 +28,7 @@ _DRAW = "StatelessRandomGetKeyCounter"  # with which TensorFlow's stateless rand
 _within = threading.local()  # a strategy runs each replica in a thread of its own
 
 
-def fold(seed: tf.Tensor, shard: Any) -> tf.Tensor:
+def fold(seed: tf.Tensor, shard: TensorLike) -> tf.Tensor:
     """Return the seed of one shard (int32 scalar), from a seed that is the same for all."""
     return tf.cast(tf.random.experimental.stateless_fold_in(seed, shard), seed.dtype)
 
@@ -82,7 +83,7 @@ def _wrap_next() -> None:
     original = keras.random.SeedGenerator.next
 
     @functools.wraps(original)
-    def next_of_replica(self: Any, *args: Any, **options: Any) -> Any:
+    def next_of_replica(self: object, *args: object, **options: object) -> tf.Tensor:
         if getattr(_within, "on_host", False):
             with tf.device(HOST):
                 # In int32, which TensorFlow keeps there, as Keras makes it (for XLA) before it draws.
@@ -93,7 +94,11 @@ def _wrap_next() -> None:
     keras.random.SeedGenerator.next = next_of_replica
 
 
-def require_own_draws(strategy: tf.distribute.Strategy, step: Any, batch: Any) -> None:
+class _Computes(Protocol):
+    def compute(self, batch: Nest, /) -> Sums: ...
+
+
+def require_own_draws(strategy: tf.distribute.Strategy, step: _Computes, batch: Nest) -> None:
     """Refuse a step of the user's own whose random operations begin from the same seed on two replicas.
 
     Seen are operations of its graph itself, not those within a `tf.function` or a loop that it calls, and no constant
@@ -109,7 +114,7 @@ def require_own_draws(strategy: tf.distribute.Strategy, step: Any, batch: Any) -
     """
     names: list[str] = []
 
-    def on_replica(batch: Any) -> list[tf.Tensor]:
+    def on_replica(batch: Nest) -> list[tf.Tensor]:
         graph = tf.compat.v1.get_default_graph()
         known = {op.name for op in graph.get_operations()}
         with keras.StatelessScope(initialize_variables=False):
@@ -158,7 +163,7 @@ def _is_drawn(before: set[tf.Operation]) -> bool:
     return any(op.type in ("Placeholder", "ReadVariableOp") for op in before)
 
 
-def _is_shared(strategy: tf.distribute.Strategy, seed: Any) -> bool:
+def _is_shared(strategy: tf.distribute.Strategy, seed: Nest) -> bool:
     """Whether the first two replicas have the same seed, on several workers the first two workers."""
     numbers = [float(zlib.crc32(np.asarray(copy).tobytes())) for copy in strategy.experimental_local_results(seed)]
     first, second, *_ = of_all_workers(strategy, numbers[0]) if num_workers(strategy) > 1 else numbers

@@ -15,13 +15,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasModel
+from mirrorkit._types import KerasModel, Loss, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.calling import call_model
 from mirrorkit.train.step.layer_state import is_seed, layers_of
@@ -41,6 +41,9 @@ _SIXTEEN = 0.05  # nor in 16 bits
 _COARSE = 0.3  # more than noise or BatchNormalization make of a mean, and less than a sum differs
 
 
+T = TypeVar("T")
+
+
 class About(NamedTuple):
     """The step that is checked."""
 
@@ -54,7 +57,9 @@ class About(NamedTuple):
         return any(getattr(layer, "compute_dtype", None) in ("float16", "bfloat16") for layer in layers_of(self.model))
 
 
-Call = Callable[..., tuple[Any, list[tf.Tensor], list[tf.Tensor]]]  # (x, training, state): outputs, state, added losses
+Call = Callable[
+    ..., tuple[Nest, list[tf.Tensor], list[tf.Tensor]]
+]  # (x, training, state): outputs, state, added losses
 
 
 def compare_parts(
@@ -126,10 +131,10 @@ def compare_parts(
         )
 
 
-def _caller(model: Any, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Any) -> Call:
+def _caller(model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest) -> Call:
     """Return a function that calls the model on any number of rows."""
 
-    def call(x: Any, training: bool = False, state: Sequence[tf.Tensor] = state) -> Any:
+    def call(x: Nest, training: bool = False, state: Sequence[tf.Tensor] = state) -> Nest:
         return call_model(model, weights, state, x, training=training)
 
     if not any(isinstance(layer, keras.layers.RNN) for layer in layers_of(model)):
@@ -137,7 +142,7 @@ def _caller(model: Any, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor]
 
     # One operation after the other, each time step would take as long as a whole layer.
     @functools.cache
-    def traced(training: bool) -> Any:
+    def traced(training: bool) -> Callable[..., Nest]:
         signature = [
             tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), x),
             [tf.TensorSpec.from_tensor(value) for value in state],
@@ -145,7 +150,7 @@ def _caller(model: Any, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor]
 
         return tf.function(lambda x, state: call(x, training, state), input_signature=signature, autograph=False)
 
-    def call_traced(x: Any, training: bool = False, state: Sequence[tf.Tensor] = state) -> Any:
+    def call_traced(x: Nest, training: bool = False, state: Sequence[tf.Tensor] = state) -> Nest:
         return traced(training)(x, list(state))
 
     return call_traced
@@ -155,7 +160,7 @@ class _NotOnAll(Exception):
     """All rows together could not be computed; why is its cause."""
 
 
-def _on_all(compute: Callable[[], Any]) -> Any:
+def _on_all(compute: Callable[[], T]) -> T:
     """Compute something for all rows together."""
     try:
         return compute()
@@ -181,7 +186,7 @@ def _tried(name: str, check: Callable[[], Iterable[str]]) -> Iterator[str]:
         ) from error
 
 
-def _of_rows(call: Call, names: Sequence[str | None], seen: Any, y_pred: Any) -> Iterator[str]:
+def _of_rows(call: Call, names: Sequence[str | None], seen: Nest, y_pred: Nest) -> Iterator[str]:
     """Compare outputs for rows with the outputs for the same rows, in the same places, beside others."""
     kept_and_rows = [([1], [1, 1, 1]), ([0, 2], [0, 0, 2])]
     outputs = tf.nest.flatten(y_pred)
@@ -204,7 +209,7 @@ def _of_rows(call: Call, names: Sequence[str | None], seen: Any, y_pred: Any) ->
 
 
 def _of_added(
-    call: Call, about: About, state: Sequence[tf.Tensor], x: Any, added: Sequence[tf.Tensor]
+    call: Call, about: About, state: Sequence[tf.Tensor], x: Nest, added: Sequence[tf.Tensor]
 ) -> Iterator[str]:
     """Compare what layers add to the loss, which must be a mean over the rows."""
     try:
@@ -243,13 +248,13 @@ def _of_added(
             )
 
 
-def _losses(about: About) -> Iterator[tuple[str, int, Any]]:
+def _losses(about: About) -> Iterator[tuple[str, int, Loss]]:
     names = about.totals.losses.own_names or ["loss"]
     for name, (index, loss) in zip(names, about.totals.losses.members, strict=True):
         yield name, index, loss
 
 
-def _of_loss(name: str, loss: Any, variants: Sequence[Output]) -> Iterator[str]:
+def _of_loss(name: str, loss: Loss, variants: Sequence[Output]) -> Iterator[str]:
     def sums(output: Output) -> list[tf.Tensor]:
         return [number for number in loss_sum(loss, output) if number is not None]
 
@@ -260,7 +265,7 @@ def _of_loss(name: str, loss: Any, variants: Sequence[Output]) -> Iterator[str]:
         )
 
 
-def _of_metric(name: str, state_of: Callable[[Output], list[Any]], variants: Sequence[Output]) -> Iterator[str]:
+def _of_metric(name: str, state_of: Callable[[Output], list[tf.Tensor]], variants: Sequence[Output]) -> Iterator[str]:
     if difference := _in_parts(state_of, variants):
         yield (
             f"The state of the metric {name!r} for a batch is not that of its parts: {difference}. Let a metric "

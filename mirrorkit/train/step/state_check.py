@@ -7,12 +7,12 @@ maximum over the examples would become something else by that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel
 from mirrorkit.train.step.layer_state import is_seed, layers_of
 
 _RESOLUTION = 4 * float(np.finfo(np.float32).eps)  # of the value that advances
@@ -23,7 +23,7 @@ _RULE = (
 
 
 def state_faults(
-    model: Any,
+    model: KerasModel,
     state: Sequence[tf.Tensor],
     after: Callable[[np.ndarray | None], Sequence[tf.Tensor]],
     rows: int,
@@ -60,7 +60,7 @@ def state_faults(
             yield f"The state {variable.path!r} of a layer asks for aggregation='sum', which is not done. {_RULE}"
 
 
-def _others(model: Any) -> list[int]:
+def _others(model: KerasModel) -> list[int]:
     """Return the indices of the state that is neither a seed nor BatchNormalization's."""
     known = set()
     for layer in layers_of(model):

@@ -7,10 +7,11 @@ computes the whole global batch: N copies of it have the mean and variance of on
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.outputs import count_examples, unpack_batch
 from mirrorkit.train.step.share import Share, this_replica
@@ -28,7 +29,7 @@ class Copies(NamedTuple):
         replica, replicas = this_replica()
         return cls(tf.where(is_all, 1 / replicas, 1.0), tf.where(is_all & (replica > 0), 0.0, 1.0))
 
-    def weigh(self, sums: dict[str, Any]) -> dict[str, Any]:
+    def weigh(self, sums: dict[str, Nest]) -> dict[str, Nest]:
         """Return the sums that count."""
         weights = {name: self.totals if name == "totals" else self.part for name in sums}
         return {
@@ -37,7 +38,7 @@ class Copies(NamedTuple):
         }
 
 
-def never_empty(batch: Any, share: Share | None) -> tuple[Any, Copies | None]:
+def never_empty(batch: Nest, share: Share | None) -> tuple[Nest, Copies | None]:
     """Return the rows that this replica computes; call it in replica context, on every replica.
 
     Args:
@@ -57,7 +58,7 @@ def never_empty(batch: Any, share: Share | None) -> tuple[Any, Copies | None]:
     return rows, None if is_all is False else Copies.of(is_all)
 
 
-def _gathered(batch: Any) -> tuple[Any, Copies | None]:
+def _gathered(batch: Nest) -> tuple[Nest, Copies | None]:
     """Return rows from this replica's and the others'; shares of static size are taken to be nowhere empty."""
     context = tf.distribute.get_replica_context()
     replicas, size = context.num_replicas_in_sync, tf.nest.flatten(batch)[0].shape[0]
