@@ -18,7 +18,8 @@ from mirrorkit._types import KerasOptimizer, KerasVariable, Variable
 
 
 def _ancestor(name: str) -> type[KerasOptimizer]:
-    return next(cls for cls in keras.optimizers.Optimizer.__mro__ if cls.__name__ == name)
+    found: type[KerasOptimizer] = next(cls for cls in keras.optimizers.Optimizer.__mro__ if cls.__name__ == name)
+    return found
 
 
 _TFOptimizer = _ancestor("TFOptimizer")  # what the TensorFlow backend adds: tf.distribute
@@ -37,7 +38,8 @@ class _WithoutDistribution(_TFOptimizer):  # type: ignore[misc, valid-type]
 
     def _var_key(self, variable: Variable) -> Hashable:
         # In a stateless scope `variable.value` is a tensor without identity: ask for the variable behind it.
-        return _TFOptimizer._var_key(self, getattr(variable, "_value", variable))
+        key: Hashable = _TFOptimizer._var_key(self, getattr(variable, "_value", variable))
+        return key
 
 
 @functools.cache

@@ -45,7 +45,8 @@ T = TypeVar("T")
 
 
 def _concatenated(parts: list[T]) -> T:
-    return tf.concat(parts, 0)
+    joined: T = tf.concat(parts, 0)
+    return joined
 
 
 class Packed:

@@ -92,4 +92,4 @@ def _shards(strategy: tf.distribute.Strategy, rows: int, width: int, dtype: tf.D
         return 1
     servers = strategy._cluster_resolver.cluster_spec().num_tasks("ps")  # private to TensorFlow
     cut = tf.distribute.experimental.partitioners.MinSizePartitioner(_LEAST_BYTES, max_shards=servers)
-    return cut(tf.TensorShape([rows, width]), dtype)[0]
+    return int(cut(tf.TensorShape([rows, width]), dtype)[0])

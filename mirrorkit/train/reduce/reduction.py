@@ -51,7 +51,7 @@ def _sum(message: tf.Tensor) -> tf.Tensor:
     return context.all_reduce(tf.distribute.ReduceOp.SUM, message)
 
 
-@tf.custom_gradient
+@tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
 def _gather(message: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
     """Sum by a gather, in the same order on every worker, so that all have the same bits; the gradient is a sum too."""
     workers = tf.distribute.get_replica_context().num_replicas_in_sync
@@ -70,5 +70,5 @@ def _instance_key(message: tf.Tensor) -> int:
     place = 0
     if not tf.executing_eagerly():
         place = next(_places.setdefault(tf.compat.v1.get_default_graph(), itertools.count(1)))
-    elements = message.shape.num_elements() - 1  # 18 bits
+    elements: int = message.shape.num_elements() - 1  # 18 bits
     return (place % 2**11) << 20 | _GATHERED.index(message.dtype) << 18 | elements

@@ -63,9 +63,9 @@ class Clip(NamedTuple):
     def __call__(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """Return the gradients within the bounds."""
         if self.norm is not None:
-            return tf.clip_by_global_norm(gradients, self.norm)[0]
+            gradients, _ = tf.clip_by_global_norm(gradients, self.norm)
         if self.value is not None:
-            return [tf.clip_by_value(gradient, -self.value, self.value) for gradient in gradients]
+            gradients = [tf.clip_by_value(gradient, -self.value, self.value) for gradient in gradients]
         return gradients
 
 

@@ -101,7 +101,7 @@ def is_seed(variable: KerasVariable) -> bool:
 
 def layers_of(model: KerasModel) -> list[KerasLayer]:
     """Return a model and all layers in it, those that are attributes of other layers or wrapped by them too."""
-    return model._flatten_layers()  # private to Keras; the public `layers` stops at the model's own
+    return list(model._flatten_layers())  # private to Keras; the public `layers` stops at the model's own
 
 
 def training_argument(model: KerasModel, training: bool) -> dict[str, bool]:

@@ -130,11 +130,12 @@ def _resolve(member: Metric, output: Output) -> tuple[KerasMetric, str]:
 
 def _accuracy(output: Output) -> type[KerasMetric]:
     """Choose the accuracy that Keras's "accuracy" means for these shapes."""
-    return {
+    accuracies: dict[str, type[KerasMetric]] = {
         "binary": keras.metrics.BinaryAccuracy,
         "sparse_categorical": keras.metrics.SparseCategoricalAccuracy,
         "categorical": keras.metrics.CategoricalAccuracy,
-    }[kind_of_target(output)]
+    }
+    return accuracies[kind_of_target(output)]
 
 
 def _empty(metric: KerasMetric) -> list[tf.Tensor]:
@@ -145,7 +146,8 @@ def _update(
     metric: KerasMetric, state: list[tf.Tensor], y: tf.Tensor, y_pred: tf.Tensor, weight: tf.Tensor | None
 ) -> list[tf.Tensor]:
     with without_waits(of_metric=metric):
-        return metric.stateless_update_state(state, y, y_pred, sample_weight=weight)
+        updated: list[tf.Tensor] = metric.stateless_update_state(state, y, y_pred, sample_weight=weight)
+    return updated
 
 
 def _require_additive(metric: KerasMetric, output: Output) -> None:

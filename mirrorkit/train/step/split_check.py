@@ -142,12 +142,11 @@ def _caller(model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.
 
     # One operation after the other, each time step would take as long as a whole layer.
     @functools.cache
-    def traced(training: bool) -> Callable[..., Nest]:
+    def traced(training: bool) -> tf.types.experimental.PolymorphicFunction:
         signature = [
             tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), x),
             [tf.TensorSpec.from_tensor(value) for value in state],
         ]
-
         return tf.function(lambda x, state: call(x, training, state), input_signature=signature, autograph=False)
 
     def call_traced(x: Nest, training: bool = False, state: Sequence[tf.Tensor] = state) -> Nest:
