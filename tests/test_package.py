@@ -23,7 +23,7 @@ LAYERS = [
 
 
 # The same within train.
-ROOMS_OF_TRAIN = ["reduce", "step", "table", "checkpoints", "loop", "export"]
+ROOMS_OF_TRAIN = ["reduce", "step", "partitioned_table", "checkpoints", "loop", "exporting"]
 
 
 def layer(path: Path, package: Path = PACKAGE) -> str:

@@ -210,6 +210,25 @@ def check_built_for(optimizer: KerasOptimizer, model: KerasModel) -> None:
         )
 
 
+def variables_of(step: object, why: str) -> list[Variable]:
+    """Return the variables that a step says it changes.
+
+    Args:
+        step: any step, also one of the user's own.
+        why: what cannot be done without them, such as "warm_up could not put it back".
+
+    Raises:
+        StepError: it does not say.
+    """
+    variables = list(getattr(step, "variables", []))
+    if not variables:
+        raise StepError(
+            f"{type(step).__name__} does not say what it changes, so {why}. Give it a property `variables`: a list of "
+            "all variables that its update writes."
+        )
+    return variables
+
+
 def check_variables(strategy: tf.distribute.Strategy, variables: Sequence[Variable]) -> None:
     """Refuse variables that were created outside of the strategy's scope: its replicas would share one copy."""
     for variable in variables:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest, Spec
-from mirrorkit.errors import StepError
+from mirrorkit.errors import FileError, StepError
 from mirrorkit.strategy import is_chief
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.layer_state import layers_of, training_argument
@@ -209,7 +209,7 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
                     os.rename(old, target)
                 raise
     except (OSError, tf.errors.OpError) as error:
-        raise StepError(
+        raise FileError(
             f"Nothing could be written to {os.fspath(target)!r}: {error}. What was there is as it was. Choose a folder "
             "with enough space in which you may write."
         ) from error
