@@ -120,10 +120,8 @@ def _in_computation(step: Any, batch: Batch, shard: int) -> Iterator[NonFinite]:
 def _objective_of_step(step: Step, weights: Any, state: Any, batch: Batch, shard: int) -> tf.Tensor:
     parts = batch.present
     step.prepare(parts)
-    functions = step._functions
     place = tf.stack([step.clock.read().count, tf.constant(shard, tf.int64)])
-    terms, *_ = functions._forward(weights, functions._state.seeded(state, place), parts, training=True)
-    return tf.add_n([term.numerator for term in terms])
+    return step._functions.objective(weights, state, parts, place)
 
 
 def _objective_of_model(model: Any, weights: Any, state: Any, batch: Batch) -> tf.Tensor | None:

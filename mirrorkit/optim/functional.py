@@ -2,7 +2,7 @@
 
 Keras's `stateless_apply` only raises on the TensorFlow backend, because there `apply` talks to `tf.distribute`: it
 all-reduces the gradients once more and updates through `merge_call`. mirrorkit hands the optimizer gradients that
-are reduced already, so neither is wanted. This file leans on private Keras names to take them out;
+have been reduced, so neither is wanted. This file uses private Keras names to take them out;
 `tests/optim/test_functional.py` compares every optimizer with its own `apply` and fails when these names move.
 """
 
@@ -75,8 +75,8 @@ def functional_apply(
         optimizer: a built Keras optimizer; its schedule, weight decay and constraints are applied as always.
         weights: values of the variables that it was built with, in that order.
         slots: values of `optimizer.variables` (iterations and learning rate among them), in that order.
-        gradients: one dense tensor for each weight, of its shape; summed or averaged over the replicas already.
-        rate: what the optimizer's schedule gives for this update, where that is known already.
+        gradients: one dense tensor for each weight, of its shape, already summed or averaged over the replicas.
+        rate: what the optimizer's schedule gives for this update, where it is known.
 
     Returns:
         The new weights and the new slots, in the order and the dtypes of what was given.

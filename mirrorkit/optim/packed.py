@@ -1,9 +1,9 @@
-"""Small weights that an optimizer treats alike are joined: one operation on all of them instead of one on each.
+"""Join small weights that an optimizer treats alike: one operation on all of them instead of one on each.
 
 An optimizer's arithmetic is three to fifteen operations for each weight, and most weights are small (biases, scales of
-normalisation): what they cost is the launch of so many operations. Here those that agree in all dimensions but the
+normalisation): what they cost is the launch of many operations. Here those that agree in all dimensions but the
 first are concatenated along it, the optimizer's own `update_step` runs once on the joined values, and the results are
-cut again. All of it takes place in a pure function of tensors: variables, slots and checkpoints stay as they are.
+split again. All of it takes place in a pure function of tensors: variables, slots and checkpoints stay as they are.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.optim.functional import trainable_variables
 
-# In bytes: a larger weight stays by itself, for to copy it takes longer than the operations that are saved. Processor
+# In bytes. A larger weight stays by itself: copying it takes longer than the operations that are saved. Processor
 # time of ResNet-56's update with SGD, of what it was without joining: 0.89 at 4 KiB, 0.81 at 16, 0.90 at 40. For
 # ResNet-20 the time was half as long again at 256.
 _SMALL = 16 * 2**10
-_FEWEST = 3  # weights of a group: to join and cut two takes as many operations as it saves
+_FEWEST = 3  # weights in a group: joining and splitting two takes as many operations as it saves
 
 # Optimizers that treat every number alike, and their attributes that hold a slot for each weight (private names of
-# Keras; `tests/optim/test_packed.py` fails when they move). Exactly these classes: of a subclass nothing is known.
+# Keras; `tests/optim/test_packed.py` fails when they move). Exactly these classes: nothing is known of a subclass.
 # Adafactor, Lamb and Muon look at a weight as a whole. Ftrl and ScheduleFreeAdamW were not examined.
 _SLOTS: dict[type, tuple[str, ...]] = {
     keras.optimizers.SGD: ("momentums",),
@@ -78,7 +78,7 @@ class Packed:
         places = {id(variable): place for place, variable in enumerate(variables)}
         of_weights = [[places.pop(id(slot), -1) for slot in of_all] for of_all in slots.values()]
         groups = _groups(twin, weights, has_gradient)
-        # Not where a slot is no scalar and not in the table either: averages of `use_ema`, or a later Keras's.
+        # Only where the other variables are scalars: averages of `use_ema`, or a slot of a later Keras, are not.
         if len(groups) < len(weights) and not any(variables[place].ndim for place in places.values()):
             self._groups, self._slots, self._others = groups, of_weights, list(places.values())
             self._join_in(twin, list(slots))
@@ -99,7 +99,7 @@ class Packed:
         return [values[i] for i in range(len(values))]
 
     def join_slots(self, slots: Sequence[T], concatenate: Callable[[list[T]], T] = _concatenated) -> list[T]:
-        """Join the values of the optimizer's variables; what comes is in the order of the twin's."""
+        """Join the values of the optimizer's variables; the result is in the order of the twin's."""
         joined = [self.join([slots[place] for place in places], concatenate) for places in self._slots]
         return [*(slots[place] for place in self._others), *itertools.chain(*joined)]
 

@@ -54,7 +54,7 @@ def export(
         of: a loop, a step, or a Keras model.
         path: ends in `.keras`, or names a folder.
         averaged: write the averages of the weights (`Step(..., ema=...)`) instead of the weights.
-        input_signature: for a SavedModel of a subclassed model, which does not tell its inputs: a nest of
+        input_signature: for a SavedModel of a subclassed model, which does not say what its inputs are: a nest of
             `tf.TensorSpec` in the structure of one batch of inputs, the first dimension None.
 
     Returns:
@@ -156,7 +156,7 @@ def _inputs(model: KerasModel) -> Spec:
     inputs = getattr(model, "inputs", None)
     if not inputs:
         raise StepError(
-            f"The model {model.name!r} ({type(model).__name__}) does not tell its inputs. Say what they are: "
+            f"The model {model.name!r} ({type(model).__name__}) does not say what its inputs are. Say what they are: "
             "export(..., input_signature=tf.TensorSpec([None, 28, 28, 1], tf.float32)); a dict or list of them for "
             f"several. A {_KERAS} file needs none."
         )
@@ -181,7 +181,7 @@ def _checked(path: str | os.PathLike[str]) -> Path:
         raise StepError(f"{text!r} is a folder. Remove it, or give another name to the file.")
     if target.suffix != _KERAS and target.exists() and not _is_ours(target):
         raise StepError(
-            f"{text!r} is there already and is no SavedModel, so it is not replaced. Name a new folder inside or "
+            f"{text!r} exists and is not a SavedModel, so it is not replaced. Name a new folder inside or "
             f"beside it, or end the path in {_KERAS} for a file."
         )
     return target

@@ -42,7 +42,7 @@ class Thrice(L.Layer):
 
 
 class Own(keras.Model):
-    """A subclassed model, which does not tell its inputs."""
+    """A subclassed model, which does not say what its inputs are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,8 +278,8 @@ def test_an_old_export_is_replaced_when_the_new_one_is_whole(
         ("m.Keras", r"\.Keras is not written"),
         ("gs://bucket/m", "this machine's file system"),
         ("folder.keras", "is a folder. Remove it"),
-        ("results", "is no SavedModel, so it is not replaced"),
-        ("notes.txt", "is no SavedModel, so it is not replaced"),
+        ("results", "is not a SavedModel, so it is not replaced"),
+        ("notes.txt", "is not a SavedModel, so it is not replaced"),
         ("notes.txt/m.keras", "Nothing could be written.*in which you may write"),
     ],
 )
@@ -326,6 +326,6 @@ def test_what_cannot_be_exported(trained: Any, line: Any, tmp_path: Path) -> Non
         mk.train.export(trained.step.model, path, averaged=True)
     with pytest.raises(StepError, match=r"keeps no averages.*ema"):
         mk.train.export(line, path, averaged=True)
-    with pytest.raises(StepError, match=r"\(Own\) does not tell its inputs.*input_signature=tf\.TensorSpec"):
+    with pytest.raises(StepError, match=r"\(Own\) does not say what its inputs are.*input_signature=tf\.TensorSpec"):
         mk.train.export(own(), tmp_path / "m")
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import mirrorkit as mk
-from mirrorkit.train.step.share import bounds, some_is_empty, unless_empty
+from mirrorkit.train.step.share import bounds, some_is_empty
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7])
@@ -33,21 +33,3 @@ def test_whether_a_share_is_empty_is_known_where_the_size_is() -> None:
         return some_is_empty(size, 4)
 
     assert [bool(later(size)) for size in (5, 8)] == [True, False]
-
-
-def test_zeros_stand_for_what_an_empty_share_adds() -> None:
-    traced: list[Any] = []
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.float32)], autograph=False)
-    def sums(batch: Any) -> Any:
-        def full() -> Any:
-            traced.append(batch.shape)
-            return {"sum": tf.reduce_sum(batch, 0), "none": None, "mean": [tf.reduce_mean(batch)]}
-
-        return unless_empty(batch, full)
-
-    some, nothing = sums(tf.ones([3, 2])), sums(tf.ones([0, 2]))
-    assert some["none"] is nothing["none"] is None
-    assert (some["sum"].numpy().tolist(), float(some["mean"][0])) == ([3.0, 3.0], 1.0)
-    assert (nothing["sum"].numpy().tolist(), float(nothing["mean"][0])) == ([0.0, 0.0], 0.0)
-    assert len(traced) == 1

@@ -1,4 +1,4 @@
-"""Where a training run stands, beside the values of its variables."""
+"""Where a training run is; with the values of its variables, all that it needs to resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Position:
     """What a run needs, together with the step's variables, to go on as if it had not stopped.
 
     Attributes:
-        epoch: the epoch that is going on, counted from 0.
+        epoch: the current epoch, counted from 0.
         batch: how many of its global batches are done.
         totals: what the step's totals of these batches add up to (float64).
         steps: training steps of the whole run.
@@ -33,7 +33,7 @@ class Position:
     global_batch_size: int | None = None
 
     def advance(self, steps: int, totals: list[float]) -> None:
-        """Count a call in."""
+        """Count the steps of a call."""
         self.batch += steps
         self.steps += steps
         self.totals = totals

@@ -1,4 +1,4 @@
-"""Go back to the newest whole checkpoint of a folder."""
+"""Restore the newest whole checkpoint of a folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable]
         for variable, value in zip(variables, values, strict=True):
             assign(variable, value)
         position = Position.from_json(about["position"])
-        _log.info("%s: goes on in epoch %d at batch %d.", file, position.epoch, position.batch)
+        _log.info("%s: resumes in epoch %d at batch %d.", file, position.epoch, position.batch)
         return position
     raise CheckpointError(
         f"No checkpoint in {place} is whole: {'; '.join(damaged)}. To start over, use another folder or move these "

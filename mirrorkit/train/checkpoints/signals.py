@@ -47,7 +47,7 @@ class StopSignals:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.received == signal.SIGINT:
             signal.default_int_handler(number, frame)
-        # not print: the signal may have come in the midst of one
+        # not print: the signal may have come in the middle of one
         again = " (Ctrl-C again interrupts at once)" if number == signal.SIGINT else ""
         os.write(2, f"\n{signal.Signals(number).name}: saving a checkpoint after this call{again}\n".encode())
         self.received = number

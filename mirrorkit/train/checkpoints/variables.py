@@ -25,7 +25,7 @@ def describe(variables: Sequence[Variable]) -> list[Json]:
     """Return path, shape and dtype of each variable.
 
     Raises:
-        CheckpointError: a variable whose values are no numbers.
+        CheckpointError: a variable whose values are not numbers.
     """
     found = [
         {"path": path(v), "shape": [int(size) for size in v.shape], "dtype": getattr(v.dtype, "name", v.dtype)}
@@ -44,7 +44,7 @@ def require_same(file: Path, saved: Sequence[Json], present: Sequence[Json]) -> 
     on what else the process has made (`dense_3/kernel` is `dense/kernel`).
 
     Raises:
-        CheckpointError: it lists what is missing, what is too much, and what differs.
+        CheckpointError: it lists what is missing, what is extra, and what differs.
     """
     known, wanted = _numbered(saved), _numbered(present)
     lines = [f"not in the checkpoint: {_text(wanted[key])}" for key in wanted.keys() - known.keys()]
@@ -68,7 +68,7 @@ def require_same(file: Path, saved: Sequence[Json], present: Sequence[Json]) -> 
 
 
 def _numbered(described: Sequence[Json]) -> dict[tuple[str, int], Json]:
-    """Return the descriptions by path without Keras's running numbers, and a count of our own to tell them apart."""
+    """Return the descriptions by path without Keras's running numbers; a count tells equal paths apart."""
     seen: Counter[str] = Counter()
     numbered = {}
     for one in described:

@@ -1,4 +1,4 @@
-"""Writing checkpoints in the background, one at a time, so that training waits for no disk."""
+"""Write checkpoints in the background, one at a time, so that training does not wait for the disk."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def pack(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> l
         Flat tensors, in order.
 
     Raises:
-        StepError: a tensor whose shape is not known before it runs, or that holds no floating numbers.
+        StepError: a tensor whose shape is not known before it runs, or that does not hold floating-point numbers.
     """
     for tensor in tensors:
         if not (tensor.shape.is_fully_defined() and tensor.dtype.is_floating):

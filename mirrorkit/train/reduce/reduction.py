@@ -65,7 +65,7 @@ def _instance_key(message: tf.Tensor) -> int:
     """Return the number by which the workers' gathers find each other, of 31 bits.
 
     It follows from the message and from its place among the gathers of its graph. A number that counts the traces of
-    the process would not do: a worker that traces a function once more than the others would wait for ever.
+    the process would not do: a worker that traces a function once more than the others would wait forever.
     """
     place = 0
     if not tf.executing_eagerly():

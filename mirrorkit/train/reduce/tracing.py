@@ -73,7 +73,7 @@ _STATEFUL_RANDOM = {
 def _require_pure(trace: ConcreteFunction) -> None:
     try:
         found = {variable.name for variable in trace.variables}
-    except AssertionError:  # created while tracing, and gone with its thread
+    except AssertionError:  # created while tracing, and deleted with its thread
         found = {"one of Keras's own random seeds"}
     graph = trace.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]

@@ -1,7 +1,7 @@
 """One pass through the model as a pure function: nothing is assigned, and what the pass wanted to assign is seen.
 
 Keras's own `stateless_call` returns new values of the non-trainable variables and drops every other assignment. It also
-goes past the model's `__call__`, which Keras's `fit` does not.
+bypasses the model's `__call__`, which Keras's `fit` does not.
 """
 
 from __future__ import annotations

@@ -19,11 +19,12 @@ from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.calling import call_model
 from mirrorkit.train.step.clock import Clock
+from mirrorkit.train.step.empty_shares import has_no_rows, of_any_size, unless_empty
 from mirrorkit.train.step.facts import ShardSums, TraceFacts
 from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loss_scale import LossScale, all_finite, only_if
 from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_batch
-from mirrorkit.train.step.share import Share, has_no_rows, of_any_size, unless_empty
+from mirrorkit.train.step.share import Share
 from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.synchronized import Copies, never_empty
 from mirrorkit.train.step.totals import EXAMPLES, FIXED, LOSS, Term, Totals
@@ -253,6 +254,13 @@ class Functions:
 
     def _shard_totals(self, values: Changing, batch: Nest) -> tf.Tensor:
         return unless_empty(batch, lambda: self._forward(values.weights, values.state, batch, training=False)[1])
+
+    def objective(
+        self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor
+    ) -> tf.Tensor:
+        """Return what a shard's step minimizes; outside of the training, with these values of weights and state."""
+        terms, *_ = self._forward(weights, self._state.seeded(state, place), batch, training=True)
+        return tf.add_n([term.numerator for term in terms])
 
     def _forward(
         self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, *, training: bool

@@ -2,8 +2,8 @@
 
 TensorFlow works with int32 in the host's memory, and Keras 3.15 uses int32 in two places: `argmax` looks at sign bits
 (so its accuracies send all outputs to the host in every step), and `take` asks which indices are negative (so does
-`Embedding`). `affine_transform` hands on a number that its operation wants on the host. There is no public way to give
-Keras others; `tests/placement/test_features.py` fails when these names move.
+`Embedding`). `affine_transform` passes on a number that its operation wants on the host. Keras has no public way
+to replace them; `tests/placement/test_features.py` fails when these names move.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def _fit(weight: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 
 def warn_on_logits_mismatch(model: KerasModel, loss: PerOutput) -> None:
-    """Warn when the last layer gives logits and the loss expects probabilities, or the other way round.
+    """Warn when the last layer gives logits and the loss expects probabilities, or vice versa.
 
     Both train without an error and to a poor result.
     """

@@ -1,4 +1,4 @@
-"""What a model and an optimizer must be like for a step to mean the same on every replica."""
+"""What a step requires of model, optimizer, options and data to mean the same on every replica."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mirrorkit.whole import is_whole
 
 
 def check_model(model: KerasModel, *, scaled: bool) -> None:
-    """Refuse what is no Keras model, has no variables yet, nothing to train, or float16 without a `scaled` loss."""
+    """Refuse anything but a built Keras model with something to train, and float16 without a `scaled` loss."""
     if not isinstance(model, keras.Model):
         raise StepError(
             f"The model must be a keras.Model of Keras 3, found {model!r}. For a name of the zoo, write "
@@ -100,7 +100,7 @@ def check_still_trainable(model: KerasModel, weights: Sequence[KerasVariable]) -
 
 
 def check_tensors(element_spec: Spec) -> None:
-    """Refuse data whose parts are no dense tensors of known rank, out of which no replica could cut its rows."""
+    """Refuse data whose parts are not dense tensors of known rank: a replica could not slice its rows out of them."""
     for spec in tf.nest.flatten(element_spec):
         if isinstance(spec, (tf.RaggedTensor, tf.RaggedTensorSpec, tf.SparseTensor, tf.SparseTensorSpec)):
             raise StepError(

@@ -32,7 +32,7 @@ def take(nest: Nest, rows: TensorLike) -> Nest:
 
 def variants_of(output: Output, targets: np.ndarray | None) -> Iterator[Output]:
     """Yield the output as it is, with other targets of the batch, and with other predictions, weights and masks."""
-    if output.y_pred.shape[:1] != [SEEN]:  # rows that are no examples
+    if output.y_pred.shape[:1] != [SEEN]:  # its rows are not examples
         return
     output = output._replace(y_pred=_rows_of(output.y_pred, np.arange(ROWS) % SEEN))
     yield output

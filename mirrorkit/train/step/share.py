@@ -7,7 +7,6 @@ per-device iterators each run a tuning thread that can hold up the end of an epo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -89,36 +88,3 @@ def _rows(tensor: tf.Tensor, replica: Any, replicas: Any) -> tf.Tensor:
     size = tf.shape(tensor)[0] if tensor.shape[0] is None else tensor.shape[0]
     first, end = bounds(size, replica, replicas)
     return tensor[first:end]
-
-
-def has_no_rows(batch: Any) -> bool:
-    """Return whether a share is known beforehand to have no examples."""
-    return tf.nest.flatten(batch)[0].shape[0] == 0
-
-
-def of_any_size(batch: Any) -> Any:
-    """Return the specs of shares like this one with any number of examples."""
-    return tf.nest.map_structure(lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), batch)
-
-
-def unless_empty(batch: Any, full: Callable[[], Any]) -> Any:
-    """Call `full`, or return zeros in its place where the share turns out to have no examples.
-
-    An empty share would make statistics NaN, and the gradient of max pooling kills the process on CPU.
-
-    Args:
-        batch: the share; of unknown size, or not empty.
-        full: returns a nest of tensors of static shape, and None.
-    """
-    if tf.nest.flatten(batch)[0].shape[0] is not None:
-        return full()
-    found: list[Any] = []
-
-    def some() -> Any:
-        found.append(full())  # the first branch is traced first
-        return found[0]
-
-    def nothing() -> Any:
-        return tf.nest.map_structure(lambda t: None if t is None else tf.zeros(t.shape, t.dtype), found[0])
-
-    return tf.cond(count_examples(unpack_batch(batch)) > 0, some, nothing)

@@ -1,4 +1,4 @@
-"""Whether a batch gives the same as its parts: seen on the first batch, before the first update.
+"""Check that a batch gives the same as its parts, on the first batch, before the first update.
 
 A replica sees its own rows only. A loss, a metric or a layer that looks at all rows of its batch (a ratio of counts, a
 loss over pairs, a sum given to `add_loss`) means something else there, and trains without an error to another result.
@@ -7,7 +7,7 @@ since equal ones hide a mean that is taken for a sum. They see the real targets,
 side of a threshold many faults do not show.
 
 Only functions of fixed outputs are compared, and the rows of the outputs without training. So what is known to depend
-on the cut (BatchNormalization, Dropout) raises no alarm.
+on the split (BatchNormalization, Dropout) raises no alarm.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _log = logging.getLogger("mirrorkit")
 # Differences, in parts of a number's size:
 _EXACT = 1e-5  # rounding of sums, where the rows in another order differ by less than a tenth of it
 _CALLS = 1e-4  # rounding of what models compute for batches of different sizes
-_LARGEST = 1e-3  # no rounding in float32, whatever else may be
-_SIXTEEN = 0.05  # nor in 16 bits
+_LARGEST = 1e-3  # larger than any rounding in float32
+_SIXTEEN = 0.05  # the same in 16 bits
 _COARSE = 0.3  # more than noise or BatchNormalization make of a mean, and less than a sum differs
 
 
@@ -199,7 +199,7 @@ def _of_rows(call: Call, names: Sequence[str | None], seen: Nest, y_pred: Nest) 
         if not any(_differ(before, beside, rounding) for before, beside in pairs):
             continue
         if _differ(whole, _numbers(tf.nest.flatten(call(seen)[0]))[number], rounding):
-            continue  # the same rows give something else again: random numbers without a seed, which a trace refuses
+            continue  # the same rows give something else again: random numbers without a seed, which tracing refuses
         output = "The model's output" if name is None else f"The output {name!r}"
         yield (
             f"{output} for an example depends on the other examples of its batch (training=False): a layer mixes "
@@ -233,7 +233,7 @@ def _of_added(
             rounding = (_SIXTEEN if about.sixteen_bits else _CALLS) * size
             if not _differ(np.array(total), np.array(of_parts), rounding):
                 continue
-            # In training BatchNormalization and random layers depend on the cut, as is known; some draw noise always.
+            # In training BatchNormalization and random layers are known to depend on the split; some always draw noise.
             drawn = [_number(call(x, training, other)[2][i]) for other in others] if any(seeds) else []
             noise = max((abs(ROWS * number - total) for number in drawn), default=0.0)
             is_noisy = (training and cut) or noise > rounding
@@ -281,7 +281,7 @@ def _in_parts(sums: Callable[[Output], list[tf.Tensor]], variants: Sequence[Outp
         except Exception:
             if number == 0:
                 raise
-            continue  # the function asks more of targets and predictions than that they are of these kinds
+            continue  # the function requires more of targets and predictions than these kinds
         if found:
             return found
     return None
@@ -309,5 +309,5 @@ def _number(tensor: tf.Tensor) -> float:
 
 
 def _differ(one: np.ndarray, other: np.ndarray, rounding: float) -> bool:
-    """Whether two arrays differ by more than rounding; what is not a number on both sides says nothing."""
+    """Whether two arrays differ by more than rounding; NaN on either side is no difference."""
     return bool(np.any(np.abs(one - other) > rounding)) if one.shape == other.shape else True

@@ -1,7 +1,7 @@
-"""Whether what a layer remembers can be combined: as a mean over the examples, or as a number of calls.
+"""Check that what a layer remembers can be combined: as a mean over the examples, or as a number of calls.
 
 Replicas' states become their mean over the examples, and integers advance by the replicas' mean. A sum, a count or a
-maximum over the examples would become something else by that.
+maximum over the examples would become something else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def state_faults(
 ) -> Iterator[str]:
     """Yield a sentence for each variable whose advance is not a mean over rows, where that can be told.
 
-    BatchNormalization is left out: its variance depends on the cut a little, and is known to.
+    BatchNormalization is left out: its variance is known to depend on the split a little.
 
     Args:
         model: its layers' non-trainable variables.

@@ -10,7 +10,7 @@ from mirrorkit.train.step.layer_state import layers_of
 
 
 def require_static_batches(element_spec: Spec, replicas: int) -> None:
-    """Refuse batches of unknown size or shape, and such as the replicas cannot share equally.
+    """Refuse batches of unknown size or shape, or that the replicas cannot share equally.
 
     Args:
         element_spec: of the global batches.

@@ -59,7 +59,7 @@ def never_empty(batch: Nest, share: Share | None) -> tuple[Nest, Copies | None]:
 
 
 def _gathered(batch: Nest) -> tuple[Nest, Copies | None]:
-    """Return rows from this replica's and the others'; shares of static size are taken to be nowhere empty."""
+    """Return rows from this replica's and the others'; shares of static size are assumed to be empty nowhere."""
     context = tf.distribute.get_replica_context()
     replicas, size = context.num_replicas_in_sync, tf.nest.flatten(batch)[0].shape[0]
     if size == 0:

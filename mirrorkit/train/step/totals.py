@@ -1,4 +1,4 @@
-"""What a step sums up beside gradients and layer state: examples, losses and the states of the metrics, in one vector.
+"""What a step sums up besides gradients and layer state: examples, losses and the states of the metrics, in one vector.
 
 Totals of shards and of steps add up; logs follow from the sum.
 """
