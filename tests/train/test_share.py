@@ -16,7 +16,7 @@ def test_each_row_belongs_to_one_replica(replicas: int) -> None:
     for size in range(1, 25):
         parts = [bounds(size, replica, replicas) for replica in range(replicas)]
         assert [row for first, end in parts for row in range(first, end)] == list(range(size))
-        assert [end - first for first, end in parts] == mk.batching.per_replica_sizes(size, replicas)
+        assert tuple(end - first for first, end in parts) == mk.batching.per_replica_sizes(size, replicas)
         assert bool(some_is_empty(size, replicas)) is (replicas > 1 and size <= parts[-1][0])
         for replica, part in enumerate(parts):
             for number in (tf.constant(size), size):  # a size or a replica that only the run will know
