@@ -14,10 +14,10 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from mirrorkit._types import KerasOptimizer, Variable
+from mirrorkit.data.rows import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.optim.functional import schedule_of
 from mirrorkit.train.reduce.tracing import TraceOnce
-from mirrorkit.train.step.share import HOST
 from mirrorkit.variables import native
 
 

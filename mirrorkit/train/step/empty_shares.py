@@ -12,7 +12,7 @@ from mirrorkit.train.step.outputs import count_examples, unpack_batch
 
 def has_no_rows(batch: Nest) -> bool:
     """Return whether a share is known beforehand to have no examples."""
-    return tf.nest.flatten(batch)[0].shape[0] == 0
+    return bool(tf.nest.flatten(batch)[0].shape[0] == 0)
 
 
 def of_any_size(batch: Nest) -> Nest:

@@ -18,6 +18,7 @@ from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.calling import call_model
+from mirrorkit.train.step.clip import Clip
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.empty_shares import has_no_rows, of_any_size, unless_empty
 from mirrorkit.train.step.facts import ShardSums, TraceFacts
@@ -53,21 +54,6 @@ class Changing(NamedTuple):
     def flat(self) -> Group:
         """All groups in one list."""
         return [thing for group in self for thing in group]
-
-
-class Clip(NamedTuple):
-    """Bounds for the mean gradient, after the reduction; at most one of them is set."""
-
-    norm: float | None  # of all gradients together
-    value: float | None  # of each number
-
-    def __call__(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the gradients within the bounds."""
-        if self.norm is not None:
-            gradients, _ = tf.clip_by_global_norm(gradients, self.norm)
-        if self.value is not None:
-            gradients = [tf.clip_by_value(gradient, -self.value, self.value) for gradient in gradients]
-        return gradients
 
 
 class Functions:

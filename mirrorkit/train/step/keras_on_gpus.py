@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasMetric, Nest, TensorLike
-from mirrorkit.train.step.share import HOST
+from mirrorkit.data.rows import HOST
 
 Function: TypeAlias = Callable[..., tf.Tensor]
 _within = threading.local()  # a strategy traces each replica in a thread of its own

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from mirrorkit._types import KerasLayer, KerasModel, KerasVariable
+from mirrorkit.data.rows import HOST
 from mirrorkit.train.step.seeds import fold
-from mirrorkit.train.step.share import HOST
 
 
 class LayerState:

@@ -19,9 +19,10 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import Nest, Sums, TensorLike
+from mirrorkit.data.rows import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers, of_all_workers
-from mirrorkit.train.step.share import HOST, own_share
+from mirrorkit.train.step.share import own_share
 from mirrorkit.variables import unchanged
 
 _DRAW = "StatelessRandomGetKeyCounter"  # with which TensorFlow's stateless random operations, and so Keras's, begin

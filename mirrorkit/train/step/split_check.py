@@ -27,7 +27,17 @@ from mirrorkit.train.step.calling import call_model
 from mirrorkit.train.step.layer_state import is_seed, layers_of
 from mirrorkit.train.step.losses import loss_sum
 from mirrorkit.train.step.outputs import Batch, Output, match, per_output
-from mirrorkit.train.step.rows import OTHER_ORDER, PARTS, ROWS, SEEN, kinds_of, part_of, some_rows, take, variants_of
+from mirrorkit.train.step.sampled_rows import (
+    OTHER_ORDER,
+    PARTS,
+    ROWS,
+    SEEN,
+    kinds_of,
+    part_of,
+    some_rows,
+    take,
+    variants_of,
+)
 from mirrorkit.train.step.state_check import state_faults
 from mirrorkit.train.step.totals import Totals
 
@@ -102,10 +112,11 @@ def compare_parts(
         return
     outputs = match(about.totals.names, batch.y, y_pred, batch.weight)
     variants = [list(variants_of(output, ys)) for output, ys in zip(outputs, targets, strict=True)]
+    losses = zip(about.totals.losses.own_names or ["loss"], about.totals.losses.members, strict=True)
     checks: list[tuple[str, Callable[[], Iterable[str]]]] = [
         ("rows", lambda: _of_rows(call, about.totals.names, seen, y_pred)),
         ("add_loss", lambda: _of_added(call, about, state, batch.x, added)),
-        *((name, functools.partial(_of_loss, name, loss, variants[i])) for name, i, loss in _losses(about)),
+        *((name, functools.partial(_of_loss, name, loss, variants[i])) for name, (i, loss) in losses),
     ]
     if shards[1] > 1:  # the parts of an accumulated update are batches to a metric, as in Keras
         for number, (name, i) in enumerate(zip(about.totals.metrics.names, about.totals.metrics.outputs, strict=True)):
@@ -245,12 +256,6 @@ def _of_added(
                 f"{values[1]:.6g} for {PARTS[1].size}. Add a mean over the rows (keras.ops.mean) of what each row "
                 "gives by itself."
             )
-
-
-def _losses(about: About) -> Iterator[tuple[str, int, Loss]]:
-    names = about.totals.losses.own_names or ["loss"]
-    for name, (index, loss) in zip(names, about.totals.losses.members, strict=True):
-        yield name, index, loss
 
 
 def _of_loss(name: str, loss: Loss, variants: Sequence[Output]) -> Iterator[str]:
