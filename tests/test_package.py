@@ -23,7 +23,10 @@ LAYERS = [
 
 
 # The same within train.
-ROOMS_OF_TRAIN = ["reduce", "step", "partitioned_table", "checkpoints", "loop", "exporting"]
+ROOMS_OF_TRAIN = [
+    *("callback", "reduce", "step", "partitioned_table", "checkpoints"),
+    *("input", "calls", "parameter_server", "loop", "exporting"),
+]
 
 
 def layer(path: Path, package: Path = PACKAGE) -> str:

@@ -13,7 +13,7 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import DeviceError, StepError, StrategyError
 from mirrorkit.strategy import tpu
-from mirrorkit.train.loop import feed
+from mirrorkit.train.input import input as input_
 from mirrorkit.train.step.static_shapes import require_static_batches, require_tpu_precision
 
 
@@ -119,13 +119,13 @@ def test_batches_must_have_one_static_size():
 
 
 def test_loop_refuses_a_smaller_last_batch_on_a_tpu(monkeypatch, strategy_of):
-    monkeypatch.setattr(feed, "is_tpu", lambda strategy: True)
+    monkeypatch.setattr(input_, "is_tpu", lambda strategy: True)
     split = mk.data.arrays(tf.zeros([20, 3]).numpy(), tf.zeros([20], tf.int64).numpy())
     strategy = strategy_of("mirrored", 2)
     with pytest.raises(StepError, match="drop_remainder=True"):
-        feed.Feed(strategy, mk.data.batches(split, global_batch_size=8))
-    feed.Feed(strategy, mk.data.batches(split, global_batch_size=8, drop_remainder=True))
-    feed.Feed(strategy, mk.data.batches(split, global_batch_size=10))  # divides 20
+        input_.Input(strategy, mk.data.batches(split, global_batch_size=8))
+    input_.Input(strategy, mk.data.batches(split, global_batch_size=8, drop_remainder=True))
+    input_.Input(strategy, mk.data.batches(split, global_batch_size=10))  # divides 20
 
 
 def test_float16_is_refused_by_the_layer_s_name():

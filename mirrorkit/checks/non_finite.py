@@ -12,9 +12,9 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.checks.recording import Call, recorded
 from mirrorkit.errors import StepError
+from mirrorkit.train.step.global_batch import bounds
 from mirrorkit.train.step.layer_state import training_argument
 from mirrorkit.train.step.outputs import Batch, unpack_batch
-from mirrorkit.train.step.share import bounds
 from mirrorkit.train.step.step import Step
 from mirrorkit.variables import native, path, unchanged
 
@@ -78,7 +78,7 @@ def find_non_finite(of: Any, batch: Any) -> NonFinite | None:
     """
     step = of if isinstance(of, keras.Model) else getattr(of, "step", of)
     batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
-    strategy = getattr(step, "_strategy", None)
+    strategy = getattr(step, "strategy", None)
     return find_in_shards(step, [batch] if strategy is None else _shards(batch, strategy.num_replicas_in_sync))
 
 
@@ -118,10 +118,8 @@ def _in_computation(step: Any, batch: Batch, shard: int) -> Iterator[NonFinite]:
 
 
 def _objective_of_step(step: Step, weights: Any, state: Any, batch: Batch, shard: int) -> tf.Tensor:
-    parts = batch.present
-    step.prepare(parts)
-    place = tf.stack([step.clock.read().count, tf.constant(shard, tf.int64)])
-    return step._functions.objective(weights, state, parts, place)
+    assert step.strategy is not None  # a step that is built
+    return step.for_loop(step.strategy).objective(weights, state, batch.present, shard)
 
 
 def _objective_of_model(model: Any, weights: Any, state: Any, batch: Batch) -> tf.Tensor | None:

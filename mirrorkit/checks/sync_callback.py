@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from mirrorkit._keras import keras
 from mirrorkit.checks.sync import Replicas, replicas_of
-from mirrorkit.errors import OutOfSyncError, StepError
+from mirrorkit.errors import ArgumentError, OutOfSyncError, StepError
+from mirrorkit.train.callback import LoopCallback
+from mirrorkit.train.loop.loop import Loop
 from mirrorkit.whole import is_whole
 
 
-class InSync(keras.callbacks.Callback):  # type: ignore[name-defined]
+class InSync(LoopCallback):
     """Checks every so many steps, and at the end of training, that all replicas hold the same bits.
 
     ```python
@@ -33,21 +34,25 @@ class InSync(keras.callbacks.Callback):  # type: ignore[name-defined]
     def __init__(self, *, every: int = 500, repair: bool = False) -> None:
         super().__init__()
         if not is_whole(every):
-            raise StepError(f"InSync(every={every!r}): it must be a whole number of steps from 1 on.")
+            raise ArgumentError(f"InSync(every={every!r}): it must be a whole number of steps from 1 on.")
         self.every = int(every)
         self.repair = repair
-        self._loop: Any = None
         self._replicas: Replicas | None = None
         self._first = self._unchecked = 0
 
-    def set_loop(self, loop: Any) -> None:
+    @property
+    def call_period(self) -> int:
+        """Where a check falls, a call ends."""
+        return self.every
+
+    def set_loop(self, loop: Loop) -> None:
         """Take the loop whose step is to be checked; Loop calls it."""
         if not getattr(loop.step, "variables", None):
             raise StepError(
                 f"{type(loop.step).__name__} does not say what it changes, so InSync has nothing to compare. Give it a "
                 "property `variables`: a list of all variables that its update writes."
             )
-        self._loop = loop
+        super().set_loop(loop)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin to count."""
@@ -80,7 +85,7 @@ class InSync(keras.callbacks.Callback):  # type: ignore[name-defined]
             return
         raise OutOfSyncError(
             f"{report}. Either an update used something that is not the same on all replicas (a gradient that was not "
-            "reduced, state that a layer assigns by itself), or a device does not compute rightly "
+            "reduced, state that a layer assigns by itself), or a device computes wrong results "
             "(mk.devices.verify()). mk.checks.repair(strategy, step) copies replica 0 to all.",
             report=report,
         )

@@ -14,8 +14,9 @@ from mirrorkit import strategy as _strategy
 from mirrorkit.errors import DeviceError, StepError
 from mirrorkit.placement.report import CallPlacement, Placement
 from mirrorkit.placement.walk import HOST, place_of, walk
+from mirrorkit.train.input.epoch import EpochIterator
+from mirrorkit.train.input.resident import ResidentIterator
 from mirrorkit.train.loop.loop import Loop
-from mirrorkit.train.loop.stream import ResidentStream, Stream
 from mirrorkit.train.step.step import Step
 from mirrorkit.variables import copies, unchanged
 
@@ -95,15 +96,15 @@ def of_loop(loop: Loop, data: Any, *, validation_data: Any = None, are_here: boo
         batches = getattr(loop.step, "accumulate", 1) if is_training else 1
         allowed = batches * _batch_bytes(stream, function.structured_input_signature if stream is None else None, size)
         calls.append(CallPlacement(what, found.step, found.call, allowed))
-        if isinstance(stream, ResidentStream) and what == "train":
+        if isinstance(stream, ResidentIterator) and what == "train":
             _add_data(memory, stream, names)
     return Placement(names, calls, memory, are_here, NOTES)
 
 
-def _batch_bytes(stream: Stream | None, signature: Any, size: int) -> int:
+def _batch_bytes(stream: EpochIterator | None, signature: Any, size: int) -> int:
     """Return what a batch may bring to the devices: its rows; of a resident set the rows' numbers, and int32."""
     specs = tf.nest.flatten(signature if stream is None else stream.element_spec)
-    if isinstance(stream, ResidentStream):
+    if isinstance(stream, ResidentIterator):
         return 8 * size + sum(_row_bytes(spec) * size for spec in specs if spec.dtype == tf.int32)
     return sum(_row_bytes(spec) * size for spec in specs)
 
@@ -112,7 +113,7 @@ def _row_bytes(spec: Any) -> int:
     return int(spec.dtype.size) * math.prod(length or 1 for length in spec.shape[1:])
 
 
-def _add_data(memory: dict[str, dict[str, int]], stream: ResidentStream, names: Sequence[str]) -> None:
+def _add_data(memory: dict[str, dict[str, int]], stream: ResidentIterator, names: Sequence[str]) -> None:
     for name, arrays in zip(names, stream.source["arrays"], strict=False):
         memory[name]["data"] = sum(array.shape.num_elements() * array.dtype.size for array in tf.nest.flatten(arrays))
 
@@ -151,7 +152,8 @@ def _groups(step: Any) -> dict[str, list[Any]]:
 
 def _accumulated(step: Any, names: Sequence[str]) -> list[tuple[str, Any]]:
     """Return the variables in which each replica adds up several batches, with their places."""
-    sets = step.accumulators if isinstance(step, Step) else []
+    is_built = isinstance(step, Step) and step.strategy is not None
+    sets = step.for_loop(step.strategy).accumulators if is_built else []
     return [(name, variable) for name, variables in zip(names, sets, strict=False) for variable in variables]
 
 

@@ -54,19 +54,18 @@ def test_it_trains_bit_for_bit_as_streamed_batches_do(where: Any, options: Any, 
 
 def _seen(strategy: Any, recipe: Any, part: int = 0, dtype: tf.DType = tf.int64) -> list[Any]:
     """What the replicas together get of each batch of the second epoch, in their order; `dtype` is the index's."""
-    from mirrorkit.train.loop.feed import Feed
+    from mirrorkit.train.input.input import Input
 
-    stream = Feed(strategy, recipe).epoch(1)
+    epoch = Input(strategy, recipe).epoch(1)
     batches = []
 
     @tf.function
     def rows(source: Any, index: tf.Tensor, size: int) -> Any:
-        batch, share = stream.take(source, index, size)
-        return strategy.run(lambda batch: share(batch)[part], args=(batch,)), share.examples(batch)
+        batch = epoch.batch(source, index, size)
+        return strategy.run(lambda: batch.rows()[part]), batch.examples()
 
-    sizes = [size for updates, (size,) in stream.parts(recipe.steps_per_epoch) for _ in range(updates)]
-    for index, size in enumerate(sizes):
-        parts, examples = rows(stream.source, tf.constant(index, dtype), size)
+    for index in range(recipe.steps_per_epoch):
+        parts, examples = rows(epoch.source, tf.constant(index, dtype), epoch.size_of(index))
         parts = strategy.experimental_local_results(parts)
         batches.append(tf.nest.map_structure(lambda *of_replicas: np.concatenate(of_replicas), *parts))
         assert {len(leaf) for leaf in tf.nest.flatten(batches[-1])} == {int(examples)}
@@ -125,10 +124,10 @@ def test_arrays_of_every_dtype_come_as_they_are(
 
 
 def test_the_stream_tells_where_its_parts_lie(strategy_of: Any, many_dtypes: Any) -> None:
-    from mirrorkit.train.loop.feed import Feed
+    from mirrorkit.train.input.input import Input
 
     strategy = strategy_of("mirrored", 2)
-    stream = Feed(strategy, mk.data.resident(many_dtypes, global_batch_size=12)).epoch(0)
+    stream = Input(strategy, mk.data.resident(many_dtypes, global_batch_size=12)).epoch(0)
     tf.nest.assert_same_structure(stream.source, stream.devices)
     assert stream.devices["order"] == ["/device:CPU:0"]
     assert stream.devices["epoch"] == "/device:CPU:0"

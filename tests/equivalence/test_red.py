@@ -10,7 +10,6 @@ import table
 import tensorflow as tf
 from cases import CASES
 
-import mirrorkit as mk
 from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.optim import functional
 from mirrorkit.train.reduce import update
@@ -19,6 +18,7 @@ from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.layer_state import LayerState
+from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.step.synchronized import Copies
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -29,13 +29,13 @@ def _computed(change: Callable[[Any, Any, int], Any]) -> Patch:
     """Change what each replica computes: `change(step, sums, replica)`."""
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        compute = mk.train.Step.compute
+        compute = Supervised.sums
 
-        def changed(step: Any, batch: Any, part: Any = 0, share: Any = None) -> Any:
+        def changed(step: Any, batch: Any, part: Any = 0) -> Any:
             replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
-            return change(step, compute(step, batch, part, share), replica)
+            return change(step, compute(step, batch, part), replica)
 
-        monkeypatch.setattr(mk.train.Step, "compute", changed)
+        monkeypatch.setattr(Supervised, "sums", changed)
 
     return patch
 

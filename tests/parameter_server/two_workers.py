@@ -134,14 +134,14 @@ loop.warm_up(train)
 seen["unchanged_by_warm_up"] = all(
     np.array_equal(a, v.value.numpy()) for a, v in zip(before, step.variables, strict=True)
 )
-traces = loop._calls.traces
+traces = loop._passes.calls.traces
 log, told = Log(), []
 handler = logging.Handler()
 handler.emit = lambda record: told.append(record.getMessage())
 logging.getLogger("mirrorkit").addHandler(handler)
 report = loop.fit(train, epochs=3, validation_data=train, callbacks=[log], verbose=0)
 seen["told"] = told
-seen["new_traces"] = loop._calls.traces - traces
+seen["new_traces"] = loop._passes.calls.traces - traces
 seen["iterations"] = int(step.optimizer.iterations.value.numpy())
 seen["position"] = [loop.position.epoch, loop.position.steps]
 seen["epochs"], seen["batches"] = log.epochs, log.batches

@@ -16,7 +16,8 @@ from placement_subjects import convolutions, pictures
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.data import rows
-from mirrorkit.train.loop import calls, stream
+from mirrorkit.train.calls import compiled
+from mirrorkit.train.input import resident
 from mirrorkit.train.step import clock, functions, keras_on_gpus, metrics
 
 
@@ -216,19 +217,19 @@ def test_a_resident_set_of_int32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_counter_of_int64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_number", lambda value: tf.constant(value, tf.int64))
-    monkeypatch.setattr(calls, "HOST", None)
+    monkeypatch.setattr(compiled, "_number", lambda value: tf.constant(value, tf.int64))
+    monkeypatch.setattr(compiled, "HOST", None)
     problems = _report(convolutions(), pictures()("batches"))["train"].problems
     assert any(problem.startswith("train: waits: While (") for problem in problems)
 
 
 def test_bounds_of_a_slice_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def places(self: Any, index: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
+    def places(self: Any, replica: Any, replicas: int) -> tf.Tensor:
         order = tf.identity(self._source["order"][0])
-        start = tf.cast(index, tf.int64) * 16 + replica * 8
+        start = tf.cast(self._index, tf.int64) * 16 + replica * 8
         return order[start : start + 8]
 
-    monkeypatch.setattr(stream._Gather, "_places", places)
+    monkeypatch.setattr(resident._ResidentBatch, "_places", places)
     problems = _report(convolutions(), pictures()("resident"))["train"].problems
     assert any(problem.startswith("train: waits: StridedSlice (") for problem in problems)
 

@@ -24,7 +24,7 @@ POSITIVE = np.abs(X[:, 1:2]) + 0.5
 
 def check(loop: Any, *batch: Any) -> None:
     """What `fit` does before its first step."""
-    check_batch = loop.step.first_batch_check()
+    check_batch = loop.step.for_loop(loop.strategy).first_batch_check()
     assert check_batch is not None
     check_batch(tf.nest.map_structure(tf.constant, batch))
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit.train.step.global_batch import HostBatch
 
 
 def cut(*parts: Any, sizes: Sequence[int]) -> list[Any]:
@@ -28,9 +29,9 @@ def with_far_ones(numbers: Any, *, batch: int, far: tuple[int, ...]) -> list[Any
 def updates(loop: Any, groups: Sequence[Sequence[Any]]) -> list[Any]:
     """Run one update for each group of global batches; returns the logs of each.
 
-    A group of one goes through `step.train`, several through `step.add` and `step.finish`.
+    Several batches are added up one after the other.
     """
-    step = loop.step
+    step = loop.step.for_loop(loop.strategy)
     step.prepare(groups[0][0])
     traced = vars(loop).setdefault("traced_by_the_tests", {})  # by number of batches
     logs = []
@@ -44,11 +45,7 @@ def updates(loop: Any, groups: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def _update(step: Any, group: Any) -> Any:
-    if len(group) == 1:
-        return step.train(group[0])
-    for part, batch in enumerate(group):
-        step.add(batch, part)
-    return step.finish()
+    return step.train([HostBatch(batch) for batch in group])
 
 
 def _any_size(value: Any) -> tf.TensorSpec:

@@ -13,6 +13,7 @@ from training_helpers import KINDS, keras_twin, largest_difference, sequential
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.train.step.global_batch import HostBatch
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -108,7 +109,7 @@ def test_parts_can_be_counted_in_the_graph(make_loop: Any, numbers: Any) -> None
     results = []
     for in_graph in (False, True):
         loop = make_loop(("mirrored", 2), net, accumulate=3)
-        step = loop.step
+        step = loop.step.for_loop(loop.strategy)
         step.prepare((x, y))
 
         @tf.function(autograph=False)
@@ -116,7 +117,7 @@ def test_parts_can_be_counted_in_the_graph(make_loop: Any, numbers: Any) -> None
             batches = tf.stack([x[:20], x[20:40], x[40:]]), tf.stack([y[:20], y[20:40], y[40:]])
 
             def add(part: Any) -> Any:
-                step.add((batches[0][part], batches[1][part]), part)
+                step.add(HostBatch((batches[0][part], batches[1][part])), part)
                 return part + 1
 
             if in_graph:
@@ -134,7 +135,7 @@ def test_parts_can_be_counted_in_the_graph(make_loop: Any, numbers: Any) -> None
 def test_finish_before_add(make_loop: Any) -> None:
     loop = make_loop(("mirrored", 2), _net, accumulate=2)
     with pytest.raises(StepError, match=r"step\.add\(batch, part\)"):
-        loop.step.finish()
+        loop.step.for_loop(loop.strategy).finish()
 
 
 @pytest.mark.parametrize("accumulate", [0, -1, 1.5, None, "2"])

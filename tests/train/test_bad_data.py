@@ -151,11 +151,11 @@ def test_targets_missing_in_a_later_fit(loop: Any, numbers: Any) -> None:
 
 
 def test_an_uneven_global_batch_brings_one_warning(numbers: Any, strategy_of: Any) -> None:
-    from mirrorkit.train.loop.feed import Feed
+    from mirrorkit.train.input.input import Input
 
     data = tf.data.Dataset.from_tensor_slices(numbers).batch(27, drop_remainder=True)
     with pytest.warns(UserWarning, match=r"27 examples.*7, 7, 7, 6.*24 or 28"):
-        Feed(strategy_of("mirrored", 4), data)
+        Input(strategy_of("mirrored", 4), data)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Feed(strategy_of("mirrored", 4), data)
+        Input(strategy_of("mirrored", 4), data)

@@ -13,7 +13,7 @@ from training_helpers import largest_difference, line_net
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.train.loop.hooks import acting_on_batches
+from mirrorkit.train.loop.callbacks import acting_on_batches
 
 L = keras.layers
 STEPS = 5  # of 12 examples, in an epoch
@@ -67,13 +67,13 @@ def set_afterwards(seen: list[int]) -> Any:
 def count_calls(loop: Any) -> list[int]:
     """A list that gets the number of steps of every training call."""
     counted: list[int] = []
-    train = loop._calls.train
+    train = loop._passes.calls.train
 
     def counting(stream: Any, totals: Any, steps: int) -> Any:
         counted.append(steps)
         return train(stream, totals, steps)
 
-    loop._calls.train = counting
+    loop._passes.calls.train = counting
     return counted
 
 

@@ -15,6 +15,7 @@ from training_helpers import largest_difference, line_net, sequential
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.train.step.global_batch import HostBatch
 from mirrorkit.train.step.loss_scale import LossScale
 
 L = keras.layers
@@ -32,10 +33,11 @@ def _operations(graph: Any) -> Counter[str]:
 
 
 def _step_operations(make_loop: Any, **options: Any) -> tuple[Any, Counter[str]]:
-    step = make_loop(("mirrored", 2), _net, lambda: keras.optimizers.Adam(0.01), **options).step
+    loop = make_loop(("mirrored", 2), _net, lambda: keras.optimizers.Adam(0.01), **options)
+    step = loop.step.for_loop(loop.strategy)
     spec = tf.TensorSpec([12, 4]), tf.TensorSpec([12, 1])
     step.prepare(spec)
-    traced = tf.function(lambda *batch: step.train(batch), autograph=False).get_concrete_function(*spec)
+    traced = tf.function(lambda *batch: step.train([HostBatch(batch)]), autograph=False).get_concrete_function(*spec)
     return step, _operations(traced.graph)
 
 
@@ -52,7 +54,7 @@ def test_a_plain_step_holds_nothing_but_the_step(make_loop: Any) -> None:
     @tf.function(autograph=False)
     def by_hand(weights: Any, slots: Any, gradients: Any, denominator: Any) -> Any:
         means = [tf.math.divide_no_nan(gradient, denominator) for gradient in gradients]
-        return mk.optim.functional_apply(step.optimizer, weights, slots, means)
+        return mk.optim.functional_apply(step._functions._optimizer, weights, slots, means)
 
     weights, slots = ([tf.convert_to_tensor(v.value) for v in group] for group in step._functions._variables[:2])
     expected = _operations(by_hand.get_concrete_function(weights, slots, weights, tf.constant(1.0)).graph)
@@ -78,10 +80,11 @@ def test_no_branch_asks_the_device(synchronized: bool, make_loop: Any) -> None:
         return sequential((4,), L.Dense(5), L.BatchNormalization(synchronized=synchronized), L.Dropout(0.5), L.Dense(1))
 
     options = {"loss_scale": "dynamic", "clip_norm": 1.0, "ema": 0.9, "accumulate": 2}
-    step = make_loop(("mirrored", 2), net, lambda: keras.optimizers.Adam(0.01), **options).step
+    loop = make_loop(("mirrored", 2), net, lambda: keras.optimizers.Adam(0.01), **options)
+    step = loop.step.for_loop(loop.strategy)
     spec = tf.TensorSpec([12, 4]), tf.TensorSpec([12, 1])
     step.prepare(spec)
-    traced = tf.function(lambda *batch: step.train_parts([batch, batch]), autograph=False)
+    traced = tf.function(lambda *batch: step.train([HostBatch(batch)] * 2), autograph=False)
     found = _operations(traced.get_concrete_function(*spec).graph)
     assert found["IsFinite"] == 2  # one message on each replica, of all gradients
     assert not {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"} & set(found)

@@ -150,9 +150,9 @@ def test_warm_up_puts_a_users_step_back(make_gan: Any, points: Any, copies: Any)
     loop.warm_up(points)
     for one, other in zip(before, copies(loop), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert loop._calls.traces == 1
+    assert loop._passes.calls.traces == 1
     loop.fit(points, verbose=0)
-    assert loop._calls.traces == 1
+    assert loop._passes.calls.traces == 1
 
 
 def test_any_log_that_is_not_finite_stops_the_run(make_gan: Any, points: Any) -> None:

@@ -57,7 +57,7 @@ def _trained(make_loop: Any, numbers: Any, where: Any, net: Any, options: dict[s
 
 
 def _operations(loop: Any) -> int:
-    (trace,) = loop.step._functions._apply._traces.values()
+    (trace,) = loop.step.for_loop(loop.strategy)._functions._apply._traces.values()
     return sum(op.type not in ("Placeholder", "Const", "Identity") for op in trace.graph.get_operations())
 
 
@@ -91,7 +91,7 @@ def test_no_variable_is_left_behind(make_loop: Any, numbers: Any) -> None:
     """The optimizer's twin needs variables while the update is traced, and only then."""
     loop, _ = _trained(make_loop, numbers, ("mirrored", 2), _net, {})
     known = {id(variable) for variable in loop.step.optimizer.variables}
-    (trace,) = loop.step._functions._apply._traces.values()
+    (trace,) = loop.step.for_loop(loop.strategy)._functions._apply._traces.values()
     assert not trace.variables
     assert known == {id(variable) for variable in loop.step.optimizer.variables}
     assert not [o for o in gc.get_objects() if isinstance(o, keras.Variable) and o.name == "joined"]

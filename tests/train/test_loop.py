@@ -113,7 +113,7 @@ def test_the_number_of_steps_per_call_changes_no_bit(line: Any, recipe: Any) -> 
 
 
 def test_auto_makes_calls_of_about_half_a_second() -> None:
-    from mirrorkit.train.loop.calls import CallLength
+    from mirrorkit.train.calls.length import CallLength
 
     length = CallLength(tf.distribute.get_strategy(), "auto")
     assert length.next(1000) == 1
@@ -230,12 +230,12 @@ def test_nothing_is_traced_twice(make_loop: Any, numbers: Any) -> None:
     traces.clear()
     loop.fit(recipe, epochs=3, validation_data=recipe, verbose=0)
     assert traces.count(True) == 2
-    assert loop._calls.traces == 4
+    assert loop._passes.calls.traces == 4
     before = len(traces)
     loop.fit(recipe, epochs=2, validation_data=recipe, verbose=0)
     loop.evaluate(recipe)
     assert len(traces) == before
-    assert loop._calls.traces == 4
+    assert loop._passes.calls.traces == 4
 
 
 def test_data_of_another_shape_is_compiled_anew_and_the_log_says_what_changed(

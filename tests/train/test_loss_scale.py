@@ -223,8 +223,8 @@ def test_a_compiled_float16_model_brings_its_scale(strategy_of: Any, numbers: An
     assert largest_difference(before, model.get_weights()) > 1e-3
     step = mk.train.Step.from_compiled(other)
     step.build(strategy)
-    assert (step.current_loss_scale, step._loss_scale) == (64.0, LossScale(initial=64.0, growth_steps=7))
-    assert mk.train.Step.from_compiled(model, loss_scale=8.0)._loss_scale == LossScale(8.0, None)
+    assert (step.current_loss_scale, step._options.loss_scale) == (64.0, LossScale(initial=64.0, growth_steps=7))
+    assert mk.train.Step.from_compiled(model, loss_scale=8.0)._options.loss_scale == LossScale(8.0, None)
 
 
 @pytest.mark.parametrize("given", ["Dynamic", 0, -2.0, float("inf"), float("nan"), True, [1.0]], ids=str)

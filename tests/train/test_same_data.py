@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit.errors import DataError
-from mirrorkit.train.loop import same_data
+from mirrorkit.train.input import same_data
 
 X = np.zeros((4, 2), np.float32)
 

@@ -28,10 +28,11 @@ def test_fit_checks_once_and_trains_on_every_batch_all_the_same(kind: str, make_
     else:
         data = getattr(mk.data, kind)(split, global_batch_size=8, shuffle=True, seed=0)
     checked, without = (make_loop(TWO, line_net, unchecked=names) for names in ((), ("loss",)))
-    without.step._checked.add("train")
+    without.step.for_loop(without.strategy)._checked.add("train")
     seen: list[Any] = []
-    check_batch = checked.step._check_batch
-    checked.step._check_batch = lambda what, batch: (seen.append(batch), check_batch(what, batch))
+    step = checked.step.for_loop(checked.strategy)
+    check_batch = step._check_batch
+    step._check_batch = lambda what, batch: (seen.append(batch), check_batch(what, batch))
     for loop in (checked, without):
         loop.fit(data, epochs=2, verbose=0)
         loop.fit(data, epochs=1, verbose=0)
@@ -57,13 +58,13 @@ def test_evaluation_alone_is_checked_too(make_loop: Any) -> None:
             loop.evaluate(plain_dataset(X, BINARY, batch=8))
     right = make_loop(TWO, binary_net, loss="mse", metrics=["mae"])
     right.evaluate(plain_dataset(X, BINARY, batch=8))
-    assert right.step.first_batch_check("test") is None
-    assert right.step.first_batch_check() is not None  # training has batches of its own
+    assert right.step.for_loop(right.strategy).first_batch_check("test") is None
+    assert right.step.for_loop(right.strategy).first_batch_check() is not None  # training has batches of its own
 
 
 def test_one_device_is_as_keras_and_not_checked(make_loop: Any) -> None:
     loop = make_loop(("one_device", 1), binary_net, loss="mse", metrics=[f1])
-    assert loop.step.first_batch_check() is None
+    assert loop.step.for_loop(loop.strategy).first_batch_check() is None
 
 
 def test_a_name_that_is_not_checked(make_loop: Any) -> None:
@@ -134,7 +135,7 @@ def test_warm_up_pays_for_the_check_of_a_recipe(make_loop: Any) -> None:
     recipe = mk.data.batches(mk.data.arrays(X, BINARY), global_batch_size=8)
     loop = make_loop(TWO, binary_net, loss="mse", metrics=["mae"])
     loop.warm_up(recipe)
-    assert loop.step.first_batch_check() is None
+    assert loop.step.for_loop(loop.strategy).first_batch_check() is None
     with pytest.raises(StepError, match="the metric 'f1'"):
         make_loop(TWO, binary_net, loss="mse", metrics=[f1]).warm_up(recipe)
 

@@ -13,8 +13,8 @@ from training_helpers import KINDS, keras_twin, largest_difference, plain_datase
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.loop.stream import ResidentStream
-from mirrorkit.train.step.share import own_share, some_is_empty
+from mirrorkit.train.input.resident import ResidentIterator
+from mirrorkit.train.step.global_batch import HostBatch, OwnRows, some_is_empty
 from mirrorkit.train.step.synchronized import Copies, never_empty
 
 L = keras.layers
@@ -78,7 +78,7 @@ def test_equals_one_device_with_full_partial_and_empty_shares(
 def test_one_copy_counts_in_totals_and_a_part_of_each_in_gradients(static: bool, make_loop: Any, images: Any) -> None:
     """Three replicas, four images: 2, 2, 0. A sum of thirds need not be the whole number of examples that it should."""
     loop = make_loop(("mirrored", 3), _net, _sgd, metrics=["mae"])
-    step, strategy = loop.step, loop.strategy
+    strategy, step = loop.strategy, loop.step.for_loop(loop.strategy)
     x, y = (tf.constant(part[:4]) for part in images)
     model = keras_twin(_net, loop)
     error = np.abs(model(x, training=True) - y)
@@ -86,7 +86,7 @@ def test_one_copy_counts_in_totals_and_a_part_of_each_in_gradients(static: bool,
 
     @tf.function(autograph=False)
     def sums(*batch: Any) -> Any:
-        return strategy.run(lambda batch: step.compute(batch, share=own_share), args=(batch,))
+        return strategy.run(lambda: step.sums(HostBatch(batch)))
 
     size = 4 if static else None
     of_replicas = sums.get_concrete_function(*[tf.TensorSpec([size, *part.shape[1:]]) for part in (x, y)])(x, y)
@@ -116,7 +116,7 @@ def test_a_loop_takes_any_last_batch(where: Any, make: Any, make_loop: Any, imag
     assert loop.evaluate(recipe)["loss"] > 0
 
 
-def _assert_as_gathered(strategy: Any, share: Any, spec: Any, batches: Any) -> None:
+def _assert_as_gathered(strategy: Any, global_batch: Any, spec: Any, batches: Any) -> None:
     """What the replicas cut from a global batch, and how it counts, is what they gather where shares were dealt out."""
 
     def without_size(rows: tf.Tensor) -> tf.Tensor:
@@ -124,8 +124,9 @@ def _assert_as_gathered(strategy: Any, share: Any, spec: Any, batches: Any) -> N
 
     def on_replica(batch: Any) -> Any:
         fully = Copies(tf.constant(1.0), tf.constant(1.0))
-        dealt = tf.nest.map_structure(without_size, share(batch))
-        ways = [(rows, copies or fully) for rows, copies in (never_empty(batch, share), never_empty(dealt, None))]
+        cut = global_batch(batch)
+        dealt = OwnRows(tf.nest.map_structure(without_size, cut.rows()))
+        ways = [(rows, copies or fully) for rows, copies in (never_empty(cut), never_empty(dealt))]
         return tf.nest.map_structure(tf.identity, ways)
 
     traced = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)), autograph=False)
@@ -145,7 +146,7 @@ def test_rows_cut_from_the_global_batch_are_those_gathered(where: Any, strategy_
     batches = [tuple(tf.constant(part[:size]) for part in images) for size in (1, 2, 3, 5, 8, 14)]
     for size, some in (*((len(batch[0]), [batch]) for batch in batches), (None, batches)):
         spec = tuple(tf.TensorSpec([size, *part.shape[1:]]) for part in images)
-        _assert_as_gathered(strategy_of(*where), own_share, spec, some)
+        _assert_as_gathered(strategy_of(*where), HostBatch, spec, some)
 
 
 @pytest.mark.parametrize(("batch", "examples", "shards"), [(13, 40, 1), (14, 40, 1), (3, 6, 1), (16, 40, 4)])
@@ -161,11 +162,13 @@ def test_resident_rows_are_those_gathered(
         augment=[mk.data.augment.flip()],
         shards=shards,
     )
-    stream = ResidentStream(data, strategy, 0, steps=-(-examples // batch))
-    sizes = [size for updates, (size,) in stream.parts(stream.steps) for _ in range(updates)]
-    for index, size in enumerate(sizes):
-        batch, share = stream.take(stream.source, tf.constant(index), size)
-        _assert_as_gathered(strategy, share, tf.TensorSpec([], tf.int32), [batch])
+    epoch = ResidentIterator(data, strategy, 0, steps=-(-examples // batch))
+    for index in range(epoch.steps):
+
+        def global_batch(number: tf.Tensor, index: int = index) -> Any:
+            return epoch.batch(epoch.source, number, epoch.size_of(index))
+
+        _assert_as_gathered(strategy, global_batch, tf.TensorSpec([], tf.int32), [tf.constant(index)])
 
 
 def test_which_batches_leave_a_replica_empty() -> None:
@@ -211,14 +214,14 @@ def test_an_empty_share_of_static_size_is_refused(make_loop: Any, images: Any) -
 def test_examples_travel_only_where_nobody_knows_the_global_batch(whose: str, make_loop: Any) -> None:
     """A Loop's replicas cut their rows from the global batch; in the open form they gather those of unknown size."""
     loop = make_loop(("mirrored", 2), _net, _sgd)
-    step, strategy = loop.step, loop.strategy
+    strategy, step = loop.strategy, loop.step.for_loop(loop.strategy)
     step.prepare((tf.TensorSpec([None, 6, 6, 1]), tf.TensorSpec([None, 1])))
 
     def of_loop(*batch: Any) -> Any:
-        return step.train(batch)
+        return step.train([HostBatch(batch)])
 
     def of_user(*batch: Any) -> Any:
-        return strategy.run(lambda batch: step.compute(own_share(batch)), args=(batch,))["totals"]
+        return strategy.run(lambda: loop.step.compute(HostBatch(batch).rows()))["totals"]
 
     traced = tf.function(of_loop if whose == "loop" else of_user, autograph=False)
     gathered = []

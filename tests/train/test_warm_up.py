@@ -90,11 +90,11 @@ def test_everything_is_as_it_was_and_nothing_is_left_to_trace(make_loop: Any, da
     assert int(loop.step.optimizer.iterations.numpy()) == 0
 
     traces = Count.traces
-    compiled = loop._calls.traces
+    compiled = loop._passes.calls.traces
     loop.fit(given, epochs=2, validation_data=given, verbose=0)
     loop.evaluate(given)
     assert Count.traces == traces
-    assert loop._calls.traces == compiled
+    assert loop._passes.calls.traces == compiled
 
 
 def test_tensorflows_global_generator_is_put_back(strategy_of: Any) -> None:
@@ -159,9 +159,9 @@ def test_an_epoch_of_few_batches(
         loop = make_loop(("mirrored", 2), line_net, accumulate=accumulate, steps_per_call="auto")
         if warm:
             loop.warm_up(data)
-            traces = loop._calls.traces
+            traces = loop._passes.calls.traces
         loop.fit(data, epochs=2, verbose=0)
-        assert not warm or loop._calls.traces == traces
+        assert not warm or loop._passes.calls.traces == traces
         found.append(copies(loop))
     for a, b in zip(*found, strict=True):
         np.testing.assert_array_equal(a, b)

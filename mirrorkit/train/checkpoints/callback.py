@@ -14,8 +14,8 @@ import os
 import signal
 from typing import Any, NoReturn
 
-from mirrorkit._keras import keras
-from mirrorkit.errors import CheckpointError
+from mirrorkit.errors import ArgumentError, CheckpointError
+from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.restore import local_folder, require_variables
 from mirrorkit.train.checkpoints.signals import StopSignals, agreed_signal
@@ -26,7 +26,7 @@ from mirrorkit.whole import is_whole
 _log = logging.getLogger("mirrorkit")
 
 
-class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
+class Checkpoints(LoopCallback):
     """Saves all that a run of `mk.train.Loop` needs to go on, and goes on from there.
 
     At the beginning of `fit` the newest whole checkpoint in the folder is restored, if there is one: weights, optimizer
@@ -56,21 +56,21 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
     ) -> None:
         super().__init__()
         if not is_whole(keep):
-            raise CheckpointError(f"keep must be a whole number from 1 on, found {keep!r}.")
+            raise ArgumentError(f"keep must be a whole number from 1 on, found {keep!r}.")
         if every != "epoch" and not is_whole(every):
-            raise CheckpointError(f"every must be 'epoch' or a number of training steps from 1 on, found {every!r}.")
+            raise ArgumentError(f"every must be 'epoch' or a number of training steps from 1 on, found {every!r}.")
         self.folder = local_folder(folder)
         self.keep = int(keep)
         self.every = every if every == "epoch" else int(every)
         self.exit_code = exit_code
-        self._loop: Any = None
         self._writer: Writer | None = None
         self._signals = StopSignals()
         self._began = self._saved = (0, 0, 0)  # place (see `_place`) where this training began, and of the last save
 
-    def set_loop(self, loop: Any) -> None:
-        """Called by Loop before the training begins."""
-        self._loop = loop
+    @property
+    def call_period(self) -> int | None:
+        """Where a save falls, a call ends."""
+        return self.every if isinstance(self.every, int) else None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restore the newest checkpoint, if there is one."""
@@ -78,7 +78,7 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
             raise CheckpointError(
                 "mk.train.Checkpoints works with mk.train.Loop. With model.fit use keras.callbacks.BackupAndRestore."
             )
-        require_variables(self._loop.step)
+        require_variables(self.loop.step)
         if self._writes:
             make_writable(self.folder)
             checkpoint_file.remove_unfinished(self.folder)
@@ -92,12 +92,12 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
         """Save when it is time; come to know of a write that failed."""
         assert self._writer is not None
         self._writer.raise_failure()
-        if isinstance(self.every, int) and self._loop.position.steps // self.every > self._saved[0] // self.every:
+        if isinstance(self.every, int) and self.loop.position.steps // self.every > self._saved[0] // self.every:
             self._save()
         self._leave_if_asked()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Leave when asked to; a validation begins anew after that."""
+        """Leave when asked to; a validation starts again after that."""
         if self._writer is not None:
             self._leave_if_asked()
 
@@ -123,7 +123,7 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
             writer.close()
 
     def _restore(self) -> None:
-        position, epochs = self._loop.restore(self.folder), self.params["epochs"]
+        position, epochs = self.loop.restore(self.folder), self.params["epochs"]
         if max(position.epoch, position.ended) >= epochs:
             _log.warning(
                 "%s: the %d epochs asked for are done, so nothing is trained. Ask for more, or start over in another "
@@ -134,10 +134,10 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
 
     @property
     def _writes(self) -> bool:
-        return self._loop.strategy.extended.should_checkpoint  # the chief of a cluster; all of its workers restore
+        return self.loop.strategy.extended.should_checkpoint  # the chief of a cluster; all of its workers restore
 
     def _place(self) -> tuple[int, int, int]:
-        position = self._loop.position
+        position = self.loop.position
         return position.steps, position.epoch, position.batch
 
     def _save(self, *, again: bool = False) -> None:
@@ -146,13 +146,13 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[name-defined]
             return
         if self._writes:
             self._writer.wait()
-            position, variables = self._loop.position, self._loop.step.variables
+            position, variables = self.loop.position, require_variables(self.loop.step)
             about = {"variables": describe(variables), "position": position.as_json()}
             self._writer.start(position.steps, capture(variables), about)
         self._saved = self._place()
 
     def _leave_if_asked(self) -> None:
-        number = agreed_signal(self._loop.strategy, self._signals)
+        number = agreed_signal(self.loop.strategy, self._signals)
         if number:
             self._save()
             self._leave(number)

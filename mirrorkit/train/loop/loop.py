@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasCallback, Nest
 from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, of_all_workers
 from mirrorkit.timing import Throughput
+from mirrorkit.train.calls.errors import NO_BATCH, explained
 from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.checkpoints.position import Position
-from mirrorkit.train.loop.coordinator import calls_for, explained
-from mirrorkit.train.loop.feed import Feed
-from mirrorkit.train.loop.hooks import (
+from mirrorkit.train.input.input import Input
+from mirrorkit.train.loop.callbacks import (
     acting_on_batches,
     agree_to_stop,
     callback_list,
@@ -34,12 +35,17 @@ from mirrorkit.train.loop.hooks import (
     release,
     tell_of_batch_hooks,
 )
-from mirrorkit.train.loop.passes import NO_BATCH, Passes, Traced
+from mirrorkit.train.loop.passes import Passes, Traced
+from mirrorkit.train.loop.replay import Replay
 from mirrorkit.train.loop.report import Report
-from mirrorkit.train.step.custom import CustomStep, TrainStep
+from mirrorkit.train.parameter_server.calls import RemoteCalls
+from mirrorkit.train.step.custom import Custom, TrainStep
+from mirrorkit.train.step.loop_step import LoopStep
 from mirrorkit.train.step.requirements import check_class_targets
 from mirrorkit.train.step.step import Step
 from mirrorkit.whole import is_whole
+
+Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
 
 
 class Loop:
@@ -60,7 +66,6 @@ class Loop:
 
     Attributes:
         position: where the training stands: epoch, batch, steps, history.
-        feed: the data of the fit that is running, for callbacks that look at it again; None between fits.
 
     Raises:
         StepError: something that is no step, a step of another strategy, an argument that cannot be.
@@ -75,21 +80,19 @@ class Loop:
         jit_compile: bool = False,
     ) -> None:
         if steps_per_call != "auto":
-            steps_per_call = _whole("steps_per_call", steps_per_call, 1, or_else=", or 'auto'")
+            steps_per_call = _number("steps_per_call", steps_per_call, 1, or_else=", or 'auto'")
         if not isinstance(jit_compile, bool):
             raise StepError(f"jit_compile must be True or False; found {jit_compile!r}.")
         self.strategy = strategy
         self.step = step
-        self._step: Any = step if isinstance(step, Step) else CustomStep(step, strategy)
-        self._step.build(strategy)
-        self._calls, length = calls_for(strategy, self._step, steps_per_call, jit_compile=jit_compile)
-        self._passes = Passes(strategy, self._step, self._calls, length)
+        self._step: LoopStep = step.for_loop(strategy) if isinstance(step, Step) else Custom(strategy, step)
+        self._passes = Passes(strategy, self._step, steps_per_call, jit_compile=jit_compile)
         self._auto = steps_per_call == "auto"
         self._told_of_hooks = False
         self._warm = False
-        self._restored = False  # and not gone on since
+        self._restored: Position | None = None  # where the next fit goes on
+        self._data: Input | None = None  # of the fit that is running
         self.position = Position()
-        self.feed: Feed | None = None
 
     @property
     def steps_per_call(self) -> int:
@@ -98,15 +101,15 @@ class Loop:
 
     def fit(
         self,
-        data: Any,
+        data: Data,
         *,
         epochs: int = 1,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
-        validation_data: Any = None,
+        validation_data: Data | None = None,
         validation_freq: int = 1,
         validation_steps: int | None = None,
-        callbacks: Sequence[Any] | None = None,
+        callbacks: Sequence[KerasCallback] | None = None,
         verbose: int | str = "auto",
         class_weight: Mapping[int, float] | None = None,
     ) -> Report:
@@ -139,63 +142,62 @@ class Loop:
                 "fit was called within step.averaged(), where the weights are averages and would be lost at its end. "
                 "Leave the block before training goes on."
             )
-        epochs, initial_epoch = _whole("epochs", epochs, 0), _whole("initial_epoch", initial_epoch, 0)
-        validation_freq = _whole("validation_freq", validation_freq, 1)
+        epochs, initial_epoch = _number("epochs", epochs, 0), _number("initial_epoch", initial_epoch, 0)
+        validation_freq = _number("validation_freq", validation_freq, 1)
         if verbose not in ("auto", 0, 1, 2):
             raise StepError(f"verbose must be 0, 1, 2 or 'auto'; found {verbose!r}.")
         if validation_data is not None:
-            self._require_model("evaluate")
-        feed = Feed(self.strategy, data, steps=steps_per_epoch, carry_on=True, class_weight=class_weight)
-        validation = None if validation_data is None else Feed(self.strategy, validation_data, steps=validation_steps)
+            self._step.require("evaluate")
+        training = Input(self.strategy, data, steps=steps_per_epoch, carry_on=True, class_weight=class_weight)
+        validation = None if validation_data is None else Input(self.strategy, validation_data, steps=validation_steps)
         report = Report(throughput=Throughput(warm=self._warm))
         model = self._step.model
         if class_weight:
-            check_class_targets(model, feed.element_spec)
+            check_class_targets(model, training.element_spec)
         model.stop_training = False
-        if not self._restored:
+        if self._restored is None:
             self.position = Position(epoch=initial_epoch, steps=self.position.steps)
         level = 1 if verbose == "auto" else int(verbose)
-        hooks = callback_list(self, model, callbacks, history=True, verbose=level, epochs=epochs, steps=feed.steps)
-        self.feed = feed
+        hooks = callback_list(self, model, callbacks, history=True, verbose=level, epochs=epochs, steps=training.steps)
+        self._data = training
         try:
             with explained(self.strategy, data, validation_data):
-                self._step.prepare(feed.element_spec)
+                self._step.prepare(training.element_spec)
                 choose_modes(hooks, self._step.modes)
                 each_step = self._takes_each_step(callbacks)
                 hooks.on_train_begin()  # may restore
-                position, resumed, self._restored = self.position, self._restored, False
+                position = self.position
+                training.first_epoch, self._restored = (0 if self._restored else position.epoch), None
                 keras_history = next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History))
                 keras_history.history = position.history
                 logs: dict[str, float] = {}
                 while position.epoch < epochs and position.ended < epochs:
                     epoch = position.epoch
                     hooks.on_epoch_begin(epoch)
-                    how = {"resumed": resumed, "each_step": each_step}
-                    logs = self._passes.train(feed, position, hooks, report, **how)
+                    logs = self._passes.train(training, position, hooks, report, each_step=each_step)
                     if validation is not None and (epoch + 1) % validation_freq == 0:
                         val_logs = self._passes.test(validation, hooks)
                         logs |= {f"val_{name}": value for name, value in val_logs.items()}
                     position.next_epoch()
                     hooks.on_epoch_end(epoch, logs)
                     agree_to_stop(self.strategy, model)
-                    resumed = False
                     if model.stop_training:
                         break
                 position.ended = epochs
                 hooks.on_train_end(logs)
         finally:
             release(hooks)
-            self.feed = None
+            self._data = None
         report.history = {name: list(values) for name, values in position.history.items()}
         report.skipped_steps = getattr(self.step, "skipped_steps", 0)
         return report
 
     def evaluate(
         self,
-        data: Any,
+        data: Data,
         *,
         steps: int | None = None,
-        callbacks: Sequence[Any] | None = None,
+        callbacks: Sequence[KerasCallback] | None = None,
         on_chief: bool = False,
     ) -> dict[str, float]:
         """Return loss and metrics over the whole data, every example counted once on any number of replicas.
@@ -206,29 +208,30 @@ class Loop:
             callbacks: Keras callbacks (`on_test_...`).
             on_chief: under parameter servers, compute in this process instead of on the workers.
         """
-        self._require_model("evaluate")
-        local = on_chief and is_parameter_server(self.strategy)
-        feed = Feed(self._calls.chief if local else self.strategy, data, steps=steps)
-        hooks = callback_list(self, self._step.model, callbacks, steps=feed.steps)
+        self._step.require("evaluate")
+        calls = self._passes.calls
+        strategy = calls.chief if on_chief and isinstance(calls, RemoteCalls) else self.strategy
+        inputs = Input(strategy, data, steps=steps)
+        hooks = callback_list(self, self._step.model, callbacks, steps=inputs.steps)
         with explained(self.strategy, data):
-            return self._passes.test(feed, hooks, local=local)
+            return self._passes.test(inputs, hooks, on_chief=on_chief)
 
-    def predict(self, data: Any, *, steps: int | None = None) -> Any:
+    def predict(self, data: Data, *, steps: int | None = None) -> Nest:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
 
         Args:
             data: a recipe, or a `tf.data.Dataset` of global batches `x`, `(x, y)` or `(x, y, sample_weight)`.
             steps: batches to predict; all by default.
         """
-        self._require_model("predict")
-        feed = Feed(self.strategy, data, steps=steps)
+        self._step.require("predict")
+        batches = Input(self.strategy, data, steps=steps).batches()
         with explained(self.strategy, data):
-            parts = list(self._calls.predictions(feed.batches()))
+            parts = list(self._passes.calls.predictions(batches))
         if not parts:
             raise StepError(NO_BATCH)
         return tf.nest.map_structure(lambda *part: np.concatenate([p.numpy() for p in part]), *parts)
 
-    def warm_up(self, data: Any, *, validation_data: Any = None) -> None:
+    def warm_up(self, data: Data, *, validation_data: Data | None = None) -> None:
         """Compile and run every function on batches of the real shape, and leave everything as it was.
 
         Afterwards weights, optimizer state, random generators and the position in the data are bit for bit what they
@@ -245,19 +248,19 @@ class Loop:
                 f"{type(self.step).__name__} does not say what it changes, so warm_up could not put it back. Give it a "
                 "property `variables`: a list of all variables that its update writes."
             )
-        training, testing = self._whole_feeds(data, validation_data)
         with explained(self.strategy, data, validation_data):
-            self._passes.rehearse(training, testing)
+            self._passes.rehearse(self._whole(data), self._whole_of("evaluate", data, validation_data))
         self._warm = True
 
-    def traced(self, data: Any, *, validation_data: Any = None) -> list[Traced]:
+    def traced(self, data: Data, *, validation_data: Data | None = None) -> list[Traced]:
         """Trace the functions that `fit`, `evaluate` and `predict` would call, and run none; see `mk.checks.placement`.
 
         Args:
             data: what `fit` will be given.
             validation_data: what `evaluate` will be given; `data` by default.
         """
-        return list(self._passes.traced(*self._whole_feeds(data, validation_data)))
+        others = [self._whole_of(what, data, validation_data) for what in ("evaluate", "predict")]
+        return list(self._passes.traced(self._whole(data), *others))
 
     def restore(self, folder: str | os.PathLike[str]) -> Position:
         """Put everything back to where the newest whole checkpoint in a folder was made; the next `fit` goes on there.
@@ -273,11 +276,25 @@ class Loop:
         Raises:
             CheckpointError: there is no checkpoint, none is whole, or it is of another model; then nothing is changed.
         """
-        self.position = restore_newest(folder, require_variables(self.step))
-        self._restored = True
+        self.position = self._restored = restore_newest(folder, require_variables(self.step))
         return self.position
 
-    def _takes_each_step(self, callbacks: Sequence[Any] | None) -> bool:
+    def replay(self, epoch: int, batch: int) -> Replay:
+        """Go back in the data of the fit that is running, to train or look at its batches once more, one by one.
+
+        Weights and optimizer are the caller's to restore; neither position nor report of the fit move. For
+        `mk.checks.NanWatch`.
+
+        Args:
+            epoch: one that has begun.
+            batch: of that epoch, with which to begin.
+        """
+        assert self._data is not None
+        assert not isinstance(self._passes.calls, RemoteCalls)
+        data = self._data.epoch(epoch, start=batch)
+        return Replay(self.strategy, self._step, self._passes.calls, data)
+
+    def _takes_each_step(self, callbacks: Sequence[KerasCallback] | None) -> bool:
         """Whether a callback wants calls of one step; on several workers, a callback of any of them."""
         if not self._auto:
             return False
@@ -287,22 +304,17 @@ class Loop:
             self._told_of_hooks = True
         return bool(max(of_all_workers(self.strategy, bool(acting)))) and not is_parameter_server(self.strategy)
 
-    def _whole_feeds(self, data: Any, validation_data: Any) -> tuple[Feed, Feed | None]:
-        training = self._whole_feed(data)
-        if not isinstance(self._step, Step):
-            return training, None
-        return training, training if validation_data is None else self._whole_feed(validation_data)
+    def _whole_of(self, what: str, data: Data, validation_data: Data | None) -> Input | None:
+        """Return what a rehearsal evaluates or predicts; None where the step cannot."""
+        can = isinstance(self.step, Step) or hasattr(self.step, "test" if what == "evaluate" else what)
+        return self._whole(data if validation_data is None else validation_data) if can else None
 
-    def _whole_feed(self, data: Any) -> Feed:
+    def _whole(self, data: Data) -> Input:
         # A dataset of the user's may never end, and zeros stand in for it anyway.
-        return Feed(self.strategy, data, steps=None if isinstance(data, Recipe) else 1)
-
-    def _require_model(self, what: str) -> None:
-        if not isinstance(self._step, Step):
-            raise StepError(f"{what} needs a mk.train.Step; {type(self.step).__name__} only trains. Call its model.")
+        return Input(self.strategy, data, steps=None if isinstance(data, Recipe) else 1)
 
 
-def _whole(name: str, value: Any, least: int, *, or_else: str = "") -> int:
+def _number(name: str, value: Any, least: int, *, or_else: str = "") -> int:
     """Return a whole number, NumPy's too, as an int."""
     if not is_whole(value, least):
         raise StepError(f"{name} must be a whole number from {least} on{or_else}; found {value!r}.")

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit._types import ConcreteFunction, KerasCallback
 from mirrorkit.errors import CheckpointError, NonFiniteLossError, StepError
+from mirrorkit.strategy import is_parameter_server
+from mirrorkit.train.callback import LoopCallback, call_periods
+from mirrorkit.train.calls.compiled import Calls
+from mirrorkit.train.calls.errors import NO_BATCH
+from mirrorkit.train.calls.length import CallLength
 from mirrorkit.train.checkpoints.position import Position
-from mirrorkit.train.loop.calls import CallLength
-from mirrorkit.train.loop.feed import Feed
-from mirrorkit.train.loop.hooks import agree_to_stop, periods
+from mirrorkit.train.input.epoch import EpochIterator
+from mirrorkit.train.input.input import Input
+from mirrorkit.train.loop.callbacks import agree_to_stop
 from mirrorkit.train.loop.report import Epoch, Report
-from mirrorkit.train.loop.stream import Stream
+from mirrorkit.train.parameter_server.calls import RemoteCallLength, RemoteCalls
+from mirrorkit.train.step.loop_step import LoopStep, Pass
 from mirrorkit.variables import unchanged
+
+_log = logging.getLogger("mirrorkit")
 
 _EXAMPLES = 0  # index into a step's totals
 
@@ -26,12 +36,12 @@ class Traced(NamedTuple):
     Attributes:
         what: "train", "evaluate" or "predict", and whether it is for a smaller batch at the end of an epoch.
         function: the `tf.ConcreteFunction`.
-        stream: whose source is its first argument; None for "predict", which takes a batch.
+        data: whose source is its first argument; None for "predict", which takes a batch.
     """
 
     what: str
-    function: Any
-    stream: Stream | None
+    function: ConcreteFunction
+    data: EpochIterator | None
 
 
 class Passes:
@@ -39,16 +49,36 @@ class Passes:
 
     Args:
         strategy: the strategy for which `step` is built.
-        step: a built `Step` or `CustomStep`.
-        calls: its compiled functions, from `calls_for`.
-        length: how many steps a call takes.
+        step: what is trained and evaluated.
+        steps_per_call: a number, or "auto".
+        jit_compile: have XLA compile whole calls, where it can.
+
+    Attributes:
+        calls: the compiled functions.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, step: Any, calls: Any, length: CallLength) -> None:
+    calls: Calls | RemoteCalls
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, step: LoopStep, steps_per_call: int | str, *, jit_compile: bool
+    ) -> None:
         self._strategy = strategy
         self._step = step
-        self._calls = calls
-        self._length = length
+        self._length: CallLength
+        replicas, remote = strategy.num_replicas_in_sync, is_parameter_server(strategy)
+        if jit_compile and (replicas > 1 or remote):
+            _log.warning(
+                "Loop(jit_compile=True) was asked for with %s; XLA compiles whole calls of a single replica only, so "
+                "calls are made as without it. Step(jit_compile=True) compiles what each replica computes.",
+                "parameter servers" if remote else f"{replicas} replicas",
+            )
+            jit_compile = False
+        if remote:
+            self.calls = RemoteCalls(strategy, step)
+            self._length = RemoteCallLength(strategy, steps_per_call, step.accumulate)
+        else:
+            self.calls = Calls(strategy, step, jit_compile=jit_compile)
+            self._length = CallLength(strategy, steps_per_call, step.accumulate)
 
     @property
     def steps_per_call(self) -> int:
@@ -56,35 +86,33 @@ class Passes:
         return self._length.next(None)
 
     def train(
-        self, feed: Feed, position: Position, hooks: Any, report: Report, *, resumed: bool, each_step: bool = False
+        self, data: Input, position: Position, hooks: Any, report: Report, *, each_step: bool = False
     ) -> dict[str, Any]:
         """Train what is left of the position's epoch; move the position on, call by call. Returns the epoch's logs.
 
         Args:
-            feed: the data.
+            data: what to train on.
             position: where to begin; a position within an epoch goes on there.
             hooks: a Keras callback list.
             report: gets the epoch and its calls.
-            resumed: the epochs before were trained in another run.
             each_step: make calls of one step, or of one update; they teach nothing of how long a call should be.
 
         Raises:
-            NonFiniteLossError: a callback that has `on_non_finite_loss(error, feed)` is called first.
+            NonFiniteLossError: `LoopCallback.on_non_finite_loss` is called first.
         """
-        totals = self._restored_totals(feed, position)
-        together = self._step.accumulate
+        totals = self._restored_totals(data, position)
         check = self._step.first_batch_check()
-        stream = feed.epoch(position.epoch, start=position.batch, resume=resumed, together=together, check=check)
-        every = [1] if each_step else periods(hooks)
+        batches = data.epoch(position.epoch, start=position.batch, look_at=self._step.accumulate, check=check)
+        periods = [1] if each_step else call_periods(hooks.callbacks)
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), self._logs(totals) if position.batch else {}
-        while position.batch != feed.steps and not (position.batch and self._step.model.stop_training):
-            steps = self._until_wanted(self._length.next(feed.left(position.batch)), position.steps, every)
+        while position.batch != data.steps and not (position.batch and self._step.model.stop_training):
+            steps = self._until_wanted(self._length.next(data.left(position.batch)), position.steps, periods)
             hooks.on_train_batch_begin(position.batch)
-            result = self._calls.train(stream, totals, steps)
+            result = self.calls.train(batches, totals, steps)
             if result.steps == 0:  # the end of data whose length nobody knew
                 break
             if result.first_bad_step is not None:
-                _raise_non_finite(result.first_bad_step, position, hooks, feed)
+                _raise_non_finite(result.first_bad_step, position, hooks.callbacks)
             examples = int(result.totals[_EXAMPLES]) - int(totals[_EXAMPLES])
             totals = result.totals
             if not each_step:
@@ -101,53 +129,66 @@ class Passes:
             report.epochs.append(record)
         return dict(logs)
 
-    def test(self, feed: Feed, hooks: Any, *, local: bool = False) -> dict[str, Any]:
-        """Evaluate all the data from its beginning, perhaps `local` to the chief; returns the logs."""
-        calls = self._calls.local if local else self._calls
-        self._step.prepare(feed.element_spec)
-        stream = feed.epoch(0, restart=True, together=1, check=self._step.first_batch_check("test"))
-        totals, done = self._zeros(), 0
+    def test(self, data: Input, hooks: Any, *, on_chief: bool = False) -> dict[str, Any]:
+        """Evaluate all the data from its beginning; returns the logs.
+
+        Args:
+            data: what to evaluate.
+            hooks: a Keras callback list.
+            on_chief: under parameter servers, compute in this process.
+        """
+        calls = self.calls.local if on_chief and isinstance(self.calls, RemoteCalls) else self.calls
+        self._step.prepare(data.element_spec, "test")
+        batches = data.epoch(0, look_at=1, check=self._step.first_batch_check("test"))
+        totals, done = self._zeros("test"), 0
         hooks.on_test_begin()
-        while done != feed.steps:
+        while done != data.steps:
             hooks.on_test_batch_begin(done)
-            result = calls.test(stream, totals, self._length.next(feed.left(done)))
+            result = calls.test(batches, totals, self._length.next(data.left(done)))
             if result.steps == 0:
                 break
             totals = result.totals
             done += result.steps
-            hooks.on_test_batch_end(done - 1, self._logs(totals))
+            hooks.on_test_batch_end(done - 1, self._logs(totals, "test"))
         if done == 0:
             raise StepError(NO_BATCH)
-        logs = self._logs(totals)
+        logs = self._logs(totals, "test")
         hooks.on_test_end(logs)
         return logs
 
-    def rehearse(self, training: Feed, testing: Feed | None) -> None:
+    def rehearse(self, training: Input, testing: Input | None) -> None:
         """Run every function once or twice, and leave all variables as they were."""
         with unchanged(self._step.variables):
             self._step.prepare(training.element_spec)
             check = self._step.first_batch_check()
             if check is not None and (batch := training.first()) is not None:
                 check(batch)
-            for number, (stream, least) in enumerate(training.rehearsals(self._step.accumulate)):
+            for number, (batches, least) in enumerate(training.rehearsals(self._step.accumulate)):
                 for steps in self._length.probes() if number == 0 else (least,):
-                    result = self._calls.train(stream, self._zeros(), min(steps, stream.left or steps))
-                    stream.position -= result.steps
+                    result = self.calls.train(batches, self._zeros(), min(steps, batches.left or steps))
+                    batches.position -= result.steps
                     self._length.learn(result.steps, result.seconds)
-            for stream, _ in testing.rehearsals() if testing is not None else ():
-                self._calls.test(stream, self._zeros(), 1)
+            if testing is not None:
+                self._step.prepare(testing.element_spec, "test")
+                for batches, _ in testing.rehearsals():
+                    self.calls.test(batches, self._zeros("test"), 1)
 
-    def traced(self, training: Feed, testing: Feed | None) -> Iterator[Traced]:
+    def traced(self, training: Input, testing: Input | None, predicting: Input | None) -> Iterator[Traced]:
         """Trace every function without running one."""
-        feeds = [("train", training, self._step.accumulate), *([] if testing is None else [("evaluate", testing, 1)])]
-        for what, feed, together in feeds:
-            self._step.prepare(feed.element_spec)
-            names = iter([what, f"{what}, smaller batch"])
-            for stream, steps in feed.rehearsals(together):
-                for function in self._calls.functions(stream, steps, training=what == "train"):
-                    yield Traced(next(names), function, stream)
+        assert isinstance(self.calls, Calls)  # under parameter servers the workers trace theirs
+        self._step.prepare(training.element_spec)
+        names = iter(["train", "train, smaller batch"])
+        for batches, steps in training.rehearsals(self._step.accumulate):
+            for function in self.calls.functions(batches, steps, training=True):
+                yield Traced(next(names), function, batches)
         if testing is not None:
-            yield Traced("predict", self._calls.predict_function(testing.element_spec), None)
+            self._step.prepare(testing.element_spec, "test")
+            names = iter(["evaluate", "evaluate, smaller batch"])
+            for batches, steps in testing.rehearsals():
+                for function in self.calls.functions(batches, steps, training=False):
+                    yield Traced(next(names), function, batches)
+        if predicting is not None:
+            yield Traced("predict", self.calls.predict_function(predicting.element_spec), None)
 
     def _until_wanted(self, steps: int, done: int, every: list[int]) -> int:
         """Shorten a call so that it ends where a callback wants it to, but never within an update."""
@@ -156,32 +197,30 @@ class Passes:
             steps = min(steps, -(-until // self._step.accumulate) * self._step.accumulate)
         return steps
 
-    def _restored_totals(self, feed: Feed, position: Position) -> tf.Tensor:
-        self._step.prepare(feed.element_spec)
+    def _restored_totals(self, data: Input, position: Position) -> tf.Tensor:
+        self._step.prepare(data.element_spec)
         if position.batch == 0:
-            position.global_batch_size = feed.global_batch_size
+            position.global_batch_size = data.global_batch_size
             return self._zeros()
-        if position.global_batch_size != feed.global_batch_size or len(position.totals) != self._step.totals_size:
+        size = self._step.totals_size()
+        if position.global_batch_size != data.global_batch_size or len(position.totals) != size:
             raise CheckpointError(
                 f"The checkpoint was made after {position.batch} batches of {position.global_batch_size} examples with "
-                f"{len(position.totals)} sums of loss and metrics; found batches of {feed.global_batch_size} and "
-                f"{self._step.totals_size} sums. Finish epoch {position.epoch} (counted from 0) with the global batch "
-                "size, loss and metrics that it began with; at the end of an epoch they may change."
+                f"{len(position.totals)} sums of loss and metrics; found batches of {data.global_batch_size} and "
+                f"{size} sums. Finish epoch {position.epoch} (counted from 0) with the global batch size, loss and "
+                "metrics that it began with; at the end of an epoch they may change."
             )
         return tf.constant(position.totals, tf.float64)
 
-    def _zeros(self) -> tf.Tensor:
-        return tf.zeros([self._step.totals_size], tf.float64)
+    def _zeros(self, what: Pass = "train") -> tf.Tensor:
+        return tf.zeros([self._step.totals_size(what)], tf.float64)
 
-    def _logs(self, totals: tf.Tensor) -> dict[str, Any]:
-        values = {name: np.asarray(value) for name, value in self._step.logs(totals).items()}
+    def _logs(self, totals: tf.Tensor, what: Pass = "train") -> dict[str, Any]:
+        values = {name: np.asarray(value) for name, value in self._step.logs(totals, what).items()}
         return {name: value.item() if value.ndim == 0 else value for name, value in values.items()}
 
 
-NO_BATCH = "The data gave no batch. Check its path, filters and drop_remainder."
-
-
-def _raise_non_finite(index: int, position: Position, hooks: Any, feed: Feed) -> NoReturn:
+def _raise_non_finite(index: int, position: Position, callbacks: list[KerasCallback]) -> NoReturn:
     step, epoch, batch = position.steps + index, position.epoch, position.batch + index
     error = NonFiniteLossError(
         f"The loss became NaN or infinite at training step {step} (epoch {epoch}, batch {batch} of it; all counted "
@@ -190,7 +229,7 @@ def _raise_non_finite(index: int, position: Position, hooks: Any, feed: Feed) ->
         epoch=epoch,
         batch=batch,
     )
-    for callback in hooks.callbacks:
-        if hasattr(callback, "on_non_finite_loss"):  # it may say more, by an error of its own
-            callback.on_non_finite_loss(error, feed)
+    for callback in callbacks:
+        if isinstance(callback, LoopCallback):
+            callback.on_non_finite_loss(error)
     raise error

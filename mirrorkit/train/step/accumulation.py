@@ -10,10 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit.data.rows import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica
 from mirrorkit.train.reduce.tracing import outside_replica
-from mirrorkit.train.step.share import HOST
 
 
 class RunningSums:

@@ -2,110 +2,188 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import SimpleNamespace
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from mirrorkit._keras import keras
+from mirrorkit._types import Batch, KerasModel, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.clock import Clock
+from mirrorkit.train.step.empty_shares import has_no_rows, unless_empty
+from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
+from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.train.step.seeds import require_own_draws
-from mirrorkit.train.step.share import Share, own_share
 
 
 @runtime_checkable
 class TrainStep(Protocol):
     """What `Loop` needs of a step; `mk.train.Step` is one, and a user's own (a GAN, say) is as welcome.
 
-    A step may also have `variables` (a list of all it changes: `loop.warm_up` puts them back) and `model` (a Keras
-    model, for callbacks that save it or stop its training), and `unchecked = ("seeds",)` where replicas are to draw the
-    same random numbers.
+    A step may also have
+
+    - `train(strategy, batch)` in place of `compute` and `update`, where a batch takes several updates, one after the
+      other: called in cross-replica context with each replica's rows, it returns logs as `update` does;
+    - `test(batch)` for `evaluate` and validation: called through `strategy.run` with a replica's rows, it returns for
+      each log its value for every example ([rows]); what is reported is the mean over all examples of the data;
+    - `predict(batch)` for `predict`: called through `strategy.run`, it returns outputs [rows, ...];
+    - `variables`, a list of all it changes: `loop.warm_up` puts them back, `mk.train.Checkpoints` saves them;
+    - `model`, a Keras model for callbacks that save it or stop its training; by default one that holds the Keras models
+      and layers among the step's attributes;
+    - `unchecked = ("seeds",)` where replicas are to draw the same random numbers.
     """
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Create in the strategy's scope what is missing; may be called twice."""
 
-    def compute(self, batch: Any) -> Any:
+    def compute(self, batch: Batch) -> Sums:
         """Return this replica's sums (a nest of float tensors); called through `strategy.run`."""
 
-    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> Mapping[str, tf.Tensor]:
+    def update(self, strategy: tf.distribute.Strategy, sums: Sums) -> Mapping[str, tf.Tensor]:
         """Reduce the sums, write the same update everywhere (see `mk.train.Update`); return scalar logs by name."""
 
 
-class CustomStep:
-    """Gives a `TrainStep` the totals that `Calls` adds up: examples, a watch on NaN, each log times the examples."""
+class Custom:
+    """The `LoopStep` of a user's own step.
 
-    def __init__(self, step: TrainStep, strategy: tf.distribute.Strategy) -> None:
-        if not isinstance(step, TrainStep):
-            missing = [name for name in ("build", "compute", "update") if not hasattr(step, name)]
+    Its totals are the number of examples, the sum of all the others, and each log times the examples.
+
+    Args:
+        strategy: for which the step is built.
+        step: what the user wrote.
+
+    Raises:
+        StepError: it lacks a method.
+    """
+
+    accumulate = 1  # such a step may accumulate by itself
+    loss_index = 1  # not finite when one of the logs is not
+    modes: Mapping[str, str] = {}  # whether a log is to rise or to fall: nobody knows
+
+    def __init__(self, strategy: tf.distribute.Strategy, step: Any) -> None:
+        needed = ["build", *(["train"] if hasattr(step, "train") else ["compute", "update"])]
+        missing = [name for name in needed if not hasattr(step, name)]
+        if missing:
             raise StepError(
                 f"{type(step).__name__} is no step: it lacks {', '.join(missing)}. Use mk.train.Step(model, optimizer, "
                 "loss=...), or define build(strategy), compute(batch) and update(strategy, sums)."
             )
+        step.build(strategy)
+        self.clock = Clock()  # such a step asks for nothing on the host
+        self.model: KerasModel = getattr(step, "model", None) or _Models(step)
         self._step = step
         self._strategy = strategy
-        self._names: list[str] = []
+        self._names: dict[Pass, list[str]] = {}  # of the logs
         self._checked = False
-        # Keras callbacks need a model to leave their wish to stop with.
-        self.model = getattr(step, "model", None) or SimpleNamespace(stop_training=False)
-        self.accumulate = 1  # successive batches of one update; such a step may do that by itself
-        self.modes: dict[str, str] = {}  # whether a log is to rise or to fall: nobody knows
-        self.clock = Clock()  # such a step asks for nothing on the host
-        self.loss_index = 1  # holds the sum of all logs: not finite when one of them is not
 
     @property
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[Variable]:
         """What the step says that it changes."""
         return list(getattr(self._step, "variables", []))
 
-    @property
-    def totals_size(self) -> int:
-        """Number of values in a step's totals; known after `prepare`."""
-        return 2 + len(self._names)
+    def require(self, what: Literal["evaluate", "predict"]) -> None:
+        """Refuse what the step does not say how to do."""
+        method = "test" if what == "evaluate" else what
+        if not hasattr(self._step, method):
+            raise StepError(
+                f"{what} needs a mk.train.Step; {type(self._step).__name__} only trains. Give it a method "
+                f"{method}(batch) (see mk.train.TrainStep), or call its model."
+            )
 
-    def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Build the user's step."""
-        self._step.build(strategy)
-
-    def prepare(self, element_spec: Any) -> None:
+    def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Trace the step once to learn the names of its logs."""
-        if not self._names:
-            logs = tf.function(lambda batch: self._logs(batch, own_share), autograph=False)
-            self._names = sorted(logs.get_concrete_function(element_spec).structured_outputs)
+        if what not in self._names:
 
-    def first_batch_check(self, what: str = "train") -> Callable[[Any], None] | None:
+            def logs(batch: Batch) -> Nest:
+                if what == "train":
+                    return self._train_logs(HostBatch(batch))
+                return self._strategy.run(lambda: self._tested(HostBatch(batch).rows()))
+
+            traced = tf.function(logs, autograph=False).get_concrete_function(element_spec)
+            self._names[what] = sorted(traced.structured_outputs)
+
+    def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
         """Return what checks a global batch before the first step; None without need."""
-        del what  # it only trains
         alone = self._strategy.num_replicas_in_sync == 1
-        return None if self._checked or alone or "seeds" in getattr(self._step, "unchecked", ()) else self._check_batch
+        unchecked = "seeds" in getattr(self._step, "unchecked", ())
+        return None if what != "train" or self._checked or alone or unchecked else self._check_batch
 
-    def _check_batch(self, batch: Any) -> None:
-        require_own_draws(self._strategy, self._step, batch)
+    def _check_batch(self, batch: Batch) -> None:
+        require_own_draws(self._strategy, lambda rows: self._train_logs(HostBatch(rows)), self.variables, batch)
         self._checked = True
 
-    def train(self, batch: Any, share: Share = own_share) -> tf.Tensor:
-        """Compute, update, and return the totals."""
-        examples = tf.cast(share.examples(batch), tf.float32)
-        logs = self._logs(batch, share)
+    def totals_size(self, what: Pass = "train") -> int:
+        """Return the number of values in the totals; after `prepare`."""
+        return 2 + len(self._names[what])
+
+    def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
+        """Train on one batch; see `LoopStep`."""
+        (batch,) = batches
+        examples = tf.cast(batch.examples(), tf.float32)
+        logs = self._train_logs(batch)
         values = [tf.cast(logs[name], tf.float32) * examples for name in sorted(logs)]
         return tf.stack([examples, tf.add_n(values), *values])
 
-    def _logs(self, batch: Any, share: Share) -> Mapping[str, tf.Tensor]:
-        sums = self._strategy.run(lambda batch: self._step.compute(share(batch)), args=(batch,))
-        logs = self._step.update(self._strategy, sums)
+    def _train_logs(self, batch: GlobalBatch) -> Mapping[str, tf.Tensor]:
+        if hasattr(self._step, "train"):
+            function, logs = "train", self._step.train(self._strategy, self._strategy.run(batch.rows))
+        else:
+            sums = self._strategy.run(lambda: self._step.compute(batch.rows()))
+            function, logs = "update", self._step.update(self._strategy, sums)
         if not logs:
             raise StepError(
-                f"update of {type(self._step).__name__} returned no logs. Return at least the loss by name."
+                f"{function} of {type(self._step).__name__} returned no logs. Return at least the loss by name."
             )
         wrong = [name for name, value in dict(logs).items() if not tf.is_tensor(value) or value.shape.rank != 0]
         if wrong:
             raise StepError(
-                f"update of {type(self._step).__name__} returned {wrong}, which are no reduced scalars. Compute logs "
-                "from the sums inside the function given to mk.train.Update, and return scalars by name."
+                f"{function} of {type(self._step).__name__} returned {wrong}, which are no reduced scalars. Compute "
+                "logs from the sums inside the function given to mk.train.Update, and return scalars by name."
             )
         return logs
 
-    def logs(self, totals: tf.Tensor) -> dict[str, tf.Tensor]:
+    def test(self, batch: GlobalBatch) -> tf.Tensor:
+        """Return the totals of this replica's rows; see `LoopStep`."""
+        rows = batch.rows()
+        names = self._names["test"]
+
+        def totals() -> tf.Tensor:
+            values = self._tested(rows)
+            examples = tf.cast(tf.shape(values[names[0]])[0], tf.float32)
+            sums = [tf.reduce_sum(tf.cast(values[name], tf.float32)) for name in names]
+            return tf.stack([examples, tf.add_n(sums), *sums])
+
+        return tf.zeros([2 + len(names)]) if has_no_rows(rows) else unless_empty(rows, totals)
+
+    def _tested(self, rows: Batch) -> Mapping[str, tf.Tensor]:
+        """Return what the user's `test` returns, where it is one value for each example."""
+        values = self._step.test(rows)
+        size = tf.nest.flatten(rows)[0].shape[:1]
+        if not isinstance(values, Mapping) or not values:
+            raise StepError(f"test of {type(self._step).__name__} must return a dict of logs; found {values!r}.")
+        for name, value in values.items():
+            if not tf.is_tensor(value) or not value.shape.is_compatible_with(size):
+                raise StepError(
+                    f"test of {type(self._step).__name__} must return for each log one value per example, shape "
+                    f"{size}; found {getattr(value, 'shape', value)} for {name!r}. Loop takes the mean over all "
+                    "examples of the data."
+                )
+        return values
+
+    def predict(self, batch: GlobalBatch) -> Nest:
+        """Return the outputs for this replica's rows; see `LoopStep`."""
+        return self._step.predict(batch.rows())
+
+    def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Return the mean of each log over the examples."""
-        return {name: totals[i] / totals[0] for i, name in enumerate(self._names, start=2)}
+        return {name: totals[i] / totals[0] for i, name in enumerate(self._names[what], start=2)}
+
+
+class _Models(keras.Model):  # type: ignore[name-defined]
+    """The Keras models and layers among the attributes of a step, as one model for callbacks."""
+
+    def __init__(self, step: Any) -> None:
+        super().__init__(name=type(step).__name__.lower())
+        self.parts = {name: part for name, part in vars(step).items() if isinstance(part, keras.layers.Layer)}
+        self.built = True

@@ -22,10 +22,10 @@ from mirrorkit.train.step.clip import Clip
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.empty_shares import has_no_rows, of_any_size, unless_empty
 from mirrorkit.train.step.facts import ShardSums, TraceFacts
+from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loss_scale import LossScale, all_finite, only_if
 from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_batch
-from mirrorkit.train.step.share import Share
 from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.synchronized import Copies, never_empty
 from mirrorkit.train.step.totals import EXAMPLES, FIXED, LOSS, Term, Totals
@@ -159,16 +159,9 @@ class Functions:
                 lambda: compare_parts(about, values.weights, values.state, unpack_batch(batch), shards, unchecked)
             )
 
-    def rows(self, batch: Nest, share: Share | None) -> tuple[Nest, Copies | None]:
-        """Return the rows that this replica computes, and how their sums count (None for fully).
-
-        Args:
-            batch: what `share` takes; without one the rows themselves.
-            share: how a replica comes to its rows of a global batch, or None.
-        """
-        if self._state.synchronized:
-            return never_empty(batch, share)
-        return batch if share is None else share(batch), None
+    def rows(self, batch: GlobalBatch) -> tuple[Nest, Copies | None]:
+        """Return the rows that this replica computes, and how their sums count (None for fully)."""
+        return never_empty(batch) if self._state.synchronized else (batch.rows(), None)
 
     @property
     def totals_size(self) -> int:

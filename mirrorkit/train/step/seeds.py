@@ -10,19 +10,17 @@ import functools
 import re
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import Nest, Sums, TensorLike
+from mirrorkit._types import Batch, Nest, TensorLike, Variable
 from mirrorkit.data.rows import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers, of_all_workers
-from mirrorkit.train.step.share import own_share
 from mirrorkit.variables import unchanged
 
 _DRAW = "StatelessRandomGetKeyCounter"  # with which TensorFlow's stateless random operations, and so Keras's, begin
@@ -95,46 +93,41 @@ def _wrap_next() -> None:
     keras.random.SeedGenerator.next = next_of_replica
 
 
-class _Computes(Protocol):
-    def compute(self, batch: Nest, /) -> Sums: ...
-
-
-def require_own_draws(strategy: tf.distribute.Strategy, step: _Computes, batch: Nest) -> None:
+def require_own_draws(
+    strategy: tf.distribute.Strategy, train: Callable[[Batch], Nest], variables: Sequence[Variable], batch: Batch
+) -> None:
     """Refuse a step of the user's own whose random operations begin from the same seed on two replicas.
 
-    Seen are operations of its graph itself, not those within a `tf.function` or a loop that it calls, and no constant
-    seeds. All variables are left as they were.
+    The step is traced, and of the graph no more is run than what the seeds follow from. Seen are operations of the
+    graph itself, not those within a `tf.function` or a loop that the step calls, and no constant seeds.
 
     Args:
         strategy: of several replicas.
-        step: its `compute` is called on each replica.
+        train: makes a training step; in cross-replica context.
+        variables: what the step changes; they are left as they were.
         batch: a global batch.
 
     Raises:
         StepError: it names the operations.
     """
-    names: list[str] = []
-
-    def on_replica(batch: Nest) -> list[tf.Tensor]:
-        graph = tf.compat.v1.get_default_graph()
-        known = {op.name for op in graph.get_operations()}
-        with keras.StatelessScope(initialize_variables=False):
-            step.compute(own_share(batch))
-        # TensorFlow traces replicas in turns, and names the operations of all but the first by their replica.
-        here = _replica_of(f"{graph.get_name_scope()}/")
-        new = [op for op in graph.get_operations() if op.type == _DRAW and op.name not in known]
-        own = {op: _before(op.inputs[0].op) for op in new if _replica_of(op.name) == here}
-        seeds_of_seeds = set().union(*own.values())
-        draws = [op for op, before in own.items() if _is_drawn(before) and op not in seeds_of_seeds]
-        if not names:
-            names.extend(op.name.rpartition("/")[0] for op in draws)
-        return [tf.identity(op.inputs[0]) for op in draws]
-
-    function = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)), autograph=False)
-    with unchanged(getattr(step, "variables", [])) as snapshot:
-        snapshot.add_captured(function.get_concrete_function(batch))
-        seeds = function(batch)
-    equal = [name for name, seed in zip(names, seeds, strict=True) if _is_shared(strategy, seed)]
+    flat = tf.nest.flatten(batch)
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in flat]
+    traced = tf.compat.v1.wrap_function(lambda *parts: train(tf.nest.pack_sequence_as(batch, parts)), specs)
+    draws: dict[int, list[tf.Operation]] = {}  # by replica
+    for op in traced.graph.get_operations():
+        if op.type == _DRAW:
+            draws.setdefault(_replica_of(op.name), []).append(op)
+    own, others = ([op for op in draws.get(replica, []) if _is_drawn(op, draws[replica])] for replica in (0, 1))
+    seeds = traced.prune(traced.inputs[: len(flat)], [op.inputs[0] for op in (*own, *others)])
+    with unchanged(variables) as snapshot:
+        snapshot.add_captured(seeds)
+        numbers = [float(zlib.crc32(np.asarray(seed).tobytes())) for seed in seeds(*flat)]
+    if num_workers(strategy) > 1:  # all come to the same answer: the seeds of the first two workers
+        by_worker = [of_all_workers(strategy, number)[:2] for number in numbers[: len(own)]]
+        is_shared = [one == other for one, other in by_worker]
+    else:
+        is_shared = [number in numbers[len(own) :] for number in numbers[: len(own)]]
+    equal = [op.name.rpartition("/")[0] for op, same in zip(own, is_shared, strict=True) if same]
     if equal:
         raise StepError(
             "Replicas would draw the same random numbers, since the state of a SeedGenerator is equal on all of them: "
@@ -143,10 +136,10 @@ def require_own_draws(strategy: tf.distribute.Strategy, step: _Computes, batch: 
         )
 
 
-def _replica_of(name: str) -> str:
-    """Return the replica's part of an operation's name; the first replica has none."""
-    found = re.search(r"(?:^|/)(replica_\d+)/", name)
-    return found[1] if found else ""
+def _replica_of(name: str) -> int:
+    """Return the replica of an operation by its name; TensorFlow puts that of all but the first into it."""
+    found = re.search(r"(?:^|/)replica_(\d+)(?:_\d+)?/", name)
+    return int(found[1]) if found else 0
 
 
 def _before(last: tf.Operation) -> set[tf.Operation]:
@@ -159,13 +152,8 @@ def _before(last: tf.Operation) -> set[tf.Operation]:
     return found
 
 
-def _is_drawn(before: set[tf.Operation]) -> bool:
-    """Whether a seed comes from a variable, and not from a constant that is meant to be the same everywhere."""
-    return any(op.type in ("Placeholder", "ReadVariableOp") for op in before)
-
-
-def _is_shared(strategy: tf.distribute.Strategy, seed: Nest) -> bool:
-    """Whether the first two replicas have the same seed, on several workers the first two workers."""
-    numbers = [float(zlib.crc32(np.asarray(copy).tobytes())) for copy in strategy.experimental_local_results(seed)]
-    first, second, *_ = of_all_workers(strategy, numbers[0]) if num_workers(strategy) > 1 else numbers
-    return first == second
+def _is_drawn(draw: tf.Operation, all_of_replica: Sequence[tf.Operation]) -> bool:
+    """Whether an operation's seed comes from a variable: not from a constant, nor for another draw's seed alone."""
+    before = _before(draw.inputs[0].op)
+    for_seeds = any(draw in _before(other.inputs[0].op) for other in all_of_replica if other is not draw)
+    return not for_seeds and any(op.type in ("Placeholder", "ReadVariableOp") for op in before)

@@ -1,22 +1,23 @@
-"""Feed: what a loop needs to know of its data, whether a recipe or the user's own `tf.data.Dataset`."""
+"""Input: what a loop needs to know of its data, whether a recipe or the user's own `tf.data.Dataset`."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit import batching
+from mirrorkit._types import Batch, Spec
 from mirrorkit.data import Batches, Recipe, Resident
 from mirrorkit.data.distribute import untuned
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, is_tpu, num_workers
-from mirrorkit.train.loop.pieces import HeldStream, can_be_held
-from mirrorkit.train.loop.same_data import LookedAt, first_rows, require_same_data
-from mirrorkit.train.loop.stream import ResidentStream, Stream
+from mirrorkit.train.input.class_weight import ClassWeights
+from mirrorkit.train.input.epoch import EpochIterator, HostIterator
+from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
+from mirrorkit.train.input.same_data import first_rows, require_same_data
 from mirrorkit.train.step.outputs import unpack_batch
 from mirrorkit.train.step.static_shapes import require_static_batches
 from mirrorkit.whole import is_whole
@@ -24,16 +25,19 @@ from mirrorkit.whole import is_whole
 _STAND_IN_SIZE = 32  # of a dimension that the data does not tell, in a stand-in batch; per replica for the batch size
 
 
-class Feed:
-    """Streams of global batches, epoch by epoch.
+class Input:
+    """The data of a fit, an evaluation or a prediction: global batches, epoch by epoch.
 
     Args:
         strategy: its replicas share each batch.
         data: a recipe (`mk.data.batches`, `mk.data.records`) or a `tf.data.Dataset` of global batches.
         steps: steps per epoch; needed where the data never ends. A finite data set gives all its batches by default.
-        carry_on: with `steps`, an epoch of a `tf.data.Dataset` goes on where the one before stopped, and starts anew
+        carry_on: with `steps`, an epoch of a `tf.data.Dataset` goes on where the one before stopped, and starts again
             at the end of the data, as Keras's `fit` does.
         class_weight: from class index to the weight of its examples, as in Keras's `fit`.
+
+    Attributes:
+        first_epoch: the epoch that begins with the first batch of endless data.
 
     Raises:
         StepError: data of another kind, empty or endless data, class weights beside sample weights.
@@ -65,10 +69,12 @@ class Feed:
         self._strategy = strategy
         self._data = data
         self._compared = num_workers(strategy) == 1
-        self._endless: Stream | None = None
+        self.first_epoch = 0
+        self._endless: EpochIterator | None = None
+        self._next = 0  # number of the batch, of all epochs together, that it gives next
         spec = data.element_spec  # a recipe remembers it; to make a dataset for it takes 0.1 s
-        self._weigh = _class_weights(spec, class_weight) if class_weight else None
-        self.element_spec = self._weighed(self._dataset()).element_spec if class_weight else spec
+        self._weigh = ClassWeights.of(class_weight, spec) if class_weight else None
+        self.element_spec: Spec = self._weighed(self._dataset()).element_spec if class_weight else spec
         found = data.steps_per_epoch if isinstance(data, Recipe) else int(data.cardinality())
         if found == 0:
             raise StepError("The data set is empty. Check its path, filters and drop_remainder.")
@@ -90,56 +96,56 @@ class Feed:
         return None if self.steps is None else self.steps - done
 
     def epoch(
-        self,
-        epoch: int,
-        *,
-        start: int = 0,
-        restart: bool = False,
-        resume: bool = False,
-        together: int | None = None,
-        check: Callable[[Any], None] | None = None,
-    ) -> Stream:
-        """Return the stream of the epoch's batches.
+        self, epoch: int, *, start: int = 0, look_at: int = 0, check: Callable[[Batch], None] | None = None
+    ) -> EpochIterator:
+        """Return the epoch's batches.
 
         Args:
-            epoch: fixes the order of a recipe's examples.
+            epoch: fixes the order of a recipe's examples, and the place in endless data.
             start: batches of this epoch that are done already.
-            restart: endless data begins anew; otherwise it goes on where it was.
-            resume: endless data skips what the epochs before took, in another run.
-            together: how many batches an update takes; several workers then see first that theirs are the same.
-            check: called with the first batch, which is trained on all the same.
+            look_at: how many batches may be read before the training begins: those of the first update. Several workers
+                then see that theirs are the same.
+            check: called with the first batch, which is trained on all the same; needs `look_at`.
 
         Raises:
             DataError: the workers do not read the same data.
         """
-        if self._endless is not None and not restart:
+        before = (epoch - self.first_epoch) * (self.steps or 0) + start if self._is_endless else start
+        if self._endless is not None and before == self._next:
             self._endless.position = start
-            return self._endless
-        if isinstance(self._data, Batches) and together is not None:
+            iterator = self._endless
+        else:
+            iterator = self._iterator(epoch, start, before, look_at, check)
+        if self._is_endless:
+            self._endless, self._next = iterator, before - start + (self.steps or 0)
+        return iterator
+
+    def _iterator(
+        self, epoch: int, start: int, before: int, look_at: int, check: Callable[[Batch], None] | None
+    ) -> EpochIterator:
+        if isinstance(self._data, Batches) and look_at:
             self._compare(lambda: first_rows(self._data, epoch, start))
         if self._is_held:
             if check is not None and start != self.steps:
                 check(self.first(epoch, start))
             return self._held(epoch, start)
-        stream = self._stream(self._batches(epoch, start, resume), position=start, together=together, check=check)
-        if self._is_endless:
-            self._endless = stream
-        return stream
+        dataset = self._batches(epoch, start, before)
+        return self._on_host(dataset, position=start, look_at=look_at, check=check)
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self) -> Iterator[Batch]:
         """Return an iterator over the global batches on the host, from the beginning."""
-        return itertools.islice(iter(untuned(self._batches(0, 0, False))), self.steps)
+        return itertools.islice(iter(untuned(self._batches(0, 0, 0))), self.steps)
 
-    def first(self, epoch: int = 0, start: int = 0) -> Any:
+    def first(self, epoch: int = 0, start: int = 0) -> Batch | None:
         """Return one batch of a recipe; None for a dataset of the user's, which to read could move a shuffle on."""
         if not isinstance(self._data, Recipe):
             return None
-        return next(iter(untuned(self._batches(epoch, start, False).take(1))))
+        return next(iter(untuned(self._batches(epoch, start, start).take(1))))
 
-    def rehearsals(self, accumulate: int = 1) -> Iterator[tuple[Stream, int]]:
-        """Yield streams that leave the data's position alone, with the number of steps to take of each.
+    def rehearsals(self, accumulate: int = 1) -> Iterator[tuple[EpochIterator, int]]:
+        """Yield iterators that leave the data's position alone, with the number of steps to take of each.
 
-        One stream for each kind of update that an epoch has: the first is as long as one likes, another holds the
+        One for each kind of update that an epoch has: the first is as long as one likes, another holds the
         smaller update at the end of a recipe's epoch. Of a recipe they give its first batch over and over; of a
         `tf.data.Dataset` zeros, since to read it could move a shuffle on.
         """
@@ -148,26 +154,25 @@ class Feed:
             whole = self._whole()
             end = whole % accumulate + self.steps - whole if whole else self.steps % accumulate
         if self.steps != end:
-            stream = self._rehearsal()
+            iterator = self._rehearsal()
             if end and self.steps is not None:
-                stream.steps = self.steps - end  # the first batch over and over has no smaller one
-            yield stream, accumulate
+                iterator.steps = self.steps - end  # the first batch over and over has no smaller one
+            yield iterator, accumulate
         if end:
             yield self._rehearsal(end), end
 
     @property
     def _is_held(self) -> bool:
         """Whether the examples lie where they are computed on."""
-        return can_be_held(self._data) if is_parameter_server(self._strategy) else isinstance(self._data, Resident)
+        return can_be_sent(self._data) if is_parameter_server(self._strategy) else isinstance(self._data, Resident)
 
-    def _held(self, epoch: int, start: int) -> Stream:
+    def _held(self, epoch: int, start: int) -> EpochIterator:
         assert self.steps is not None  # a recipe says so
-        where = {"steps": self.steps, "position": start}
         if is_parameter_server(self._strategy):
-            return HeldStream(self._data, epoch, weigh=self._weigh, **where)
-        return ResidentStream(self._data, self._strategy, epoch, weigh=self._weigh, **where)
+            return SentIterator(self._data, epoch, steps=self.steps, position=start, weigh=self._weigh)
+        return ResidentIterator(self._data, self._strategy, epoch, steps=self.steps, position=start, weigh=self._weigh)
 
-    def _compare(self, first: Callable[[], Any]) -> None:
+    def _compare(self, first: Callable[[], Batch | None]) -> None:
         """See once that all workers begin with the same batch."""
         if not self._compared:
             require_same_data(self._strategy, first(), self.steps)
@@ -184,25 +189,29 @@ class Feed:
         data = self._data
         return data.num_examples % data.global_batch_size or None if isinstance(data, Recipe) else None
 
-    def _stream(
+    def _on_host(
         self,
         dataset: tf.data.Dataset,
         *,
         position: int = 0,
-        together: int | None = None,
-        check: Callable[[Any], None] | None = None,
-    ) -> Stream:
-        size = self.global_batch_size if isinstance(self._data, Recipe) else None
-        what: dict[str, Any] = {"size": size, "whole": self._whole(), "last": self._last(), "position": position}
-        what["steps"] = self.steps if self._known else None
-        if together is None or (self._compared and check is None):
-            return Stream(iter(untuned(dataset)), **what)
-        count = together if self.steps is None else min(together, self.steps - position)
-        stream = LookedAt(untuned(dataset), count, **what)
-        self._compare(lambda: stream.first)
-        if check is not None and stream.first is not None:
-            check(stream.first)
-        return stream
+        look_at: int = 0,
+        check: Callable[[Batch], None] | None = None,
+    ) -> EpochIterator:
+        looks = look_at > 0 and not (self._compared and check is None)
+        iterator = HostIterator(
+            dataset,
+            look_at=(look_at if self.steps is None else min(look_at, self.steps - position)) if looks else 0,
+            steps=self.steps if self._known else None,
+            size=self.global_batch_size if isinstance(self._data, Recipe) else None,
+            whole=self._whole(),
+            last=self._last(),
+            position=position,
+        )
+        if looks:
+            self._compare(lambda: iterator.first)
+            if check is not None and iterator.first is not None:
+                check(iterator.first)
+        return iterator
 
     def _dataset(self) -> tf.data.Dataset:
         return self._data.dataset(epoch=0) if isinstance(self._data, Recipe) else self._data
@@ -210,14 +219,13 @@ class Feed:
     def _weighed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset if self._weigh is None else dataset.map(self._weigh, num_parallel_calls=tf.data.AUTOTUNE)
 
-    def _batches(self, epoch: int, start: int, resume: bool) -> tf.data.Dataset:
+    def _batches(self, epoch: int, start: int, before: int) -> tf.data.Dataset:
         if isinstance(self._data, Recipe):
             return self._weighed(self._data.dataset(epoch=epoch, start=start))
-        before = epoch * self.steps if resume and self._is_endless and self.steps is not None else 0
-        return self._weighed(self._data.skip(before + start))
+        return self._weighed(self._data.skip(before))
 
-    def _rehearsal(self, end: int = 0) -> Stream:
-        """Return a stream without end: of a batch like the first, or of the `end` batches that are last in an epoch."""
+    def _rehearsal(self, end: int = 0) -> EpochIterator:
+        """Return batches without end: a batch like the first, or of the `end` batches that are last in an epoch."""
         start = self.steps - end if end and self.steps is not None else 0
         if self._is_held:
             return self._held(0, start)
@@ -226,16 +234,16 @@ class Feed:
             if end and self.steps != self._whole():
                 smaller = batch.map(lambda *parts: tf.nest.map_structure(lambda part: part[: self._last()], parts))
                 batch = batch.repeat(self._whole() - start).concatenate(smaller)
-            return self._stream(batch.repeat(), position=start)
+            return self._on_host(batch.repeat(), position=start)
         size = self.global_batch_size or _STAND_IN_SIZE * self._strategy.num_replicas_in_sync
         spec = self.element_spec
         zeros = tf.nest.map_structure(
             lambda s: tf.zeros([size, *(d or _STAND_IN_SIZE for d in s.shape[1:])], s.dtype), spec
         )
-        return self._stream(tf.data.Dataset.from_tensors(zeros).repeat().map(lambda *parts: _like(parts, spec)))
+        return self._on_host(tf.data.Dataset.from_tensors(zeros).repeat().map(lambda *parts: _like(parts, spec)))
 
 
-def _like(parts: tuple[Any, ...], spec: Any) -> Any:
+def _like(parts: tuple[Any, ...], spec: Spec) -> Batch:
     """Forget the static batch size where the real data has none, so that the same trace serves both."""
 
     def forget(value: tf.Tensor, s: tf.TensorSpec) -> tf.Tensor:
@@ -244,31 +252,5 @@ def _like(parts: tuple[Any, ...], spec: Any) -> Any:
     return tf.nest.map_structure(forget, parts if isinstance(spec, tuple) else parts[0], spec)
 
 
-def _batch_size(element_spec: Any) -> int | None:
+def _batch_size(element_spec: Spec) -> int | None:
     return tf.nest.flatten(unpack_batch(element_spec).x)[0].shape[0]
-
-
-@dataclass(frozen=True)
-class _ClassWeights:
-    """Turns class weights into sample weights: `(x, y) -> (x, y, sample_weight)`."""
-
-    table: tuple[float, ...]
-
-    def __call__(self, x: Any, y: tf.Tensor) -> tuple[Any, tf.Tensor, tf.Tensor]:
-        classes = len(self.table)
-        one_hot = len(y.shape) == 2 and y.shape[-1] != 1
-        index = tf.argmax(y, -1) if one_hot else tf.reshape(tf.cast(y, tf.int64), [-1])
-        weight = tf.gather(tf.constant(self.table), tf.minimum(index, classes - 1))
-        return x, y, tf.where(index < classes, weight, 1.0)
-
-
-def _class_weights(spec: Any, class_weight: Mapping[int, float]) -> _ClassWeights:
-    batch = unpack_batch(spec)
-    if batch.weight is not None or not isinstance(batch.y, tf.TypeSpec) or (batch.y.shape.rank or 0) > 2:
-        raise StepError(
-            f"class_weight needs elements (x, y) with a single target, classes [N] or one-hot [N, C]; found {spec}. "
-            "With sample weights in the data, multiply the class weights into them."
-        )
-    if not all(is_whole(index, 0) for index in class_weight):
-        raise StepError(f"class_weight maps class indices (whole numbers from 0 on) to weights, found {class_weight}.")
-    return _ClassWeights(tuple(float(class_weight.get(index, 1.0)) for index in range(max(class_weight) + 1)))

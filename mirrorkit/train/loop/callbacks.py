@@ -11,6 +11,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_chief, is_parameter_server, of_all_workers
+from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.checkpoints import Checkpoints
 
 _log = logging.getLogger("mirrorkit")
@@ -134,14 +135,8 @@ def agree_to_stop(strategy: tf.distribute.Strategy, model: Any) -> None:
     model.stop_training = bool(max(of_all_workers(strategy, bool(model.stop_training))))
 
 
-def periods(hooks: Any) -> list[int]:
-    """Return after how many training steps callbacks want a call to end: `every` of those that have `set_loop`."""
-    wanted = [getattr(callback, "every", None) for callback in hooks.callbacks if hasattr(callback, "set_loop")]
-    return [every for every in wanted if isinstance(every, int)]
-
-
 def release(hooks: Any) -> None:
     """Let the savers finish and give back signals, however the training ended."""
     for callback in reversed(hooks.callbacks):  # the last one to install handlers gives them back first
-        if isinstance(callback, Checkpoints):
+        if isinstance(callback, LoopCallback):
             callback.release()

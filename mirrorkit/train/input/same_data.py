@@ -6,19 +6,15 @@ some examples are trained on twice and others never, and no number shows it.
 
 from __future__ import annotations
 
-import itertools
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data import Batches
-from mirrorkit.data.distribute import untuned
 from mirrorkit.errors import DataError
 from mirrorkit.strategy import addresses, num_workers, of_all_workers
-from mirrorkit.train.loop.stream import Sizes, Stream
 
 _NOTHING = -1.0
 
@@ -63,47 +59,6 @@ def first_rows(data: Batches, epoch: int, start: int) -> Any:
     size = data.global_batch_size
     places = data.order(epoch)[start * size : (start + 1) * size]
     return tf.nest.map_structure(lambda array: array[places], data.split.as_element()) if len(places) else None
-
-
-class LookedAt(Stream):
-    """A stream of which the batches of the first update were read already, to be compared or checked.
-
-    To read them a second time would move a shuffle on, or another generator of the user's; so they are kept, and the
-    first update takes them from there.
-
-    Args:
-        dataset: the batches.
-        count: how many of them the first update takes.
-        **options: as in `Stream`.
-    """
-
-    def __init__(self, dataset: tf.data.Dataset, count: int, **options: Any) -> None:
-        self._rest: Any = iter(dataset)
-        batches = list(itertools.islice(self._rest, count))
-        self.first = batches[0] if batches else None
-        kept = dataset.take(0)  # for its shapes, which a batch by itself does not tell
-        for batch in reversed(batches):
-            kept = tf.data.Dataset.from_tensors(batch).concatenate(kept)
-        super().__init__(iter(untuned(kept)), **options)
-
-    def parts(self, steps: int, accumulate: int = 1) -> Iterator[tuple[int, Sizes]]:
-        """Divide the next steps as `Stream` does, with the first update by itself."""
-        for updates, sizes in super().parts(steps, accumulate):
-            alone = int(self._rest is not None)
-            if alone:
-                yield 1, sizes
-                self._go_on()
-            if updates > alone:
-                yield updates - alone, sizes
-
-    def advance(self, steps: int) -> None:
-        """Move on."""
-        super().advance(steps)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        if self._rest is not None:
-            self.source, self._rest = self._rest, None
 
 
 def _fingerprint(batch: Any) -> float:

@@ -1,0 +1,50 @@
+"""Callbacks that know the loop: what `Loop` tells them beyond what Keras tells every callback."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import NonFiniteLossError
+
+Loop: TypeAlias = Any  # mirrorkit.train.Loop, which is built upon this
+
+
+class LoopCallback(keras.callbacks.Callback):  # type: ignore[name-defined]
+    """A Keras callback that `Loop` tells more."""
+
+    _loop: Loop | None = None
+
+    def set_loop(self, loop: Loop) -> None:
+        """Take the loop; it calls this before the training begins."""
+        self._loop = loop
+
+    @property
+    def loop(self) -> Loop:
+        """The loop; after `set_loop`."""
+        assert self._loop is not None
+        return self._loop
+
+    @property
+    def call_period(self) -> int | None:
+        """After how many training steps a call of several steps is to end; None for no wish."""
+        return None
+
+    def on_non_finite_loss(self, error: NonFiniteLossError) -> None:
+        """Say more than `error`, by an error of its own; called before the loop raises it."""
+
+    def release(self) -> None:
+        """Give back what belongs to others, however the training ended."""
+
+
+def call_periods(callbacks: list[Any]) -> list[int]:
+    """Return after how many training steps callbacks want a call to end.
+
+    A callback of the user's that has `set_loop` says so by a number `every`.
+    """
+    wanted = [
+        callback.call_period if isinstance(callback, LoopCallback) else getattr(callback, "every", None)
+        for callback in callbacks
+        if hasattr(callback, "set_loop")
+    ]
+    return [period for period in wanted if isinstance(period, int)]

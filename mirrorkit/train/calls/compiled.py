@@ -1,0 +1,249 @@
+"""Compiled calls of many steps each: the device works through them without a look at Python in between."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from mirrorkit._types import Batch, ConcreteFunction, Nest, Spec
+from mirrorkit.data.rows import HOST
+from mirrorkit.strategy import first_replica, num_workers
+from mirrorkit.train.calls.errors import explained_call, require_known_length
+from mirrorkit.train.input.epoch import EpochIterator, Sizes
+from mirrorkit.train.reduce.reduction import all_reduce
+from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
+from mirrorkit.train.step.loop_step import LoopStep, Pass
+
+_log = logging.getLogger("mirrorkit")
+
+Run = Callable[[Sequence[GlobalBatch]], tf.Tensor]  # one update, or the evaluation of one batch: returns the totals
+Take = Callable[[Nest, tf.Tensor, "int | None"], GlobalBatch]
+
+
+class Result(NamedTuple):
+    """What a call of several steps returns; float64, so that an epoch's sums stay exact."""
+
+    steps: int  # fewer than asked at the end of the data
+    totals: tf.Tensor  # of all steps so far in this epoch
+    first_bad_step: int | None  # index within the call of the first step whose loss was not finite
+    seconds: float  # until the devices were done
+
+
+class Calls:
+    """The functions of a loop, each compiled once and called with any number of steps.
+
+    Args:
+        strategy: the strategy under which the calls are made.
+        step: what they run.
+        jit_compile: have XLA compile whole calls, where it can; for a single replica.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep, *, jit_compile: bool = False) -> None:
+        self._strategy = strategy
+        self._step = step
+        self._jit_compile = jit_compile
+        self._traces: dict[Any, ConcreteFunction] = {}
+
+        def predict_one(batch: Batch) -> Nest:
+            outputs = strategy.run(lambda: step.predict(HostBatch(batch)))
+            if num_workers(strategy) > 1:  # every worker gets the rows of all
+                outputs = tf.nest.map_structure(lambda value: strategy.gather(value, axis=0), outputs)
+            return outputs
+
+        self._predict = tf.function(predict_one, autograph=False, reduce_retracing=True)
+
+    def train(self, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
+        """Train on the next `steps` batches, or as many as are left, adding to `totals`.
+
+        A call ends with an update: with `accumulate`, `steps` is a multiple of it or reaches to the end of the data.
+        """
+        return self._call("train", data, totals, steps)
+
+    def test(self, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
+        """Evaluate the next `steps` batches, or as many as are left, adding to `totals`."""
+        return self._call("test", data, totals, steps)
+
+    def predict(self, batch: Batch) -> list[Nest]:
+        """Return the outputs for one global batch, one nest for each replica, in order."""
+        outputs = self._predict(batch)
+        parts = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
+        return [tf.nest.pack_sequence_as(first_replica(self._strategy, outputs), p) for p in zip(*parts, strict=True)]
+
+    def predictions(self, batches: Iterable[Batch]) -> Iterator[Nest]:
+        """Yield the outputs for many global batches, in order."""
+        for batch in batches:
+            yield from self.predict(batch)
+
+    def functions(self, data: EpochIterator, steps: int, *, training: bool) -> Iterator[ConcreteFunction]:
+        """Yield the functions that `train` or `test` would call for the next `steps` batches; traces, runs nothing."""
+        what: Pass = "train" if training else "test"
+        if data.steps is None:
+            yield self._trace(what, data, None)
+            return
+        for part in data.parts(steps, self._batches_of(what)):
+            yield self._trace(what, data, part.sizes)
+
+    def predict_function(self, element_spec: Spec) -> ConcreteFunction:
+        """Return the function that `predict` would call for batches like these; traces, runs nothing."""
+        return self._predict.get_concrete_function(element_spec)
+
+    @property
+    def traces(self) -> int:
+        """How many functions were compiled; a number that grows during training names a loss of time."""
+        return len(self._traces)
+
+    def _batches_of(self, what: Pass) -> int:
+        """Return how many batches one run takes: those of an update, or one."""
+        return self._step.accumulate if what == "train" else 1
+
+    def _test_one(self, batches: Sequence[GlobalBatch]) -> tf.Tensor:
+        # Added up on the replicas: TensorFlow's `strategy.reduce` would bring the sums to the host, which waits.
+        totals = self._strategy.run(lambda: all_reduce(self._step.test(batches[0])))
+        return first_replica(self._strategy, totals)
+
+    def _call(self, what: Pass, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
+        start = time.perf_counter()
+        accumulate = self._batches_of(what)
+        if data.steps is None:
+            require_known_length(accumulate)
+            done, totals, good = self._trace(what, data, None)(data.source, totals, _number(steps))
+            taken, finite = int(done), int(good)
+        else:
+            taken, counts = 0, []
+            for part in data.parts(steps, accumulate):
+                function = self._trace(what, data, part.sizes)
+                with explained_call(data, compiled=self._with_xla(data, part.sizes)):
+                    totals, good = function(data.source, totals, _number(part.updates), _number(part.first))
+                counts.append((part.updates, len(part.sizes), good))
+                taken += part.batches
+            finite = _finite_steps(counts)
+        data.advance(taken)
+        return Result(taken, totals, finite if finite < taken else None, time.perf_counter() - start)
+
+    def _trace(self, what: Pass, data: EpochIterator, sizes: Sizes | None) -> ConcreteFunction:
+        """Return the compiled function for this kind of call, traced the first time.
+
+        Args:
+            what: the pass.
+            data: what it takes its batches from.
+            sizes: of the batches of one update; None where nobody knows how many batches there are.
+        """
+        if self._jit_compile and not data.on_device and not self._traces:
+            _log.warning(
+                "Loop(jit_compile=True) was asked for, but XLA cannot read data from the host: these calls are made as "
+                "without it. Use mk.data.resident."
+            )
+        function = (what, data.kind, sizes)
+        specs = tuple(map(repr, tf.nest.flatten(data.element_spec)))
+        if (function, specs) not in self._traces:
+            known = [other for name, other in self._traces if name == function]
+            if known:
+                changes = [f"{old} became {new}" for old, new in zip(known[-1], specs, strict=False) if old != new]
+                _log.warning("The data changed shape or dtype, so the loop compiles again: %s.", "; ".join(changes))
+            run = self._step.train if what == "train" else self._test_one
+            totals = tf.zeros([self._step.totals_size(what)], tf.float64)
+            if sizes is None:
+                many, numbers = _until_the_end(self._step, run), [_number(0)]
+            else:
+                many = _counted(self._step, run, data.batch, sizes, self._with_xla(data, sizes))
+                numbers = [_number(0)] * 2
+            self._traces[function, specs] = many.get_concrete_function(data.source, totals, *numbers)
+        return self._traces[function, specs]
+
+    def _with_xla(self, data: EpochIterator, sizes: Sizes) -> bool:
+        """Whether XLA compiles this kind of call: it knows no iterators and no sizes that show on the way."""
+        return self._jit_compile and data.on_device and None not in sizes
+
+
+def _counted(step: LoopStep, run: Run, take: Take, sizes: Sizes, jit_compile: bool) -> Any:
+    """Make a function of a number of runs, each of batches of these sizes.
+
+    What only counts stays on the host, in int32, so that the host never waits for a device before the call ends.
+    """
+
+    # AutoGraph would rewrite the user's code too, and with it the errors that it raises.
+    @tf.function(autograph=False, jit_compile=jit_compile or None)
+    def many(source: Nest, totals: tf.Tensor, updates: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        start = step.clock.read()
+
+        def body(index: tf.Tensor, totals: tf.Tensor, good: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            with tf.device(HOST):
+                places = [first + index * len(sizes) + i for i in range(len(sizes))]
+            with step.clock.at(start, index):
+                new = run([take(source, place, size) for place, size in zip(places, sizes, strict=True)])
+            totals += tf.cast(new, tf.float64)
+            return _after(index), totals, good + _is_finite(totals, step.loss_index)
+
+        begin = (_number(0), totals, tf.constant(0, tf.int64))
+        _, totals, good = tf.while_loop(lambda index, *_: _is_less(index, updates), body, begin)
+        return totals, good
+
+    return many
+
+
+def _until_the_end(step: LoopStep, run: Run) -> Any:
+    """Make a function of steps on data that may end before; an optional batch says so, where `next` would raise.
+
+    An error in the midst of a step would leave it half done.
+    """
+
+    @tf.function(autograph=False)
+    def many(iterator: Any, totals: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        start = step.clock.read()
+
+        def fetch(index: tf.Tensor) -> Any:
+            with tf.device(HOST):
+                nothing = tf.experimental.Optional.empty(iterator.element_spec)
+                return tf.cond(index < steps, iterator.get_next_as_optional, lambda: nothing)
+
+        def body(index: tf.Tensor, batch: Any, totals: tf.Tensor, good: tf.Tensor) -> tuple[Any, ...]:
+            with tf.device(HOST):
+                value = batch.get_value()
+            with step.clock.at(start, index):
+                totals += tf.cast(run([HostBatch(value)]), tf.float64)
+            after = _after(index)
+            return after, fetch(after), totals, good + _is_finite(totals, step.loss_index)
+
+        def has_value(index: tf.Tensor, batch: Any, *rest: Any) -> tf.Tensor:
+            with tf.device(HOST):
+                return batch.has_value()
+
+        zero = _number(0)
+        index, _, totals, good = tf.while_loop(has_value, body, (zero, fetch(zero), totals, tf.constant(0, tf.int64)))
+        return index, totals, good
+
+    return many
+
+
+def _is_finite(totals: tf.Tensor, loss_index: int) -> tf.Tensor:
+    # A sum that is not finite stays so: the number of finite ones is the index of the first that is not.
+    return tf.cast(tf.math.is_finite(totals[loss_index]), tf.int64)
+
+
+def _is_less(index: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+    with tf.device(HOST):
+        return index < end
+
+
+def _after(index: tf.Tensor) -> tf.Tensor:
+    with tf.device(HOST):
+        return index + 1
+
+
+def _finite_steps(counts: list[tuple[int, int, tf.Tensor]]) -> int:
+    """Count the steps before the first whose update had no finite loss, from (updates, steps of each, finite ones)."""
+    steps = 0
+    for updates, size, good in counts:
+        steps += int(good) * size  # waits for the call to end
+        if int(good) < updates:
+            break
+    return steps
+
+
+def _number(value: int) -> tf.Tensor:
+    with tf.device(HOST):
+        return tf.constant(value, tf.int32)

@@ -1,0 +1,103 @@
+"""The errors of a loop's calls: what TensorFlow says of lost tasks, damaged shards and data, in words that help."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+from mirrorkit.cluster import task_name
+from mirrorkit.cluster.network import unreachable
+from mirrorkit.data import Records
+from mirrorkit.errors import ClusterError, StepError
+from mirrorkit.strategy import ENDED_BY_OTHERS, is_parameter_server, name_lost_workers
+from mirrorkit.train.input.epoch import EpochIterator, other_size
+
+_log = logging.getLogger("mirrorkit")
+
+NO_BATCH = "The data gave no batch. Check its path, filters and drop_remainder."
+
+# TensorFlow's own words; tests/train make each of these errors. XLA refuses an operation that it does not know, a size
+# that it must know beforehand, something else than variables and tensors.
+_REFUSED_BY_XLA = ("unsupported operations", "compile-time constant", "xla_launch_util")
+_OTHER_SHAPE = "EnsureShape"
+_GO_ON = "Start all tasks again; a run with mk.train.Checkpoints goes on from its newest checkpoint."
+
+
+@contextmanager
+def explained(strategy: tf.distribute.Strategy, *data: object) -> Iterator[None]:
+    """Turn TensorFlow's errors about a task that has exited, or a damaged shard of `data`, into one that names it."""
+    try:
+        yield
+    except tf.errors.DataLossError:  # it tells the place within a shard, but not which
+        for recipe in data:
+            if isinstance(recipe, Records):
+                _log.warning("A shard is damaged; reading the %d files to find out which.", len(recipe.files))
+                recipe.verify()
+        raise
+    except ENDED_BY_OTHERS as error:
+        if not is_parameter_server(strategy):
+            name_lost_workers(strategy, error)
+            raise
+        require_servers(strategy, error)
+        raise ClusterError(f"The connection to a task was lost: {str(error).splitlines()[0]} {_GO_ON}") from error
+
+
+def require_servers(strategy: tf.distribute.Strategy, cause: BaseException | None = None) -> None:
+    """Refuse to go on without a parameter server.
+
+    Raises:
+        ClusterError: one does not answer; it is named.
+    """
+    servers = task_addresses(strategy, "ps")
+    gone = unreachable(servers)
+    if gone and cause is None:  # perhaps only too busy to answer
+        gone = unreachable({task: servers[task] for task in gone})
+    if gone:
+        raise ClusterError(
+            f"{_named({task: servers[task] for task in gone})} does not answer any more, and the variables it held are "
+            f"lost. {_GO_ON}"
+        ) from cause
+
+
+@contextmanager
+def explained_call(data: EpochIterator, *, compiled: bool) -> Iterator[None]:
+    """Turn TensorFlow's errors about data that ends too early, or that XLA cannot compile, into one that helps."""
+    try:
+        yield
+    except tf.errors.OutOfRangeError as error:
+        raise StepError(
+            f"The data said that it holds {data.steps} batches, but ended before. Fix its cardinality "
+            "(tf.data.experimental.assert_cardinality), and start over: the last step is half done."
+        ) from error
+    except (tf.errors.InvalidArgumentError, tf.errors.InternalError, tf.errors.UnimplementedError) as error:
+        if "EnsureShape" in error.message and data.size is not None:
+            raise StepError(other_size(None)) from error
+        if not (compiled and any(sign in error.message for sign in _REFUSED_BY_XLA)):
+            raise
+        raise StepError(
+            f"Loop(jit_compile=True) was asked for, but XLA cannot do it: {error.message.splitlines()[0]}. Leave that "
+            "operation out of the model and of the data's map, or leave out jit_compile."
+        ) from error
+
+
+def require_known_length(accumulate: int) -> None:
+    """Refuse updates of several batches where nobody knows how many there are."""
+    if accumulate > 1:
+        raise StepError(
+            f"accumulate={accumulate} needs data of known length, so that the last update is complete. Give "
+            "steps_per_epoch, or say how many batches there are: dataset.apply("
+            "tf.data.experimental.assert_cardinality(n))."
+        )
+
+
+def task_addresses(strategy: tf.distribute.Strategy, job: str) -> dict[str, str]:
+    """Return the addresses of a job's tasks by their names."""
+    spec = strategy._cluster_resolver.cluster_spec()  # private to TensorFlow; the public property is None here
+    return {task_name(job, index): spec.task_address(job, index) for index in range(spec.num_tasks(job))}
+
+
+def _named(addresses: dict[str, str]) -> str:
+    return ", ".join(f"{task} ({address})" for task, address in addresses.items())

@@ -1,0 +1,51 @@
+"""Class weights as sample weights, as Keras's `fit` takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from mirrorkit._types import Nest, Spec
+from mirrorkit.errors import StepError
+from mirrorkit.train.step.outputs import unpack_batch
+from mirrorkit.whole import is_whole
+
+
+@dataclass(frozen=True)
+class ClassWeights:
+    """Turns class weights into sample weights: `(x, y) -> (x, y, sample_weight)`.
+
+    Attributes:
+        table: the weight of each class.
+    """
+
+    table: tuple[float, ...]
+
+    @classmethod
+    def of(cls, class_weight: Mapping[int, float], element_spec: Spec) -> ClassWeights:
+        """Take what `fit(class_weight=...)` was given.
+
+        Raises:
+            StepError: something else than weights by class index; data without a single target, or with weights.
+        """
+        batch = unpack_batch(element_spec)
+        if batch.weight is not None or not isinstance(batch.y, tf.TypeSpec) or (batch.y.shape.rank or 0) > 2:
+            raise StepError(
+                "class_weight needs elements (x, y) with a single target, classes [N] or one-hot [N, C]; found "
+                f"{element_spec}. With sample weights in the data, multiply the class weights into them."
+            )
+        if not all(is_whole(index, 0) for index in class_weight):
+            raise StepError(
+                f"class_weight maps class indices (whole numbers from 0 on) to weights, found {class_weight}."
+            )
+        return cls(tuple(float(class_weight.get(index, 1.0)) for index in range(max(class_weight) + 1)))
+
+    def __call__(self, x: Nest, y: tf.Tensor) -> tuple[Nest, tf.Tensor, tf.Tensor]:
+        """Add the weights of a batch's examples."""
+        classes = len(self.table)
+        one_hot = len(y.shape) == 2 and y.shape[-1] != 1
+        index = tf.argmax(y, -1) if one_hot else tf.reshape(tf.cast(y, tf.int64), [-1])
+        weight = tf.gather(tf.constant(self.table), tf.minimum(index, classes - 1))
+        return x, y, tf.where(index < classes, weight, 1.0)

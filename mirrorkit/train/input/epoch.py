@@ -1,0 +1,175 @@
+"""The batches of one epoch as compiled calls take them, and how far it is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from mirrorkit._types import Batch, Nest, Spec
+from mirrorkit.data.distribute import untuned
+from mirrorkit.data.rows import HOST
+from mirrorkit.errors import StepError
+from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
+
+Sizes = tuple[int | None, ...]  # of the batches of one update; None where a size is not known before it runs
+
+
+class Part(NamedTuple):
+    """Successive updates of which each takes batches of the same sizes; a call makes them by one compiled function."""
+
+    first: int  # number of its first batch in the epoch
+    updates: int
+    sizes: Sizes
+
+    @property
+    def batches(self) -> int:
+        """How many batches it takes."""
+        return self.updates * len(self.sizes)
+
+
+class EpochIterator:
+    """An epoch's batches, and the next one's number: what all kinds of data have in common.
+
+    Args:
+        source: what a compiled call is given to take its batches from: a nest of tensors, or an iterator.
+        steps: how many batches there are; None where nobody knows.
+        size: examples in a batch, where it is known.
+        whole: how many batches have that size.
+        last: examples in a batch after those, where it is known.
+        position: batches that are done already.
+    """
+
+    kind: Hashable = "host"  # those of one kind share their compiled functions
+    on_device = False
+
+    def __init__(
+        self,
+        source: Nest,
+        *,
+        steps: int | None,
+        size: int | None,
+        whole: int,
+        last: int | None = None,
+        position: int = 0,
+    ) -> None:
+        self.source = source
+        self.steps = steps
+        self.position = position
+        self.size = size
+        self._whole = whole
+        self._last = last
+
+    @property
+    def element_spec(self) -> Spec:
+        """Shapes and dtypes of what the batches are taken from."""
+        return self.source.element_spec
+
+    @property
+    def devices(self) -> Nest:
+        """Where the parts of `source` lie: the same nest, of the names of devices."""
+        return HOST
+
+    @property
+    def left(self) -> int | None:
+        """How many batches are left; None where nobody knows."""
+        return None if self.steps is None else self.steps - self.position
+
+    def advance(self, steps: int) -> None:
+        """Take note of batches that are done."""
+        self.position += steps
+
+    def parts(self, steps: int, accumulate: int = 1) -> Iterator[Part]:
+        """Divide the next `steps` batches into runs of updates that are alike.
+
+        Every update takes `accumulate` whole batches; what is left over at the end is an update of its own.
+        """
+        first = self.position
+        whole = min(steps, max(0, self._whole - first))
+        updates, left = divmod(whole, accumulate)
+        if updates:
+            yield Part(first, updates, (self.size,) * accumulate)
+        rest = (self.size,) * left + (self._last,) * (steps - whole)
+        for done in range(0, len(rest), accumulate):
+            yield Part(first + updates * accumulate + done, 1, rest[done : done + accumulate])
+
+    def size_of(self, batch: int) -> int | None:
+        """Return how many examples the batch of this number has; None where that is not known."""
+        return self.size if batch < self._whole else self._last
+
+    def batch(self, source: Nest, index: tf.Tensor, size: int | None) -> GlobalBatch:
+        """Return the next batch, the `index`-th of the epoch; in a compiled call, which is given `source`."""
+        raise NotImplementedError
+
+
+class HostIterator(EpochIterator):
+    """Batches that tf.data makes on the host.
+
+    Batches may be looked at before the first update takes them, to be compared or checked. To read them a second time
+    would move a shuffle on, or a generator of the user's; so they are kept, and the first update takes them from there.
+
+    Args:
+        dataset: the batches.
+        look_at: how many of them to read now, as many as the first update takes; 0 for none.
+        **options: as in `EpochIterator`.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, *, look_at: int = 0, **options: Any) -> None:
+        iterator = iter(untuned(dataset))
+        self.first: Batch | None = None
+        self._rest: Any = None  # the batches after those that were looked at
+        if look_at:
+            batches = list(itertools.islice(iterator, look_at))
+            self.first = batches[0] if batches else None
+            kept = dataset.take(0)  # for its shapes, which a batch by itself does not tell
+            for batch in reversed(batches):
+                kept = tf.data.Dataset.from_tensors(batch).concatenate(kept)
+            iterator, self._rest = iter(untuned(kept)), iterator
+        super().__init__(iterator, **options)
+
+    def parts(self, steps: int, accumulate: int = 1) -> Iterator[Part]:
+        """Divide the next batches; those that were looked at are a part of their own."""
+        for part in super().parts(steps, accumulate):
+            if self._rest is not None:
+                yield part._replace(updates=1)
+                self._leave_looked_at()
+                part = part._replace(first=part.first + len(part.sizes), updates=part.updates - 1)
+            if part.updates:
+                yield part
+
+    def advance(self, steps: int) -> None:
+        """Take note of batches that are done."""
+        super().advance(steps)
+        if self._rest is not None:
+            self._leave_looked_at()
+
+    def _leave_looked_at(self) -> None:
+        self.source, self._rest = self._rest, None
+
+    @staticmethod  # compiled functions outlive the iterator
+    def batch(source: Nest, index: tf.Tensor, size: int | None) -> GlobalBatch:
+        """Return the next batch."""
+        del index
+        with tf.device(HOST):
+            return HostBatch(_sized(next(source), size))
+
+
+def _sized(batch: Batch, size: int | None) -> Batch:
+    """Tell TensorFlow a size that the data's specification left open."""
+    if size is None:
+        return batch
+    for tensor in tf.nest.flatten(batch):
+        if tensor.shape[0] not in (None, size):
+            raise StepError(other_size(size))
+    return tf.nest.map_structure(lambda tensor: tf.ensure_shape(tensor, [size, *tensor.shape[1:]]), batch)
+
+
+def other_size(size: int | None) -> str:
+    """Say that a batch does not have as many examples as it should."""
+    return (
+        f"A batch does not hold the {size or 'number of'} examples that its recipe says. A `map` must keep the number "
+        "of examples in a batch, and num_examples must be that of the files. For batches of any size, give a "
+        "tf.data.Dataset: train.dataset(), mapped."
+    )

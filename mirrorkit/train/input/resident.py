@@ -1,0 +1,188 @@
+"""An epoch of a set that lies on the devices, or on every worker of parameter servers: only rows' numbers travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._types import Batch, Nest, Spec
+from mirrorkit.data import Batches, Resident
+from mirrorkit.data.rows import HOST
+from mirrorkit.train.input.epoch import EpochIterator, Part
+from mirrorkit.train.step.global_batch import GlobalBatch, bounds, some_is_empty, this_replica
+
+_LARGEST_ARRAY = 2**31 - 2**20  # bytes that fit into one message between tasks
+
+Weigh = Callable[..., Any]  # makes (x, y, sample_weight) of (x, y); hashable, since compiled functions are kept by it
+
+
+class ResidentIterator(EpochIterator):
+    """Batches of a set that lies on the devices: all that stands for one is its number.
+
+    The order stays on the host, which finds out there which examples a replica needs, and how many. A device that did
+    so would have the host wait for the sizes of a smaller batch.
+
+    Args:
+        data: the recipe.
+        strategy: on whose devices the set is.
+        epoch: fixes the order.
+        steps, position: as in `EpochIterator`.
+        weigh: makes `(x, y, sample_weight)` of `(x, y)`.
+    """
+
+    on_device = True
+
+    def __init__(
+        self,
+        data: Resident,
+        strategy: tf.distribute.Strategy,
+        epoch: int,
+        *,
+        steps: int,
+        position: int = 0,
+        weigh: Weigh | None = None,
+    ) -> None:
+        whole, last = divmod(data.num_examples, data.global_batch_size)
+        with tf.device(HOST):
+            source = {"arrays": data.place(strategy), "order": _orders(data, epoch), "epoch": tf.constant(epoch)}
+        super().__init__(
+            source,
+            steps=steps,
+            size=data.global_batch_size,
+            whole=min(steps, whole),
+            last=last or None,
+            position=position,
+        )
+        self._data = data
+        self._strategy = strategy
+        self._weigh = weigh
+        self.kind = (data, weigh)
+
+    @property
+    def element_spec(self) -> Spec:
+        """Shapes and dtypes of the set."""
+        return tf.nest.map_structure(
+            lambda rows, kept: tf.TensorSpec([kept.shape[0], *rows.shape], rows.dtype),
+            self._data.rows,
+            self.source["arrays"][0],
+        )
+
+    @property
+    def devices(self) -> Nest:
+        """Where the parts of `source` lie; only what the devices gather from lies on them."""
+
+        def of(device: str) -> Nest:
+            return tf.nest.map_structure(lambda rows: HOST if rows.on_host else device, self._data.rows)
+
+        arrays = [of(device) for device in self._strategy.extended.worker_devices]
+        return {"arrays": arrays, "order": [HOST] * len(self.source["order"]), "epoch": HOST}
+
+    def batch(self, source: Nest, index: tf.Tensor, size: int | None) -> GlobalBatch:
+        """Return the batch of this number."""
+        assert size is not None  # a recipe says so
+        return _ResidentBatch(self._data, self._weigh, source, index, size)
+
+
+class _ResidentBatch:
+    """A global batch of which each replica gathers its rows on its device; see `GlobalBatch`."""
+
+    def __init__(self, data: Resident, weigh: Weigh | None, source: Nest, index: tf.Tensor, size: int) -> None:
+        self._data = data
+        self._weigh = weigh
+        self._source = source
+        self._index = index
+        self._size = size
+
+    def rows(self) -> Batch:
+        return self._rows(this_replica()[0])
+
+    def rows_or_all(self) -> tuple[Batch, bool | tf.Tensor]:
+        replicas = this_replica()[1]
+        if self._data.shards > 1 or not some_is_empty(self._size, replicas):
+            return self.rows(), False
+        # As each replica has them: augmentations draw other random numbers for each.
+        parts = [self._rows(replica) for replica in range(replicas)]
+        return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts), True
+
+    def examples(self) -> tf.Tensor:
+        return tf.constant(self._size)
+
+    def _rows(self, replica: Any) -> Batch:
+        """Return the rows of any replica, from the set on this one's device."""
+        this, replicas = this_replica()
+        arrays = self._source["arrays"]
+        own = arrays[this % len(arrays)]  # each worker has those of its own devices
+        places = self._places(replica, replicas)
+        element = tf.nest.map_structure(lambda rows, kept: rows.take(kept, places), self._data.rows, own)
+        number = None if replicas == 1 else replica
+        element = self._data.finish(element, epoch=self._source["epoch"], step=self._index, replica=number)
+        return element if self._weigh is None else self._weigh(*element)
+
+    def _places(self, replica: Any, replicas: int) -> tf.Tensor:
+        """Return a replica's part of the batch: places in the set, or in the replica's shard of it (int64 [B])."""
+        orders = self._source["order"]
+        order = orders[replica % len(orders)]
+        if len(orders) > 1:  # all that comes from a shard is the replica's own
+            replica, replicas = 0, 1
+        first, end = bounds(self._size // len(orders), replica, replicas)
+        with tf.device(HOST):
+            start = tf.cast(self._index, tf.int64) * (self._data.global_batch_size // len(orders))
+            return tf.gather(order, start + tf.range(first, end, dtype=tf.int64))  # for a slice, XLA compiles each time
+
+
+class SentIterator(EpochIterator):
+    """Batches of a set of which every worker of parameter servers was sent a copy: rows' numbers stand for them.
+
+    Args:
+        data: the recipe.
+        epoch: fixes the order.
+        steps, position: as in `EpochIterator`.
+        weigh: makes `(x, y, sample_weight)` of `(x, y)`.
+    """
+
+    def __init__(self, data: Batches, epoch: int, *, steps: int, position: int = 0, weigh: Weigh | None = None) -> None:
+        size = data.global_batch_size
+        super().__init__(None, steps=steps, size=size, whole=min(steps, data.num_examples // size), position=position)
+        self.data = data
+        self.epoch = epoch
+        self.kind = (data, weigh)
+        self._weigh = weigh
+        self._order = data.order(epoch)
+
+    @property
+    def element_spec(self) -> Spec:
+        """Shapes and dtypes of a batch."""
+        return self.data.element_spec
+
+    def columns(self, part: Part) -> list[tf.Tensor]:
+        """Return, for each batch of an update, the rows that it takes in each of the part's updates."""
+        size, numbers = self.data.global_batch_size, range(part.first, part.first + part.batches)
+        rows = [self._order[number * size : (number + 1) * size] for number in numbers]
+        return [tf.constant(np.stack(rows[i :: len(part.sizes)])) for i in range(len(part.sizes))]
+
+    def finish(self, arrays: Nest, rows: tf.Tensor, epoch: tf.Tensor, step: tf.Tensor) -> Batch:
+        """Make the batch of these rows of the set; called on the worker."""
+        element = tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays)
+        element = self.data.finish(element, epoch=epoch, step=step)
+        return element if self._weigh is None else self._weigh(*element)
+
+    def arrays(self) -> tf.data.Dataset:
+        """Return a data set whose every element is the whole set in memory."""
+        return tf.data.Dataset.from_tensors(self.data._tensors).repeat()
+
+
+def can_be_sent(data: object) -> bool:
+    """Return whether the workers of parameter servers can hold this data: a set in memory that fits into messages."""
+    if not isinstance(data, Batches):
+        return False
+    return all(array.nbytes <= _LARGEST_ARRAY for array in tf.nest.flatten(data.split.as_element()))
+
+
+def _orders(data: Resident, epoch: int) -> Sequence[tf.Tensor]:
+    """The order of the whole set, or that of each shard."""
+    if data.shards == 1:
+        return [tf.constant(data.order(epoch))]
+    return [tf.constant(data.shard_order(epoch, shard)) for shard in range(data.shards)]

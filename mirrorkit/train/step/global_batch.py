@@ -1,0 +1,140 @@
+"""A global batch as a step sees it: which rows are this replica's, and what to do when there are none.
+
+Loop reads global batches on the host, and every replica cuts out its own rows inside the compiled call. So a batch is
+split in one way on every strategy, its size stays static where it is, and no iterator lives on a device: TensorFlow's
+per-device iterators each run a tuning thread that can hold up the end of an epoch for many seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from mirrorkit._types import Batch
+from mirrorkit.data.rows import HOST
+from mirrorkit.errors import StepError
+from mirrorkit.train.step.outputs import count_examples, unpack_batch
+
+
+class GlobalBatch(Protocol):
+    """One global batch inside a compiled call, wherever its examples lie."""
+
+    def rows(self) -> Batch:
+        """Return this replica's rows; in replica context."""
+
+    def rows_or_all(self) -> tuple[Batch, bool | tf.Tensor]:
+        """Return this replica's rows, or those of all where some replica would get none; in replica context.
+
+        Also returned is whether they are those of all: a bool where that is known beforehand, else a tensor on the
+        host, which knows the size of a global batch. Every replica comes to the same without asking another.
+        """
+
+    def examples(self) -> tf.Tensor:
+        """Return the number of examples in the whole batch (int32 scalar)."""
+
+
+class HostBatch:
+    """A global batch on the host.
+
+    The rows of a replica are consecutive and in the order of the replicas; the first replicas get
+    `ceil(batch / replicas)` each, the last ones what is left, which may be nothing.
+
+    Args:
+        batch: a nest of tensors with the same first dimension.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def rows(self) -> Batch:
+        """See `GlobalBatch`."""
+        replica, replicas = this_replica()
+        return self._batch if replicas == 1 else self._cut(replica, replicas)
+
+    def rows_or_all(self) -> tuple[Batch, bool | tf.Tensor]:
+        """See `GlobalBatch`."""
+        replica, replicas = this_replica()
+        with tf.device(HOST):
+            is_all = some_is_empty(self.examples(), replicas)
+            if isinstance(is_all, bool):
+                return self._batch if is_all else self.rows(), is_all
+            # as if it were alone
+            return self._cut(tf.where(is_all, 0, replica), tf.where(is_all, 1, replicas)), is_all
+
+    def examples(self) -> tf.Tensor:
+        """See `GlobalBatch`."""
+        return count_examples(unpack_batch(self._batch))
+
+    def _cut(self, replica: Any, replicas: Any) -> Batch:
+        def rows(tensor: tf.Tensor) -> tf.Tensor:
+            first, end = bounds(tf.shape(tensor)[0] if tensor.shape[0] is None else tensor.shape[0], replica, replicas)
+            return tensor[first:end]
+
+        with tf.device(HOST):  # cut first, so that only a replica's own rows travel to its device
+            return tf.nest.map_structure(rows, self._batch)
+
+
+class OwnRows:
+    """Rows that are a replica's own already, as `strategy.run` gives them to a custom training loop.
+
+    Args:
+        rows: a nest of tensors with the same first dimension.
+    """
+
+    def __init__(self, rows: Batch) -> None:
+        self._rows = rows
+
+    def rows(self) -> Batch:
+        """See `GlobalBatch`."""
+        return self._rows
+
+    def rows_or_all(self) -> tuple[Batch, bool | tf.Tensor]:
+        """See `GlobalBatch`; where a size is not static, the replicas ask each other, and a GPU's host waits for it.
+
+        Raises:
+            StepError: this replica's rows are of static size 0.
+        """
+        context = tf.distribute.get_replica_context()
+        replicas, size = context.num_replicas_in_sync, tf.nest.flatten(self._rows)[0].shape[0]
+        if size == 0:
+            raise StepError(
+                "A replica got no example of this batch, and the model has synchronized layers, which wait for every "
+                "replica. Train with a Loop, which shares such a batch among all of them, or with larger batches."
+            )
+        if replicas == 1 or size is not None:  # shares of static size are taken to be nowhere empty
+            return self._rows, False
+        own = tf.cast(count_examples(unpack_batch(self._rows)), tf.int64)
+        sizes = context.all_gather(own[tf.newaxis], axis=0)
+        first = tf.reduce_sum(sizes[: context.replica_id_in_sync_group])
+        is_all = tf.reduce_any(sizes == 0)
+        begin = tf.where(is_all, tf.zeros_like(first), first)
+        end = tf.where(is_all, tf.reduce_sum(sizes), first + own)
+        return tf.nest.map_structure(lambda tensor: context.all_gather(tensor, axis=0)[begin:end], self._rows), is_all
+
+    def examples(self) -> tf.Tensor:
+        """See `GlobalBatch`; in replica context."""
+        own = count_examples(unpack_batch(self._rows))
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+
+def this_replica() -> tuple[Any, int]:
+    """Return this replica's number (a Python int where it is known) and how many there are; in replica context."""
+    context = tf.distribute.get_replica_context()
+    replica = context.replica_id_in_sync_group
+    static = tf.get_static_value(replica)
+    return (replica if static is None else int(static)), context.num_replicas_in_sync
+
+
+def bounds(size: Any, replica: Any, replicas: Any) -> tuple[Any, Any]:
+    """Return the first row of a batch of `size` rows that belongs to `replica`, and the first that no longer does."""
+    largest = -(-size // replicas)
+    least = min if isinstance(size, int) and isinstance(replica, int) else tf.minimum
+    return least(replica * largest, size), least((replica + 1) * largest, size)
+
+
+def some_is_empty(size: int | tf.Tensor, replicas: int) -> bool | tf.Tensor:
+    """Return whether one of the replicas gets no row of a batch of this size; a bool where that is known beforehand."""
+    static = tf.get_static_value(size)
+    first, end = bounds(size if static is None else int(static), replicas - 1, replicas)  # of the last one
+    return replicas > 1 and first >= end

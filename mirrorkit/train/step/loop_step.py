@@ -1,0 +1,75 @@
+"""The seam between `Loop` and what it runs: whatever has these methods can be trained, evaluated and predicted with.
+
+`Supervised` (a `mk.train.Step`) and `Custom` (a user's own step) are the two that have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
+
+import tensorflow as tf
+
+from mirrorkit._types import Batch, KerasModel, Logs, Nest, Spec, Variable
+from mirrorkit.train.step.clock import Clock
+from mirrorkit.train.step.global_batch import GlobalBatch
+
+Pass = Literal["train", "test"]
+
+
+class LoopStep(Protocol):
+    """A step that is built for a strategy.
+
+    Its *totals* are a flat float vector of sums over examples. They add up over the steps of an epoch, and become logs
+    at the end of each call: so many numbers, whatever the metrics.
+
+    Attributes:
+        accumulate: how many successive global batches make one update.
+        loss_index: the entry of the totals that is not finite where the loss is not; entry 0 counts the examples.
+        clock: what the host knows of the step that is running.
+    """
+
+    accumulate: int
+    loss_index: int
+    clock: Clock
+
+    @property
+    def model(self) -> KerasModel:
+        """What callbacks see."""
+
+    @property
+    def variables(self) -> list[Variable]:
+        """All that it may change."""
+
+    def require(self, what: Literal["evaluate", "predict"]) -> None:
+        """Raise a `StepError` where it cannot do this."""
+
+    def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
+        """Check batches like these, and find out, the first time, what their totals hold."""
+
+    def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
+        """Return what checks a global batch before the first pass of this kind; None where nothing needs a check."""
+
+    def totals_size(self, what: Pass = "train") -> int:
+        """Return the number of values in the totals; after `prepare`."""
+
+    @property
+    def modes(self) -> Mapping[str, str]:
+        """For each log name "max" or "min", whichever is better, where that is known; after `prepare`."""
+
+    def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
+        """Make one update of these batches and return its totals; in cross-replica context.
+
+        Args:
+            batches: as many as `accumulate` says, or fewer at the end of the data.
+            first_part: number of the first batch among those of which parts draw random numbers of their own.
+        """
+
+    def test(self, batch: GlobalBatch) -> tf.Tensor:
+        """Return what this replica's rows add to the totals, without training; in replica context."""
+
+    def predict(self, batch: GlobalBatch) -> Nest:
+        """Return the outputs for this replica's rows; in replica context."""
+
+    def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
+        """Turn totals, of one step or added up over many, into logs by name."""

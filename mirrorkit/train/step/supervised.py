@@ -1,0 +1,219 @@
+"""A built `Step`: model, loss, metrics and optimizer under one strategy, as `Loop` runs them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, Spec, Sums, Variable
+from mirrorkit.strategy import is_parameter_server, is_tpu
+from mirrorkit.train.reduce.update import Update
+from mirrorkit.train.step import requirements
+from mirrorkit.train.step.accumulation import RunningSums
+from mirrorkit.train.step.averages import Averages
+from mirrorkit.train.step.calling import predict_with
+from mirrorkit.train.step.clock import Clock
+from mirrorkit.train.step.compiled import compile_model
+from mirrorkit.train.step.functions import LOSS, Changing, Clip, Functions
+from mirrorkit.train.step.global_batch import GlobalBatch
+from mirrorkit.train.step.layer_state import LayerState
+from mirrorkit.train.step.loop_step import Pass
+from mirrorkit.train.step.loss_scale import LossScale
+from mirrorkit.train.step.outputs import unpack_batch
+from mirrorkit.train.step.static_shapes import require_tpu_precision
+from mirrorkit.variables import native
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `Step` was given beside model and optimizer; see there."""
+
+    losses: Mapping[str, Any]
+    metrics: Mapping[str, Any]
+    clip: Clip
+    accumulate: int
+    loss_scale: LossScale | None
+    ema: float | None
+    unchecked: Sequence[str]
+    bucket_mib: float
+    jit_compile: bool
+
+
+class Supervised:
+    """The `LoopStep` of a `Step`; making one creates what is missing (slots, averages, loss scale) in the scope.
+
+    Args:
+        strategy: in whose scope model and optimizer were created.
+        model: a Keras model.
+        optimizer: a Keras optimizer.
+        options: the rest of what `Step` was given.
+
+    Raises:
+        StepError: the model is not built, or was created outside of the scope.
+    """
+
+    loss_index = LOSS
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, model: KerasModel, optimizer: KerasOptimizer, options: Options
+    ) -> None:
+        requirements.check_model(model, scaled=options.loss_scale is not None)
+        if is_tpu(strategy):
+            require_tpu_precision(model)
+        requirements.check_variables(
+            strategy, [*model.trainable_variables, *model.non_trainable_variables, *optimizer.variables]
+        )
+        weights = list(model.trainable_variables)
+        self.averages: Averages | None = None
+        self.scale: list[Variable] = []  # the loss scale, good steps, skipped steps
+        with strategy.scope():
+            optimizer.build(weights)
+            requirements.check_built_for(optimizer, model)
+            compile_model(model, optimizer, loss=options.losses["loss"], **options.metrics)
+            if options.ema is not None:
+                self.averages = Averages(options.ema, weights)
+            if options.loss_scale is not None:
+                self.scale = options.loss_scale.create()
+        self.strategy = strategy
+        self.model = model
+        self.accumulate = options.accumulate
+        self._options = options
+        self._checked: set[Pass] = set()  # before which kind of pass a batch was checked
+        state = LayerState(model)
+        self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds)
+        averages = [] if self.averages is None else self.averages.variables
+        self._changing = Changing(weights, list(optimizer.variables), state.variables, averages, self.scale)
+        self._functions = Functions(
+            model,
+            optimizer,
+            state=state,
+            variables=self._changing,
+            clip=options.clip,
+            averages=self.averages,
+            loss_scale=options.loss_scale,
+            clock=self.clock,
+            shards=strategy.num_replicas_in_sync * options.accumulate,
+            jit_compile=options.jit_compile,
+        )
+        self._update = Update(
+            strategy,
+            self._changing.flat,
+            self._functions.new_values,
+            bucket_mib=options.bucket_mib,
+            last_wins=self.scale[:2],  # the scale and its counter
+        )
+        self._running = RunningSums(strategy)
+
+    @property
+    def variables(self) -> list[Variable]:
+        """Weights, layer state, optimizer slots, averages, loss scale."""
+        weights, slots, state, averages, scale = self._changing
+        return [*weights, *state, *slots, *averages, *scale]
+
+    @property
+    def accumulators(self) -> list[list[tf.Variable]]:
+        """With `accumulate` the variables that add up an update's batches, of each replica of this worker."""
+        return self._running.variables
+
+    def require(self, what: Literal["evaluate", "predict"]) -> None:
+        """See `LoopStep`: it can do everything."""
+
+    def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
+        """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
+        requirements.check_still_trainable(self.model, self._changing.weights)
+        self.clock.require_same_schedule()
+        batch = unpack_batch(element_spec)
+        requirements.check_tensors(tuple(batch))
+        requirements.check_batched(self.model, batch.x)
+        requirements.check_rows(batch)
+        self._functions.resolve(batch, self._options.losses, self._options.metrics)
+
+    def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
+        """Return what checks a global batch before the first step to "train" or "test"; None without need."""
+        shards = self.strategy.num_replicas_in_sync * (self.accumulate if what == "train" else 1)
+        return None if shards == 1 or self._checked & {what, "train"} else functools.partial(self._check_batch, what)
+
+    def _check_batch(self, what: Pass, batch: Batch) -> None:
+        self.prepare(batch)
+        replicas = self.strategy.num_replicas_in_sync
+        self._functions.check_batch(self.values(), batch, replicas, self._options.unchecked, training=what == "train")
+        self._checked.add(what)
+
+    def totals_size(self, what: Pass = "train") -> int:
+        """Return the number of values in the totals, the same for both passes."""
+        return self._functions.totals_size
+
+    @property
+    def modes(self) -> Mapping[str, str]:
+        """For each log name "max" or "min", where Keras knows it."""
+        return self._functions.modes
+
+    def sums(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> Sums:
+        """Compute this replica's sums over its rows of a batch; in replica context. See `Step.compute`."""
+        rows, copies = self._functions.rows(batch)
+        self.prepare(rows)
+        now = self.clock.now()
+        sums = self._functions.train_sums(self.values(now.seeds), unpack_batch(rows).present, now.place(part))
+        return sums if copies is None else copies.weigh(sums)
+
+    def update(self, sums: Sums) -> tf.Tensor:
+        """Reduce what `sums` returned on each replica, write the new values, and return the totals; cross-replica."""
+        return self._update(sums)
+
+    def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
+        """Make one update; see `LoopStep`."""
+        if len(batches) > 1 and not is_parameter_server(self.strategy):
+            for part, batch in enumerate(batches):  # one after the other: their gradients are never all in memory
+                self.add(batch, part)
+            return self.finish()
+
+        def sums() -> Sums:  # in one graph, without variables of a worker's own: any worker can run it
+            parts = [self.sums(batch, first_part + i) for i, batch in enumerate(batches)]
+            return parts[0] if len(parts) == 1 else tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
+
+        return self._update.after(sums)()
+
+    def add(self, batch: GlobalBatch, part: int | tf.Tensor) -> None:
+        """Compute the sums of one of an update's batches and add them to the others'; `finish` comes last.
+
+        Args:
+            batch: one of them.
+            part: 0 for the first batch of an update (its sums replace those of the last update), then 1, 2, ...
+        """
+        self.strategy.run(lambda: self._running.add(self.sums(batch, part), part))
+
+    def finish(self) -> tf.Tensor:
+        """Update from what `add` has added up; returns the totals of all its batches."""
+        return self._update.after(self._running.read)()
+
+    def test(self, batch: GlobalBatch) -> tf.Tensor:
+        """Return the totals of this replica's rows; see `LoopStep`."""
+        rows = batch.rows()
+        self.prepare(rows)
+        return self._functions.test_totals(self.values(), unpack_batch(rows).present)
+
+    def predict(self, batch: GlobalBatch) -> Nest:
+        """Return the model's outputs for this replica's rows; see `LoopStep`."""
+        requirements.check_predicts_as_keras(self.model)
+        return predict_with(self.model, unpack_batch(batch.rows()).x)
+
+    def objective(self, weights: list[tf.Tensor], state: list[tf.Tensor], rows: Batch, shard: int) -> tf.Tensor:
+        """Return what a training step on a shard minimizes, computed eagerly with these values; for `mk.checks`."""
+        self.prepare(rows)
+        place = tf.stack([self.clock.read().count, tf.constant(shard, tf.int64)])
+        return self._functions.objective(weights, state, unpack_batch(rows).present, place)
+
+    def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
+        """Turn totals into Keras's logs: the loss, then each metric."""
+        return self._functions.logs(totals)
+
+    def values(self, known: Mapping[int, tf.Tensor] | None = None) -> Changing:
+        """Read what the computation on a replica depends on, where it is not known by the id of its variable."""
+        known, groups = known or {}, self._changing._replace(slots=[], averages=[])
+        return Changing(
+            *[[known[id(v)] if id(v) in known else tf.convert_to_tensor(native(v)) for v in group] for group in groups]
+        )

@@ -1,0 +1,237 @@
+"""A step of the user's own that evaluates, predicts, and makes several updates of a batch, one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import KINDS, largest_difference, plain_dataset
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+class Line:
+    """Least squares, with a test and a prediction."""
+
+    def __init__(self) -> None:
+        keras.utils.set_random_seed(0)
+        self.net = keras.Sequential([keras.Input((4,)), L.Dense(1)])
+        self.optimizer = keras.optimizers.SGD(0.1)
+
+    @property
+    def variables(self) -> list[Any]:
+        return [*self.net.trainable_variables, *self.optimizer.variables]
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        with strategy.scope():
+            self.optimizer.build(self.net.trainable_variables)
+        self._update = mk.train.Update(strategy, self.variables, self._new_values)
+
+    def compute(self, batch: Any) -> Any:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((self.net(x) - y) ** 2)
+        weights = [variable.value for variable in self.net.trainable_variables]
+        return {"gradients": tape.gradient(loss, weights), "loss": loss, "examples": tf.cast(tf.shape(x)[0], "float32")}
+
+    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> Any:
+        return self._update(sums)
+
+    def test(self, batch: Any) -> dict[str, tf.Tensor]:
+        x, y = batch
+        error = self.net(x) - y
+        return {"loss": (error**2)[:, 0], "mae": tf.abs(error)[:, 0]}
+
+    def predict(self, batch: Any) -> Any:
+        return {"y": self.net(batch[0])}
+
+    def _new_values(self, sums: Any, values: Any) -> Any:
+        count = len(self.net.trainable_variables)
+        gradients = [gradient / sums["examples"] for gradient in sums["gradients"]]
+        new = mk.optim.functional_apply(self.optimizer, values[:count], values[count:], gradients)
+        return [*new[0], *new[1]], {"loss": sums["loss"] / sums["examples"]}
+
+
+def _loop(strategy: Any, step: Any = Line, **options: Any) -> mk.train.Loop:
+    with strategy.scope():
+        made = step()
+    return mk.train.Loop(strategy, made, **options)
+
+
+@pytest.mark.parametrize("where", KINDS, ids=str)
+def test_evaluate_and_predict_as_keras(where: Any, strategy_of: Any, numbers: Any) -> None:
+    """Exact with a partial last batch (60 in batches of 13: the last one has 8, on four replicas 2 each)."""
+    loop = _loop(strategy_of(*where))
+    data = plain_dataset(*numbers, batch=13)
+    x, y = numbers
+    expected = np.asarray(loop.step.net(x))
+    logs = loop.evaluate(data)
+    assert logs == {
+        "loss": pytest.approx(np.mean((expected - y) ** 2), rel=1e-5),
+        "mae": pytest.approx(np.mean(np.abs(expected - y)), rel=1e-5),
+    }
+    np.testing.assert_allclose(loop.predict(data)["y"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [mk.data.batches, mk.data.resident], ids=lambda make: make.__name__)
+def test_validation_with_an_empty_share(make: Any, strategy_of: Any, numbers: Any) -> None:
+    """61 examples in batches of 20 leave one for the last batch: three of four replicas have none."""
+    x, y = (np.concatenate([part, part[:1]]) for part in numbers)
+    loop = _loop(strategy_of("mirrored", 4))
+    data = make(mk.data.arrays(x, y), global_batch_size=20)
+    report = loop.fit(data, epochs=2, validation_data=data, verbose=0)
+    assert set(report.history) == {"loss", "val_loss", "val_mae"}
+    error = np.asarray(loop.step.net(x)) - y
+    assert report.history["val_mae"][-1] == pytest.approx(np.mean(np.abs(error)), rel=1e-5)
+
+
+def test_warm_up_compiles_the_evaluation_too(strategy_of: Any, numbers: Any) -> None:
+    loop = _loop(strategy_of("mirrored", 2))
+    data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=20)
+    before = loop.step.net.get_weights()
+    loop.warm_up(data)
+    assert all(map(np.array_equal, before, loop.step.net.get_weights()))
+    compiled = loop._passes.calls.traces
+    loop.fit(data, validation_data=data, verbose=0)
+    assert compiled == loop._passes.calls.traces == 2
+
+
+@pytest.mark.parametrize(
+    ("returned", "match"),
+    [
+        (lambda x, y: tf.reduce_mean(x), "must return a dict of logs"),
+        (lambda x, y: {}, "must return a dict of logs"),
+        (lambda x, y: {"loss": tf.reduce_mean(x)}, r"one value per example.*\(\).*'loss'"),
+        (lambda x, y: {"loss": x}, "one value per example.*'loss'"),
+    ],
+    ids=["no dict", "empty", "scalar", "several"],
+)
+def test_what_test_must_return(returned: Any, match: str, strategy_of: Any, numbers: Any) -> None:
+    class Wrong(Line):
+        def test(self, batch: Any) -> Any:
+            return returned(*batch)
+
+    with pytest.raises(StepError, match=match):
+        _loop(strategy_of("mirrored", 2), Wrong).evaluate(plain_dataset(*numbers, batch=20))
+
+
+class Alternating:
+    """Two nets that play against each other: the judge is updated first, and the painter sees the new judge."""
+
+    def __init__(self) -> None:
+        keras.utils.set_random_seed(1)
+        self.painter = keras.Sequential([keras.Input((4,)), L.Dense(3, activation="tanh"), L.Dense(1)])
+        self.judge = keras.Sequential([keras.Input((1,)), L.Dense(3, activation="tanh"), L.Dense(1)])
+        self.optimizers = [keras.optimizers.SGD(0.05), keras.optimizers.SGD(0.02)]
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        nets = self.judge, self.painter
+        self._updates = []
+        for net, optimizer in zip(nets, self.optimizers, strict=True):
+            with strategy.scope():
+                optimizer.build(net.trainable_variables)
+            variables = [*net.trainable_variables, *optimizer.variables]
+            new_values = _Sgd(optimizer, len(net.trainable_variables))
+            self._updates.append(mk.train.Update(strategy, variables, new_values))
+
+    @property
+    def variables(self) -> list[Any]:
+        optimizers = [variable for optimizer in self.optimizers for variable in optimizer.variables]
+        return [*self.judge.variables, *self.painter.variables, *optimizers]
+
+    def losses(self, x: Any, y: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        fake = self.judge(self.painter(x))
+        return tf.nn.softplus(-self.judge(y)) + tf.nn.softplus(fake), tf.nn.softplus(-fake)
+
+    def train(self, strategy: tf.distribute.Strategy, batch: Any) -> dict[str, tf.Tensor]:
+        logs = {}
+        for i, (name, net) in enumerate([("judge", self.judge), ("painter", self.painter)]):
+
+            def sums(batch: Any, i: int = i, net: Any = net) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(self.losses(*batch)[i])
+                gradients = tape.gradient(loss, [variable.value for variable in net.trainable_variables])
+                return {"gradients": gradients, "loss": loss, "examples": tf.cast(tf.shape(batch[0])[0], "float32")}
+
+            logs[f"{name}_loss"] = self._updates[i](strategy.run(sums, args=(batch,)))
+        return logs
+
+
+class _Sgd:
+    def __init__(self, optimizer: Any, count: int) -> None:
+        self._optimizer = optimizer
+        self._count = count
+
+    def __call__(self, sums: Any, values: Any) -> Any:
+        gradients = [gradient / sums["examples"] for gradient in sums["gradients"]]
+        weights, slots = values[: self._count], values[self._count :]
+        new = mk.optim.functional_apply(self._optimizer, weights, slots, gradients)
+        return [*new[0], *new[1]], sums["loss"] / sums["examples"]
+
+
+def _by_hand(data: Any, epochs: int) -> tuple[Alternating, list[float]]:
+    step, means = Alternating(), []
+    nets = step.judge, step.painter
+    for _ in range(epochs):
+        total, count = 0.0, 0
+        for batch in data:
+            for i, net in enumerate(nets):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(step.losses(*batch)[i])
+                step.optimizers[i].apply(tape.gradient(loss, net.trainable_variables), net.trainable_variables)
+            total += float(loss) * len(batch[0])
+            count += len(batch[0])
+        means.append(total / count)
+    return step, means
+
+
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 3), ("central_storage", 2)], ids=str)
+def test_several_updates_of_a_batch_one_after_the_other(where: Any, strategy_of: Any, numbers: Any) -> None:
+    data = plain_dataset(*numbers, batch=22)  # the last one has 16, which three replicas cannot share equally
+    expected, means = _by_hand(data, 3)
+    loop = _loop(strategy_of(*where), Alternating, steps_per_call=2)
+    report = loop.fit(data, epochs=3, verbose=0)
+    weights = [*loop.step.judge.get_weights(), *loop.step.painter.get_weights()]
+    wanted = [*expected.judge.get_weights(), *expected.painter.get_weights()]
+    assert largest_difference(weights, wanted) < 1e-6  # measured: 6e-8
+    np.testing.assert_allclose(report.history["painter_loss"], means, rtol=1e-5)
+
+
+def test_callbacks_see_a_model_that_holds_the_nets(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
+    loop = _loop(strategy_of("mirrored", 2), Alternating)
+    data = plain_dataset(*numbers, batch=20)
+    saver = keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.weights.h5", save_weights_only=True)
+    stopping = keras.callbacks.EarlyStopping("judge_loss", mode="max", min_delta=1e9, restore_best_weights=True)
+    report = loop.fit(data, epochs=4, callbacks=[saver, stopping], verbose=0)
+    assert len(report.epochs) == 2
+    assert isinstance(stopping.model, keras.Model)
+    trained = loop.step.painter.get_weights()
+    stopping.model.load_weights(tmp_path / "2.weights.h5")
+    assert largest_difference(loop.step.painter.get_weights(), trained) > 1e-4  # the best ones were those of epoch 1
+    stopping.model.load_weights(tmp_path / "1.weights.h5")
+    assert largest_difference(loop.step.painter.get_weights(), trained) == 0
+
+
+def test_checkpoints_of_several_updates(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
+    data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=20, shuffle=True)
+    whole, first, second = (_loop(strategy_of("mirrored", 2), Alternating) for _ in range(3))
+    whole.fit(data, epochs=4, verbose=0)
+    first.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    second.fit(data, epochs=4, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert largest_difference(second.step.painter.get_weights(), whole.step.painter.get_weights()) == 0
+
+
+def test_a_step_without_any_way_to_train(strategy_of: Any) -> None:
+    class Nothing:
+        def build(self, strategy: Any) -> None:
+            """Nothing to build."""
+
+    with pytest.raises(StepError, match=r"is no step: it lacks compute, update"):
+        mk.train.Loop(strategy_of("one_device", 1), Nothing())
