@@ -55,7 +55,7 @@ def make(make_loop: Any) -> Callable[..., Any]:
 def test_nothing_is_known_before_a_batch_was_seen(make: Any) -> None:
     step = make().step
     for ask in (lambda: step.totals_size, lambda: step.modes, lambda: step.logs(tf.zeros([5]))):
-        with pytest.raises(StepError, match=r"Call step\.prepare\(batch\) first"):
+        with pytest.raises(StepError, match=r"once it has seen a batch\. Call strategy\.run\(step\.compute"):
             ask()
     step.prepare((tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1])))
     assert step.totals_size == FIXED + 2
