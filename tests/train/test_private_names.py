@@ -120,4 +120,4 @@ def test_replicas_are_numbered_in_the_names_of_operations(strategy_of: Any) -> N
         return drawn
 
     tf.function(lambda: strategy.run(on_replica), autograph=False).get_concrete_function()
-    assert [seeds._replica_of(name) for name in names] == ["", "replica_1", "replica_2"]
+    assert [seeds._replica_of(name) for name in names] == [0, 1, 2]

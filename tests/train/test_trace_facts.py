@@ -38,6 +38,10 @@ def _compute(loop: Any, batch: Any, *, static: bool = True) -> Any:
     return run(*batch)
 
 
+def _functions(loop: Any) -> Any:
+    return loop.step.for_loop(loop.strategy)._functions
+
+
 def _shapes(sums: Any) -> Any:
     return tf.nest.map_structure(lambda value: (tuple(value.shape), value.dtype), sums)
 
@@ -53,12 +57,13 @@ def make(make_loop: Any) -> Callable[..., Any]:
 
 
 def test_nothing_is_known_before_a_batch_was_seen(make: Any) -> None:
-    step = make().step
-    for ask in (lambda: step.totals_size, lambda: step.modes, lambda: step.logs(tf.zeros([5]))):
+    loop = make()
+    step = loop.step.for_loop(loop.strategy)
+    for ask in (step.totals_size, lambda: step.modes, lambda: loop.step.logs(tf.zeros([5]))):
         with pytest.raises(StepError, match=r"once it has seen a batch\. Call strategy\.run\(step\.compute"):
             ask()
     step.prepare((tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1])))
-    assert step.totals_size == FIXED + 2
+    assert step.totals_size() == FIXED + 2
     assert step.modes == {"loss": "min"}
 
 
@@ -77,7 +82,7 @@ def test_facts_are_frozen_and_those_of_any_size_and_order(make: Any) -> None:
         for static in (True, False):
             loop = make()
             first, *rest = [_compute(loop, _batch(size), static=static) for size in sizes]
-            facts = loop.step._functions.facts
+            facts = _functions(loop).facts
             found.append(facts)
             shapes += [_shapes(sums) for sums in (first, *rest)]
             loop.step.update(loop.strategy, first)
@@ -90,7 +95,7 @@ def test_facts_are_frozen_and_those_of_any_size_and_order(make: Any) -> None:
 def test_what_is_frozen_has_no_gradient_and_does_not_change(make: Any) -> None:
     loop = make()
     _compute(loop, _batch(6))
-    facts, model = loop.step._functions.facts, loop.step.model
+    facts, model = _functions(loop).facts, loop.step.model
     assert facts.has_gradient == ((True,) * 6,)  # of the trainable weights, all but those of the frozen layer
     changes = dict(zip([variable.name for variable in model.non_trainable_variables], facts.changes, strict=True))
     assert changes == {
@@ -116,8 +121,8 @@ def test_terms_are_known_by_what_divides_them(make: Any) -> None:
     batch = x, {"plain": y, "masked": np.stack([y] * 4, 1)}
     run = tf.function(lambda: loop.strategy.run(loop.step.compute, args=(batch,)), autograph=False)
     run()
-    facts = loop.step._functions.facts
-    outputs = loop.step._functions.totals.names
+    facts = _functions(loop).facts
+    outputs = _functions(loop).totals.names
     masked = FIXED + 2 * outputs.index("masked") + 1
     assert facts.divisors == (EXAMPLES, masked)
     owners = [variable.path.split("/")[0] for variable in loop.step.model.trainable_variables]
@@ -164,10 +169,10 @@ def test_a_trace_that_finds_something_else_is_refused(make: Any) -> None:
 
     loop = make(lambda: sequential((4,), Fickle(3), L.Dense(1)))
     _compute(loop, _batch(6))
-    facts = loop.step._functions.facts
+    facts = _functions(loop).facts
     with pytest.raises(StepError, match="other weights have a gradient"):
         _compute(loop, _batch(2))
-    assert loop.step._functions.facts is facts
+    assert _functions(loop).facts is facts
 
 
 def test_sums_hold_no_none(make: Any) -> None:
