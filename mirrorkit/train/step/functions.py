@@ -126,8 +126,8 @@ class Functions:
         """
         if self._totals is None:
             raise StepError(
-                "What a step measures is known once it has seen a batch. Call strategy.run(step.compute, args=(batch,)) "
-                "first, or strategy.run(step.test, args=(batch,))."
+                "What a step measures is known once it has seen a batch. Call strategy.run(step.compute, "
+                "args=(batch,)) first, or strategy.run(step.test, args=(batch,))."
             )
         return self._totals
 
