@@ -35,8 +35,8 @@ LAYERS = [
 
 # The same within train.
 ROOMS_OF_TRAIN = [
-    *("callback", "reduce", "step", "table", "checkpoints"),
-    *("input", "calls", "parameter_server", "loop", "export"),
+    *("callback", "reduce", "step", "partitioned_table", "checkpoints"),
+    *("input", "calls", "parameter_server", "loop", "exporting"),
 ]
 
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from mirrorkit.train.checkpoints import Checkpoints
 from mirrorkit.train.checkpoints.position import Position
-from mirrorkit.train.export import export
+from mirrorkit.train.exporting import export
 from mirrorkit.train.loop.loop import Loop
 from mirrorkit.train.loop.report import Epoch, Report
+from mirrorkit.train.partitioned_table import PartitionedTable
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.step.custom import TrainStep
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.seeds import seeds_by_replica
 from mirrorkit.train.step.step import Step
-from mirrorkit.train.table import PartitionedTable
 
 __all__ = [
     "Checkpoints",
