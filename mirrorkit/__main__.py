@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 
 from mirrorkit.bench import command as bench
@@ -26,11 +27,13 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     devices = commands.add_parser(
         "devices",
-        help="check that every device computes",
-        description="Compute on every device, check the results, and report; exit code 1 when something is wrong.",
+        help="check that every device computes correct results",
+        description="Compute on every device, check the results, and list the devices. The exit code is 1 when a "
+        "device fails or a required one is missing.",
     )
     devices.add_argument("--require", metavar="KIND[:N]", help="fail unless there are such devices: gpu, or gpu:4")
-    devices.add_argument("--cpu", metavar="N", type=int, help="split the CPU into N virtual devices first")
+    devices.add_argument("--devices", metavar="cpu:N", help="split the CPU into N virtual devices first")
+    devices.add_argument("--cpu", metavar="N", type=int, help=argparse.SUPPRESS)  # the old spelling
     devices.set_defaults(run=_devices)
     launch.add(commands)
     bench.add(commands)
@@ -42,7 +45,14 @@ def _devices(options: argparse.Namespace) -> int:
     from mirrorkit import devices
 
     if options.cpu is not None:
+        warnings.warn(
+            "`devices --cpu N` is deprecated and will be removed in mirrorkit 0.3: use --devices cpu:N.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         devices.split_cpu(options.cpu)
+    if options.devices is not None:
+        devices.resolve(options.devices)
     print(devices.verify(require=options.require))
     return 0
 

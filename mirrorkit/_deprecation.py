@@ -22,7 +22,7 @@ def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     Args:
         module: its `__name__`.
         names: for each old name the full new one, "mirrorkit.package.name". A new one in a private place, such as
-            "mirrorkit.cluster.rendezvous.meet", still works, but the warning offers nothing in its place.
+            "mirrorkit.cluster.rendezvous.wait_for_all", still works, but the warning offers nothing in its place.
     """
 
     def get(name: str) -> Any:

@@ -19,15 +19,18 @@ Sums: TypeAlias = Nest  # of float tensors of static shape, which add up over th
 PerOutput: TypeAlias = Any  # one thing for the model's output, or for several a list in order or a dict by name
 Json: TypeAlias = Any  # what json.loads returns
 
+LogValue: TypeAlias = Any  # a number; of some metrics an array with a value for each class
+
 Logs: TypeAlias = "dict[str, tf.Tensor]"
 TensorLike: TypeAlias = "tf.types.experimental.TensorLike"  # what tf.convert_to_tensor takes
 ConcreteFunction: TypeAlias = "tf.types.experimental.ConcreteFunction"
 
 KerasCallback: TypeAlias = "keras.callbacks.Callback"
 KerasLayer: TypeAlias = "keras.layers.Layer"
-KerasLoss: TypeAlias = "keras.losses.Loss"  # or a function of (y_true, y_pred) that returns one value per example
 KerasMetric: TypeAlias = "keras.metrics.Metric"
 KerasModel: TypeAlias = "keras.Model"
 KerasOptimizer: TypeAlias = "keras.optimizers.Optimizer"
+Loss: TypeAlias = Any  # a keras.losses.Loss, or a function of (y_true, y_pred) that returns one value per example
+Metric: TypeAlias = Any  # a keras.metrics.Metric, its name, or a function as for a loss
 KerasVariable: TypeAlias = "keras.Variable"
 Variable: TypeAlias = "keras.Variable | tf.Variable"

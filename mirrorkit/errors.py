@@ -6,6 +6,7 @@ kind says where to look:
 | at fault | kinds |
 |---|---|
 | an argument | `ArgumentError`, and as special cases `StrategyError`, `ModelError`, `StepError`, `RecipeError` |
+| | `DeviceArgumentError`, `JobError` |
 | the environment | `BackendError`, `DeviceError`, `ClusterError` |
 | the data | `DataError` |
 | a checkpoint's content | `CheckpointError` |
@@ -38,6 +39,20 @@ class StrategyError(ArgumentError):
 
 class ClusterError(MirrorkitError, ValueError):
     """The cluster of this process is described wrongly, or one of its tasks does not answer."""
+
+
+class DeviceArgumentError(ArgumentError, DeviceError):
+    """An argument that says which devices to use cannot be read, or contradicts itself.
+
+    It is a `DeviceError` too, as it was in 0.1.
+    """
+
+
+class JobError(ArgumentError, ClusterError):
+    """A job of several tasks was asked for that cannot be started: no such script, no worker.
+
+    It is a `ClusterError` too, as it was in 0.1.
+    """
 
 
 class DataError(MirrorkitError, ValueError):

@@ -1,7 +1,8 @@
-"""The processor's model and features, from Linux; elsewhere from Python's `platform`. Needs no TensorFlow."""
+"""What Linux says about the processor; elsewhere Python's `platform`. Needs no TensorFlow."""
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -10,15 +11,20 @@ _WIDEST_FIRST = {"amx_tile": "AMX", "avx512_vnni": "AVX-512 VNNI", "avx512f": "A
 
 
 def model() -> str:
-    """The name and the widest vector instructions, such as "AMD EPYC 9654 (AVX-512 VNNI)"."""
+    """The name and the widest vectors, such as "AMD EPYC 9654 (AVX-512 VNNI)"."""
     name = _field("model name") or platform.processor() or platform.machine()
     vectors = next((text for flag, text in _WIDEST_FIRST.items() if flag in flags()), None)
     return f"{name} ({vectors})" if vectors else name
 
 
 def flags() -> frozenset[str]:
-    """The features of an x86 processor, as Linux names them: "avx2", "avx512_vnni"; empty elsewhere."""
+    """What an x86 processor can do, as Linux writes it: "avx2", "avx512_vnni"; empty elsewhere."""
     return frozenset(_field("flags").split())
+
+
+def cores() -> int:
+    """How many cores this process may use: fewer than the machine has where it is bound to some of them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _field(name: str) -> str:

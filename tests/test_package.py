@@ -16,7 +16,18 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports point up this list only: a module imports from its own line and the lines above.
 LAYERS = [
-    *("__version__", "errors", "_types", "_deprecation", "_keras", "processor", "whole", "reproducible", "variables"),
+    *(
+        "__version__",
+        "errors",
+        "_types",
+        "_deprecation",
+        "_keras",
+        "processor",
+        "stop_signals",
+        "subprocesses",
+        "whole",
+    ),
+    *("whole", "reproducible", "variables"),
     *("cluster", "devices", "strategy", "batching", "timing"),
     *("data", "models", "optim", "train", "placement", "checks", "parallel", "launch", "testing", "bench", "__main__"),
 ]
@@ -24,8 +35,8 @@ LAYERS = [
 
 # The same within train.
 ROOMS_OF_TRAIN = [
-    *("callback", "reduce", "step", "table", "checkpoints"),
-    *("input", "calls", "parameter_server", "loop", "export"),
+    *("callback", "reduce", "step", "partitioned_table", "checkpoints"),
+    *("input", "calls", "parameter_server", "loop", "exporting"),
 ]
 
 

@@ -25,6 +25,14 @@ def test_the_model_names_the_widest_vectors(tmp_path, monkeypatch, more, vectors
     assert processor.flags() == {"fpu", "sse2", "avx", "avx2", *more.split()}
 
 
+def test_cores_are_those_that_this_process_may_use(monkeypatch):
+    monkeypatch.setattr(processor.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(processor.os, "sched_getaffinity", lambda pid: {0, 5, 7}, raising=False)
+    assert processor.cores() == 3
+    monkeypatch.delattr(processor.os, "sched_getaffinity")
+    assert processor.cores() == 64
+
+
 def test_where_linux_tells_nothing_python_is_asked(tmp_path, monkeypatch):
     monkeypatch.setattr(processor, "_INFO", tmp_path / "no-such-file")
     monkeypatch.setattr(processor.platform, "processor", lambda: "arm")

@@ -22,7 +22,7 @@ import tensorflow as tf
 from contenders import hand_written
 
 import mirrorkit as mk
-from mirrorkit.placement.walk import Tally, walk
+from mirrorkit.placement import Tally, walk
 from mirrorkit.variables import copies
 
 OPTIMIZERS = {

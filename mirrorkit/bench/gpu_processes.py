@@ -80,8 +80,8 @@ def closeness(
     rows = []
     for exactness in tf32:
         tf.config.experimental.enable_tensor_float_32_execution(exactness)
-        expected, *controls = testing.train_trials(arrangement, one, [same, *others])
-        (found,) = testing.train_trials(arrangement, many, [same], like=expected)
+        expected, *controls = testing.train(arrangement, one, [same, *others])
+        (found,) = testing.train(arrangement, many, [same], like=expected)
         pairs = zip(found.updates, expected.updates, strict=True)
         by_step = [max(testing.distances(*pair).values()) for pair in pairs]
         control = max(testing.Comparison(expected, other).difference for other in controls)

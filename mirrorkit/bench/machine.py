@@ -28,10 +28,9 @@ def about(*packages: str) -> dict[str, Any]:
     Args:
         *packages: more distributions whose versions are wanted, where they are installed.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "processor": processor.model(),
-        "cores": cores,
+        "cores": processor.cores(),
         "memory_gib": _memory(),
         "gpus": _gpus(),
         "system": f"{platform.system()} {platform.release()}",

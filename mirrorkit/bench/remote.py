@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+from mirrorkit import subprocesses
 from mirrorkit._deprecation import renamed
 from mirrorkit.errors import MirrorkitError
 
@@ -59,7 +59,7 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
         self._answering = [i for i, member in enumerate(members) if member.answers]
 
     def _start(self, index: int, member: Member) -> tuple[subprocess.Popen[bytes], Connection]:
-        path = [str(Path(__file__).resolve().parents[2]), *(entry or os.getcwd() for entry in sys.path)]
+        path = [entry or os.getcwd() for entry in sys.path]
         environment = {
             "TF_CPP_MIN_LOG_LEVEL": "2",
             **os.environ,
@@ -69,14 +69,13 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
         }
         ours, theirs = Pipe()
         with theirs, open(self._log(index), "wb") as log:
-            process = subprocess.Popen(
+            process = subprocesses.start(
                 [sys.executable, "-m", "mirrorkit.bench.serve", str(theirs.fileno())],
-                env=environment,
+                environment=subprocesses.with_mirrorkit(environment),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
             )
         self._send(ours, (self._target, dict(member.arguments), member.core))
         return process, ours
@@ -119,8 +118,7 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
     def __exit__(self, *_: object) -> None:
         """End the processes and whatever they started."""
         for process, connection in zip(self._processes, self._connections, strict=True):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            subprocesses.send(process)
             process.wait()
             connection.close()
         self._folder.cleanup()

@@ -13,8 +13,7 @@ from mirrorkit.checks.nan_watch import NanWatch
 from mirrorkit.checks.non_finite import NonFinite, find_non_finite
 from mirrorkit.checks.sync import Difference, SyncReport, in_sync, repair
 from mirrorkit.checks.sync_callback import InSync
-from mirrorkit.placement.report import CallPlacement, Placement
-from mirrorkit.placement.subject import placement
+from mirrorkit.placement import CallPlacement, Placement, placement
 
 __all__ = [
     "CallPlacement",

@@ -1,4 +1,4 @@
-"""Who am I: which processes train together, and which of them is this one. Plain Python, no TensorFlow.
+"""Which processes train together, and which of them this one is. Plain Python, no TensorFlow.
 
 ```python
 cluster = mk.cluster.detect()        # None where this process trains alone
@@ -6,15 +6,29 @@ print(cluster)                       # worker 1 of 4 workers (Slurm), gpu02:1203
 cluster.is_chief                     # False
 ```
 
-`detect` reads what starts the processes - TF_CONFIG, Slurm's `srun`, a Kubernetes Job - from environment variables.
-Whatever else starts yours only has to set TF_CONFIG, https://www.tensorflow.org/guide/distributed_training#TF_CONFIG.
+`detect` reads environment variables: TF_CONFIG, those of Slurm's `srun`, those of a Kubernetes Job. Anything else
+that starts your processes only has to set TF_CONFIG, https://www.tensorflow.org/guide/distributed_training#TF_CONFIG.
 """
 
 from __future__ import annotations
 
-from mirrorkit.cluster.cluster import TASK_TYPES, Cluster, task_name
-from mirrorkit.cluster.detection import detect
-from mirrorkit.cluster.network import check_network
-from mirrorkit.cluster.rendezvous import meet
+from mirrorkit._deprecation import renamed
 
-__all__ = ["TASK_TYPES", "Cluster", "check_network", "detect", "meet", "task_name"]
+# The names "as" themselves are for mirrorkit's other packages.
+from mirrorkit.cluster.cluster import Cluster, task_name
+from mirrorkit.cluster.cluster import with_addresses as with_addresses
+from mirrorkit.cluster.detection import detect
+from mirrorkit.cluster.network import require_network as require_network
+from mirrorkit.cluster.network import unreachable as unreachable
+from mirrorkit.cluster.ports import free_ports as free_ports
+from mirrorkit.cluster.rendezvous import wait_for_all as wait_for_all
+
+__all__ = ["Cluster", "detect", "task_name"]
+__getattr__ = renamed(
+    __name__,
+    {
+        "TASK_TYPES": "mirrorkit.cluster.cluster.TASK_TYPES",
+        "check_network": "mirrorkit.cluster.network.require_network",
+        "meet": "mirrorkit.cluster.rendezvous.wait_for_all",
+    },
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mirrorkit.errors import ClusterError
@@ -14,14 +15,14 @@ TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
 @dataclass(frozen=True)
 class Cluster:
-    """The tasks that train together; wrong ones are refused with a `ClusterError` when it is made.
+    """The tasks that train together. An impossible cluster raises a `ClusterError` when it is made.
 
     Attributes:
         workers: address "host:port" of each worker, in the order of their indices.
         ps: address of each parameter server.
-        chief: address of the chief, where it is a task of its own. It then trains too, as the first of the workers;
-            with parameter servers it is the coordinator instead. Without it worker 0 is the chief.
-        task_type: of this process: "chief", "worker", "ps", or "evaluator" (which trains with nobody).
+        chief: address of the chief, where it is a separate task. It then trains too, as the first of the workers; with
+            parameter servers it is the coordinator instead. Without it worker 0 is the chief.
+        task_type: of this process: "chief", "worker", "ps", or "evaluator" (which does not take part in training).
         task_index: of this process among the tasks of its type, from 0.
         source: where this was read from, for messages: "TF_CONFIG", "Slurm", ...
     """
@@ -51,12 +52,12 @@ class Cluster:
 
     @property
     def task(self) -> str:
-        """Name of this process: "chief", "worker 0", ..."""
+        """Name of this task: "chief", "worker 0", ..."""
         return task_name(self.task_type, self.task_index)
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one that writes: the chief, or worker 0 where there is none."""
+        """Whether this process is the one that writes: the chief, or worker 0 where there is no chief."""
         return self.task == ("worker 0" if self.chief is None else "chief")
 
     @property
@@ -118,16 +119,21 @@ class Cluster:
             raise ClusterError(
                 f"{self.source}: {' and '.join(tasks)} have the same address {address}. "
                 + (
-                    "A chief is a task of its own beside the workers: take its address out of the workers."
+                    "A chief is a separate task beside the workers: take its address out of the workers."
                     if "chief" in tasks
-                    else "Every task needs its own; on one host give each another port."
+                    else "Every task needs its own; on one host give each a different port."
                 )
             )
 
 
 def task_name(task_type: str, index: int) -> str:
-    """Return "chief", "worker 0", "ps 1": how messages and log lines name a task."""
+    """Return "chief", "worker 0", "ps 1": the name of a task in messages and log lines."""
     return "chief" if task_type == "chief" and index == 0 else f"{task_type} {index}"
+
+
+def with_addresses(addresses: Mapping[str, str]) -> str:
+    """Return the tasks as messages name them: "worker 0 (gpu01:2222), ps 1 (gpu02:2222)"."""
+    return ", ".join(f"{task} ({address})" for task, address in addresses.items())
 
 
 def _check_address(address: object, who: str) -> None:
@@ -136,6 +142,6 @@ def _check_address(address: object, who: str) -> None:
         raise ClusterError(f"{who} has the address {address!r}. Write host:port, such as 'gpu01:2222'; no 'grpc://'.")
     if not 1 <= int(match[2]) <= 65535:
         raise ClusterError(
-            f"{who} has the address {address!r}. The port must be between 1 and 65535: the others have to know it, so "
-            "it cannot be left open."
+            f"{who} has the address {address!r}. The port must be between 1 and 65535; it cannot be 0, "
+            "since the other tasks have to know it."
         )

@@ -13,20 +13,20 @@ _PORT = 2222
 
 
 def read(environ: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster of an Indexed Job's pods; None elsewhere, and in a Job whose pods work each for itself.
+    """Return the cluster of an Indexed Job's pods; None elsewhere, and in a Job whose pods train alone.
 
     Kubernetes sets JOB_COMPLETION_INDEX and gives pod i the host name <job>-<i>; the headless service makes it known
-    to the others as <job>-<i>.<service>. How many pods there are only the user knows. So the pod's template sets
+    to the others as <job>-<i>.<service>. It does not say how many pods there are. So the pod's template sets
 
-    - $MIRRORKIT_WORKERS: the number of pods, the Job's `completions` and `parallelism`; 1 where each works for itself
+    - $MIRRORKIT_WORKERS: the number of pods, the Job's `completions` and `parallelism`; 1 where each pod trains alone
       (unset means the same, with a warning);
-    - $MIRRORKIT_SERVICE: the name of the headless service, also the pod's `subdomain`;
+    - $MIRRORKIT_SERVICE: the name of the headless service, which is also the pod's `subdomain`;
     - $MIRRORKIT_PORT: 2222 by default, the same in every pod.
 
     Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
 
     Raises:
-        ClusterError: one of the two is not set, or they contradict the pod.
+        ClusterError: one of the two is not set, or the host name does not fit them.
     """
     if "JOB_COMPLETION_INDEX" not in environ or environ.get("MIRRORKIT_WORKERS") == "1":
         return None
@@ -34,7 +34,7 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
         warnings.warn(
             "JOB_COMPLETION_INDEX is set (a Kubernetes Indexed Job), but MIRRORKIT_WORKERS is not: this pod trains "
             "alone. For pods that train together set MIRRORKIT_WORKERS to the Job's number of completions and "
-            "MIRRORKIT_SERVICE to the name of its headless service; for pods that work each for itself set "
+            "MIRRORKIT_SERVICE to the name of its headless service; for pods that each train alone set "
             "MIRRORKIT_WORKERS to 1.",
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""What only the network can tell about a cluster: whether its hosts have addresses and whether my port is free."""
+"""Checks that need the network: whether the hosts of a cluster have addresses, and whether its tasks listen."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from mirrorkit.errors import ClusterError
 
 _log = logging.getLogger("mirrorkit")
 
-# A look that has not ended in time proves nothing: a machine that is busy lets a thread wait for seconds.
+# Seconds more for an attempt that has not ended in time: on a busy machine a thread may wait that long for its turn.
 _BUSY = 10.0
 
 
-def check_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
+def require_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
     """Refuse a cluster on which TensorFlow would hang: a host without address, or this process's port in use.
 
-    Host names are asked for again until `timeout`, since the name of a Kubernetes pod appears only with the pod.
+    Unknown host names are looked up again until `timeout`: the name of a Kubernetes pod appears only with the pod.
 
     Args:
         cluster: from `detect`.
         timeout: seconds for all names together.
 
     Raises:
-        ClusterError: naming the tasks whose host is unknown, or the port that is taken.
+        ClusterError: it names the tasks whose host is unknown, or the port that is taken.
     """
     _check_hosts(cluster, timeout)
     if cluster.task in cluster.addresses:
@@ -43,9 +43,9 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def unreachable(addresses: Mapping[str, str], *, seconds: float = 2.0) -> list[str]:
-    """Return the tasks at whose addresses nobody listens, in order.
+    """Return the tasks at whose addresses nobody listens, in the order given.
 
-    It takes at most `seconds`, and a little more where this machine is too busy to look or a name server is silent.
+    It takes at most `seconds`, and a little more where this machine is busy or a name server does not answer.
 
     Args:
         addresses: by the name of the task, such as `cluster.addresses`.
@@ -62,7 +62,7 @@ def unreachable(addresses: Mapping[str, str], *, seconds: float = 2.0) -> list[s
 
 
 def _all_at_once(function: Callable[..., None], arguments: list[tuple], deadline: float) -> None:
-    """Call in threads and stop waiting at the deadline: the system's resolver knows no time limit."""
+    """Call in threads and stop waiting at the deadline: the system's resolver has no time limit."""
     threads = [threading.Thread(target=function, args=args, daemon=True) for args in arguments]
     for thread in threads:
         thread.start()
@@ -114,5 +114,5 @@ def _check_port_is_free(cluster: Cluster) -> None:
                 raise ClusterError(f"{cluster.task} cannot listen at port {port} ({address}): {error}.") from error
             raise ClusterError(
                 f"{cluster.task} is to listen at port {port} ({address}, {cluster.source}), but another process of "
-                "this machine does. End it (an earlier run?) or choose another port."
+                "this machine already does. End it (an earlier run?) or choose another port."
             ) from error

@@ -1,7 +1,7 @@
 """Meet the other tasks before TensorFlow starts: it waits for a missing one for ever, without a word.
 
 The first task listens at its own address, where TensorFlow will listen later; the others connect to it. When all are
-there, and were told the same cluster, it lets them go. Lines of JSON; nothing stays open.
+there, and were started with the same cluster, it lets them go. Messages are lines of JSON; nothing stays open.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mirrorkit.cluster.cluster import Cluster
+from mirrorkit.cluster.cluster import Cluster, with_addresses
 from mirrorkit.cluster.network import host_and_port
 from mirrorkit.errors import ClusterError
 
@@ -22,20 +22,20 @@ _log = logging.getLogger("mirrorkit")
 
 _PATIENCE = 10.0  # seconds after which to say for whom this task is waiting
 _RETRY = 0.2
-_VERDICT = 1.0  # seconds more for the first task, which knows best who is missing, to say so
+_VERDICT = 1.0  # seconds more for the first task to say who is missing, which it knows best
 _LINE = 2**20  # bytes; a line of a cluster of thousands of tasks is shorter
 
 
-def meet(cluster: Cluster, *, timeout: float, must_agree: Mapping[str, Any] | None = None) -> None:
-    """Wait until every chief and worker has called this, and check that they mean the same cluster.
+def wait_for_all(cluster: Cluster, *, timeout: float, must_agree: Mapping[str, Any] | None = None) -> None:
+    """Wait until every chief and worker has called this, and check that all describe the same cluster.
 
     Args:
         cluster: from `detect`; this process is its chief or one of its workers.
         timeout: seconds to wait for the others.
-        must_agree: further values by name that must be the same everywhere, such as the version of TensorFlow.
+        must_agree: more values that must be the same in all tasks, by name, such as the version of TensorFlow.
 
     Raises:
-        ClusterError: naming the tasks that did not come, came twice, or were started with something else.
+        ClusterError: it names the tasks that did not start, started twice, or were started with other values.
     """
     tasks = [task for task in cluster.addresses if not task.startswith("ps ")]
     if len(tasks) < 2:
@@ -97,7 +97,7 @@ class _Host:
             data = b""
         self._guests[ready] += data
         line, complete, _ = self._guests[ready].partition(b"\n")
-        if not data or len(self._guests[ready]) > _LINE:  # it left, or is none of us
+        if not data or len(self._guests[ready]) > _LINE:  # it left, or is not one of the tasks
             selector.unregister(ready)
             ready.close()
             del self._guests[ready]
@@ -110,7 +110,7 @@ class _Host:
             hello = json.loads(line)
             task = hello["task"]
         except (ValueError, TypeError, KeyError):
-            return  # some other program that tries this port
+            return  # some other program that connects to this port
         for name, mine in self._hello.items():
             if name != "task" and hello.get(name) != mine:
                 raise ClusterError(
@@ -134,7 +134,7 @@ class _Host:
                 continue  # it left; the loop notices
 
     def _did_not_come(self, missing: list[str]) -> str:
-        named = ", ".join(f"{task} ({self._cluster.addresses[task]})" for task in missing)
+        named = with_addresses({task: self._cluster.addresses[task] for task in missing})
         return (
             f"{named} did not start within {self._timeout:g} s; {len(self._present) + 1} of {len(self._others) + 1} "
             f"tasks are there ({self._cluster.source}). Look at their output; they must run the same script and "
@@ -143,7 +143,7 @@ class _Host:
 
 
 def _join(cluster: Cluster, first: str, hello: dict[str, Any], timeout: float) -> None:
-    """Connect to the first task, again and again, until it lets this one go."""
+    """Connect to the first task, and try again until it lets this one go."""
     address = cluster.addresses[first]
     start, seen, said = time.monotonic(), "does not answer", False
     while (left := timeout - (time.monotonic() - start)) > 0:
@@ -169,7 +169,7 @@ def _ask(connection: socket.socket, hello: dict[str, Any], deadline: float) -> s
     """Say who this is and wait; returns "go", or what there is to say about the first task.
 
     Raises:
-        ClusterError: what the first task found wrong.
+        ClusterError: what the first task found to be wrong.
     """
     seen = "answers, but not as a task that is starting (another program, or the job already runs without this task)"
     connection.sendall(json.dumps(hello).encode() + b"\n")
@@ -183,7 +183,7 @@ def _ask(connection: socket.socket, hello: dict[str, Any], deadline: float) -> s
                 if "go" in message:
                     return "go"
                 seen = f"is waiting for {_few(message['waiting for'])}"
-            except (OSError, TypeError, KeyError, json.JSONDecodeError):  # it left, or is none of us
+            except (OSError, TypeError, KeyError, json.JSONDecodeError):  # it left, or is not one of the tasks
                 break
     return seen
 

@@ -10,14 +10,14 @@ from mirrorkit.cluster.cluster import Cluster
 from mirrorkit.cluster.variables import number
 from mirrorkit.errors import ClusterError
 
-# Two jobs on one node need different ports. Linux hands out ports from 32768 on by itself, so stay below.
+# Two jobs on one node need different ports. From 32768 on Linux assigns them to outgoing connections.
 _FIRST_PORT, _SLOTS, _PORTS_PER_SLOT = 12000, 1000, 16
 
 
 def read(environ: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster of a Slurm step with several tasks; None elsewhere, and in a batch script outside of `srun`.
+    """Return the cluster of a Slurm step with several tasks; None elsewhere, also in a batch script outside of `srun`.
 
-    Task `rank` listens at port base + rank. The base is $MIRRORKIT_PORT, or follows from the ids of job and step.
+    Task `rank` listens at port base + rank. The base is $MIRRORKIT_PORT, or computed from the ids of job and step.
     Source: https://slurm.schedmd.com/srun.html, "Output environment variables".
 
     Raises:
@@ -27,12 +27,12 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
         return None
     if number(environ, "OMPI_COMM_WORLD_SIZE", 1) > 1:
         raise ClusterError(
-            "These processes were started by mpirun, which does not say on which hosts the others are. Start them by "
-            "srun, or set TF_CONFIG."
+            "These processes were started by mpirun, which does not say on which hosts the others are. Start them "
+            "with srun, or set TF_CONFIG."
         )
     needed = ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_NODEID", "SLURM_JOB_ID")
     if missing := [name for name in needed if name not in environ]:
-        raise ClusterError(f"This is a Slurm step, but without {', '.join(missing)}. Pass all SLURM_* variables on.")
+        raise ClusterError(f"This is a Slurm step, but without {', '.join(missing)}. Pass on all SLURM_* variables.")
     size, rank, node = (number(environ, f"SLURM_{name}") for name in ("STEP_NUM_TASKS", "PROCID", "NODEID"))
     nodes = expand_hosts(environ["SLURM_STEP_NODELIST"])
     counts = expand_counts(environ["SLURM_STEP_TASKS_PER_NODE"])
@@ -45,14 +45,14 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
     if rank >= size or node >= len(nodes) or hosts[rank] != nodes[node]:
         raise ClusterError(
             f"Slurm put task {rank} on node {node} of {environ['SLURM_STEP_NODELIST']}, not where a "
-            "placement node by node has it. Start the tasks with srun --distribution=block."
+            "placement node by node puts it. Start the tasks with srun --distribution=block."
         )
     base = _base_port(environ)
     return Cluster(workers=tuple(f"{host}:{base + i}" for i, host in enumerate(hosts)), task_index=rank, source="Slurm")
 
 
 def expand_hosts(expression: str) -> list[str]:
-    """Expand a host-list expression: "gpu[01-03,07],login" has five hosts; zeros in front are kept."""
+    """Expand a host-list expression: "gpu[01-03,07],login" has five hosts; leading zeros are kept."""
     hosts = []
     for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", expression):
         pieces = re.split(r"\[([^\]]*)\]", part)  # fixed text and brackets in turn
@@ -73,7 +73,9 @@ def expand_counts(expression: str) -> list[int]:
     """Expand the number of tasks on each node: "2(x3),1" is [2, 2, 2, 1]."""
     matches = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in expression.split(",")]
     if not all(matches):
-        raise ClusterError(f"SLURM_STEP_TASKS_PER_NODE={expression!r} is not understood; expected such as 2(x3),1.")
+        raise ClusterError(
+            f"SLURM_STEP_TASKS_PER_NODE={expression!r} is not understood; expected a list such as 2(x3),1."
+        )
     return [int(m[1]) for m in matches if m for _ in range(int(m[2] or 1))]
 
 

@@ -18,7 +18,7 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
     Source: https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
 
     Raises:
-        ClusterError: it is no JSON object, lacks a part, or describes a cluster that cannot be.
+        ClusterError: it is not a JSON object, lacks a part, or describes an impossible cluster.
     """
     if "TF_CONFIG" not in environ:
         return None
@@ -30,7 +30,7 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
     if not isinstance(config, dict):
         raise _unreadable(text, f"a JSON {type(config).__name__}")
     if "sparseCluster" in config:
-        raise ClusterError("TF_CONFIG holds a 'sparseCluster'. Turn enableDynamicWorker off in the TFJob.")
+        raise ClusterError("TF_CONFIG holds a 'sparseCluster'. Turn off enableDynamicWorker in the TFJob.")
     jobs, task = config.get("cluster", {}), config.get("task", {})
     if not isinstance(jobs, dict) or not isinstance(task, dict):
         raise _unreadable(text, "'cluster' and 'task' must be objects")

@@ -1,4 +1,4 @@
-"""Numbers from environment variables, with an error that names the variable."""
+"""Whole numbers from environment variables, with an error that names the variable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mirrorkit.errors import ClusterError
 
 
 def number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return the whole number that variable `name` holds, or `default` where it is not set.
+    """Return the whole number in the variable `name`, or `default` where it is not set.
 
     Raises:
         ClusterError: it is something else, or not set and there is no default.

@@ -1,7 +1,7 @@
-"""Which devices there are, how the CPU is split into several, and whether each of them really computes.
+"""Find, split and choose devices, and check that each of them really computes.
 
 ```python
-mk.devices.split_cpu(4)              # first thing in a program: four virtual CPU devices to rehearse on
+mk.devices.split_cpu(4)              # at the top of a program: four virtual CPU devices to rehearse on
 mk.devices.resolve("cpu:4")          # ('/device:CPU:0', ..., '/device:CPU:3')
 print(mk.devices.verify(require="gpu"))
 ```
@@ -11,17 +11,16 @@ API pages: https://www.tensorflow.org/api_docs/python/tf/config and https://www.
 
 from __future__ import annotations
 
-from mirrorkit.devices.layout import Devices, find, resolve, set_memory_growth, share_hardware, split_cpu
-from mirrorkit.devices.verification import Device, Report, verify
+from mirrorkit._deprecation import renamed
 
-__all__ = [
-    "Device",
-    "Devices",
-    "Report",
-    "find",
-    "resolve",
-    "set_memory_growth",
-    "share_hardware",
-    "split_cpu",
-    "verify",
-]
+# The names "as" themselves are for mirrorkit's other packages.
+from mirrorkit.devices.layout import KIND_AND_COUNT as KIND_AND_COUNT
+from mirrorkit.devices.layout import Devices, find, resolve, set_memory_growth, split_cpu
+from mirrorkit.devices.layout import share_physical_device as share_physical_device
+from mirrorkit.devices.verification import Device, Verification, verify
+
+__all__ = ["Device", "Devices", "Verification", "find", "resolve", "set_memory_growth", "split_cpu", "verify"]
+__getattr__ = renamed(
+    __name__,
+    {"Report": "mirrorkit.devices.Verification", "share_hardware": "mirrorkit.devices.layout.share_physical_device"},
+)

@@ -1,4 +1,4 @@
-"""The layout of devices: which there are, how the CPU is split, and which of them a user means."""
+"""The layout of devices: which there are, how the CPU is split, and which of them a `devices` argument means."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from mirrorkit.errors import DeviceError
+from mirrorkit import processor
+from mirrorkit.errors import DeviceArgumentError, DeviceError
 from mirrorkit.whole import is_whole
 
 Devices = None | str | int | Sequence[str]
@@ -21,30 +22,31 @@ KIND_AND_COUNT = re.compile(r"(cpu|gpu|tpu)(?::(\d+))?", re.IGNORECASE)
 def find(kind: str | None = None) -> tuple[str, ...]:
     """Names of the logical devices, such as `("/device:CPU:0", "/device:GPU:0")`.
 
-    Starts TensorFlow, so split the CPU and set memory growth before.
+    This starts TensorFlow, so split the CPU and set memory growth before.
 
     Args:
         kind: "cpu", "gpu" or "tpu"; None means all of these.
 
     Raises:
-        DeviceError: for another kind.
+        DeviceArgumentError: another kind.
     """
     kinds = _KINDS if kind is None else (_known_kind(kind),)
     return tuple(short_name(device.name) for k in kinds for device in tf.config.list_logical_devices(k))
 
 
 def split_cpu(n: int) -> tuple[str, ...]:
-    """Split the CPU into `n` virtual devices and return their names. Does nothing when it is already split so.
+    """Split the CPU into `n` virtual devices and return their names. Does nothing where there are `n` already.
 
-    The virtual devices share the same cores and memory: they serve to rehearse and test several replicas. Operations
-    of several replicas that each take all cores hold one another up; so each gets its replica's part of the cores (at
-    least one), unless the program or $TF_NUM_INTRAOP_THREADS says otherwise.
+    The virtual devices share the same cores and memory: they are for rehearsing and testing several replicas.
+    Operations of several replicas that each take all cores slow each other down; so each gets its replica's part of the
+    cores (at least one), unless the program or $TF_NUM_INTRAOP_THREADS says otherwise.
 
     Raises:
-        DeviceError: `n` is not a positive whole number, or TensorFlow has started with another layout.
+        DeviceArgumentError: `n` is not a positive whole number.
+        DeviceError: TensorFlow has started with another layout.
     """
     if not is_whole(n) or n > _MOST_CPUS:
-        raise DeviceError(f"The CPU can be split into 1 to {_MOST_CPUS} devices (a whole number), not {n!r}.")
+        raise DeviceArgumentError(f"The CPU can be split into 1 to {_MOST_CPUS} devices (a whole number), not {n!r}.")
     cpu = tf.config.list_physical_devices("CPU")[0]
     if _cpus_laid_out() != n:
         try:
@@ -57,12 +59,12 @@ def split_cpu(n: int) -> tuple[str, ...]:
             ) from error
         threads = tf.config.threading
         if n > 1 and not threads.get_intra_op_parallelism_threads() and "TF_NUM_INTRAOP_THREADS" not in os.environ:
-            threads.set_intra_op_parallelism_threads(max(1, (os.cpu_count() or 1) // n))
+            threads.set_intra_op_parallelism_threads(max(1, processor.cores() // n))
     return find("cpu")
 
 
 def set_memory_growth(enabled: bool = True) -> int:
-    """Let each GPU's memory grow as it is needed, instead of taking all of it at the start; returns how many GPUs.
+    """Let each GPU's memory grow as needed, instead of taking all of it at the start; return the number of GPUs.
 
     Does nothing where there is no GPU. https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth
 
@@ -82,15 +84,15 @@ def set_memory_growth(enabled: bool = True) -> int:
     return len(gpus)
 
 
-def share_hardware(names: Sequence[str]) -> bool:
-    """Whether two of these logical devices are parts of one physical device, as virtual CPU devices are."""
+def share_physical_device(names: Sequence[str]) -> bool:
+    """Return whether two of these logical devices are parts of one physical device, as virtual CPU devices are."""
     physical = owners()
     used = [physical[name] for name in names if name in physical]
     return len(set(used)) < len(used)
 
 
 def resolve(devices: Devices) -> tuple[str, ...]:
-    """Logical device names for what a user writes as `devices=`.
+    """Return the logical device names for a `devices` argument.
 
     | written | means |
     |---|---|
@@ -100,7 +102,8 @@ def resolve(devices: Devices) -> tuple[str, ...]:
     | `["gpu:1", "gpu:3"]` | just these |
 
     Raises:
-        DeviceError: there are not that many, one of them does not exist, or it is written otherwise.
+        DeviceArgumentError: it is written otherwise, asks for none, or names a device twice.
+        DeviceError: there are not that many, or one of them does not exist.
     """
     if devices is None:
         return find("gpu") or find("cpu")[:1]
@@ -122,13 +125,14 @@ def resolve(devices: Devices) -> tuple[str, ...]:
 
 def _first(kind: str, count: int | None) -> tuple[str, ...]:
     if count is not None and count < 1:
-        raise DeviceError(f"{count} {kind}s asked; ask for at least 1.")
+        raise DeviceArgumentError(f"{count} {kind}s were asked for; ask for at least 1.")
     if kind == "CPU" and count is not None and _cpus_laid_out() < count:
         return split_cpu(count)
     found = find(kind)
     if len(found) < (count or 1):
-        asked = f"{count or 'Any'} {kind}{'s' if count != 1 else ''}"
-        raise DeviceError(f"{asked} asked, {len(found)} found: {listed(found)}. {_how_to_rehearse(count)}")
+        asked = f"{count or 'All'} {kind}{'s' if count != 1 else ''}"
+        were = "was" if count == 1 else "were"
+        raise DeviceError(f"{asked} {were} asked for, {len(found)} found: {listed(found)}. {_how_to_rehearse(count)}")
     return found[:count]
 
 
@@ -137,9 +141,9 @@ def _named(names: Sequence[str]) -> tuple[str, ...]:
     short = tuple(short_name(name) for name in names)
     missing = [name for name, s in zip(names, short, strict=True) if s not in found]
     if missing:
-        raise DeviceError(f"{listed(missing)} asked, found: {listed(found)}. {_how_to_rehearse(len(names))}")
+        raise DeviceError(f"{listed(missing)} asked for, found: {listed(found)}. {_how_to_rehearse(len(names))}")
     if len(set(short)) < len(short):
-        raise DeviceError(f"devices={list(names)} names a device twice; each replica needs its own.")
+        raise DeviceArgumentError(f"devices={list(names)} names a device twice; each replica needs its own.")
     return short
 
 
@@ -147,8 +151,8 @@ def _how_to_rehearse(count: int | None) -> str:
     return f"Rehearse on this machine's CPU with devices='cpu:{count or 2}'."
 
 
-def _unreadable(devices: object) -> DeviceError:
-    return DeviceError(
+def _unreadable(devices: object) -> DeviceArgumentError:
+    return DeviceArgumentError(
         f"devices={devices!r} is not understood. Write None, 'gpu', 'cpu:4' (four virtual CPU devices), "
         "4 (four GPUs) or a list of names such as ['gpu:0', 'gpu:1']."
     )
@@ -156,17 +160,17 @@ def _unreadable(devices: object) -> DeviceError:
 
 def _known_kind(kind: str) -> str:
     if kind.upper() not in _KINDS:
-        raise DeviceError(f"Unknown kind of device {kind!r}. The kinds are 'cpu', 'gpu' and 'tpu'.")
+        raise DeviceArgumentError(f"Unknown kind of device {kind!r}. The kinds are 'cpu', 'gpu' and 'tpu'.")
     return kind.upper()
 
 
 def _cpus_laid_out() -> int:
-    """How many CPU devices there are or will be, asked in a way that does not start TensorFlow."""
+    """Return how many CPU devices there are or will be, without starting TensorFlow."""
     return _parts(tf.config.list_physical_devices("CPU")[0])
 
 
 def owners() -> dict[str, tf.config.PhysicalDevice]:
-    """The physical device of each logical CPU and GPU. They are numbered one physical device after the other."""
+    """Return the physical device of each logical CPU and GPU, which are numbered in the order of the physical ones."""
     physical = {}
     for kind in ("CPU", "GPU"):
         parts = (p for p in tf.config.get_visible_devices(kind) for _ in range(_parts(p)))
@@ -179,11 +183,11 @@ def _parts(physical: tf.config.PhysicalDevice) -> int:
 
 
 def short_name(name: str) -> str:
-    """'/job:localhost/replica:0/task:0/device:GPU:0', '/gpu:0' and 'GPU:0' all become '/device:GPU:0'."""
+    """Return "/device:GPU:0" for "/job:localhost/replica:0/task:0/device:GPU:0", "/gpu:0" and "GPU:0"."""
     match = re.search(r"(?:^|[/:])(cpu|gpu|tpu):(\d+)$", name.strip(), re.IGNORECASE)
     return f"/device:{match[1].upper()}:{int(match[2])}" if match else name
 
 
 def listed(names: Sequence[str]) -> str:
-    """The names as a message shows them."""
+    """Return the names as a message shows them."""
     return ", ".join(names) if names else "none"

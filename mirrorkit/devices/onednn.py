@@ -1,8 +1,8 @@
 """oneDNN's convolutions, pooling and matrix products on the CPU, and whether TensorFlow uses them.
 
-TensorFlow asks the processor: with AVX-512 VNNI, AVX-VNNI, AMX and the like it takes oneDNN, with AVX2 alone its own,
-older kernels, which are slower for convolutions. It decides when it is imported, so only the environment can tell it
-otherwise.
+TensorFlow decides by the processor: with AVX-512 VNNI, AVX-VNNI, AMX and the like it takes oneDNN, with AVX2 alone its
+own older kernels, which are slower for convolutions. It decides when it is imported, so only the environment can change
+that.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 HINT = (
     "TensorFlow left oneDNN off, as it does on processors without AVX-512 VNNI or the like. Convolutions are often "
     f"much faster with it: set {VARIABLE}=1 in the environment, before TensorFlow is imported, and compare; "
-    f"{VARIABLE}=0 keeps it off and ends this message."
+    f"{VARIABLE}=0 keeps it off and silences this message."
 )
 
 
 def enabled() -> bool | None:
-    """Whether TensorFlow computes with oneDNN on the CPU; None where it does not tell. GPUs are not affected."""
-    # Private: no public function tells it, and to repeat TensorFlow's rule here would age with the next processor.
+    """Return whether TensorFlow uses oneDNN on the CPU; None where it does not say. GPUs are not affected."""
+    # Private: no public function tells it, and TensorFlow's rule, repeated here, would be wrong on the next processor.
     try:
         from tensorflow.python.util import _pywrap_util_port
 
@@ -31,5 +31,5 @@ def enabled() -> bool | None:
 
 
 def left_off() -> bool:
-    """Whether oneDNN is off on a processor with AVX2, and nobody has decided it: $TF_ENABLE_ONEDNN_OPTS is not set."""
+    """Return whether oneDNN is off on a processor with AVX2 and nobody decided that by $TF_ENABLE_ONEDNN_OPTS."""
     return VARIABLE not in os.environ and "avx2" in processor.flags() and enabled() is False

@@ -1,4 +1,4 @@
-"""Whether each device really computes: a job that silently trains on the CPU is the costliest mistake of all."""
+"""Check that each device really computes: a job that silently trains on the CPU is an expensive mistake."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.devices import onednn
 from mirrorkit.devices.layout import KIND_AND_COUNT, find, listed, owners, short_name
-from mirrorkit.errors import DeviceError
+from mirrorkit.errors import DeviceArgumentError, DeviceError
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Report:
+class Verification:
     """The devices that passed `verify`, the versions they run on (None where there is none), and whether TensorFlow
-    uses oneDNN on the CPU (None where it does not tell).
+    uses oneDNN on the CPU (None where it does not say).
     """
 
     devices: tuple[Device, ...]
@@ -54,20 +54,21 @@ class Report:
             capability = (
                 ", compute capability {}.{}".format(*device.compute_capability) if device.compute_capability else ""
             )
-            lines.append(f"{device.name}  computes rightly  ({device.model}{memory}{capability})")
+            lines.append(f"{device.name}  computes correctly  ({device.model}{memory}{capability})")
         return "\n".join(lines)
 
 
-def verify(*, require: str | None = None) -> Report:
-    """Run a matrix product and a convolution on every logical device, check the results, and report what there is.
+def verify(*, require: str | None = None) -> Verification:
+    """Run a matrix product and a convolution on every logical device, check the results, and describe the devices.
 
-    Put it at the top of a job so that it does not train on the CPU by accident.
+    Call it at the start of a job so that it does not train on the CPU by accident.
 
     Args:
         require: "gpu" (at least one) or "gpu:4" (at least four); likewise "cpu" and "tpu".
 
     Raises:
-        DeviceError: what is required is not there, or a device fails or computes wrongly.
+        DeviceArgumentError: `require` is written otherwise.
+        DeviceError: what is required is not there, or a device fails or computes wrong results.
     """
     names = find()
     nvidia = _nvidia_smi()
@@ -78,7 +79,7 @@ def verify(*, require: str | None = None) -> Report:
         raise DeviceError("\n".join(failures))
     memory = {model: int(mib) * 2**20 for model, mib, _ in nvidia if mib.isdigit()}
     build = tf.sysconfig.get_build_info()
-    return Report(
+    return Verification(
         devices=tuple(_described(name, memory) for name in names),
         tensorflow=tf.__version__,
         keras=keras.__version__,
@@ -92,7 +93,7 @@ def verify(*, require: str | None = None) -> Report:
 def _check_required(require: str, nvidia: list[list[str]]) -> None:
     match = KIND_AND_COUNT.fullmatch(require.strip())
     if match is None or match[2] == "0":
-        raise DeviceError(f"require={require!r} is not understood. Write 'gpu', or 'gpu:4' for at least four.")
+        raise DeviceArgumentError(f"require={require!r} is not understood. Write 'gpu', or 'gpu:4' for at least four.")
     kind, count = match[1].upper(), int(match[2] or 1)
     found = find(kind)
     if len(found) >= count:
@@ -110,7 +111,7 @@ def _check_required(require: str, nvidia: list[list[str]]) -> None:
 
 
 def _failure(name: str) -> str | None:
-    """What is wrong with the device, or None. Small whole numbers, so that TF32 gives the exact result too."""
+    """Return what is wrong with the device, or None. Small whole numbers, so that TF32 gives the exact result too."""
     rng = np.random.default_rng(0)
     a, b = rng.integers(-4, 5, (2, 128, 128)).astype(np.float32)
     patches = np.lib.stride_tricks.sliding_window_view(a, (3, 3))
@@ -128,7 +129,7 @@ def _failure(name: str) -> str | None:
                 return f"{name}: the {what} ran on {got.device} instead."
             error = float(np.abs(np.squeeze(got.numpy()) - expected).max())
             if not error < 1e-2:
-                return f"{name}: the {what} is wrong by up to {error:g}, expected numpy's result."
+                return f"{name}: the {what} is wrong by up to {error:g}, compared with NumPy's result."
     except tf.errors.OpError as error:
         return f"{name}: does not compute: {error.message}"
     return None
@@ -153,7 +154,7 @@ def _host_memory() -> int | None:
 
 
 def _nvidia_smi() -> list[list[str]]:
-    """[model, memory in MiB, driver version] of each GPU that the driver knows; empty where there is no driver."""
+    """Return [model, memory in MiB, driver version] of each GPU that the driver knows; empty without a driver."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)

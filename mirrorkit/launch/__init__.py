@@ -4,14 +4,14 @@
 python -m mirrorkit launch --workers 2 train.py --epochs 3
 ```
 
-Each task gets its own TF_CONFIG, so the script is the one that runs on a real cluster. No TensorFlow in here.
+Each task gets its own TF_CONFIG, so the script is the one that runs on a real cluster. It needs no TensorFlow.
 """
 
 from __future__ import annotations
 
 from mirrorkit.launch.launcher import launch
 
-# for mirrorkit's other packages
+# The names "as" themselves are for mirrorkit's other packages.
 from mirrorkit.launch.layout import clusters as clusters
 from mirrorkit.launch.layout import environments as environments
 

@@ -14,19 +14,21 @@ def add(commands: Any) -> None:
         "launch",
         help="run a script as a cluster of processes on this machine",
         usage="python -m mirrorkit launch --workers N [options] script.py [arguments of the script]",
-        description="Start a script once for every task of a cluster on this machine, each with its own TF_CONFIG. The "
-        "first task that fails (with --ps: the chief or a ps) ends the others; the exit code is the script's.",
+        description="Start a script once for every task of a cluster on this machine, each with its own TF_CONFIG. "
+        "When a task fails (with --ps: the chief or a ps), the others are ended; the exit code is the script's.",
     )
     parser.add_argument("--workers", type=int, required=True, metavar="N", help="number of workers")
     parser.add_argument("--ps", type=int, default=0, metavar="N", help="number of parameter servers; adds a chief")
-    parser.add_argument("--chief", action="store_true", help="a chief beside the workers")
-    restarts = "after a failure start all again; with --ps a worker alone"
+    parser.add_argument("--chief", action="store_true", help="add a chief, which trains as the first of the workers")
+    restarts = "after a failure start all tasks again; with --ps the failed worker alone"
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help=restarts)
-    parser.add_argument("--devices-per-worker", metavar="cpu|gpu:N", help="by default the GPUs are shared out")
-    parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS", help="between SIGTERM and SIGKILL")
+    parser.add_argument(
+        "--devices-per-worker", metavar="cpu|gpu:N", help="by default the GPUs are divided among the workers"
+    )
+    parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS", help="time between SIGTERM and SIGKILL")
     parser.add_argument("script", help="a Python file")
-    # argparse calls even these required, though there may be none
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for the script").required = False
+    # argparse would list these as required, though there may be none
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the script").required = False
     parser.set_defaults(run=_run)
 
 

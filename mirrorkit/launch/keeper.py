@@ -1,7 +1,7 @@
-"""Stands between the launcher and a task's script, so that the script cannot outlive the launcher.
+"""Run a task's script for the launcher, so that the script cannot outlive it.
 
 Run as `python -I -S keeper.py LIFELINE COMMAND...`, as the leader of a process group. LIFELINE is the reading end of a
-pipe that only the launcher holds open: it ends when the launcher does, however that comes about, SIGKILL included.
+pipe that only the launcher holds open: it closes when the launcher exits, for whatever reason, SIGKILL included.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1  # Linux: the signal that this process gets when its paren
 def main() -> None:
     """Run the command; exit with its exit code, 128 + n where signal n killed it."""
     lifeline, command = int(sys.argv[1]), sys.argv[2:]
-    # Sent to the whole group; the script decides what comes of them. Not SIG_IGN, which the script would inherit.
+    # The whole group gets these; the script decides what to do. Not SIG_IGN, which the script would inherit.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None

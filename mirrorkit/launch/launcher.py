@@ -5,19 +5,19 @@ from __future__ import annotations
 import queue
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mirrorkit.errors import ClusterError
+from mirrorkit import stop_signals
+from mirrorkit.errors import ArgumentError, JobError
 from mirrorkit.launch import layout
 from mirrorkit.launch.task import Task, say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# After a failure the others cannot go on; they only get the time to say what they saw.
+# After a failure the others cannot go on; this is the time they have to print their errors.
 _SECONDS_AFTER_FAILURE = 5.0
 
 
@@ -34,34 +34,36 @@ def launch(
 ) -> int:
     """Run a Python script once for every task of a cluster on this machine, and return its exit code.
 
-    The first task that fails ends the others: SIGTERM, and SIGKILL 5 s later, since TensorFlow swallows SIGTERM. Then
-    the whole job is started again on new ports while `max_restarts` allows; a script that keeps checkpoints goes on
-    from there. SIGTERM, SIGHUP and Ctrl-C are passed on to every task, and nothing is started again; `grace` seconds
-    later, or at the second such signal, what still runs is killed. No task outlives this process, not even when it is
+    When a task fails, the others are ended: SIGTERM, and SIGKILL 5 s later, since TensorFlow swallows SIGTERM. Then the
+    whole job is started again on new ports, up to `max_restarts` times; a script that keeps checkpoints goes on from
+    there. SIGTERM, SIGHUP and Ctrl-C are passed on to every task, and nothing is started again; `grace` seconds later,
+    or at the second such signal, tasks that still run are killed. No task outlives this process, not even when it is
     killed. Call it from the main thread.
 
-    With parameter servers a worker's failure is not the job's: while the chief runs, that worker alone is started again
-    at its address, as one of the `max_restarts`. Where none is left the others go on without it, as long as there are
-    any workers.
+    With parameter servers the job survives the failure of a worker: while the chief runs, that worker alone is started
+    again at its address, which counts as one of the `max_restarts`. Where none is left the others go on without it, as
+    long as there are any workers.
 
     Args:
         script: a Python file.
         arguments: what it finds in `sys.argv[1:]`.
         workers: number of workers.
-        ps: number of parameter servers; adds a chief, which coordinates, and whose end is the job's.
-        chief: whether to have a chief beside the workers.
+        ps: number of parameter servers; adds a chief, which coordinates. When it exits, the job ends.
+        chief: whether to add a chief, which trains as the first of the workers.
         max_restarts: how often to start the job, or a worker of one with parameter servers, again after a failure.
-        devices_per_worker: "cpu", or "gpu:1" for one GPU each; None shares the GPUs out where there are enough.
-        grace: seconds between a signal passed on and SIGKILL.
+        devices_per_worker: "cpu", or "gpu:1" for one GPU each; None divides the GPUs where there are enough.
+        grace: seconds between a signal that is passed on and SIGKILL.
 
     Returns:
         0, or the exit code of the task that failed first; 128 + n when signal n killed it.
 
     Raises:
-        ClusterError: no such script, no worker, not enough GPUs.
+        JobError: no such script, or no worker.
+        ClusterError: not enough GPUs.
+        ArgumentError: called from another thread than the main one.
     """
     if not Path(script).is_file():
-        raise ClusterError(f"There is no script {str(script)!r}. Name a Python file.")
+        raise JobError(f"There is no script {str(script)!r}. Name a Python file.")
     command = [sys.executable, str(script), *arguments]
     restarts = _Restarts(max_restarts)
     with _signals() as events:
@@ -78,17 +80,13 @@ def launch(
 def _signals() -> Iterator[queue.SimpleQueue]:
     """Turn signals to this process into events."""
     events: queue.SimpleQueue = queue.SimpleQueue()  # may be written to from a signal handler
-    if threading.current_thread() is not threading.main_thread():
-        raise ClusterError("launch must be called from the main thread: only that one can pass signals on.")
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    if not stop_signals.can_catch():
+        raise ArgumentError("launch must be called from the main thread: only that one can pass signals on.")
+    before = stop_signals.catch(_SIGNALS, lambda received, frame: events.put(received))
     try:
-        for number in _SIGNALS:
-            if before[number] is not signal.SIG_IGN:  # as SIGHUP is under nohup
-                signal.signal(number, lambda received, frame: events.put(received))
         yield events
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        stop_signals.put_back(before)
 
 
 class _Restarts:
@@ -99,7 +97,7 @@ class _Restarts:
         self._allowed = allowed
 
     def take(self, of: str = "") -> bool:
-        """Take one and say so; False where none is left."""
+        """Take one and print that; return False where none is left."""
         if self.left < 1:
             return False
         self.left -= 1
@@ -129,7 +127,7 @@ class _Job:
         self._grace = grace
         self._running: set[Task] = set()
         self._code: int | None = None  # of the first failure
-        self._over = False
+        self._chief_has_exited = False
         self._deadline: float | None = None  # when to kill what still runs
 
     def run(self) -> int:
@@ -166,7 +164,7 @@ class _Job:
 
     def _ended(self, task: Task, code: int) -> None:
         self._running.discard(task)
-        if self._over or self._code is not None:
+        if self._chief_has_exited or self._code is not None:
             return
         if code != 0:
             if not self.interrupted and self._goes_on_without(task, code):
@@ -176,12 +174,12 @@ class _Job:
                 others = "; ending the others" if self._running else ""
                 say("launch", f"{task.name} ended with {_described(code)}{others}", sys.stderr)
                 self._end_all(signal.SIGTERM, _SECONDS_AFTER_FAILURE)
-        elif self._has_servers and task.name == "chief":  # the others only served it
-            self._over = True
+        elif self._has_servers and task.name == "chief":  # the others only serve it
+            self._chief_has_exited = True
             self._end_all(signal.SIGTERM, _SECONDS_AFTER_FAILURE)
 
     def _goes_on_without(self, task: Task, code: int) -> bool:
-        """Return whether the job bears this failure: that of a worker whose variables lie on parameter servers."""
+        """Return whether the job survives this failure: that of a worker, whose variables are on parameter servers."""
         if not (self._has_servers and _is_worker(task)):
             return False
         if not (self._restarts.left > 0 or any(map(_is_worker, self._running))):

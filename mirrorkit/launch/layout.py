@@ -1,17 +1,14 @@
-"""Which tasks a job on this machine has: their addresses, and what each finds in its environment."""
+"""The tasks of a job on this machine: their addresses, and the environment variables of each."""
 
 from __future__ import annotations
 
 import os
-import random
-import socket
 from collections.abc import Mapping
 from glob import glob
 
-from mirrorkit.cluster import Cluster
-from mirrorkit.errors import ClusterError
-
-_PORTS = range(12000, 32000)  # Linux takes local ports of outgoing connections from 32768 on
+from mirrorkit import processor
+from mirrorkit.cluster import Cluster, free_ports
+from mirrorkit.errors import ClusterError, JobError
 
 
 def clusters(workers: int, *, ps: int = 0, chief: bool = False) -> dict[str, Cluster]:
@@ -21,12 +18,17 @@ def clusters(workers: int, *, ps: int = 0, chief: bool = False) -> dict[str, Clu
         workers: how many.
         ps: number of parameter servers; with any there is a chief too, which coordinates.
         chief: whether there is a chief beside the workers.
+
+    Raises:
+        JobError: no worker, or a negative number of ps.
     """
     if workers < 1 or ps < 0:
-        raise ClusterError(f"A job needs at least one worker and no negative number of ps; found {workers} and {ps}.")
+        raise JobError(
+            f"A job needs at least one worker, and the number of ps cannot be negative; found {workers} and {ps}."
+        )
     tasks = [("chief", 0)] if chief or ps else []
     tasks += [("worker", i) for i in range(workers)] + [("ps", i) for i in range(ps)]
-    addresses = dict(zip(tasks, (f"127.0.0.1:{port}" for port in _free_ports(len(tasks))), strict=True))
+    addresses = dict(zip(tasks, (f"127.0.0.1:{port}" for port in free_ports(len(tasks))), strict=True))
     found = [
         Cluster(
             workers=tuple(addresses["worker", i] for i in range(workers)),
@@ -49,20 +51,20 @@ def environments(
     Args:
         tasks: from `clusters`.
         devices_per_worker: "cpu" (or "cpu:1") hides the GPUs; "gpu:2" gives each worker two of its own; None shares
-            all GPUs out when there is one for each worker at least, and hides them otherwise.
-        environ: what all of them find.
+            all GPUs out when there is at least one for each worker, and hides them otherwise.
+        environ: the variables that all of them get.
 
     Raises:
-        ClusterError: there are not enough GPUs, or `devices_per_worker` is written otherwise.
+        JobError: `devices_per_worker` is written otherwise.
+        ClusterError: there are not enough GPUs.
     """
     workers = [name for name, cluster in tasks.items() if _computes(cluster)]
     gpus = _gpus(environ)
     each = _gpus_per_worker(devices_per_worker, len(workers), len(gpus))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = {}
     for name, cluster in tasks.items():
         own = {**environ, "TF_CONFIG": cluster.to_tf_config(), "PYTHONUNBUFFERED": "1"}
-        own.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, cores // len(workers))))
+        own.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, processor.cores() // len(workers))))
         if gpus:
             place = workers.index(name) * each if name in workers else 0
             visible = gpus[place : place + each] if name in workers else []
@@ -82,7 +84,7 @@ def _gpus_per_worker(asked: str | None, workers: int, found: int) -> int:
     if kind == "cpu" and count in ("", "1"):
         return 0
     if kind != "gpu" or not (count.isdigit() and int(count)):
-        raise ClusterError(
+        raise JobError(
             f"devices per worker: {asked!r} is not understood. Write 'gpu:2' (two GPUs for each worker), or 'cpu': "
             "a worker without GPUs is one replica, since TensorFlow does not split the CPU there."
         )
@@ -99,19 +101,3 @@ def _gpus(environ: Mapping[str, str]) -> list[str]:
         names = [name.strip() for name in environ["CUDA_VISIBLE_DEVICES"].split(",")]
         return [name for name in names if name and name != "-1"]
     return [str(i) for i in range(len(glob("/dev/nvidia[0-9]*")))]
-
-
-def _free_ports(count: int) -> list[int]:
-    ports: list[int] = []
-    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-        if len(ports) == count:
-            break
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        ports.append(port)
-    if len(ports) < count:
-        raise ClusterError(f"{count} free ports are needed between {_PORTS.start} and {_PORTS.stop}; close some.")
-    return ports

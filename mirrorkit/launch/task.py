@@ -1,4 +1,4 @@
-"""One task of a job: a script in a process group of its own, its lines passed on with the task's name in front."""
+"""One task of a job: a script in its own process group, whose lines are printed with the task's name in front."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TextIO
 
+from mirrorkit import subprocesses
+
 _KEEPER = Path(__file__).with_name("keeper.py")
 _print = threading.Lock()
 
 
 class Task:
-    """A script that runs until it ends or is ended.
+    """A script that runs until it exits or is ended.
 
     Args:
         name: goes in front of each line that the script prints.
         command: what to run.
         environment: all of its environment variables.
-        events: gets `(task, exit code)` at its end; 128 + n where signal n killed it.
+        events: gets `(task, exit code)` when it exits; 128 + n where signal n killed it.
     """
 
     def __init__(
@@ -34,13 +36,12 @@ class Task:
         self._events = events
         lifeline, self._lifeline = os.pipe()
         try:
-            self._process = subprocess.Popen(
+            self._process = subprocesses.start(
                 [sys.executable, "-I", "-S", str(_KEEPER), str(lifeline), *command],
-                env=dict(environment),
+                environment=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,
                 pass_fds=(lifeline,),
             )
         finally:
@@ -53,17 +54,16 @@ class Task:
 
     def send(self, number: int) -> None:
         """Send a signal to the script and all that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+        subprocesses.send(self._process, number)
 
     def end(self) -> None:
-        """Kill the script and wait until it is gone."""
+        """Kill the script and wait until it has exited."""
         self.send(signal.SIGKILL)
         self._waiter.join()
 
     def _wait(self) -> None:
         code = self._process.wait()
-        self.send(signal.SIGKILL)  # what the script started and left
+        self.send(signal.SIGKILL)  # processes that the script started and left running
         for reader in self._readers:
             reader.join(2)  # a process that left the group may hold the pipe open for ever
         os.close(self._lifeline)

@@ -2,23 +2,24 @@
 
 Keras's `stateless_apply` only raises on the TensorFlow backend, because there `apply` talks to `tf.distribute`: it
 all-reduces the gradients once more and updates through `merge_call`. mirrorkit hands the optimizer gradients that
-are reduced already, so neither is wanted. This file leans on private Keras names to take them out;
+have been reduced, so neither is wanted. This file uses private Keras names to take them out;
 `tests/optim/test_functional.py` compares every optimizer with its own `apply` and fails when these names move.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasOptimizer, KerasVariable, Variable
 
 
-def _ancestor(name: str) -> Any:
-    return next(cls for cls in keras.optimizers.Optimizer.__mro__ if cls.__name__ == name)
+def _ancestor(name: str) -> type[KerasOptimizer]:
+    found: type[KerasOptimizer] = next(cls for cls in keras.optimizers.Optimizer.__mro__ if cls.__name__ == name)
+    return found
 
 
 _TFOptimizer = _ancestor("TFOptimizer")  # what the TensorFlow backend adds: tf.distribute
@@ -35,29 +36,30 @@ class _WithoutDistribution(_TFOptimizer):  # type: ignore[misc, valid-type]
     _apply_weight_decay = _BaseOptimizer._apply_weight_decay
     _overwrite_model_variables_with_average_value = _BaseOptimizer._overwrite_model_variables_with_average_value
 
-    def _var_key(self, variable: Any) -> Any:
+    def _var_key(self, variable: Variable) -> Hashable:
         # In a stateless scope `variable.value` is a tensor without identity: ask for the variable behind it.
-        return _TFOptimizer._var_key(self, getattr(variable, "_value", variable))
+        key: Hashable = _TFOptimizer._var_key(self, getattr(variable, "_value", variable))
+        return key
 
 
 @functools.cache
-def _without_distribution(cls: Any) -> Any:
+def _without_distribution(cls: type[KerasOptimizer]) -> type[KerasOptimizer]:
     return type(f"Functional{cls.__name__}", (cls, _WithoutDistribution), {})
 
 
-def trainable_variables(optimizer: Any) -> list[Any]:
+def trainable_variables(optimizer: KerasOptimizer) -> list[KerasVariable]:
     """Return the variables that `optimizer` was built for, in its order."""
     return list(optimizer._trainable_variables)
 
 
-def schedule_of(optimizer: Any) -> Callable[[tf.Tensor], Any] | None:
+def schedule_of(optimizer: KerasOptimizer) -> Callable[[tf.Tensor], tf.Tensor] | None:
     """Return the schedule of an optimizer's learning rate, a function of the updates before; None where it has none."""
     given = optimizer._learning_rate
     return given if isinstance(given, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
 def functional_apply(
-    optimizer: Any,
+    optimizer: KerasOptimizer,
     weights: Sequence[tf.Tensor],
     slots: Sequence[tf.Tensor],
     gradients: Sequence[tf.Tensor],
@@ -73,15 +75,15 @@ def functional_apply(
         optimizer: a built Keras optimizer; its schedule, weight decay and constraints are applied as always.
         weights: values of the variables that it was built with, in that order.
         slots: values of `optimizer.variables` (iterations and learning rate among them), in that order.
-        gradients: one dense tensor for each weight, of its shape; summed or averaged over the replicas already.
-        rate: what the optimizer's schedule gives for this update, where that is known already.
+        gradients: one dense tensor for each weight, of its shape, already summed or averaged over the replicas.
+        rate: what the optimizer's schedule gives for this update, where it is known.
 
     Returns:
         The new weights and the new slots, in the order and the dtypes of what was given.
     """
     # A twin that shares every attribute: the user's object keeps its class, and its variables stay the keys
     # under which the stateless scope holds their values.
-    twin: Any = object.__new__(_without_distribution(optimizer.__class__))
+    twin: KerasOptimizer = object.__new__(_without_distribution(optimizer.__class__))
     twin.__dict__.update(optimizer.__dict__)
     if rate is not None:
         twin.__dict__["_learning_rate"] = lambda: rate

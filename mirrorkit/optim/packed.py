@@ -1,9 +1,9 @@
-"""Small weights that an optimizer treats alike are joined: one operation on all of them instead of one on each.
+"""Join small weights that an optimizer treats alike: one operation on all of them instead of one on each.
 
 An optimizer's arithmetic is three to fifteen operations for each weight, and most weights are small (biases, scales of
-normalisation): what they cost is the launch of so many operations. Here those that agree in all dimensions but the
+normalisation): what they cost is the launch of many operations. Here those that agree in all dimensions but the
 first are concatenated along it, the optimizer's own `update_step` runs once on the joined values, and the results are
-cut again. All of it takes place in a pure function of tensors: variables, slots and checkpoints stay as they are.
+split again. All of it takes place in a pure function of tensors: variables, slots and checkpoints stay as they are.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.optim.functional import trainable_variables
 
-# In bytes: a larger weight stays by itself, for to copy it takes longer than the operations that are saved. Processor
+# In bytes. A larger weight stays by itself: copying it takes longer than the operations that are saved. Processor
 # time of ResNet-56's update with SGD, of what it was without joining: 0.89 at 4 KiB, 0.81 at 16, 0.90 at 40. For
 # ResNet-20 the time was half as long again at 256.
 _SMALL = 16 * 2**10
-_FEWEST = 3  # weights of a group: to join and cut two takes as many operations as it saves
+_FEWEST = 3  # weights in a group: joining and splitting two takes as many operations as it saves
 
 # Optimizers that treat every number alike, and their attributes that hold a slot for each weight (private names of
-# Keras; `tests/optim/test_packed.py` fails when they move). Exactly these classes: of a subclass nothing is known.
+# Keras; `tests/optim/test_packed.py` fails when they move). Exactly these classes: nothing is known of a subclass.
 # Adafactor, Lamb and Muon look at a weight as a whole. Ftrl and ScheduleFreeAdamW were not examined.
 _SLOTS: dict[type, tuple[str, ...]] = {
     keras.optimizers.SGD: ("momentums",),
@@ -38,6 +39,14 @@ _SLOTS: dict[type, tuple[str, ...]] = {
     keras.optimizers.RMSprop: ("_velocities", "_momentums", "_average_gradients"),
     keras.optimizers.Lion: ("_momentums",),
 }
+
+
+T = TypeVar("T")
+
+
+def _concatenated(parts: list[T]) -> T:
+    joined: T = tf.concat(parts, 0)
+    return joined
 
 
 class Packed:
@@ -54,7 +63,7 @@ class Packed:
             differ in it are not joined, and those without any are left to Keras, which warns of them by name.
     """
 
-    def __init__(self, optimizer: Any, has_gradient: Sequence[Sequence[bool]]) -> None:
+    def __init__(self, optimizer: KerasOptimizer, has_gradient: Sequence[Sequence[bool]]) -> None:
         self.optimizer = optimizer
         weights, variables = trainable_variables(optimizer), optimizer.variables
         self._sizes = [weight.shape[0] if weight.ndim else 1 for weight in weights]
@@ -69,33 +78,32 @@ class Packed:
         places = {id(variable): place for place, variable in enumerate(variables)}
         of_weights = [[places.pop(id(slot), -1) for slot in of_all] for of_all in slots.values()]
         groups = _groups(twin, weights, has_gradient)
-        # Not where a slot is no scalar and not in the table either: averages of `use_ema`, or a later Keras's.
+        # Only where the other variables are scalars: averages of `use_ema`, or a slot of a later Keras, are not.
         if len(groups) < len(weights) and not any(variables[place].ndim for place in places.values()):
             self._groups, self._slots, self._others = groups, of_weights, list(places.values())
             self._join_in(twin, list(slots))
             self.optimizer = twin
 
-    def join(self, values: Sequence[Any], concatenate: Callable[[list[Any]], Any] | None = None) -> list[Any]:
+    def join(self, values: Sequence[T], concatenate: Callable[[list[T]], T] = _concatenated) -> list[T]:
         """Concatenate the values of each group; there is one for each weight, or None for all weights of a group."""
         groups = [[values[i] for i in group] for group in self._groups]
-        concatenate = concatenate or (lambda parts: tf.concat(parts, 0))
         return [parts[0] if len(parts) == 1 or parts[0] is None else concatenate(parts) for parts in groups]
 
-    def split(self, joined: Sequence[Any]) -> list[Any]:
+    def split(self, joined: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
         """Undo `join`."""
-        values: dict[int, Any] = {}
+        values: dict[int, tf.Tensor | None] = {}
         for value, group in zip(joined, self._groups, strict=True):
             alone = value is None or len(group) == 1
             parts = [value] * len(group) if alone else tf.split(value, [self._sizes[i] for i in group])
             values.update(zip(group, parts, strict=True))
         return [values[i] for i in range(len(values))]
 
-    def join_slots(self, slots: Sequence[Any], concatenate: Callable[[list[Any]], Any] | None = None) -> list[Any]:
-        """Join the values of the optimizer's variables; what comes is in the order of the twin's."""
+    def join_slots(self, slots: Sequence[T], concatenate: Callable[[list[T]], T] = _concatenated) -> list[T]:
+        """Join the values of the optimizer's variables; the result is in the order of the twin's."""
         joined = [self.join([slots[place] for place in places], concatenate) for places in self._slots]
         return [*(slots[place] for place in self._others), *itertools.chain(*joined)]
 
-    def split_slots(self, joined: Sequence[Any]) -> list[Any]:
+    def split_slots(self, joined: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
         """Undo `join_slots`."""
         rest = iter(joined)
         slots = {place: next(rest) for place in self._others}
@@ -103,7 +111,7 @@ class Packed:
             slots.update(zip(places, self.split([next(rest) for _ in self._groups]), strict=True))
         return [slots[place] for place in range(len(slots))]
 
-    def _join_in(self, twin: Any, names: list[str]) -> None:
+    def _join_in(self, twin: KerasOptimizer, names: list[str]) -> None:
         """Give a copy of the optimizer the joined weights and slots."""
         weights = trainable_variables(twin)
         variables = self.join_slots(twin.variables, _stand_in)
@@ -121,7 +129,9 @@ class Packed:
         )
 
 
-def _groups(optimizer: Any, weights: list[Any], has_gradient: Sequence[Sequence[bool]]) -> list[list[int]]:
+def _groups(
+    optimizer: KerasOptimizer, weights: list[KerasVariable], has_gradient: Sequence[Sequence[bool]]
+) -> list[list[int]]:
     """Return which weights are joined, by their indices; one that stays by itself is a group of one."""
     norms = optimizer.clipnorm or optimizer.global_clipnorm  # of each weight, or added up in the order of the weights
     odd = any(getattr(weight, "overwrite_with_gradient", False) for weight in weights)  # float8 scales: without slots
@@ -137,7 +147,7 @@ def _groups(optimizer: Any, weights: list[Any], has_gradient: Sequence[Sequence[
     return [part for group in groups.values() for part in ([group] if len(group) >= _FEWEST else [[i] for i in group])]
 
 
-def _stand_in(variables: list[Any]) -> Any:
+def _stand_in(variables: list[KerasVariable]) -> KerasVariable:
     """Make a variable for the optimizer to name the joined ones by; its value is never read."""
     first = variables[0]
     shape = (sum(variable.shape[0] for variable in variables), *first.shape[1:])

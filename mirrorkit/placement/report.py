@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mirrorkit.placement.walk import HOST, Finding, Tally
+from mirrorkit.placement.tally import HOST_PLACE, Finding, Tally
 
 SMALL = 64 * 1024  # bytes to the devices in a step, beside the batch: learning rate, seeds, indices
 _SHOWN = 5  # copies of a kind, the largest
@@ -31,12 +31,12 @@ class CallPlacement:
     @property
     def to_devices(self) -> int:
         """Bytes from the host to the devices in a step."""
-        return sum(copy.size for copy in self.step.between(HOST, "GPU"))
+        return sum(copy.size for copy in self.step.between(HOST_PLACE, "GPU"))
 
     @property
     def to_host(self) -> int:
         """Bytes from the devices to the host in a step; the host waits for each of these copies."""
-        return sum(copy.size for copy in self.step.between("GPU", HOST))
+        return sum(copy.size for copy in self.step.between("GPU", HOST_PLACE))
 
     @property
     def between_devices(self) -> int:
@@ -48,9 +48,11 @@ class CallPlacement:
         """Everything that is not as it should be, a line each."""
         found = [f"without a kernel: {line}" for line in _grouped(self.step.without_kernel)]
         found += [f"blocks: {line}" for line in _grouped(self.step.blocking)]
-        found += [f"waits: {line}" for line in _grouped([copy.finding for copy in self.step.between("GPU", HOST)])]
+        found += [
+            f"waits: {line}" for line in _grouped([copy.finding for copy in self.step.between("GPU", HOST_PLACE)])
+        ]
         if self.to_devices > self.batch_bytes + SMALL:
-            largest = self.step.between(HOST, "GPU")[:_SHOWN]
+            largest = self.step.between(HOST_PLACE, "GPU")[:_SHOWN]
             found.append(
                 f"{self.to_devices:,} bytes from the host to the devices in a step, where batch and {SMALL:,} bytes "
                 f"come to {self.batch_bytes + SMALL:,}; the largest: {'; '.join(str(c.finding) for c in largest)}"
@@ -122,7 +124,7 @@ class Placement:
                     call.name,
                     str(kernels[0]) if len(set(kernels)) == 1 else f"{min(kernels)} to {max(kernels)}",
                     str(len(call.step.without_kernel)),
-                    str(len(call.step.between("GPU", HOST)) + len(call.step.blocking)),
+                    str(len(call.step.between("GPU", HOST_PLACE)) + len(call.step.blocking)),
                     f"{call.to_devices:,}",
                     f"{call.to_host:,}",
                     f"{call.between_devices:,}",

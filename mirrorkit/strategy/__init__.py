@@ -1,4 +1,4 @@
-"""Choose and make a `tf.distribute.Strategy`, and say in one line what was chosen.
+"""Choose and create a `tf.distribute.Strategy`, and describe it in one line.
 
 ```python
 strategy = mk.strategy.create("auto")                         # the cluster, or every GPU, or else the CPU
@@ -12,11 +12,11 @@ if mk.strategy.is_chief(strategy):                            # on several worke
 from __future__ import annotations
 
 # The names "as" themselves are for mirrorkit's other packages.
-from mirrorkit.strategy.communication import gathers as gathers
 from mirrorkit.strategy.creation import create, describe
 from mirrorkit.strategy.lost import ENDED_BY_OTHERS as ENDED_BY_OTHERS
 from mirrorkit.strategy.lost import name_lost_workers as name_lost_workers
 from mirrorkit.strategy.lost import naming_lost_workers
+from mirrorkit.strategy.multi_worker import gathers as gathers
 from mirrorkit.strategy.parameter_server import is_parameter_server as is_parameter_server
 from mirrorkit.strategy.parameter_server import start_server as start_server
 from mirrorkit.strategy.replicas import first_replica as first_replica
@@ -24,5 +24,6 @@ from mirrorkit.strategy.replicas import local_replica as local_replica
 from mirrorkit.strategy.tpu import is_tpu as is_tpu
 from mirrorkit.strategy.workers import addresses as addresses
 from mirrorkit.strategy.workers import is_chief, num_workers, of_all_workers, worker_index
+from mirrorkit.strategy.workers import task_addresses as task_addresses
 
 __all__ = ["create", "describe", "is_chief", "naming_lost_workers", "num_workers", "of_all_workers", "worker_index"]

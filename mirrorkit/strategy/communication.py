@@ -1,14 +1,12 @@
-"""How replicas add up their sums: the all-reduce of each strategy, by name."""
+"""How the sums of all replicas are added up: the all-reduce of each strategy, by name."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit import devices as _devices
+from mirrorkit.devices import share_physical_device
 from mirrorkit.errors import StrategyError
 
 _MULTI_WORKER = {
@@ -16,12 +14,11 @@ _MULTI_WORKER = {
     "ring": tf.distribute.experimental.CommunicationImplementation.RING,
     "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
 }
-_gathering: weakref.WeakSet[Any] = weakref.WeakSet()  # strategies whose workers gather short messages
 _MIRRORED = ("auto", "nccl", "ring", "hierarchical", "one_device")
 
 
 def multi_worker(communication: str, *, gpus: int) -> tuple[tf.distribute.experimental.CommunicationOptions, str]:
-    """Return TensorFlow's options for "auto" (NCCL between GPUs, else gRPC), "ring" or "nccl", and a few words on it.
+    """Return TensorFlow's options for "auto" (NCCL between GPUs, else gRPC), "ring" or "nccl", and a description of it.
 
     Raises:
         StrategyError: another name, or NCCL without GPUs.
@@ -33,39 +30,29 @@ def multi_worker(communication: str, *, gpus: int) -> tuple[tf.distribute.experi
     return options, "sums by NCCL" if gpus else "sums over gRPC, short messages gathered, long ones in a ring"
 
 
-def gather_short_messages(strategy: tf.distribute.Strategy) -> None:
-    """Have `mk.train.all_reduce` gather the short messages of this strategy of several workers, one replica each."""
-    _gathering.add(strategy)
-
-
-def gathers(strategy: tf.distribute.Strategy) -> bool:
-    """Return whether short messages of this strategy are gathered, and added up by each worker for itself."""
-    return strategy in _gathering
-
-
 def mirrored(communication: str, names: Sequence[str]) -> tuple[tf.distribute.CrossDeviceOps | None, str]:
-    """Return the all-reduce between these devices of one machine, and a few words on it.
+    """Return the all-reduce between these devices of one machine, and a description of it.
 
     "auto" is "one_device" where all are parts of one physical device, and TensorFlow's choice otherwise: "nccl"
     between GPUs, "ring" between CPU devices.
 
     Raises:
-        StrategyError: another name, or one that these devices cannot do.
+        StrategyError: another name, or one that does not work between these devices.
     """
     on_gpus = all("GPU" in name for name in names)
     _check(communication, _MIRRORED, "mirrored", on_gpus=on_gpus)
     if communication == "ring" and on_gpus:
         raise StrategyError(
             "communication='ring' was asked for 'mirrored' on GPUs, where TensorFlow has none. Take 'nccl', which "
-            "makes its own rings, or 'hierarchical'."
+            "builds its own rings, or 'hierarchical'."
         )
-    if communication == "nccl" and _devices.share_hardware(names):
-        raise StrategyError("NCCL refuses virtual GPUs, parts of one. Take communication='one_device'.")
-    if communication == "auto" and _devices.share_hardware(names):
+    if communication == "nccl" and share_physical_device(names):
+        raise StrategyError("NCCL refuses virtual GPUs that are parts of one GPU. Take communication='one_device'.")
+    if communication == "auto" and share_physical_device(names):
         # One packed tensor is all-reduced per step. Virtual devices share their memory, so adding on one of them and
         # copying back is all there is to do: 0.2 ms for 57k floats on 4 virtual CPUs, where TensorFlow's default (a
         # ring of collectives) takes 0.5 ms; from 8k to 10M floats on 2 and 4 of them it is 1.5 to 8 times faster.
-        # HierarchicalCopyAllReduce was as fast within the noise. Rings of two strategies in one process collide
+        # HierarchicalCopyAllReduce is as fast within the noise. Rings of two strategies in one process collide
         # ("joining a group with size 4, but that group has size 2"), and NCCL refuses virtual GPUs.
         return tf.distribute.ReductionToOneDevice(), "sums on one device, as they share one physical device"
     if communication == "one_device":

@@ -1,4 +1,4 @@
-"""Choose a strategy by its kind, the devices and the cluster, and make it."""
+"""Choose a strategy by its kind, the devices and the cluster, and create it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def create(
     start_timeout: float = 300.0,
     fallback: bool = False,
 ) -> tf.distribute.Strategy:
-    """Make the strategy of this kind on these devices, and log one INFO line that says what was chosen and why.
+    """Create the strategy of this kind on these devices, and log one INFO line that says what was chosen and why.
 
-    Make it before the first tensor, variable or dataset of the program: "cpu:4" splits the CPU, and several workers
-    join each other, which is only possible before TensorFlow starts. For replicas on a CPU whose processor could do
-    convolutions faster than TensorFlow makes it, a warning says how.
+    Call it before the first tensor, variable or dataset of the program: "cpu:4" splits the CPU, and several workers
+    connect to each other, which is only possible before TensorFlow starts. Where the CPU could compute convolutions
+    faster than TensorFlow's default, a warning says how.
 
     Args:
         kind: "one_device"; "mirrored" (several devices of one machine, each with a copy of the variables);
@@ -51,12 +51,12 @@ def create(
             "hierarchical" and "one_device"; for "multi_worker" also "nccl" and "ring" (over gRPC, where "auto" gathers
             short messages).
         start_timeout: seconds to wait for the other tasks of the cluster, or for a TPU; TensorFlow would wait for ever.
-        fallback: where there is no TPU that answers, take all GPUs, or else the CPU, and say so in a warning.
+        fallback: where no TPU answers, take all GPUs, or else the CPU, and log a warning.
 
     Raises:
-        StrategyError: unknown kind, or one that these devices or this cluster cannot give.
-        ClusterError: the environment describes a cluster wrongly, or tasks of it did not start in time.
-        DeviceError: a device was asked for that is not there; a TPU does not answer.
+        StrategyError: an unknown kind, or one that does not fit these devices or this cluster.
+        ClusterError: the environment describes an impossible cluster, or some of its tasks did not start in time.
+        DeviceError: a device was asked for that is not there, or a TPU does not answer.
     """
     if kind not in _BUILDERS:
         raise StrategyError(f"Unknown strategy kind {kind!r}. The kinds are {', '.join(map(repr, _BUILDERS))}.")
@@ -75,7 +75,7 @@ def _warn_of_slow_cpu() -> None:
 
 
 def describe(strategy: tf.distribute.Strategy) -> str:
-    """One line: the class, the number of replicas and the devices they compute on; the tasks of parameter servers."""
+    """Return one line: the class, the number of replicas and their devices; with parameter servers the tasks."""
     if parameter_server.is_parameter_server(strategy):
         return parameter_server.describe(strategy)
     n, workers = strategy.num_replicas_in_sync, num_workers(strategy)
@@ -98,12 +98,12 @@ class _Request(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """How many processes train together with this one; an evaluator trains with nobody."""
+        """How many processes train together, this one included; an evaluator does not train."""
         return self.cluster.num_workers if self.cluster and self.cluster.task_type != "evaluator" else 1
 
     @property
     def servers(self) -> int:
-        """How many parameter servers this process has to do with."""
+        """How many parameter servers hold variables for this process."""
         return len(self.cluster.ps) if self.cluster and self.cluster.task_type != "evaluator" else 0
 
 
@@ -163,13 +163,15 @@ def _parameter_server(asked: _Request) -> _Built:
 
 def _tpu(asked: _Request) -> _Built:
     if asked.devices is not None and not isinstance(asked.devices, str):
-        raise StrategyError(f"devices={asked.devices!r} names no TPU. Give its name or address, or leave devices out.")
+        raise StrategyError(
+            f"devices={asked.devices!r} does not name a TPU. Give its name or address, or leave devices out."
+        )
     try:
         return tpu.build(asked.devices, start_timeout=asked.start_timeout)
     except DeviceError as error:
         if not asked.fallback:
             raise
-        _log.warning("No TPU (%s) GPUs or the CPU are taken instead, as fallback=True allows.", error)
+        _log.warning("No TPU (%s) Taking GPUs or the CPU instead, as fallback=True allows.", error)
         return _on_this_machine(asked._replace(devices=None))
 
 

@@ -1,4 +1,4 @@
-"""Name the worker that is gone, where TensorFlow only says that a socket was closed."""
+"""Name the worker that was lost, where TensorFlow only says that a socket was closed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import NoReturn
 
 import tensorflow as tf
 
-from mirrorkit.cluster import task_name
-from mirrorkit.cluster.network import unreachable
+from mirrorkit.cluster import task_name, unreachable
 from mirrorkit.errors import ClusterError
 from mirrorkit.strategy.workers import addresses, worker_name
 
-# What a collective operation ends with when one who takes part does not: gone, silent for 10 s, or an error in NCCL.
+# How a collective operation ends when another worker is gone, has been silent for 10 s, or had an error in NCCL.
 ENDED_BY_OTHERS = (
     tf.errors.UnavailableError,
     tf.errors.DeadlineExceededError,
@@ -23,12 +22,14 @@ ENDED_BY_OTHERS = (
     tf.errors.CancelledError,
     tf.errors.InternalError,
 )
-_SECONDS_TO_GO = 5.0  # a process that ends closes its port some time after its connections
+_SECONDS_TO_EXIT = 5.0  # a process that exits closes its port some time after its connections
+# What TensorFlow's error says before it lists tasks as "/job:worker/replica:0/task:1"; they are nowhere else.
+_SILENT = "stopped sending heartbeats"
 
 
 @contextmanager
 def naming_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Turn the error of a collective operation into one that names the workers which are gone; for a loop of your own.
+    """Turn the error of a collective operation into one that names the lost workers; for a custom training loop.
 
     ```python
     with mk.strategy.naming_lost_workers(strategy):
@@ -36,7 +37,7 @@ def naming_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
             train_step(batch)
     ```
 
-    `mk.train.Loop` does so itself. With one worker, and for other errors, this does nothing.
+    `mk.train.Loop` does this itself. With one worker, and for other errors, this does nothing.
 
     Raises:
         ClusterError: another worker is gone; the program can only be started again.
@@ -49,11 +50,11 @@ def naming_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def name_lost_workers(strategy: tf.distribute.Strategy, error: Exception) -> None:
-    """Raise a `ClusterError` if `error` comes from a worker that is gone; return where it does not."""
+    """Raise a `ClusterError` if `error` comes from a worker that is gone; otherwise return."""
     others = {task: address for task, address in addresses(strategy).items() if task != worker_name(strategy)}
     if not others:
         return
-    deadline = time.monotonic() + _SECONDS_TO_GO
+    deadline = time.monotonic() + _SECONDS_TO_EXIT
     while not (gone := unreachable(others)) and time.monotonic() < deadline:
         time.sleep(0.2)
     if gone:
@@ -72,6 +73,6 @@ def _raise(tasks: dict[str, str], what: str, error: Exception) -> NoReturn:
 
 
 def _unhealthy(message: str) -> list[str]:
-    """Return the tasks that TensorFlow says have stopped to send heartbeats."""
-    _, _, listed = message.partition("stopped sending heartbeats")
+    """Return the tasks that TensorFlow says have stopped sending heartbeats."""
+    _, _, listed = message.partition(_SILENT)
     return [task_name(job, int(index)) for job, index in re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", listed)]

@@ -1,7 +1,7 @@
 """TPUs: find one, reach it within a time limit, initialise it.
 
-TensorFlow itself waits for an address at which nobody answers for many minutes, and holds its locks meanwhile. So what
-is reached over a network is first tried in a process that can be ended.
+Where nobody answers at an address, TensorFlow waits for many minutes and holds its locks meanwhile. So a TPU on a
+network is first tried from another process, which can be ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from mirrorkit.cluster.network import unreachable
+from mirrorkit.cluster import unreachable
 from mirrorkit.errors import DeviceError
 
 _log = logging.getLogger("mirrorkit")
@@ -34,7 +34,7 @@ tf.tpu.experimental.initialize_tpu_system(resolver)
 
 
 def find(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return where a TPU is said to be, or None; nothing is contacted.
+    """Return where the environment says a TPU is, or None; nothing is contacted.
 
     $TPU_NAME (a name, an address, or "local"), $KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS, or "local" where this machine has
     TPU devices and Google's libtpu is installed.
@@ -51,10 +51,10 @@ def build(where: str | None, *, start_timeout: float = 300.0) -> tuple[tf.distri
 
     Args:
         where: a name, an address "host:port" (with or without "grpc://"), "local", or None for `find()`.
-        start_timeout: seconds until an answer that does not come is an error.
+        start_timeout: seconds to wait for an answer.
 
     Raises:
-        DeviceError: there is no TPU, or it does not answer; what was tried is said.
+        DeviceError: there is no TPU, or it does not answer; the message says what was tried.
     """
     place = where or find()
     if place is None:
@@ -82,7 +82,7 @@ def is_tpu(strategy: tf.distribute.Strategy) -> bool:
 
 
 def _reach(place: str, start_timeout: float) -> None:
-    """Raise unless the TPU can be initialised from a process of its own within the time limit."""
+    """Raise unless another process can initialise the TPU within the time limit."""
     for address in place.split(","):
         bare = address.removeprefix("grpc://")
         if re.fullmatch(r"[^/\s]+:\d+", bare) and unreachable(
@@ -99,7 +99,7 @@ def _reach(place: str, start_timeout: float) -> None:
     except subprocess.TimeoutExpired:
         raise DeviceError(
             f"The TPU at {place!r} did not answer within {start_timeout:g} s (start_timeout). Look at whether it is "
-            "running and whether its software has TensorFlow's version of this program."
+            "running and whether its software has the same TensorFlow version as this program."
         ) from None
     if tried.returncode != 0:
         lines = tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"]

@@ -1,4 +1,4 @@
-"""What the workers of a strategy know of each other: how many, who is the chief, and numbers on which to agree."""
+"""What the workers of a strategy know about each other: how many, who is the chief, and numbers on which to agree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 
 def worker_index(strategy: tf.distribute.Strategy) -> int:
-    """Return this process's number among the workers, from 0; a chief of its own goes before worker 0."""
+    """Return this process's number among the workers, from 0; a chief that is a separate task is number 0."""
     cluster = _cluster(strategy)
     if cluster is None:
         return 0
@@ -35,8 +35,21 @@ def addresses(strategy: tf.distribute.Strategy) -> dict[str, str]:
     cluster = _cluster(strategy)
     if cluster is None:
         return {}
-    tasks = [(job, i) for job in _training_jobs(cluster) for i in range(cluster.num_tasks(job))]
-    return {task_name(job, i): cluster.task_address(job, i) for job, i in tasks}
+    return {task: address for job in _training_jobs(cluster) for task, address in task_addresses(strategy, job).items()}
+
+
+def task_addresses(strategy: tf.distribute.Strategy, job: str) -> dict[str, str]:
+    """Return "host:port" by name of all tasks of a job ("worker", "ps"), under a strategy with a cluster."""
+    cluster = cluster_spec(strategy)
+    return {task_name(job, i): cluster.task_address(job, i) for i in range(cluster.num_tasks(job))}
+
+
+def cluster_spec(strategy: tf.distribute.Strategy) -> Any:
+    """Return TensorFlow's description (`tf.train.ClusterSpec`) of the cluster that the strategy was made with.
+
+    Under parameter servers the public `cluster_resolver` is None, and the resolver is in a private attribute.
+    """
+    return (strategy.cluster_resolver or strategy._cluster_resolver).cluster_spec()
 
 
 def worker_name(strategy: tf.distribute.Strategy) -> str:
@@ -70,10 +83,8 @@ def _sum_over_workers(strategy: Any, value: tf.Tensor) -> tf.Tensor:
 
 
 def _cluster(strategy: tf.distribute.Strategy) -> Any:
-    """Return TensorFlow's description of the cluster; None under a strategy of one process."""
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return None
-    return strategy.cluster_resolver.cluster_spec() or None
+    """Return the description of a cluster in which all train in step; None under a strategy of one process."""
+    return cluster_spec(strategy) or None if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) else None
 
 
 def _training_jobs(cluster: Any) -> list[str]:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from mirrorkit.testing.equivalence import Equivalence, assert_equivalent
 
-# for mirrorkit's other packages
+# The names "as" themselves are for mirrorkit's other packages.
 from mirrorkit.testing.equivalence_data import global_batches as global_batches
 from mirrorkit.testing.equivalence_data import permuted as permuted
 from mirrorkit.testing.equivalence_runs import Arrangement as Arrangement
 from mirrorkit.testing.equivalence_runs import Comparison as Comparison
 from mirrorkit.testing.equivalence_runs import Trial as Trial
 from mirrorkit.testing.equivalence_runs import distances as distances
-from mirrorkit.testing.equivalence_runs import train as train_trials  # noqa: F401
-from mirrorkit.testing.local_cluster import local_cluster
+from mirrorkit.testing.equivalence_runs import train as train
+from mirrorkit.testing.in_process_cluster import local_cluster
 from mirrorkit.testing.process import ProcessResult, run_in_fresh_process
 from mirrorkit.testing.replicas import virtual_replicas
 

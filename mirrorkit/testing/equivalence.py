@@ -1,4 +1,4 @@
-"""Prove that a step gives on N replicas what it gives on one: `Step` with any options, or a step of your own.
+"""Prove that a step gives the same results on N replicas as on one: `Step` with any options, or a custom step.
 
 ```python
 def make_step():
@@ -69,15 +69,15 @@ def assert_equivalent(
     """Train the same step on 1 and on N virtual replicas with `mk.train.Loop`, and compare all variables and logs.
 
     The tolerance is measured: three times the difference that rounding makes on one replica, and at least `floor`.
-    The measure is the same training with the examples of every batch in another order, or with `reference="shards"`,
-    whose examples must keep their places, from weights that differ in the last place. A step that fails is examined,
-    and the error says what it looks like.
+    To measure it, the same training is run with the examples of every batch in another order, or with
+    `reference="shards"`, where examples must keep their places, from weights that differ in the last place. A step that
+    fails is examined, and the error names the most likely cause.
 
     Args:
-        make_step: called in each strategy's scope, after all seeds were set; returns `mk.train.Step(...)` or a step of
-            your own that has `variables`. Take a small smooth net: ReLU and max pooling flip at ties.
+        make_step: called in each strategy's scope, after all seeds were set; returns `mk.train.Step(...)` or a custom
+            step that has `variables`. Take a small smooth net: ReLU and max pooling amplify rounding at ties.
         data: a recipe, a `tf.data.Dataset` of global batches, or arrays `(x, y)` or `(x, y, sample_weight)`. It is
-            gone through again where it holds fewer than `steps` batches.
+            repeated where it holds fewer than `steps` batches.
         replicas: numbers of virtual replicas, to be compared with one. The CPU is split for the largest of them when
             TensorFlow has not started.
         kind: the strategy, as in `mk.strategy.create`.
@@ -86,9 +86,9 @@ def assert_equivalent(
         reference: "batch": one replica that computes the whole batch. "shards": one that computes the same shards as
             the N replicas, one after the other, for nets whose result depends on how a batch is cut (BatchNorm,
             Dropout, augmentation, float16).
-        uneven: take the last example off every second batch that replicas would share equally.
+        uneven: drop the last example of every second batch that replicas would share equally.
         ignore: parts of variable paths; these are not compared. For parameters whose true gradient is zero, such as an
-            attention's key bias, which hold nothing but rounding. Keras numbers its layers on, so give yours names.
+            attention's key bias, which hold nothing but rounding. Keras numbers layers of one kind, so name yours.
         seed: for `keras.utils.set_random_seed`, before each `make_step()`.
         floor: the smallest tolerance.
 

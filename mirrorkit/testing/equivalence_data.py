@@ -14,7 +14,7 @@ from mirrorkit.errors import StepError
 
 
 def global_batches(data: Any, *, steps: int, size: int | None, uneven_for: Sequence[int]) -> list[Any]:
-    """Read `steps` global batches as NumPy nests, going through the data again as often as needed."""
+    """Read `steps` global batches as NumPy nests, repeating the data as often as needed."""
     if isinstance(data, (Recipe, tf.data.Dataset)):
         if size is not None:
             raise StepError("global_batch_size is for arrays; this data has its batches already. Leave it out.")

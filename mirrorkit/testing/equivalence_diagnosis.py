@@ -1,4 +1,4 @@
-"""Say what a step that fails `assert_equivalent` looks like, from its updates and from a probe of what it computes.
+"""Name the likely cause where a step fails `assert_equivalent`, from its updates and from a probe of its sums.
 
 A symptom is a plain observation, such as "twice the examples give the same gradient sum". What is found this way is
 likely, not certain, and the texts say "looks like".
@@ -15,7 +15,7 @@ import tensorflow as tf
 from mirrorkit import batching
 from mirrorkit._keras import keras
 from mirrorkit.testing.equivalence_runs import Comparison, Run, distances
-from mirrorkit.train.step.layer_state import layers_of
+from mirrorkit.train import layers_of
 from mirrorkit.variables import unchanged
 
 _REPEATS = 32  # large enough to drive a clipped gradient to its bound

@@ -47,7 +47,7 @@ class Run:
     """One training.
 
     Attributes:
-        step: what was trained, its variables back at `first`.
+        step: what was trained, its variables have their `first` values again.
         sizes: examples in each global batch.
         names: paths of all variables of the step, made unique.
         trainable: those of the trainable ones that are compared.
@@ -121,7 +121,7 @@ def train(
         strategy: from `mk.strategy.create`.
         trials: what to train it on.
         ignore: parts of the paths of variables to leave out.
-        like: an earlier run of the same step, which gives the variables their names: Keras numbers its layers on.
+        like: an earlier run of the same step, whose names for the variables are taken: Keras counts its layers on.
     """
     step = arrangement.step_for(strategy)
     trained, shards = step, arrangement.shards

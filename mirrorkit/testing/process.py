@@ -1,11 +1,9 @@
-"""Run Python code in a new process: another device layout, another environment, a clean TensorFlow."""
+"""Run Python code in a new process: another device layout, another environment, a fresh TensorFlow."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mirrorkit import subprocesses
 from mirrorkit.errors import MirrorkitError
 
 _WITH_DEVICES = "import runpy, sys; from mirrorkit import devices; devices.resolve({devices!r}); {run}"
@@ -23,7 +22,7 @@ _RUN_FILE = "runpy.run_path(sys.argv[1], run_name='__main__')"
 
 @dataclass(frozen=True)
 class ProcessResult:
-    """What a finished process left: exit code, standard output and standard error."""
+    """What a process left when it exited: exit code, standard output and standard error."""
 
     returncode: int
     stdout: str
@@ -45,9 +44,9 @@ def run_in_fresh_process(
     timeout: float = 120.0,
     check: bool = True,
 ) -> ProcessResult:
-    """Run code (a string) or a file (a Path) in a new Python process and wait for its end.
+    """Run code (a string) or a file (a Path) in a new Python process and wait until it exits.
 
-    The process runs in an empty temporary folder and in a process group of its own. Whatever it started is ended with
+    The process runs in an empty temporary folder and in its own process group. Everything that it started is ended with
     it, and nothing is left behind, whether it finishes, fails or runs out of time.
 
     Args:
@@ -87,8 +86,8 @@ def _run(
     temporary.mkdir()  # a killed process cannot remove its own temporary files; AutoGraph writes some
     environment.setdefault("TMPDIR", str(temporary))
     with open(folder / "stdout", "w+b") as out, open(folder / "stderr", "w+b") as err:
-        process = subprocess.Popen(
-            command, env=environment, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+        process = subprocesses.start(
+            command, environment=environment, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=err
         )
         finished = False
         try:
@@ -97,8 +96,7 @@ def _run(
         except subprocess.TimeoutExpired:
             pass
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            subprocesses.send(process)
             process.wait()
         texts = []
         for file in (out, err):
@@ -108,10 +106,7 @@ def _run(
 
 
 def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
-    # The same mirrorkit as here, installed or not.
-    here = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environment.get("PYTHONPATH")]))
+    environment = subprocesses.with_mirrorkit({name: value for name, value in os.environ.items() if name != "TMPDIR"})
     for name, value in changes.items():
         if value is None:
             environment.pop(name, None)

@@ -8,12 +8,12 @@ from mirrorkit import strategy
 
 
 def virtual_replicas(n: int, *, kind: str = "mirrored") -> tf.distribute.Strategy:
-    """A strategy with `n` replicas on virtual CPU devices; splits the CPU when TensorFlow has not started.
+    """Return a strategy with `n` replicas on virtual CPU devices; split the CPU if TensorFlow has not started.
 
-    Call it first in the program with the largest number that it needs; a later call with fewer takes the first ones.
+    Call it at the top of the program with the largest number that it needs; a later call with fewer takes the first.
 
     Raises:
         DeviceError: TensorFlow has already started with fewer CPU devices.
-        StrategyError: unknown kind, or one that cannot have `n` replicas.
+        StrategyError: an unknown kind, or one that cannot have `n` replicas.
     """
     return strategy.create(kind, devices=f"cpu:{n}")

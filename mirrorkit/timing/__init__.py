@@ -1,4 +1,4 @@
-"""Honest timing: a timer that waits for the devices, a warm-up, throughput with the first call apart, traces of steps.
+"""Timing: a timer that waits for the devices, a warm-up, throughput without the first call, traces of steps.
 
 ```python
 mk.timing.warm_up(train_step, batch, restore=[model, optimizer])
@@ -33,7 +33,7 @@ def profile(log_dir: str | os.PathLike[str], *, steps: tuple[int, int] = (10, 20
 
     A trace holds whole calls: from the first call that begins at or after step 10 to the end of the one that reaches
     step 20. `Loop(..., steps_per_call=10)` makes them short; Keras's `fit` calls every step (`steps_per_execution`).
-    Around a loop of your own, use `with tf.profiler.experimental.Profile("logs"):`.
+    Around a custom training loop, use `with tf.profiler.experimental.Profile("logs"):`.
     Source: https://www.tensorflow.org/guide/profiler
 
     Args:
@@ -42,7 +42,7 @@ def profile(log_dir: str | os.PathLike[str], *, steps: tuple[int, int] = (10, 20
             compiled and caches are warm.
 
     Raises:
-        StepError: `steps` is no range.
+        StepError: `steps` is not a valid range.
     """
     from mirrorkit.timing.profiler import checked  # here, since the rest of mk.timing needs no TensorFlow
 
@@ -54,41 +54,42 @@ def warm_up(function: Callable[..., Any], *arguments: Any, restore: Any = ()) ->
 
     ```python
     batches = iter(mk.data.distribute(train.dataset(epoch=0), strategy, autoshard="data"))
-    mk.timing.warm_up(train_step, next(batches), restore=[model, optimizer])   # a tf.function of your own
+    mk.timing.warm_up(train_step, next(batches), restore=[model, optimizer])   # your own tf.function
 
     model.make_train_function()                                                # Keras's, before model.fit
     mk.timing.warm_up(model.train_function, iter(strategy.experimental_distribute_dataset(dataset)), restore=model)
     ```
 
-    For a custom training loop and for Keras's `fit`; a `mk.train.Loop` has a `warm_up` of its own. The first real call
-    then neither traces nor compiles, if it is made with arguments of the same shapes and dtypes, and within the same
-    strategy scope or outside of any, as the warm-up.
+    For a custom training loop and for Keras's `fit`; `mk.train.Loop` has its own `warm_up`. After that the first real
+    call neither traces nor compiles, if its arguments have the same shapes and dtypes and it is made in the same
+    strategy scope (or outside of any) as the warm-up.
 
-    What is put back, under a strategy every replica's own copy: what `restore` lists, variables among the arguments,
-    what a `tf.function` holds (also one that `function` calls, also what it makes when it is first traced: the slots of
-    an optimizer), and the global random generators of Python, NumPy and TensorFlow. Until then the devices need room
-    for those values a second time. An error within the function is raised after all is put back.
+    What is restored, under a strategy every replica's own copy: what `restore` lists, variables among the arguments,
+    the variables of a `tf.function` (also of one that `function` calls, and those that it creates when it is first
+    traced, such as the slots of an optimizer), and the global random generators of Python, NumPy and TensorFlow. Until
+    then the devices need memory for those values a second time. An error within the function is raised after
+    everything is restored.
 
-    What cannot be put back:
+    What cannot be restored:
 
-    - An iterator among the arguments has gone on by what the function took; pass a fresh one. One of a
-      `tf.data.Dataset` that shuffles anew for each iterator changes the order of the next; a recipe such as
-      `mk.data.batches` gives the same order whenever it is asked.
+    - An iterator among the arguments has advanced by what the function took; pass a fresh one. An iterator of a
+      `tf.data.Dataset` that reshuffles for each iteration changes the order of the next one; a recipe such as
+      `mk.data.batches` gives the same order every time.
     - Stateful random operations such as `tf.random.normal` within a `tf.function` count their calls where nothing can
       reach them; `keras.random`, `tf.random.Generator` and `tf.random.stateless_normal` do not.
-    - What Python code outside of every `tf.function` changes is only put back where `restore` lists it; lookup tables
-      keep what was put into them.
+    - Changes by Python code outside of every `tf.function`, unless `restore` lists them; and lookup tables, which keep
+      what was inserted.
 
     Args:
         function: a `tf.function`, or a plain function that calls some, as `model.train_function` of Keras is.
         *arguments: what it will be called with, or anything of the same shapes and dtypes.
         restore: a variable (Keras's or TensorFlow's), an object that has `.variables` (a model together with its
-            metrics and its compiled optimizer, an optimizer, a `mk.train.Step`), or a list of such; needed where
-            `function` is no `tf.function`.
+            metrics and its compiled optimizer, an optimizer, a `mk.train.Step`), or a list of these; required where
+            `function` is not a `tf.function`.
 
     Raises:
         StepError: a plain function and nothing to restore; something in `restore` that has no variables; variables that
-            the first call makes outside of any `tf.function`, or with first values that depend on the call; a warm-up
+            the first call creates outside of any `tf.function`, or with first values that depend on the call; a warm-up
             within a `tf.function`.
     """
     from mirrorkit.timing.rehearsal import rehearse  # here, since the rest of mk.timing needs no TensorFlow

@@ -30,24 +30,24 @@ class Profile(keras.callbacks.Callback):  # type: ignore[name-defined]
         self._began: int | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Batches are counted anew from here."""
+        """Count batches from 0 again."""
         self._before = self._done
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Start, before the first call that holds a step asked for."""
+        """Start before the first call that contains one of the steps."""
         if self._began is None and self.profiled is None and self._before + batch >= self._first:
             wait_for_devices()
             tf.profiler.experimental.start(self.log_dir)
             self._began = self._before + batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stop, after the call that holds the last one."""
+        """Stop after the call that contains the last one."""
         self._done = self._before + batch + 1
         if self._done >= self._end:
             self._stop()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Stop, where training was shorter."""
+        """Stop where training was shorter."""
         self._stop()
 
     def _stop(self) -> None:
@@ -61,7 +61,7 @@ def checked(log_dir: str | os.PathLike[str], steps: tuple[int, int]) -> Profile:
     """Make the callback.
 
     Raises:
-        StepError: `steps` is no range.
+        StepError: `steps` is not a valid range.
     """
     first, end = steps
     if not 0 <= first < end:

@@ -1,4 +1,4 @@
-"""Run a function once to compile it, and leave every variable as it was."""
+"""Run a function once to compile it, and restore every variable."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from mirrorkit.timing.timer import wait_for_devices
 from mirrorkit.variables import Snapshot, path, unchanged
 
 _NAMED = 3  # variables in a message
-_CURE = (
-    "Make variables before the warm-up: optimizer.build(model.trainable_variables) for an optimizer, a keras.Input or "
-    "model.build(shape) for a model."
+_UNLIFTABLE = "UnliftableError"  # TensorFlow's error for a first value that depends on the call; the class is private
+_ADVICE = (
+    "Create variables before the warm-up: optimizer.build(model.trainable_variables) for an optimizer, a keras.Input "
+    "or model.build(shape) for a model."
 )
 _CANNOT_FILL = (
-    "The first call of {name} makes variables whose first values depend on that call{names}, so warm_up could not put "
-    "them back; it has not run the function. " + _CURE
+    "The first call of {name} creates variables whose first values depend on that call{names}, so warm_up could not "
+    "restore them; it has not run the function. " + _ADVICE
 )
 
 
@@ -37,9 +38,9 @@ def rehearse(function: Callable[..., Any], arguments: tuple[Any, ...], restore: 
     variables = [*_variables_of(things), *filter(_is_variable, tf.nest.flatten(arguments))]
     if not variables and not _is_traced(function):
         raise StepError(
-            f"warm_up was given {_name(function)}, which is no tf.function, and nothing to restore, so it cannot know "
-            "what a call changes. Pass restore=[model, optimizer]: variables, or objects that have `.variables`; or "
-            "decorate the function with @tf.function."
+            f"warm_up was given {_name(function)}, which is not a tf.function, and nothing to restore, so it cannot "
+            "know what a call changes. Pass restore=[model, optimizer]: variables, or objects that have `.variables`; "
+            "or decorate the function with @tf.function."
         )
     with unchanged(variables) as snapshot, _remembering(snapshot, things):
         if isinstance(function, tf.types.experimental.ConcreteFunction):
@@ -51,17 +52,20 @@ def rehearse(function: Callable[..., Any], arguments: tuple[Any, ...], restore: 
 
 @contextmanager
 def _remembering(snapshot: Snapshot, things: list[Any]) -> Iterator[None]:
-    """Within the block, remember what a `tf.function` holds before it runs: it may be called by a plain function.
+    """Within the block, remember the variables of every `tf.function` before it runs; a plain function may call it.
 
-    TensorFlow has no hook for this, so its one entry to every `tf.function` is wrapped for the time of the block.
+    TensorFlow has no hook for this. So the one method by which every `tf.function` is called, `__call__` of a private
+    class, is wrapped for the duration of the block; tests/timing/test_rehearsal.py fails when it moves.
     """
     kind = type(tf.function(lambda: None))
     call = kind.__call__
 
     def remember_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tf.executing_eagerly() and _is_traced(self):  # what is called while another is traced belongs to that one
+        if tf.executing_eagerly() and _is_traced(self):  # a call within a trace belongs to the function being traced
             snapshot.add_captured(_trace(self, args, kwargs))
-            snapshot.add(_variables_of(things))  # a first trace makes and fills variables, and some are not used yet
+            snapshot.add(
+                _variables_of(things)
+            )  # a first trace creates and fills variables, of which some are not used yet
         return call(self, *args, **kwargs)
 
     with mock.patch.object(kind, "__call__", remember_and_call):
@@ -69,7 +73,7 @@ def _remembering(snapshot: Snapshot, things: list[Any]) -> Iterator[None]:
 
 
 def _trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Trace a `tf.function` for these arguments. Variables that it makes on its first trace have values afterwards.
+    """Trace a `tf.function` for these arguments. Variables that its first trace creates have values afterwards.
 
     TensorFlow would fill most of them within the first call, where their first values cannot be seen.
     """
@@ -85,7 +89,7 @@ def _trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             traced = function.get_concrete_function(*args, **kwargs)
         except Exception as error:
-            if type(error).__name__ != "UnliftableError":  # private to TensorFlow
+            if type(error).__name__ != _UNLIFTABLE:
                 raise
             raise StepError(_CANNOT_FILL.format(name=_name(function), names="")) from error
     empty = [v for v in traced.graph.variables if not tf.raw_ops.VarIsInitializedOp(resource=v.handle)]
@@ -99,9 +103,9 @@ def _require_known(snapshot: Snapshot, things: list[Any], function: Any) -> None
     made = [variable for variable in _variables_of(things) if not snapshot.holds(variable)]
     if made:
         raise StepError(
-            f"The first call of {_name(function)} made variables outside of any tf.function and changed them "
-            f"({_names(made)}). warm_up has put back all others, but does not know with what values these began. "
-            + _CURE
+            f"The first call of {_name(function)} created variables outside of any tf.function and changed them "
+            f"({_names(made)}). warm_up has restored all others, but does not know the first values of these. "
+            + _ADVICE
         )
 
 
@@ -133,7 +137,7 @@ def _is_variable(thing: Any) -> bool:
 
 
 def _is_traced(function: Any) -> bool:
-    """Whether the function tells, once traced, which variables it holds."""
+    """Return whether the function can say, once traced, which variables it uses."""
     if isinstance(function, tf.types.experimental.ConcreteFunction):
         return True
     return hasattr(function, "get_concrete_function") and not tf.config.functions_run_eagerly()

@@ -1,4 +1,4 @@
-"""Examples per second and step times of a training run, with the first call kept apart."""
+"""Examples per second and step times of a training run, without the first call."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Throughput:
     print(throughput.summary())
     ```
 
-    The first call traces and compiles, so the rates leave it out; `first_call_seconds` has it. As long as it is the
-    only one, the rates are of that call, and `summary()` says so. The totals (`examples`, `steps`, `seconds`) count
-    every call.
+    The first call traces and compiles, so the rates leave it out; see `first_call_seconds`. As long as it is the only
+    one, the rates are of that call, and `summary()` says so. The totals (`examples`, `steps`, `seconds`) count every
+    call.
 
     Args:
-        warm: the functions were compiled before the first record (by `loop.warm_up`), so the rates count it too.
+        warm: the functions were compiled before the first record (by `loop.warm_up`), so the rates include it.
     """
 
     def __init__(self, *, warm: bool = False) -> None:
@@ -56,7 +56,7 @@ class Throughput:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all calls, the first included."""
+        """Seconds of all calls, the first one included."""
         return math.fsum(seconds for _, _, seconds in self._calls)
 
     @property
@@ -66,7 +66,7 @@ class Throughput:
 
     @property
     def examples_per_second(self) -> float:
-        """Examples per second, the first call left out. NaN before it."""
+        """Examples per second without the first call. NaN before it."""
         steady = self._steady()
         if not steady:
             return math.nan
@@ -74,12 +74,12 @@ class Throughput:
 
     @property
     def step_seconds_median(self) -> float:
-        """Median seconds per step, the first call left out. NaN before it."""
+        """Median seconds per step without the first call. NaN before it."""
         return self._step_seconds(0.5)
 
     @property
     def step_seconds_p95(self) -> float:
-        """95th percentile of the seconds per step, the first call left out. NaN before it."""
+        """95th percentile of the seconds per step without the first call. NaN before it."""
         return self._step_seconds(0.95)
 
     def summary(self) -> str:
@@ -94,7 +94,7 @@ class Throughput:
             return rates
         if len(self._calls) == 1:
             return f"{rates} (first call only, compilation included)"
-        return f"{rates} (first call apart: {self.first_call_seconds:.3g} s)"
+        return f"{rates} (first call: {self.first_call_seconds:.3g} s)"
 
     def _steady(self) -> list[tuple[int, int, float]]:
         return self._calls if self._warm or len(self._calls) == 1 else self._calls[1:]

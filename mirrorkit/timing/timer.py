@@ -20,11 +20,11 @@ class Timer:
     ```
 
     Every start, lap and end waits until all devices of this process have finished what was queued on them
-    (https://www.tensorflow.org/api_docs/python/tf/test/experimental/sync_devices), so take laps between calls worth
-    timing, not inside a step; inside a `tf.function` they raise RuntimeError.
+    (https://www.tensorflow.org/api_docs/python/tf/test/experimental/sync_devices), so take laps between long
+    calls, not inside a step; inside a `tf.function` they raise RuntimeError.
 
     Attributes:
-        laps: seconds of each lap, in order; what follows the last lap is in `seconds` only.
+        laps: seconds of each lap, in order; the time after the last lap is in `seconds` only.
     """
 
     def __init__(self) -> None:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from mirrorkit.cluster import Cluster, check_network
-from mirrorkit.cluster.network import unreachable
+from mirrorkit.cluster import Cluster
+from mirrorkit.cluster.network import require_network, unreachable
 from mirrorkit.errors import ClusterError
 
 
@@ -24,7 +24,7 @@ def free_port():
 
 
 def test_known_hosts_and_a_free_port_pass():
-    check_network(Cluster(workers=(f"localhost:{free_port()}", "127.0.0.1:1", "[::1]:2")), timeout=5)
+    require_network(Cluster(workers=(f"localhost:{free_port()}", "127.0.0.1:1", "[::1]:2")), timeout=5)
 
 
 def test_a_port_in_use_is_named_with_the_task():
@@ -32,14 +32,14 @@ def test_a_port_in_use_is_named_with_the_task():
         port = server.getsockname()[1]
         cluster = Cluster(workers=("localhost:1", f"127.0.0.1:{port}"), task_index=1, source="TF_CONFIG")
         with pytest.raises(ClusterError, match=rf"worker 1 is to listen at port {port} .*TF_CONFIG.*another process"):
-            check_network(cluster)
+            require_network(cluster)
 
 
 def test_the_ports_of_others_and_of_an_evaluator_are_not_tried():
     with listening() as server:
         busy = f"127.0.0.1:{server.getsockname()[1]}"
-        check_network(Cluster(workers=(f"127.0.0.1:{free_port()}", busy)))
-        check_network(Cluster(workers=(busy,), task_type="evaluator"))
+        require_network(Cluster(workers=(f"127.0.0.1:{free_port()}", busy)))
+        require_network(Cluster(workers=(busy,), task_type="evaluator"))
 
 
 def test_hosts_without_an_address_are_named_with_their_tasks(monkeypatch):
@@ -50,7 +50,7 @@ def test_hosts_without_an_address_are_named_with_their_tasks(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     cluster = Cluster(workers=(f"localhost:{free_port()}", "nowhere:1", "nowhere:2"), ps=("lost:1",))
     with pytest.raises(ClusterError, match=r"within 0.2 s for 'nowhere' \(worker 1, worker 2\), 'lost' \(ps 0\)"):
-        check_network(cluster, timeout=0.2)
+        require_network(cluster, timeout=0.2)
 
 
 def test_a_name_that_appears_in_time_is_waited_for(monkeypatch, caplog):
@@ -62,7 +62,7 @@ def test_a_name_that_appears_in_time_is_waited_for(monkeypatch, caplog):
             raise socket.gaierror("not yet")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    check_network(Cluster(workers=(f"localhost:{free_port()}", "pod-1.service:1")), timeout=30)
+    require_network(Cluster(workers=(f"localhost:{free_port()}", "pod-1.service:1")), timeout=30)
     assert asked.count("pod-1.service") == 2
     assert asked.count("localhost") == 1
     assert "Waiting up to 30 s for the host names pod-1.service" in caplog.text
@@ -73,7 +73,7 @@ def test_a_resolver_that_does_not_answer_is_given_up(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: answer.wait(20))
     start = time.monotonic()
     with pytest.raises(ClusterError, match="'silent'"):
-        check_network(Cluster(workers=("silent:1",)), timeout=0.2)
+        require_network(Cluster(workers=("silent:1",)), timeout=0.2)
     assert time.monotonic() - start < 10
     answer.set()
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from mirrorkit.cluster import Cluster, meet
+from mirrorkit.cluster import Cluster
 from mirrorkit.cluster.network import unreachable
+from mirrorkit.cluster.rendezvous import wait_for_all
 from mirrorkit.errors import ClusterError
 
 
@@ -25,11 +26,11 @@ def cluster():
 
 
 def together(*clusters, timeout=20.0, agree=None):
-    """What `meet` ends with in each: None or its error."""
+    """What `wait_for_all` ends with in each: None or its error."""
 
     def one(cluster, must_agree):
         try:
-            meet(cluster, timeout=timeout, must_agree=must_agree)
+            wait_for_all(cluster, timeout=timeout, must_agree=must_agree)
         except ClusterError as error:
             return str(error)
 
@@ -55,7 +56,7 @@ def test_a_chief_beside_the_workers_comes_first_and_parameter_servers_stay_out(c
 
 
 def test_a_task_alone_waits_for_nobody():
-    meet(Cluster(workers=("nowhere:1",)), timeout=0.0)
+    wait_for_all(Cluster(workers=("nowhere:1",)), timeout=0.0)
 
 
 def test_those_who_do_not_come_are_named_everywhere(cluster):
@@ -71,7 +72,7 @@ def test_a_first_task_that_does_not_come_is_named(cluster):
 
 
 def test_who_gives_up_first_names_those_for_whom_the_first_task_waits(cluster):
-    host = threading.Thread(target=together, args=(cluster,), kwargs={"timeout": 4.0})
+    host = threading.Thread(target=together, args=(cluster,), kwargs={"timeout": 2.5})
     host.start()
     (error,) = together(as_task(cluster, 1), timeout=0.5)
     assert f"for worker 0 ({cluster.workers[0]}), which is waiting for worker 2" in error

@@ -77,7 +77,7 @@ def disk_full(folder: Path) -> Row:
             code = job.end()
         finally:
             job.close()
-        moment, seen = job.line("CheckpointError: ")
+        moment, seen = job.line("FileError: ")
         left = sorted(path.name for path in saved.glob("step-*"))
         (saved / "other").unlink()
         wrong = {f"exit code {code}": code != 1, f"left were {left}": not left or left[-1] > "step-0000000010.npz"}

@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import mirrorkit as mk
 from mirrorkit.__main__ import main
-from mirrorkit.errors import ClusterError
+from mirrorkit.errors import ArgumentError, ClusterError
 from mirrorkit.launch import launch, launcher
 
 TASK = "import json, os, sys; task = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
@@ -314,6 +315,12 @@ def test_a_command_without_anything_says_what_is_needed_and_no_more(capsys):
     assert capsys.readouterr().err.splitlines()[-1].endswith("the following arguments are required: --workers, script")
 
 
-def test_a_script_that_is_not_there_is_refused_before_anything_starts():
-    with pytest.raises(ClusterError, match=r"There is no script 'nowhere\.py'"):
+@pytest.mark.parametrize("kind", [ArgumentError, ClusterError])  # the second is its kind of 0.1
+def test_a_script_that_is_not_there_is_refused_before_anything_starts(kind):
+    with pytest.raises(kind, match=r"There is no script 'nowhere\.py'"):
         launch("nowhere.py", workers=2)
+
+
+def test_launch_from_another_thread_is_refused(script):
+    with ThreadPoolExecutor() as pool, pytest.raises(ArgumentError, match="main thread"):
+        pool.submit(launch, script("pass"), workers=1).result()

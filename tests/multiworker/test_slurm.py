@@ -223,5 +223,5 @@ def test_in_a_container_the_devices_are_checked_first(slurm, launched_run, appta
         assert "64 GPU required" in said
         assert "begins" not in said
     else:
-        assert 0 < said.rindex("computes rightly") < said.index("begins")
+        assert 0 < said.rindex("computes correctly") < said.index("begins")
         assert_ends_are(launched_run, tmp_path)

@@ -1,25 +1,28 @@
-"""Runs under parameter servers: each is a script in a fresh process that prints what it saw, once per session.
+"""Runs under parameter servers: each is a script in a fresh process, once per session; a test takes a section of it.
 
 TensorFlow connects a process to one cluster, so no test of another strategy could follow in the same process.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sections import result
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def two_workers(run_python) -> dict[str, Any]:
-    """What `two_workers.py` saw."""
-    return run_python(HERE / "two_workers.py", timeout=280).json()
+def two_workers(run_python) -> Callable[[str], Any]:
+    """`two_workers("fit")`: what a section of `two_workers.py` returned."""
+    return partial(result, run_python(HERE / "two_workers.py", timeout=280).json())
 
 
 @pytest.fixture(scope="session")
-def one_worker(run_python) -> dict[str, Any]:
-    """What `one_worker.py` saw."""
-    return run_python(HERE / "one_worker.py", timeout=280).json()
+def one_worker(run_python) -> Callable[[str], Any]:
+    """`one_worker("table")`: what a section of `one_worker.py` returned."""
+    return partial(result, run_python(HERE / "one_worker.py", timeout=280).json())

@@ -1,12 +1,11 @@
-"""One worker under parameter servers beside one device: prints how far their weights are apart."""
+"""One worker under parameter servers beside one device: each section prints what a test compares."""
 
 from __future__ import annotations
-
-import json
 
 import keras
 import numpy as np
 import tensorflow as tf
+from sections import run
 
 import mirrorkit as mk
 
@@ -17,14 +16,6 @@ device = tf.distribute.OneDeviceStrategy("/job:chief/replica:0/task:0/device:CPU
 rng = np.random.default_rng(0)
 images = rng.integers(0, 255, (210, 8, 8, 1)).astype("uint8")
 labels = rng.integers(0, 3, 210)
-augmented = mk.data.batches(
-    mk.data.arrays(images, labels),
-    global_batch_size=32,
-    shuffle=True,
-    augment=[mk.data.augment.flip(), mk.data.augment.pad_and_crop(1)],
-    drop_remainder=True,
-)
-uneven = mk.data.batches(mk.data.arrays(images, labels), global_batch_size=32, shuffle=True)
 
 
 def train(strategy, data, **options):
@@ -50,18 +41,30 @@ def train(strategy, data, **options):
     return [v.value.numpy() for v in step.variables], report.history, averaged
 
 
-seen = {}
-for name, data, options in [
-    ("augmented", augmented, {"ema": 0.9}),
-    ("accumulated", uneven, {"ema": 0.9, "accumulate": 3, "clip_norm": 0.1}),
-]:
+def compared(data, **options):
     one, there = train(device, data, **options), train(servers, data, **options)
-    seen[name] = {
+    return {
         "weights": max(float(np.abs(a - b).max()) for a, b in zip(one[0], there[0], strict=True)),
         "history": max(float(np.abs(np.subtract(one[1][k], there[1][k])).max()) for k in one[1]),
         "averaged": abs(one[2] - there[2]),
         "variables": len(one[0]),
     }
+
+
+def augmented():
+    data = mk.data.batches(
+        mk.data.arrays(images, labels),
+        global_batch_size=32,
+        shuffle=True,
+        augment=[mk.data.augment.flip(), mk.data.augment.pad_and_crop(1)],
+        drop_remainder=True,
+    )
+    return compared(data, ema=0.9)
+
+
+def accumulated():
+    uneven = mk.data.batches(mk.data.arrays(images, labels), global_batch_size=32, shuffle=True)
+    return compared(uneven, ema=0.9, accumulate=3, clip_norm=0.1)
 
 
 class Vectors:
@@ -86,23 +89,25 @@ class Vectors:
         return self.apply(sums)
 
 
-wanted = rng.normal(size=(101, 4)).astype("float32")
-ids = np.arange(101)
-step = Vectors(shards=3)
-data = mk.data.batches(mk.data.arrays(ids, wanted), global_batch_size=10, shuffle=True)
-history = mk.train.Loop(servers, step).fit(data, epochs=20, verbose=0).history
-whole = np.concatenate([v.numpy() for v in step.variables])
-seen["table"] = {
-    "shards": [list(v.shape) for v in step.variables],
-    "servers": sorted({v.device.split("/device")[0] for v in step.variables}),
-    "error": float(np.abs(whole - wanted).max()),
-    "lookup": float(
-        np.abs(step.table.lookup(tf.constant([[0, 34], [35, 100]])).numpy() - whole[[[0, 34], [35, 100]]]).max()
-    ),
-    "small": len(mk.train.PartitionedTable(servers, rows=10, width=4).variables),
-    "large": len(mk.train.PartitionedTable(servers, rows=100_000, width=4).variables),
-}
-before = whole[7].copy()
-step.table.add(tf.constant([7, 7]), tf.ones([2, 4]))
-seen["table"]["twice"] = (step.table.lookup(tf.constant([7])).numpy()[0] - before).tolist()
-print(json.dumps(seen))
+def table():
+    wanted = rng.normal(size=(101, 4)).astype("float32")
+    step = Vectors(shards=3)
+    data = mk.data.batches(mk.data.arrays(np.arange(101), wanted), global_batch_size=10, shuffle=True)
+    mk.train.Loop(servers, step).fit(data, epochs=20, verbose=0)
+    whole = np.concatenate([v.numpy() for v in step.variables])
+    ids = [[0, 34], [35, 100]]
+    lookup = float(np.abs(step.table.lookup(tf.constant(ids)).numpy() - whole[ids]).max())
+    before = whole[7].copy()
+    step.table.add(tf.constant([7, 7]), tf.ones([2, 4]))
+    return {
+        "shards": [list(v.shape) for v in step.variables],
+        "servers": sorted({v.device.split("/device")[0] for v in step.variables}),
+        "error": float(np.abs(whole - wanted).max()),
+        "lookup": lookup,
+        "twice": (step.table.lookup(tf.constant([7])).numpy()[0] - before).tolist(),
+        "small": len(mk.train.PartitionedTable(servers, rows=10, width=4).variables),
+        "large": len(mk.train.PartitionedTable(servers, rows=100_000, width=4).variables),
+    }
+
+
+run(augmented, accumulated, table)

@@ -1,8 +1,11 @@
-"""Two workers and a parameter server in one process: prints what the tests in test_two_workers.py compare."""
+"""Two workers and a parameter server in one process: each section prints what the tests in test_in_process.py compare.
+
+TensorFlow connects a process to one cluster, so the sections share it. A section that fails is told apart by its name,
+and the others run all the same.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 import tempfile
 import time
@@ -10,6 +13,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
+from sections import run
 
 import mirrorkit as mk
 from mirrorkit.errors import NonFiniteLossError
@@ -22,7 +26,6 @@ x = rng.normal(size=(EXAMPLES, 6)).astype("float32")
 y = rng.integers(0, 3, EXAMPLES)
 split = mk.data.arrays(x, y)
 train = mk.data.batches(split, global_batch_size=BATCH, shuffle=True, seed=1)
-seen: dict[str, object] = {"steps_per_epoch": train.steps_per_epoch}
 
 
 class Count:
@@ -48,16 +51,23 @@ class Count:
         return self.apply(sums)
 
 
-numbered = mk.data.arrays(x, np.arange(EXAMPLES))
-for name, data in {
-    "held": mk.data.batches(numbered, global_batch_size=BATCH, shuffle=True),
-    "sent": tf.data.Dataset.from_tensor_slices((x, np.arange(EXAMPLES))).batch(BATCH),
-    "unknown_length": tf.data.Dataset.from_tensor_slices((x, np.arange(EXAMPLES))).filter(lambda *_: True).batch(BATCH),
-}.items():
+def counted(data):
     step = Count()
     mk.train.Loop(strategy, step).fit(data, epochs=2, verbose=0)
-    seen[f"counts_{name}"] = sorted(set(step.counts.numpy().tolist()))
-    seen[f"steps_{name}"] = int(step.steps.numpy())
+    return {"counts": sorted(set(step.counts.numpy().tolist())), "steps": int(step.steps.numpy())}
+
+
+def counts_held():
+    numbered = mk.data.arrays(x, np.arange(EXAMPLES))
+    return counted(mk.data.batches(numbered, global_batch_size=BATCH, shuffle=True))
+
+
+def counts_sent():
+    return counted(tf.data.Dataset.from_tensor_slices((x, np.arange(EXAMPLES))).batch(BATCH))
+
+
+def counts_unknown_length():
+    return counted(tf.data.Dataset.from_tensor_slices((x, np.arange(EXAMPLES))).filter(lambda *_: True).batch(BATCH))
 
 
 class Momentum:
@@ -82,14 +92,18 @@ class Momentum:
         return self.apply(sums)
 
 
-step = Momentum()
-loop = mk.train.Loop(strategy, step, steps_per_call=8)
-for first in 0.0, 2.0:  # compiled by the first fit; then one worker sleeps while the other makes all the other steps
-    step.build(strategy)
-    step.velocity.assign(0.0)
-    seconds = np.array([first] + 7 * [0.0], "float32")
-    loop.fit(mk.data.batches(mk.data.arrays(seconds, seconds), global_batch_size=1), epochs=1, verbose=0)
-seen["velocity"] = float(step.velocity.numpy())
+def momentum():
+    step = Momentum()
+    loop = mk.train.Loop(strategy, step, steps_per_call=8)
+    for first in (
+        0.0,
+        2.0,
+    ):  # compiled by the first fit; then one worker sleeps while the other makes all the other steps
+        step.build(strategy)
+        step.velocity.assign(0.0)
+        seconds = np.array([first] + 7 * [0.0], "float32")
+        loop.fit(mk.data.batches(mk.data.arrays(seconds, seconds), global_batch_size=1), epochs=1, verbose=0)
+    return float(step.velocity.numpy())
 
 
 def make(**options):
@@ -128,79 +142,130 @@ class Log(keras.callbacks.Callback):
         assert done == self.loop.position.steps, "outside of a call no worker is at work"
 
 
-step, loop = make()
-before = [v.value.numpy() for v in step.variables]
-loop.warm_up(train)
-seen["unchanged_by_warm_up"] = all(
-    np.array_equal(a, v.value.numpy()) for a, v in zip(before, step.variables, strict=True)
-)
-traces = loop._passes.calls.traces
-log, told = Log(), []
-handler = logging.Handler()
-handler.emit = lambda record: told.append(record.getMessage())
-logging.getLogger("mirrorkit").addHandler(handler)
-report = loop.fit(train, epochs=3, validation_data=train, callbacks=[log], verbose=0)
-seen["told"] = told
-seen["new_traces"] = loop._passes.calls.traces - traces
-seen["iterations"] = int(step.optimizer.iterations.value.numpy())
-seen["position"] = [loop.position.epoch, loop.position.steps]
-seen["epochs"], seen["batches"] = log.epochs, log.batches
-seen["history"] = report.history
-seen["examples"] = [epoch.examples for epoch in report.epochs]
+made = {}  # the loop of `fit`, which later sections go on with
 
-outputs = step.model(x, training=False).numpy()
-loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-seen["by_hand"] = {"loss": float(loss(y, outputs)), "accuracy": float(np.mean(outputs.argmax(1) == y))}
-seen["on_workers"] = loop.evaluate(train)
-seen["on_chief"] = loop.evaluate(train, on_chief=True)
-resident = mk.data.resident(split, global_batch_size=BATCH)
-seen["resident_on_workers"] = loop.evaluate(resident)
-seen["resident_on_chief"] = loop.evaluate(resident, on_chief=True)
-seen["sent"] = loop.evaluate(tf.data.Dataset.from_tensor_slices((x, y)).batch(100))
-unshuffled = mk.data.batches(split, global_batch_size=BATCH)
-seen["prediction_error"] = float(np.abs(loop.predict(unshuffled) - outputs).max())
 
-with tempfile.TemporaryDirectory() as folder:
-    step, loop = make()
-    loop.fit(train, epochs=2, callbacks=[mk.train.Checkpoints(folder, every=10)], verbose=0)
-    weights = [v.value.numpy() for v in step.variables]
-    again, loop = make()
-    position = loop.restore(folder)
-    seen["restored"] = [position.epoch, position.steps]
-    seen["restored_error"] = float(
-        max(np.abs(a - v.value.numpy()).max() for a, v in zip(weights, again.variables, strict=True))
+def warm_up():
+    step, loop = made["step"], made["loop"] = make()
+    before = [v.value.numpy() for v in step.variables]
+    loop.warm_up(train)
+    made["traces"] = loop._passes.calls.traces
+    after = [v.value.numpy() for v in step.variables]
+    return {"changes_nothing": all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))}
+
+
+def fit():
+    step, loop = made["step"], made["loop"]
+    log, told = Log(), []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("mirrorkit").addHandler(handler)
+    report = loop.fit(train, epochs=3, validation_data=train, callbacks=[log], verbose=0)
+    return {
+        "told": told,
+        "new_traces": loop._passes.calls.traces - made["traces"],
+        "iterations": int(step.optimizer.iterations.value.numpy()),
+        "position": [loop.position.epoch, loop.position.steps],
+        "epochs": log.epochs,
+        "batches": log.batches,
+        "history": report.history,
+        "examples": [epoch.examples for epoch in report.epochs],
+        "val_loss": loop.evaluate(train)["loss"],
+    }
+
+
+def evaluate():
+    step, loop = made["step"], made["loop"]
+    outputs = step.model(x, training=False).numpy()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    resident = mk.data.resident(split, global_batch_size=BATCH)
+    return {
+        "by_hand": {"loss": float(loss(y, outputs)), "accuracy": float(np.mean(outputs.argmax(1) == y))},
+        "on_workers": loop.evaluate(train),
+        "on_chief": loop.evaluate(train, on_chief=True),
+        "resident_on_workers": loop.evaluate(resident),
+        "resident_on_chief": loop.evaluate(resident, on_chief=True),
+        "sent": loop.evaluate(tf.data.Dataset.from_tensor_slices((x, y)).batch(100)),
+    }
+
+
+def predict():
+    step, loop = made["step"], made["loop"]
+    unshuffled = mk.data.batches(split, global_batch_size=BATCH)
+    return float(np.abs(loop.predict(unshuffled) - step.model(x, training=False).numpy()).max())
+
+
+def checkpoints():
+    with tempfile.TemporaryDirectory() as folder:
+        step, loop = make()
+        loop.fit(train, epochs=2, callbacks=[mk.train.Checkpoints(folder, every=10)], verbose=0)
+        weights = [v.value.numpy() for v in step.variables]
+        again, loop = make()
+        position = loop.restore(folder)
+        restored = [position.epoch, position.steps]
+        pairs = zip(weights, again.variables, strict=True)
+        error = float(max(np.abs(a - v.value.numpy()).max() for a, v in pairs))
+        loop.fit(train, epochs=3, verbose=0)
+        iterations = int(again.optimizer.iterations.value.numpy())
+        return {"restored": restored, "error": error, "gone_on": iterations}
+
+
+def non_finite():
+    bad = y.astype("float32")
+    bad[16 * 20 + 3] = np.nan
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.0)
+    step = mk.train.Step(model, optimizer, loss="mse")
+    try:
+        mk.train.Loop(strategy, step).fit(mk.data.batches(mk.data.arrays(x, bad), global_batch_size=16), verbose=0)
+    except NonFiniteLossError as error:
+        return [error.step, error.epoch, error.batch]
+
+
+def options():
+    step, loop = make(accumulate=2, ema=0.9, clip_norm=1.0, loss_scale="dynamic")
+    loop.fit(train, epochs=2, verbose=0)
+    with step.averaged():
+        averaged = loop.evaluate(train)["loss"]
+    iterations = int(step.optimizer.iterations.value.numpy())
+    return {"iterations": iterations, "skipped": step.skipped_steps, "averaged": averaged}
+
+
+def overflow():
+    holes = x.copy()
+    holes[BATCH * 5 : BATCH * 6] = 0  # where the root below has no derivative: the loss is finite, its gradient is not
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, use_bias=False)])
+        optimizer = keras.optimizers.SGD(1e-3)
+    step = mk.train.Step(
+        model, optimizer, loss=lambda t, p: tf.sqrt(tf.square(p[:, 0])), loss_scale=mk.train.LossScale(64.0, 1000)
     )
-    loop.fit(train, epochs=3, verbose=0)
-    seen["gone_on"] = int(again.optimizer.iterations.value.numpy())
+    loop = mk.train.Loop(strategy, step)
+    loop.fit(mk.data.batches(mk.data.arrays(holes, y), global_batch_size=BATCH), verbose=0)
+    return {
+        "scale": step.current_loss_scale,
+        "iterations": int(step.optimizer.iterations.value.numpy()),
+        "skipped": step.skipped_steps,
+    }
 
-bad = y.astype("float32")
-bad[16 * 20 + 3] = np.nan
-with strategy.scope():
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
-    optimizer = keras.optimizers.SGD(0.0)
-step = mk.train.Step(model, optimizer, loss="mse")
-try:
-    mk.train.Loop(strategy, step).fit(mk.data.batches(mk.data.arrays(x, bad), global_batch_size=16), verbose=0)
-except NonFiniteLossError as error:
-    seen["non_finite"] = [error.step, error.epoch, error.batch]
 
-step, loop = make(accumulate=2, ema=0.9, clip_norm=1.0, loss_scale="dynamic")
-loop.fit(train, epochs=2, verbose=0)
-seen["options"] = {"iterations": int(step.optimizer.iterations.value.numpy()), "skipped": step.skipped_steps}
-with step.averaged():
-    seen["averaged"] = loop.evaluate(train)["loss"]
+def describe():
+    return mk.strategy.describe(strategy)
 
-holes = x.copy()
-holes[BATCH * 5 : BATCH * 6] = 0  # where the root below has no derivative: the loss is finite, its gradient is not
-with strategy.scope():
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, use_bias=False)])
-    optimizer = keras.optimizers.SGD(1e-3)
-step = mk.train.Step(
-    model, optimizer, loss=lambda t, p: tf.sqrt(tf.square(p[:, 0])), loss_scale=mk.train.LossScale(64.0, 1000)
+
+run(
+    describe,
+    counts_held,
+    counts_sent,
+    counts_unknown_length,
+    momentum,
+    warm_up,
+    fit,
+    evaluate,
+    predict,
+    checkpoints,
+    non_finite,
+    options,
+    overflow,
 )
-loop = mk.train.Loop(strategy, step)
-loop.fit(mk.data.batches(mk.data.arrays(holes, y), global_batch_size=BATCH), verbose=0)
-seen["scale"] = step.current_loss_scale
-seen["overflow"] = {"iterations": int(step.optimizer.iterations.value.numpy()), "skipped": step.skipped_steps}
-
-print(json.dumps(seen))

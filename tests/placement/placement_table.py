@@ -22,9 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from placement_subjects import FEATURES
 
 import mirrorkit as mk
-from mirrorkit.placement import subject as of
-from mirrorkit.placement.report import CallPlacement
-from mirrorkit.placement.walk import Tally, walk
+from mirrorkit.placement import CallPlacement, Tally, gpu_strategy, memory_of, of_loop, walk
 
 BEGIN, END = "<!-- table: written by tests/placement/placement_table.py -->", "<!-- end of the table -->"
 EXAMPLES = {
@@ -67,15 +65,15 @@ class _Found(BaseException):
 
 def example(name: str) -> list[CallPlacement]:
     """Run an example as it stands, up to its first training step, with four GPUs in place of what it asks for."""
-    strategy, _ = of._gpus("gpu:4")
+    strategy, _ = gpu_strategy("gpu:4")
     found: list[CallPlacement] = []
 
-    def of_loop(loop: Any, data: Any, validation_data: Any = None, **rest: Any) -> None:
-        found.extend(of.of_loop(loop, data, validation_data=validation_data).calls)
+    def trained(loop: Any, data: Any, validation_data: Any = None, **rest: Any) -> None:
+        found.extend(of_loop(loop, data, validation_data=validation_data).calls)
         raise _Found
 
     def of_function(function: Any, batch: Any, restore: Any) -> None:
-        _, resources = of._memory(restore, [f"GPU:{i}" for i in range(4)])
+        _, resources = memory_of(restore, [f"GPU:{i}" for i in range(4)])
         traced = function.get_concrete_function(batch)
         parts = [part for values in batch for part in strategy.experimental_local_results(values)]
         rows = parts[0].shape[0]
@@ -88,8 +86,8 @@ def example(name: str) -> list[CallPlacement]:
     script = Path(__file__).resolve().parents[2] / "examples" / name
     with (
         mock.patch.object(mk.strategy, "create", return_value=strategy),
-        mock.patch.object(mk.train.Loop, "warm_up", of_loop),
-        mock.patch.object(mk.train.Loop, "fit", of_loop),
+        mock.patch.object(mk.train.Loop, "warm_up", trained),
+        mock.patch.object(mk.train.Loop, "fit", trained),
         mock.patch.object(mk.timing, "warm_up", of_function),
         mock.patch.object(sys, "argv", [name, *EXAMPLES[name]]),
     ):

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from mirrorkit.cluster import task_name
-from mirrorkit.cluster.network import unreachable
+from mirrorkit.cluster import unreachable, with_addresses
 from mirrorkit.data import Records
 from mirrorkit.errors import ClusterError, StepError
-from mirrorkit.strategy import ENDED_BY_OTHERS, is_parameter_server, name_lost_workers
+from mirrorkit.strategy import ENDED_BY_OTHERS, is_parameter_server, name_lost_workers, task_addresses
 from mirrorkit.train.input.epoch import EpochIterator, other_size
 
 _log = logging.getLogger("mirrorkit")
@@ -57,8 +56,8 @@ def require_servers(strategy: tf.distribute.Strategy, cause: BaseException | Non
         gone = unreachable({task: servers[task] for task in gone})
     if gone:
         raise ClusterError(
-            f"{_named({task: servers[task] for task in gone})} does not answer any more, and the variables it held are "
-            f"lost. {_GO_ON}"
+            f"{with_addresses({task: servers[task] for task in gone})} does not answer any more, and the variables it "
+            f"held are lost. {_GO_ON}"
         ) from cause
 
 
@@ -91,13 +90,3 @@ def require_known_length(accumulate: int) -> None:
             "steps_per_epoch, or say how many batches there are: dataset.apply("
             "tf.data.experimental.assert_cardinality(n))."
         )
-
-
-def task_addresses(strategy: tf.distribute.Strategy, job: str) -> dict[str, str]:
-    """Return the addresses of a job's tasks by their names."""
-    spec = strategy._cluster_resolver.cluster_spec()  # private to TensorFlow; the public property is None here
-    return {task_name(job, index): spec.task_address(job, index) for index in range(spec.num_tasks(job))}
-
-
-def _named(addresses: dict[str, str]) -> str:
-    return ", ".join(f"{task} ({address})" for task, address in addresses.items())

@@ -15,12 +15,12 @@ import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.errors import CheckpointError
+from mirrorkit._types import Json
+from mirrorkit.errors import CheckpointError, FileError
 
 _FORMAT = 1
 _NAME = re.compile(r"step-(\d{10,})\.npz")
@@ -37,17 +37,21 @@ def path_of(folder: Path, steps: int) -> Path:
 
 
 def find(folder: Path) -> list[Path]:
-    """Return the finished checkpoints in a folder, the newest first; none where there is no folder."""
+    """Return the finished checkpoints in a folder, the newest first; none where there is no folder.
+
+    Raises:
+        FileError: the folder cannot be read.
+    """
     try:
         names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CheckpointError(f"The folder of checkpoints {folder} cannot be read: {error}.") from error
+        raise FileError(f"The folder of checkpoints {folder} cannot be read: {error}.") from error
     return [folder / name for name in sorted(names, key=_steps, reverse=True)]
 
 
-def write(path: Path, values: Sequence[np.ndarray], about: dict[str, Any]) -> None:
+def write(path: Path, values: Sequence[np.ndarray], about: Json) -> None:
     """Write a checkpoint under another name, wait until it is on the disk, then give it its name.
 
     Args:
@@ -75,12 +79,13 @@ def write(path: Path, values: Sequence[np.ndarray], about: dict[str, Any]) -> No
     _sync_folder(path.parent)
 
 
-def read(path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
+def read(path: Path) -> tuple[Json, list[np.ndarray]]:
     """Read what `write` wrote.
 
     Raises:
         DamagedError: empty, cut off, changed, or no checkpoint at all.
-        CheckpointError: written by a newer version, or no permission or memory to read it.
+        CheckpointError: written by a newer version, or there is not enough memory to read it.
+        FileError: there is no permission to read it.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -94,8 +99,10 @@ def read(path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
             return about, [_read_entry(archive, str(i)).view(dtype) for i, dtype in enumerate(dtypes)]
     except CheckpointError:
         raise
-    except (PermissionError, MemoryError) as error:
-        raise CheckpointError(f"{path} may be whole, but cannot be read: {type(error).__name__}: {error}") from error
+    except PermissionError as error:
+        raise FileError(f"{path} may be whole, but cannot be read: {error}") from error
+    except MemoryError as error:
+        raise CheckpointError(f"{path} may be whole, but does not fit into memory: {error}") from error
     except Exception as error:  # what a changed byte leads to is zipfile's, json's and NumPy's own affair
         raise DamagedError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 

@@ -1,11 +1,12 @@
-"""Where a training run stands, beside the values of its variables."""
+"""Where a training run is; with the values of its variables, all that it needs to resume."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
+
+from mirrorkit._types import Json, LogValue
 
 
 @dataclass
@@ -13,7 +14,7 @@ class Position:
     """What a run needs, together with the step's variables, to go on as if it had not stopped.
 
     Attributes:
-        epoch: the epoch that is going on, counted from 0.
+        epoch: the current epoch, counted from 0.
         batch: how many of its global batches are done.
         totals: what the step's totals of these batches add up to (float64).
         steps: training steps of the whole run.
@@ -27,12 +28,12 @@ class Position:
     batch: int = 0
     totals: list[float] = field(default_factory=list)
     steps: int = 0
-    history: dict[str, list[Any]] = field(default_factory=dict)
+    history: dict[str, list[LogValue]] = field(default_factory=dict)
     ended: int = 0
     global_batch_size: int | None = None
 
     def advance(self, steps: int, totals: list[float]) -> None:
-        """Count a call in."""
+        """Count the steps of a call."""
         self.batch += steps
         self.steps += steps
         self.totals = totals
@@ -41,23 +42,23 @@ class Position:
         """Go to the beginning of the next epoch."""
         self.epoch, self.batch, self.totals = self.epoch + 1, 0, []
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         """Return the position as JSON can hold it, every number exactly."""
         return {**asdict(self), "history": {name: [_plain(v) for v in self.history[name]] for name in self.history}}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Position:
+    def from_json(cls, values: Json) -> Position:
         """Make a position of what `as_json` returned."""
         history = {name: [_restored(v) for v in values["history"][name]] for name in values["history"]}
         return cls(**{**values, "history": history})
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: LogValue) -> Json:
     array = np.asarray(value)
     if array.ndim:  # a metric with a value for each class
         return {"values": array.tolist(), "dtype": array.dtype.name}
     return array.item()
 
 
-def _restored(value: Any) -> Any:
+def _restored(value: Json) -> LogValue:
     return np.array(value["values"], value["dtype"]) if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""Go back to the newest whole checkpoint of a folder."""
+"""Restore the newest whole checkpoint of a folder."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from mirrorkit.errors import CheckpointError
+from mirrorkit._types import Variable
+from mirrorkit.errors import ArgumentError, CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.checkpoints.variables import describe, require_same
+from mirrorkit.train.step.requirements import variables_of
 from mirrorkit.variables import assign
 
 _log = logging.getLogger("mirrorkit")
 
 
-def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Any]) -> Position:
+def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable]) -> Position:
     """Write the newest whole checkpoint of a folder into the variables; return its position in the run.
 
     A damaged one is named in a warning, and the one before it taken.
 
     Raises:
         CheckpointError: there is none, none is whole, or it is of another model; then no variable was written.
+        FileError: the folder or a file in it cannot be read.
     """
     place = local_folder(folder)
     files = checkpoint_file.find(place)
@@ -43,7 +45,7 @@ def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Any]) -> 
         for variable, value in zip(variables, values, strict=True):
             assign(variable, value)
         position = Position.from_json(about["position"])
-        _log.info("%s: goes on in epoch %d at batch %d.", file, position.epoch, position.batch)
+        _log.info("%s: resumes in epoch %d at batch %d.", file, position.epoch, position.batch)
         return position
     raise CheckpointError(
         f"No checkpoint in {place} is whole: {'; '.join(damaged)}. To start over, use another folder or move these "
@@ -51,29 +53,23 @@ def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Any]) -> 
     )
 
 
-def require_variables(step: Any) -> list[Any]:
+def require_variables(step: object) -> list[Variable]:
     """Return the variables of a step.
 
     Raises:
-        CheckpointError: it does not say which they are.
+        StepError: it does not say which they are.
     """
-    variables = list(getattr(step, "variables", []))
-    if not variables:
-        raise CheckpointError(
-            f"{type(step).__name__} does not say what it changes, so a checkpoint would be empty. Give it a property "
-            "`variables`: a list of all variables that its update writes."
-        )
-    return variables
+    return variables_of(step, "a checkpoint would be empty")
 
 
 def local_folder(folder: str | os.PathLike[str]) -> Path:
     """Return the folder as a path.
 
     Raises:
-        CheckpointError: it is an address (`gs://...`), or no path.
+        ArgumentError: it is an address (`gs://...`), or not a path.
     """
     if not isinstance(folder, (str, os.PathLike)):
-        raise CheckpointError(f"Checkpoints need the path of a folder, found {folder!r}.")
+        raise ArgumentError(f"Checkpoints need the path of a folder, found {folder!r}.")
     if "://" in os.fspath(folder):
-        raise CheckpointError(f"Checkpoints need a folder of the file system, found {folder}. Mount the storage.")
+        raise ArgumentError(f"Checkpoints need a folder of the file system, found {folder}. Mount the storage.")
     return Path(folder)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from mirrorkit.strategy import of_all_workers
+
+# What signal.signal returns; None where the handler was not installed from Python.
+Handler: TypeAlias = "Callable[[int, FrameType | None], object] | int | None"
 
 
 class StopSignals:
@@ -22,7 +26,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received = 0
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Handler] = {}
 
     def install(self) -> None:
         """Begin to catch; does nothing the second time."""
@@ -43,7 +47,7 @@ class StopSignals:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.received == signal.SIGINT:
             signal.default_int_handler(number, frame)
-        # not print: the signal may have come in the midst of one
+        # not print: the signal may have come in the middle of one
         again = " (Ctrl-C again interrupts at once)" if number == signal.SIGINT else ""
         os.write(2, f"\n{signal.Signals(number).name}: saving a checkpoint after this call{again}\n".encode())
         self.received = number

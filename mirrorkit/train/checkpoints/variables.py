@@ -6,26 +6,26 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from mirrorkit._types import Json, Variable
 from mirrorkit.errors import CheckpointError
 from mirrorkit.variables import copies, path
 
 _SHOWN = 10  # differences in an error message
 
 
-def capture(variables: Sequence[Any]) -> list[np.ndarray]:
+def capture(variables: Sequence[Variable]) -> list[np.ndarray]:
     """Copy the values off the device. All replicas hold the same, so the first one's stand for all."""
     return [copies(variable)[0].numpy() for variable in variables]
 
 
-def describe(variables: Sequence[Any]) -> list[dict[str, Any]]:
+def describe(variables: Sequence[Variable]) -> list[Json]:
     """Return path, shape and dtype of each variable.
 
     Raises:
-        CheckpointError: a variable whose values are no numbers.
+        CheckpointError: a variable whose values are not numbers.
     """
     found = [
         {"path": path(v), "shape": [int(size) for size in v.shape], "dtype": getattr(v.dtype, "name", v.dtype)}
@@ -37,14 +37,14 @@ def describe(variables: Sequence[Any]) -> list[dict[str, Any]]:
     return found
 
 
-def require_same(file: Path, saved: Sequence[dict[str, Any]], present: Sequence[dict[str, Any]]) -> None:
+def require_same(file: Path, saved: Sequence[Json], present: Sequence[Json]) -> None:
     """Refuse a checkpoint whose variables are not those of the step.
 
     They must agree in order, shape, dtype and path. Keras's running numbers in the paths do not count, as they depend
     on what else the process has made (`dense_3/kernel` is `dense/kernel`).
 
     Raises:
-        CheckpointError: it lists what is missing, what is too much, and what differs.
+        CheckpointError: it lists what is missing, what is extra, and what differs.
     """
     known, wanted = _numbered(saved), _numbered(present)
     lines = [f"not in the checkpoint: {_text(wanted[key])}" for key in wanted.keys() - known.keys()]
@@ -67,8 +67,8 @@ def require_same(file: Path, saved: Sequence[dict[str, Any]], present: Sequence[
         )
 
 
-def _numbered(described: Sequence[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the descriptions by path without Keras's running numbers, and a count of our own to tell them apart."""
+def _numbered(described: Sequence[Json]) -> dict[tuple[str, int], Json]:
+    """Return the descriptions by path without Keras's running numbers; a count tells equal paths apart."""
     seen: Counter[str] = Counter()
     numbered = {}
     for one in described:
@@ -78,5 +78,5 @@ def _numbered(described: Sequence[dict[str, Any]]) -> dict[tuple[str, int], dict
     return numbered
 
 
-def _text(described: dict[str, Any]) -> str:
+def _text(described: Json) -> str:
     return f"{described['path']} {described['dtype']} {described['shape']}"

@@ -1,15 +1,15 @@
-"""Writing checkpoints in the background, one at a time, so that training waits for no disk."""
+"""Write checkpoints in the background, one at a time, so that training does not wait for the disk."""
 
 from __future__ import annotations
 
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from mirrorkit.errors import CheckpointError
+from mirrorkit._types import Json
+from mirrorkit.errors import FileError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 
 
@@ -27,7 +27,7 @@ class Writer:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
-    def start(self, steps: int, values: list[np.ndarray], about: dict[str, Any]) -> None:
+    def start(self, steps: int, values: list[np.ndarray], about: Json) -> None:
         """Begin to write; call `wait` first."""
         self._pending = self._thread.submit(self._write, checkpoint_file.path_of(self._folder, steps), values, about)
 
@@ -35,34 +35,34 @@ class Writer:
         """Wait until the last one is written.
 
         Raises:
-            CheckpointError: it could not be written.
+            FileError: it could not be written.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def raise_failure(self) -> None:
-        """Raise what `wait` would, if the last write is over."""
+        """Raise what `wait` would, if the last write has ended."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def close(self) -> None:
-        """Wait for the last write and end the thread; a failure that nobody has seen yet becomes a warning."""
+        """Wait for the last write and end the thread; a failure that was not raised yet becomes a warning."""
         try:
             self.wait()
-        except CheckpointError as error:
+        except FileError as error:
             warnings.warn(str(error), stacklevel=2)
         self._thread.shutdown()
 
-    def _write(self, path: Path, values: list[np.ndarray], about: dict[str, Any]) -> None:
+    def _write(self, path: Path, values: list[np.ndarray], about: Json) -> None:
         try:
             checkpoint_file.write(path, values, about)
             checkpoint_file.keep_newest(path, self._keep)
         except Exception as error:
             size = sum(value.nbytes for value in values) / 2**20
-            raise CheckpointError(
+            raise FileError(
                 f"{path} could not be written: {type(error).__name__}: {error}. It needs {size:.1f} MiB. The "
-                "checkpoints before it are whole: make room or mend the folder, then start again to go on from there."
+                "checkpoints before it are whole: make room or fix the folder, then start again to go on from there."
             ) from error
 
 
@@ -70,7 +70,7 @@ def make_writable(folder: Path) -> None:
     """Make the folder and try to write to it.
 
     Raises:
-        CheckpointError: it cannot be written to.
+        FileError: it cannot be written to.
     """
     probe = folder / ".writable"
     try:
@@ -78,6 +78,6 @@ def make_writable(folder: Path) -> None:
         probe.write_bytes(b"checkpoints can be written here")
         probe.unlink()
     except OSError as error:
-        raise CheckpointError(
+        raise FileError(
             f"Checkpoints cannot be written to {folder}: {error}. Choose a folder in which you may create files."
         ) from error

@@ -15,11 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
-from mirrorkit.cluster.network import unreachable
+from mirrorkit.cluster import unreachable, with_addresses
 from mirrorkit.errors import ClusterError
-from mirrorkit.strategy import first_replica
+from mirrorkit.strategy import first_replica, task_addresses
 from mirrorkit.train.calls.compiled import Calls, Result
-from mirrorkit.train.calls.errors import explained, require_servers, task_addresses
+from mirrorkit.train.calls.errors import explained, require_servers
 from mirrorkit.train.calls.length import CallLength
 from mirrorkit.train.input.epoch import EpochIterator, Part
 from mirrorkit.train.input.resident import SentIterator
@@ -124,10 +124,9 @@ class RemoteCalls:
         if len(unreachable(workers)) < len(workers):
             return time.monotonic()
         if time.monotonic() - last_seen > _PATIENCE_SECONDS:
-            named = ", ".join(f"{task} ({address})" for task, address in workers.items())
             raise ClusterError(
-                f"No worker has answered for {_PATIENCE_SECONDS:g} s ({named}). Start them again; a run with "
-                "mk.train.Checkpoints goes on from its newest checkpoint."
+                f"No worker has answered for {_PATIENCE_SECONDS:g} s ({with_addresses(workers)}). Start them again; a "
+                "run with mk.train.Checkpoints goes on from its newest checkpoint."
             )
         return last_seen
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -24,7 +23,7 @@ def pack(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> l
         Flat tensors, in order.
 
     Raises:
-        StepError: a tensor whose shape is not known before it runs, or that holds no floating numbers.
+        StepError: a tensor whose shape is not known before it runs, or that does not hold floating-point numbers.
     """
     for tensor in tensors:
         if not (tensor.shape.is_fully_defined() and tensor.dtype.is_floating):
@@ -35,7 +34,9 @@ def pack(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> l
     return [tf.concat([tf.reshape(t, [-1]) for t in bucket], 0) for bucket in _buckets(tensors, bucket_bytes)]
 
 
-def unpack(buckets: Sequence[tf.Tensor], like: Sequence[tf.Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> list[Any]:
+def unpack(
+    buckets: Sequence[tf.Tensor], like: Sequence[tf.Tensor], *, bucket_bytes: int = BUCKET_BYTES
+) -> list[tf.Tensor]:
     """Undo `pack`: the values of `buckets` in the shapes of `like`."""
     tensors = []
     for flat, members in zip(buckets, _buckets(like, bucket_bytes), strict=True):

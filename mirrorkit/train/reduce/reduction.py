@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
+from mirrorkit._types import Sums
 from mirrorkit.strategy import gathers
 from mirrorkit.train.reduce.packing import BUCKET_MIB, pack, unpack
 
@@ -18,10 +18,10 @@ from mirrorkit.train.reduce.packing import BUCKET_MIB, pack, unpack
 _SHORT = 256 * 2**10
 _GATHERED = (tf.float16, tf.float32, tf.float64)  # TensorFlow gathers no bfloat16
 _GROUP = 2**20  # far from the numbers that TensorFlow gives to its own groups, which count from 1
-_places: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()  # of the gathers in a graph
+_places: weakref.WeakKeyDictionary[tf.Graph, Iterator[int]] = weakref.WeakKeyDictionary()  # of the gathers in a graph
 
 
-def all_reduce(sums: Any, *, bucket_mib: float = BUCKET_MIB) -> Any:
+def all_reduce(sums: Sums, *, bucket_mib: float = BUCKET_MIB) -> Sums:
     """Sum a nest of float tensors over all replicas with one message per bucket; call it in replica context.
 
     Every replica must call it as often as the others, in the same order, with the same shapes and dtypes.
@@ -51,8 +51,8 @@ def _sum(message: tf.Tensor) -> tf.Tensor:
     return context.all_reduce(tf.distribute.ReduceOp.SUM, message)
 
 
-@tf.custom_gradient
-def _gather(message: tf.Tensor) -> Any:
+@tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
+def _gather(message: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
     """Sum by a gather, in the same order on every worker, so that all have the same bits; the gradient is a sum too."""
     workers = tf.distribute.get_replica_context().num_replicas_in_sync
     gathered = tf.raw_ops.CollectiveGatherV2(
@@ -65,10 +65,10 @@ def _instance_key(message: tf.Tensor) -> int:
     """Return the number by which the workers' gathers find each other, of 31 bits.
 
     It follows from the message and from its place among the gathers of its graph. A number that counts the traces of
-    the process would not do: a worker that traces a function once more than the others would wait for ever.
+    the process would not do: a worker that traces a function once more than the others would wait forever.
     """
     place = 0
     if not tf.executing_eagerly():
         place = next(_places.setdefault(tf.compat.v1.get_default_graph(), itertools.count(1)))
-    elements = message.shape.num_elements() - 1  # 18 bits
+    elements: int = message.shape.num_elements() - 1  # 18 bits
     return (place % 2**11) << 20 | _GATHERED.index(message.dtype) << 18 | elements

@@ -1,6 +1,6 @@
 """Trace a pure function once and call it on every replica.
 
-`tf.function` traces anew on each replica device of a strategy, and plain Python inside `strategy.run` does the same:
+`tf.function` traces again on each replica device of a strategy, and plain Python inside `strategy.run` does the same:
 the first step of eight replicas then waits for eight traces of the model. A function that reads only its arguments
 needs one.
 """
@@ -9,37 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TypeVar
 
 import tensorflow as tf
 
+from mirrorkit._types import ConcreteFunction, Nest, TensorLike
 from mirrorkit.errors import StepError
+
+T = TypeVar("T")
 
 
 class TraceOnce:
     """Wraps a pure function of tensors; one trace for each combination of argument shapes, dtypes and structure.
 
     Args:
-        function: takes and returns nests of tensors, and reads no variable and no tensor but its arguments.
+        function: takes nests of tensors and returns a nest of tensors and None; it reads no variable and no tensor but
+            its arguments.
         jit_compile: compile it with XLA.
     """
 
-    def __init__(self, function: Callable[..., Any], *, jit_compile: bool = False) -> None:
+    def __init__(self, function: Callable[..., Nest], *, jit_compile: bool = False) -> None:
         self._function = tf.function(function, autograph=False, jit_compile=jit_compile or None)
-        self._traces: dict[str, Any] = {}
+        self._traces: dict[str, ConcreteFunction] = {}
 
     @property
     def count(self) -> int:
         """How often the function was traced."""
         return len(self._traces)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Nest) -> Nest:
         """Call the trace that fits `args`; make it first when there is none."""
-        return self.trace(*args)(*_tensors(args))
+        return self.trace(*args)(*tf.nest.map_structure(tf.convert_to_tensor, args))
 
-    def trace(self, *args: Any) -> Any:
-        """Return the `tf.ConcreteFunction` that fits `args`."""
-        specs = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), _tensors(args))
+    def trace(self, *args: Nest) -> ConcreteFunction:
+        """Return the `tf.ConcreteFunction` that fits `args`: tensors, or specs of them."""
+        specs = tf.nest.map_structure(_spec, args)
         key = repr(specs)
         if key not in self._traces:
             trace = outside_replica(lambda: self._function.get_concrete_function(*specs))
@@ -48,8 +52,9 @@ class TraceOnce:
         return self._traces[key]
 
 
-def _tensors(args: Any) -> Any:
-    return tf.nest.map_structure(tf.convert_to_tensor, args)
+def _spec(value: TensorLike | tf.TensorSpec) -> tf.TensorSpec:
+    value = value if isinstance(value, tf.TensorSpec) else tf.convert_to_tensor(value)
+    return tf.TensorSpec(value.shape, value.dtype)
 
 
 _STATEFUL_RANDOM = {
@@ -65,10 +70,10 @@ _STATEFUL_RANDOM = {
 }
 
 
-def _require_pure(trace: Any) -> None:
+def _require_pure(trace: ConcreteFunction) -> None:
     try:
         found = {variable.name for variable in trace.variables}
-    except AssertionError:  # created while tracing, and gone with its thread
+    except AssertionError:  # created while tracing, and deleted with its thread
         found = {"one of Keras's own random seeds"}
     graph = trace.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
@@ -86,7 +91,7 @@ def foreign_state(names: Iterable[str]) -> StepError:
     )
 
 
-def outside_replica(function: Callable[[], Any]) -> Any:
+def outside_replica(function: Callable[[], T]) -> T:
     """Call `function` as if at the top of a program: no graph, device or strategy around it.
 
     TensorFlow keeps all three by thread, so a thread of its own is outside of them; `tf.init_scope` would leave the

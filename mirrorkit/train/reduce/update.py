@@ -8,16 +8,16 @@ nothing but where the values are written.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit._types import Nest, Sums, Variable
 from mirrorkit.strategy import first_replica, is_parameter_server, local_replica
 from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.variables import copies, native
 
-Function = Callable[[Any, list[tf.Tensor]], tuple[Sequence[tf.Tensor | None], Any]]
+Function = Callable[[Sums, list[tf.Tensor]], tuple[Sequence[tf.Tensor | None], Nest]]
 
 
 class Update:
@@ -42,11 +42,11 @@ class Update:
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        variables: Sequence[Any],
+        variables: Sequence[Variable],
         function: Function,
         *,
         bucket_mib: float = BUCKET_MIB,
-        last_wins: Sequence[Any] = (),
+        last_wins: Sequence[Variable] = (),
     ) -> None:
         self._strategy = strategy
         self._bucket_mib = bucket_mib
@@ -59,18 +59,18 @@ class Update:
         self._adds_up = is_parameter_server(strategy)
         self._last_wins = {id(native(variable)) for variable in last_wins}
 
-    def __call__(self, sums: Any) -> Any:
+    def __call__(self, sums: Sums) -> Nest:
         """Reduce `sums` (as `strategy.run` returned them), write the new values, return `function`'s output."""
         return self.after(lambda sums: sums)(sums)
 
-    def after(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+    def after(self, compute: Callable[..., Sums]) -> Callable[..., Nest]:
         """Fuse with the computation of the sums: a function that runs `compute` and the update in one go."""
 
-        def on_replica(*args: Any) -> Any:
+        def on_replica(*args: Nest) -> Nest:
             sums = all_reduce(compute(*args), bucket_mib=self._bucket_mib)
             return sums if self._central else self._write(sums)
 
-        def run(*args: Any) -> Any:
+        def run(*args: Nest) -> Nest:
             result = first_replica(self._strategy, self._strategy.run(on_replica, args=args))
             if not self._central:
                 return result
@@ -79,7 +79,7 @@ class Update:
 
         return run
 
-    def _write(self, sums: Any) -> Any:
+    def _write(self, sums: Sums) -> Nest:
         values = self._values_after(sums)
         new_values, output = self._function(sums, values)
         replica = 0 if self._central else local_replica(self._strategy)
@@ -88,7 +88,7 @@ class Update:
                 self._write_one(variable, old, new, replica)
         return output
 
-    def _values_after(self, sums: Any) -> list[tf.Tensor]:
+    def _values_after(self, sums: Sums) -> list[tf.Tensor]:
         """Read the variables, under parameter servers once `sums` are there: others may write while they are computed.
 
         A gradient that is some updates old does little harm. Momentum that is would decay by what it was then, and
@@ -97,7 +97,7 @@ class Update:
         with tf.control_dependencies(tf.nest.flatten(sums) if self._adds_up else []):
             return [tf.convert_to_tensor(variable) for variable in self._variables]
 
-    def _write_one(self, variable: Any, old: tf.Tensor, new: tf.Tensor, replica: int) -> None:
+    def _write_one(self, variable: Variable, old: tf.Tensor, new: tf.Tensor, replica: int) -> None:
         if self._adds_up and variable.dtype != tf.bool and id(variable) not in self._last_wins:
             variable.assign_add(new - old)
             return

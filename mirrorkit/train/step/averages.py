@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasVariable
 from mirrorkit.errors import StepError
 from mirrorkit.variables import copies
 
@@ -23,7 +23,7 @@ class Averages:
         weights: the trainable variables.
     """
 
-    def __init__(self, decay: float, weights: Sequence[Any]) -> None:
+    def __init__(self, decay: float, weights: Sequence[KerasVariable]) -> None:
         self._decay = decay
         self._weights = list(weights)
         self.are_in_place = False

@@ -1,17 +1,17 @@
 """One pass through the model as a pure function: nothing is assigned, and what the pass wanted to assign is seen.
 
 Keras's own `stateless_call` returns new values of the non-trainable variables and drops every other assignment. It also
-goes past the model's `__call__`, which Keras's `fit` does not.
+bypasses the model's `__call__`, which Keras's `fit` does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.tracing import foreign_state
 from mirrorkit.train.step.keras_on_gpus import without_waits
@@ -20,8 +20,8 @@ from mirrorkit.train.step.seeds import seeds_on_host
 
 
 def call_model(
-    model: Any, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Any, *, training: bool
-) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
+    model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest, *, training: bool
+) -> tuple[Nest, list[tf.Tensor], list[tf.Tensor]]:
     """Call a model with these values of its variables.
 
     Args:
@@ -49,13 +49,13 @@ def call_model(
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
 
 
-def predict_with(model: Any, x: Any) -> Any:
+def predict_with(model: KerasModel, x: Nest) -> Nest:
     """Return the model's outputs for `x`, as Keras's `predict` does."""
     with seeds_on_host(), without_waits():
         return model(x, **training_argument(model, False))
 
 
-def _require_kept(model: Any, assigned: set[int]) -> None:
+def _require_kept(model: KerasModel, assigned: set[int]) -> None:
     """Refuse a pass that assigned variables (by their `id`) which the update would not write."""
     for variable in model.trainable_variables:
         if id(variable) in assigned:
@@ -77,7 +77,7 @@ def _require_kept(model: Any, assigned: set[int]) -> None:
         raise foreign_state(_paths(model, assigned - kept) or ["a Keras variable that is assigned in a call"])
 
 
-def _paths(model: Any, wanted: set[int]) -> list[str]:
+def _paths(model: KerasModel, wanted: set[int]) -> list[str]:
     """Return the paths of those variables that are attributes of layers."""
     attributes = [value for layer in layers_of(model) for value in vars(layer).values()]
     single = [one for value in attributes for one in (value if isinstance(value, (list, tuple)) else [value])]

@@ -1,4 +1,4 @@
-"""What the host knows of a step without asking a device: which one it is, and so its learning rate and its seeds.
+"""What the host knows of a step without asking a device: its number, and so its learning rate and its seeds.
 
 A compiled call makes many steps, and on a GPU the host should run ahead of the device: each value that it fetches from
 there waits for all the work before. So what is needed on the host is read once, before the first step of a call, and
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from mirrorkit._types import KerasOptimizer, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
-from mirrorkit.optim.functional import schedule_of
+from mirrorkit.optim import schedule_of
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.variables import native
 
@@ -47,10 +48,12 @@ class Clock:
         seeds: variables that no step changes.
     """
 
-    def __init__(self, optimizer: Any = None, skipped: Any = None, seeds: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, optimizer: KerasOptimizer | None = None, skipped: Variable | None = None, seeds: Sequence[Variable] = ()
+    ) -> None:
         self._optimizer = optimizer
         self._given = None if optimizer is None else schedule_of(optimizer)
-        # A user's optimizer may count otherwise, or make something else of its schedule.
+        # A user's optimizer may count differently, or use its schedule in another way.
         self._counts_steps = optimizer is None or type(optimizer).__module__.startswith("keras.")
         self._counters = [] if optimizer is None else [optimizer.iterations, *([] if skipped is None else [skipped])]
         # Where steps may be skipped, only the device knows how many updates there were.
@@ -59,7 +62,8 @@ class Clock:
             self._schedule = TraceOnce(self._given)  # which refuses a schedule with a state
         self._seeds = list(seeds)
         self._now: Reading | None = None
-        self.rate: tf.Tensor | None = None  # of this step, by the optimizer's schedule; None where it works it out
+        # The learning rate of this step, by the optimizer's schedule; None where the optimizer computes it.
+        self.rate: tf.Tensor | None = None
 
     def read(self) -> Reading:
         """Ask the device."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel, KerasOptimizer, PerOutput
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.loss_scale import LossScale
 
 
-def compiled_parts(model: Any) -> dict[str, Any]:
+def compiled_parts(model: KerasModel) -> dict[str, Any]:
     """Return optimizer, loss, metrics and loss scale of a compiled model as keyword arguments of `Step`.
 
     Raises:
@@ -38,7 +39,9 @@ def compiled_parts(model: Any) -> dict[str, Any]:
     return {"optimizer": optimizer, **parts}
 
 
-def compile_model(model: Any, optimizer: Any, *, loss: Any, metrics: Any, weighted_metrics: Any) -> None:
+def compile_model(
+    model: KerasModel, optimizer: KerasOptimizer, *, loss: PerOutput, metrics: PerOutput, weighted_metrics: PerOutput
+) -> None:
     """Compile a model with what a step was given, unless it is compiled with this optimizer already.
 
     Keras callbacks look for `model.optimizer`, and a saved model should know how it was trained.

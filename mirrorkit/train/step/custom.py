@@ -11,7 +11,8 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasModel, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch, unless_empty
+from mirrorkit.train.step.empty_shares import has_no_rows, unless_empty
+from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
 from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.train.step.seeds import require_own_draws
 
@@ -153,7 +154,7 @@ class Custom:
             sums = [tf.reduce_sum(tf.cast(values[name], tf.float32)) for name in names]
             return tf.stack([examples, tf.add_n(sums), *sums])
 
-        return unless_empty(rows, totals, lambda: tf.zeros([2 + len(names)]))
+        return tf.zeros([2 + len(names)]) if has_no_rows(rows) else unless_empty(rows, totals)
 
     def _tested(self, rows: Batch) -> Mapping[str, tf.Tensor]:
         """Return what the user's `test` returns, where it is one value for each example."""

@@ -6,75 +6,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Logs, Nest, PerOutput, Sums
 from mirrorkit.errors import StepError
-from mirrorkit.optim import functional_apply
-from mirrorkit.optim.packed import Packed
+from mirrorkit.optim import Packed, functional_apply
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.calling import call_model
+from mirrorkit.train.step.clip import Clip
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.global_batch import GlobalBatch, unless_empty
+from mirrorkit.train.step.empty_shares import has_no_rows, of_any_size, unless_empty
+from mirrorkit.train.step.facts import ShardSums, TraceFacts
+from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loss_scale import LossScale, all_finite, only_if
-from mirrorkit.train.step.losses import Losses, LossSum
-from mirrorkit.train.step.metrics import Metrics
-from mirrorkit.train.step.outputs import Batch, count_examples, match, output_names, per_output, unpack_batch
+from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_batch
 from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.synchronized import Copies, never_empty
+from mirrorkit.train.step.totals import EXAMPLES, FIXED, LOSS, Term, Totals
 from mirrorkit.variables import unchanged
 
-# Layout of the totals, a flat float32 vector: these three, then numerator and denominator of each output's loss, then
-# the metrics' states. LOSS is all that is minimized, added up: not finite where any part of it is not. ADDED is what
-# layers add to the loss (regularisers, add_loss), times the examples.
-EXAMPLES, LOSS, ADDED, FIXED = 0, 1, 2, 3
+__all__ = ["EXAMPLES", "FIXED", "LOSS", "Changing", "Clip", "Functions"]
+
+Group: TypeAlias = "list[KerasVariable | tf.Tensor]"
 
 
 class Changing(NamedTuple):
     """What an update changes, in groups: variables, or their values."""
 
-    weights: list[Any]
-    slots: list[Any]
-    state: list[Any]
-    averages: list[Any]
-    scale: list[Any]
+    weights: Group
+    slots: Group
+    state: Group
+    averages: Group
+    scale: Group
 
-    def regroup(self, flat: Sequence[Any]) -> Changing:
+    def regroup(self, flat: Sequence[tf.Tensor]) -> Changing:
         """Put a flat list of as many things into the same groups."""
         rest = iter(flat)
         return Changing(*[[next(rest) for _ in group] for group in self])
 
     @property
-    def flat(self) -> list[Any]:
+    def flat(self) -> Group:
         """All groups in one list."""
         return [thing for group in self for thing in group]
-
-
-class Clip(NamedTuple):
-    """Bounds for the mean gradient, after the reduction; at most one of them is set."""
-
-    norm: float | None  # of all gradients together
-    value: float | None  # of each number
-
-    def __call__(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the gradients within the bounds."""
-        if self.norm is not None:
-            return tf.clip_by_global_norm(gradients, self.norm)[0]
-        if self.value is not None:
-            return [tf.clip_by_value(gradient, -self.value, self.value) for gradient in gradients]
-        return gradients
-
-
-class Term(NamedTuple):
-    """A part of what is minimized: a sum over examples, divided by one of the totals of the whole batch."""
-
-    numerator: tf.Tensor
-    divisor: int  # index into the totals
 
 
 class Functions:
@@ -95,8 +73,8 @@ class Functions:
 
     def __init__(
         self,
-        model: Any,
-        optimizer: Any,
+        model: KerasModel,
+        optimizer: KerasOptimizer,
         *,
         state: LayerState,
         variables: Changing,
@@ -118,157 +96,159 @@ class Functions:
         self._clock = clock
         self._shards = shards
         if state.synchronized:  # it talks to the other replicas, so it must be traced on each of them
-            self.train_sums: Callable[..., Any] = self._train_sums
+            self._sums: TraceOnce | Callable[..., ShardSums] = self._shard_sums
         else:
-            self.train_sums = TraceOnce(self._train_sums, jit_compile=jit_compile)
-        self.test_totals = TraceOnce(self._test_totals, jit_compile=jit_compile)
+            self._sums = TraceOnce(self._shard_sums, jit_compile=jit_compile)
+        self._test_sums = TraceOnce(self._shard_totals, jit_compile=jit_compile)
         self._apply = TraceOnce(self._pure_apply)
-        self._names: list[str | None] = []  # of the model's outputs
-        self._has_gradient: list[list[bool]] = []  # for each term and weight; known once the model was traced
-        self._divisors: list[int] = []  # of the terms
+        self._totals: Totals | None = None
+        self._facts: TraceFacts | None = None
 
-    def resolve(self, batch: Batch, losses: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
-        """Find out, once, which loss and metrics belong to which output.
+    def resolve(self, batch: Batch, losses: Mapping[str, PerOutput], metrics: Mapping[str, PerOutput]) -> None:
+        """Find out, once, which loss and metrics belong to which output, and refuse a batch that lacks targets.
 
         Args:
             batch: tensors or specs.
             losses: arguments of `Losses`.
             metrics: arguments of `Metrics`.
         """
-        if not self._names:
-            outside_replica(lambda: self._resolve(batch, losses, metrics))
-        self._losses.require_targets(per_output(self._names, batch.y, "targets"))
+        if self._totals is None:
+            self._totals = outside_replica(lambda: Totals.resolve(self._model, batch, losses, metrics))
+        self._totals.require_targets(batch)
 
-    def _resolve(self, batch: Batch, losses: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
-        def symbolic(spec: Any) -> Any:
-            return keras.KerasTensor((None, *spec.shape[1:]), dtype=spec.dtype.name)
+    @property
+    def totals(self) -> Totals:
+        """What the totals hold.
 
-        y_pred = self._model.compute_output_spec(tf.nest.map_structure(symbolic, batch.x))
-        names = output_names(self._model, y_pred)
-        outputs = match(names, batch.y, y_pred, None)
-        self._losses = Losses(outputs=outputs, **losses)
-        self._metrics = Metrics(outputs=outputs, **metrics)
-        self._names = names
+        Raises:
+            StepError: no batch was seen yet.
+        """
+        if self._totals is None:
+            raise StepError(
+                "What a step measures is known once it has seen a batch. Call strategy.run(step.compute, "
+                "args=(batch,)) first, or strategy.run(step.test, args=(batch,))."
+            )
+        return self._totals
+
+    @property
+    def facts(self) -> TraceFacts:
+        """What tracing found out.
+
+        Raises:
+            StepError: the step was not traced yet.
+        """
+        if self._facts is None:
+            raise StepError(
+                "Which weights have a gradient is known once `compute` was traced. Call strategy.run(step.compute, "
+                "args=(batch,)) before step.update, which takes the sums that it returns."
+            )
+        return self._facts
 
     def check_batch(
-        self, values: Changing, batch: Any, replicas: int, unchecked: Sequence[str], *, training: bool
+        self, values: Changing, batch: Nest, replicas: int, unchecked: Sequence[str], *, training: bool
     ) -> None:
         """Refuse a step that means something else on several shards of a batch; see `split_check`."""
-        known = {*self._losses.own_names, *self._metrics.names, "loss", "add_loss", "rows", "state"}
+        known = {*self.totals.losses.own_names, *self.totals.metrics.names, "loss", "add_loss", "rows", "state"}
         if unknown := sorted(set(unchecked) - known):
             raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
-        about = About(self._model, self._losses, self._metrics, self._names, training)
+        about = About(self._model, self.totals, training)
         shards = (self._shards, replicas)
         with unchanged([]):  # a layer may draw from Python's or NumPy's generator
             outside_replica(
                 lambda: compare_parts(about, values.weights, values.state, unpack_batch(batch), shards, unchecked)
             )
 
-    def rows(self, batch: GlobalBatch) -> tuple[Any, Copies | None]:
+    def rows(self, batch: GlobalBatch) -> tuple[Nest, Copies | None]:
         """Return the rows that this replica computes, and how their sums count (None for fully)."""
         return never_empty(batch) if self._state.synchronized else (batch.rows(), None)
 
     @property
     def totals_size(self) -> int:
         """Number of values in the totals."""
-        return FIXED + 2 * len(self._losses.members) + self._metrics.size
+        return self.totals.size
 
     @property
     def modes(self) -> dict[str, str]:
         """For each log name "max" or "min", whichever is better, where it is known."""
-        return {**dict.fromkeys(["loss", *self._losses.own_names], "min"), **self._metrics.modes}
+        return self.totals.modes
 
-    def logs(self, totals: tf.Tensor) -> dict[str, tf.Tensor]:
+    def logs(self, totals: tf.Tensor) -> Logs:
         """Turn totals into Keras's logs."""
-        own = []
-        for index in range(FIXED, FIXED + 2 * len(self._losses.members), 2):
-            own.append(totals[index] / tf.maximum(totals[index + 1], 1e-12))
-        parts = [weight * value for weight, value in zip(self._losses.weights, own, strict=True)]
-        loss = tf.add_n([*parts, totals[ADDED] / tf.maximum(totals[EXAMPLES], 1e-12)])
-        logs = {"loss": loss, **dict(zip(self._losses.own_names, own, strict=False))}  # no names for a single output
-        return {**logs, **self._metrics.results(totals[FIXED + 2 * len(own) :])}
+        return self.totals.logs(totals)
 
-    def _train_sums(self, values: Changing, batch: Any, place: tf.Tensor) -> Any:
-        """Return what a shard adds; of `values` only weights, state and scale are there, `place` is for the seeds."""
+    def train_sums(self, values: Changing, batch: Nest, place: tf.Tensor) -> Sums:
+        """Return what a shard adds: gradients, layer state and totals, a nest of float tensors.
+
+        Args:
+            values: only weights, state and scale are needed.
+            batch: the shard's rows; without any it adds zeros.
+            place: for the seeds, see `LayerState.seeded`.
+        """
+        if has_no_rows(batch) and isinstance(self._sums, TraceOnce):
+            if self._facts is None:
+                self._found(self._sums.trace(values, of_any_size(batch), place).structured_outputs)
+            return self.facts.zeros
+        sums = self._sums(values, batch, place)
+        self._found(sums)
+        return sums.sent
+
+    def _found(self, sums: ShardSums) -> TraceFacts:
+        """Keep the facts of the first trace, and refuse another that finds others."""
+        facts = TraceFacts.of(sums)
+        if self._facts is None:
+            self._facts = facts
+        if self._facts != facts:
+            raise StepError(
+                "For batches of this shape other weights have a gradient, or another layer state changes, than for "
+                "those before: the model or the loss computes something else, or a layer's `trainable` was changed "
+                "since. Let it do the same for batches of any size, or make a new optimizer and a new Step."
+            )
+        return facts
+
+    def test_totals(self, values: Changing, batch: Nest) -> tf.Tensor:
+        """Return the totals of a shard, without training."""
+        return tf.zeros([self.totals_size]) if has_no_rows(batch) else self._test_sums(values, batch)
+
+    def _shard_sums(self, values: Changing, batch: Nest, place: tf.Tensor) -> ShardSums:
         weights = values.weights
 
-        def sums() -> Any:
+        def sums() -> ShardSums:
             own_state = self._state.seeded(values.state, place)
             with tf.GradientTape(persistent=True) as tape:  # one gradient for each term
                 tape.watch(weights)
                 terms, totals, new_state = self._forward(weights, own_state, batch, training=True)
                 scaled = [self._scaled(term, totals, values.scale) for term in terms]
-            gradients = [tape.gradient(objective, weights) for objective, _ in scaled]
-            self._has_gradient = [[gradient is not None for gradient in of_term] for of_term in gradients]
-            self._divisors = [term.divisor for term in terms]
-            if not any(map(any, self._has_gradient)):
+            gradients = {}
+            for term, (objective, unscale) in zip(terms, scaled, strict=True):
+                of_term = zip(tape.gradient(objective, weights), weights, strict=True)
+                gradients[term.divisor] = [None if g is None else unscale(_dense(g, weight)) for g, weight in of_term]
+            if all(gradient is None for of_term in gradients.values() for gradient in of_term):
                 raise StepError(
                     "The loss does not depend on any trainable weight of the model. Look at loss and model."
                 )
-            return {
-                "gradients": [
-                    unscale(_dense(gradient, weight))
-                    for of_term, (_, unscale) in zip(gradients, scaled, strict=True)
-                    for gradient, weight in zip(of_term, weights, strict=True)
-                    if gradient is not None
-                ],
-                "state": self._state.sums(own_state, new_state, totals[EXAMPLES]),
-                "totals": totals,
-            }
+            return ShardSums(gradients, self._state.sums(own_state, new_state, totals[EXAMPLES]), totals)
 
-        def nothing() -> Any:
-            return {
-                "gradients": [
-                    tf.zeros_like(weight)
-                    for of_term in self._has_gradient
-                    for weight, has in zip(weights, of_term, strict=True)
-                    if has
-                ],
-                "state": self._state.no_sums(),
-                "totals": tf.zeros([self.totals_size]),
-            }
+        return sums() if self._state.synchronized else unless_empty(batch, sums)
 
-        return sums() if self._state.synchronized else unless_empty(batch, sums, nothing)
+    def _shard_totals(self, values: Changing, batch: Nest) -> tf.Tensor:
+        return unless_empty(batch, lambda: self._forward(values.weights, values.state, batch, training=False)[1])
 
-    def _test_totals(self, values: Changing, batch: Any) -> tf.Tensor:
-        return unless_empty(
-            batch,
-            lambda: self._forward(values.weights, values.state, batch, training=False)[1],
-            lambda: tf.zeros([self.totals_size]),
-        )
-
-    def objective(self, weights: Any, state: Any, batch: Any, place: tf.Tensor) -> tf.Tensor:
+    def objective(
+        self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor
+    ) -> tf.Tensor:
         """Return what a shard's step minimizes; outside of the training, with these values of weights and state."""
         terms, *_ = self._forward(weights, self._state.seeded(state, place), batch, training=True)
         return tf.add_n([term.numerator for term in terms])
 
     def _forward(
-        self, weights: Any, state: Any, batch: Any, *, training: bool
+        self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, *, training: bool
     ) -> tuple[list[Term], tf.Tensor, list[tf.Tensor]]:
         """Return what to minimize, the totals, and the layer state after the pass."""
         batch = unpack_batch(batch)
         y_pred, new_state, added = call_model(self._model, weights, state, batch.x, training=training)
-        outputs = match(self._names, batch.y, y_pred, batch.weight)
-        examples = tf.cast(count_examples(batch), tf.float32)
-        losses = self._losses.sums(outputs)
-        # What layers add counts once for the whole batch, so each shard carries its part.
-        extra = examples * tf.add_n([_scalar(value) for value in added]) if added else None
-        terms = self._terms(losses, extra)
-        own = [
-            number for numerator, divisor in losses for number in (numerator, examples if divisor is None else divisor)
-        ]
-        head = [examples, tf.add_n([term.numerator for term in terms]), tf.zeros([]) if extra is None else extra]
-        return terms, tf.concat([tf.stack([*head, *own]), *self._metrics.sums(outputs)], 0), new_state
-
-    def _terms(self, losses: Sequence[LossSum], extra: tf.Tensor | None) -> list[Term]:
-        """Gather what is divided by the number of examples; the loss under a mask is a term of its own."""
-        weights = self._losses.weights
-        weighted = [s.numerator if w == 1 else w * s.numerator for w, s in zip(weights, losses, strict=True)]
-        pairs = list(zip(weighted, losses, strict=True))
-        by_examples = [part for part, loss in pairs if loss.denominator is None] + ([] if extra is None else [extra])
-        terms = [Term(tf.add_n(by_examples), EXAMPLES)] if by_examples else []
-        masked = [(part, i) for i, (part, loss) in enumerate(pairs) if loss.denominator is not None]
-        return terms + [Term(part, FIXED + 2 * i + 1) for part, i in masked]
+        outputs = match(self.totals.names, batch.y, y_pred, batch.weight)
+        terms, totals = self.totals.of(outputs, tf.cast(count_examples(batch), tf.float32), added)
+        return terms, totals, new_state
 
     def _scaled(
         self, term: Term, totals: tf.Tensor, scale: list[tf.Tensor]
@@ -285,14 +265,14 @@ class Functions:
         unscale = count / scale[0]
         return tf.math.divide_no_nan(term.numerator * scale[0], count), lambda g: g * tf.cast(unscale, g.dtype)
 
-    def new_values(self, sums: Any, flat: list[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+    def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
         old = self._variables.regroup(flat)
         totals, gradients = sums["totals"], sums["gradients"]
-        divisors = [totals[index] for index in self._divisors]
+        divisors = [totals[index] for index in self.facts.divisors]
         rate = [] if self._clock.rate is None else [self._clock.rate]
         weights, slots, averages = self._apply(old.weights, old.slots, old.averages, gradients, divisors, rate)
-        state = self._state.new_values(sums["state"], old.state, totals[EXAMPLES])
+        state = self._state.new_values(self.facts.changes, sums["state"], old.state, totals[EXAMPLES])
         new = [*weights, *slots, *state, *averages]
         if self._loss_scale is None:
             return new, totals
@@ -300,19 +280,28 @@ class Functions:
         new = only_if(finite, new, old._replace(scale=[]).flat)
         return [*new, *self._loss_scale.new_values(finite, old.scale)], totals
 
-    def _pure_apply(self, weights: Any, slots: Any, averages: Any, gradients: Any, divisors: Any, rate: Any) -> Any:
+    def _pure_apply(
+        self,
+        weights: Sequence[tf.Tensor],
+        slots: Sequence[tf.Tensor],
+        averages: Sequence[tf.Tensor],
+        gradients: Sequence[tf.Tensor],
+        divisors: Sequence[tf.Tensor],
+        rate: Sequence[tf.Tensor],
+    ) -> tuple[list[tf.Tensor | None], list[tf.Tensor | None], Sequence[tf.Tensor]]:
         # It makes variables, which no trace may.
-        packed = outside_replica(lambda: Packed(self._optimizer, self._has_gradient))
+        packed = outside_replica(lambda: Packed(self._optimizer, self.facts.has_gradient))
         iterations = slots[self._iterations]
         weights, slots = packed.join(weights), packed.join_slots(slots)
-        gradients = self._mean_gradients(packed, gradients, divisors)
-        clipped = iter(self._clip([gradient for gradient in gradients if gradient is not None]))
-        gradients = [None if gradient is None else next(clipped) for gradient in gradients]
+        means = self._mean_gradients(packed, gradients, divisors)
+        clipped = iter(self._clip([gradient for gradient in means if gradient is not None]))
+        means = [None if gradient is None else next(clipped) for gradient in means]
         known_rate = rate[0] if rate else None
-        new_weights, new_slots = functional_apply(packed.optimizer, weights, slots, gradients, rate=known_rate)
+        new_weights, new_slots = functional_apply(packed.optimizer, weights, slots, means, rate=known_rate)
         if self._averages is not None:
             averages = packed.split(self._averages.new_values(packed.join(averages), new_weights, iterations))
-        return packed.split(_unlike(weights, new_weights)), packed.split_slots(_unlike(slots, new_slots)), averages
+        new_weights, new_slots = _none_where_kept(weights, new_weights), _none_where_kept(slots, new_slots)
+        return packed.split(new_weights), packed.split_slots(new_slots), averages
 
     def _mean_gradients(
         self, packed: Packed, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor]
@@ -320,7 +309,7 @@ class Functions:
         """Divide the gradient of each term and add them up: one for each joined weight, None where it has none."""
         sums = iter(flat)
         means: list[tf.Tensor | None] = []
-        for divisor, of_term in zip(divisors, self._has_gradient, strict=True):
+        for divisor, of_term in zip(divisors, self.facts.has_gradient, strict=True):
             joined = packed.join([next(sums) if has else None for has in of_term])
             means = means or [None] * len(joined)
             for i, gradient in enumerate(joined):
@@ -331,15 +320,11 @@ class Functions:
         return means
 
 
-def _unlike(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+def _none_where_kept(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
     """Return `new` with None where the optimizer left the value as it was: a learning rate need not be written."""
     return [None if after is before else after for before, after in zip(old, new, strict=True)]
 
 
-def _scalar(value: tf.Tensor) -> tf.Tensor:
-    return tf.cast(value if value.shape.rank == 0 else tf.reduce_sum(value), tf.float32)  # a sum, as Keras's fit does
-
-
-def _dense(gradient: Any, weight: tf.Tensor) -> tf.Tensor:
+def _dense(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor:
     # Some optimizers treat sparse gradients differently, and some gradients have lost their static shape.
     return tf.ensure_shape(tf.convert_to_tensor(gradient), weight.shape)

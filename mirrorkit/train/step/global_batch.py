@@ -7,12 +7,11 @@ per-device iterators each run a tuning thread that can hold up the end of an epo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import tensorflow as tf
 
-from mirrorkit._types import Batch, Nest
+from mirrorkit._types import Batch
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.outputs import count_examples, unpack_batch
@@ -139,14 +138,3 @@ def some_is_empty(size: int | tf.Tensor, replicas: int) -> bool | tf.Tensor:
     static = tf.get_static_value(size)
     first, end = bounds(size if static is None else int(static), replicas - 1, replicas)  # of the last one
     return replicas > 1 and first >= end
-
-
-def unless_empty(rows: Batch, full: Callable[[], Nest], empty: Callable[[], Nest]) -> Nest:
-    """Call `full`, or `empty` where there are no rows; both return the same nest of tensors.
-
-    No rows would make statistics NaN, and the gradient of max pooling kills the process on CPU.
-    """
-    size = tf.nest.flatten(rows)[0].shape[0]
-    if size is None:
-        return tf.cond(count_examples(unpack_batch(rows)) > 0, full, empty)
-    return full() if size else empty()

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasVariable
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.packing import pack
 
@@ -40,7 +40,7 @@ class LossScale:
             raise StepError(f"growth_steps must be a whole number from 1 on, or None; found {self.growth_steps!r}.")
 
     @classmethod
-    def of(cls, given: Any) -> LossScale | None:
+    def of(cls, given: object) -> LossScale | None:
         """Understand what `Step(loss_scale=...)` takes: None, "dynamic", a number (a fixed scale) or a `LossScale`."""
         if given is None or isinstance(given, LossScale):
             return given
@@ -50,7 +50,7 @@ class LossScale:
             return cls(initial=float(given), growth_steps=None)
         raise StepError(f'loss_scale must be None, "dynamic", a number or a mk.train.LossScale; found {given!r}.')
 
-    def create(self) -> list[Any]:
+    def create(self) -> list[KerasVariable]:
         """Create its variables: the scale, finite steps since it last changed, skipped steps; in a strategy's scope."""
         with keras.name_scope("loss_scale"):
             scale = keras.Variable(self.initial, dtype="float32", trainable=False, name="scale")

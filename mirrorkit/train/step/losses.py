@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel, Loss, Nest, PerOutput
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.outputs import Output, kind_of_target, per_output
 
@@ -37,7 +38,7 @@ class Losses:
         StepError: losses that do not fit the outputs, or an output with a loss and without a target.
     """
 
-    def __init__(self, loss: Any, loss_weights: Any, outputs: Sequence[Output]) -> None:
+    def __init__(self, loss: PerOutput, loss_weights: PerOutput, outputs: Sequence[Output]) -> None:
         names = [output.name for output in outputs]
         if len(names) > 1 and not isinstance(loss, (list, tuple, dict)):
             raise StepError(
@@ -45,7 +46,7 @@ class Losses:
                 "Give a dict from output name to its loss; outputs that it leaves out have none."
             )
         self.names = list(names)
-        self._losses: list[Any] = per_output(names, loss, "losses")
+        self._losses: list[Loss | None] = per_output(names, loss, "losses")
         self.require_targets([output.y for output in outputs])
         pairs = zip(self._losses, outputs, strict=True)
         self._losses = [None if one is None else _resolve(one, output) for one, output in pairs]
@@ -69,11 +70,11 @@ class Losses:
         return [weight for weight, loss in zip(self._weights, self._losses, strict=True) if loss is not None]
 
     @property
-    def members(self) -> list[tuple[int, Any]]:
+    def members(self) -> list[tuple[int, Loss]]:
         """Each output's index and loss, in the order of `sums`."""
         return [(index, loss) for index, loss in enumerate(self._losses) if loss is not None]
 
-    def require_targets(self, targets: Sequence[Any]) -> None:
+    def require_targets(self, targets: Sequence[Nest]) -> None:
         """Refuse data that has no target (None) for an output with a loss."""
         for name, loss, target in zip(self.names, self._losses, targets, strict=True):
             if loss is not None and target is None:
@@ -91,7 +92,7 @@ class Losses:
         return [f"{name}_loss" for name, loss in zip(self.names, self._losses, strict=True) if loss is not None]
 
 
-def _resolve(loss: Any, output: Output) -> Any:
+def _resolve(loss: Loss | str, output: Output) -> Loss:
     if loss in ("crossentropy", "ce"):
         loss = f"{kind_of_target(output)}_crossentropy"
     if isinstance(loss, str):
@@ -111,7 +112,7 @@ def _resolve(loss: Any, output: Output) -> Any:
     return loss
 
 
-def loss_sum(loss: Any, output: Output) -> LossSum:
+def loss_sum(loss: Loss, output: Output) -> LossSum:
     """Sum a loss over one shard, with weights and masks as Keras counts them.
 
     Raises:
@@ -131,7 +132,7 @@ def loss_sum(loss: Any, output: Output) -> LossSum:
     return LossSum(tf.reduce_sum(per_example), None)
 
 
-def _values(loss: Any, output: Output) -> tuple[tf.Tensor, tf.Tensor | None]:
+def _values(loss: Loss, output: Output) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Return the loss of each example or position, and which of them count (None for all)."""
     if isinstance(loss, keras.losses.Loss):
         # As Loss.__call__ does before its own mean.
@@ -152,7 +153,7 @@ def _values(loss: Any, output: Output) -> tuple[tf.Tensor, tf.Tensor | None]:
     return tf.cast(values, tf.float32), mask
 
 
-def mask_of(tensor: Any) -> tf.Tensor | None:
+def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
     """Return the mask that Keras has put on a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)  # private to Keras; tests of masked layers and losses guard it
 
@@ -175,8 +176,8 @@ def _fit(weight: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return weight
 
 
-def warn_on_logits_mismatch(model: Any, loss: Any) -> None:
-    """Warn when the last layer gives logits and the loss expects probabilities, or the other way round.
+def warn_on_logits_mismatch(model: KerasModel, loss: PerOutput) -> None:
+    """Warn when the last layer gives logits and the loss expects probabilities, or vice versa.
 
     Both train without an error and to a poor result.
     """

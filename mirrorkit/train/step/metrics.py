@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasMetric, Metric, PerOutput
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.keras_on_gpus import without_waits
 from mirrorkit.train.step.outputs import Output, kind_of_target, per_output
@@ -32,8 +32,8 @@ class Metrics:
         StepError: a name that Keras does not know, or a metric whose state does not add up.
     """
 
-    def __init__(self, metrics: Any, weighted_metrics: Any, outputs: Sequence[Output]) -> None:
-        self._members: list[tuple[int, bool, str, Any]] = []  # output index, weighted, log name, metric
+    def __init__(self, metrics: PerOutput, weighted_metrics: PerOutput, outputs: Sequence[Output]) -> None:
+        self._members: list[tuple[int, bool, str, KerasMetric]] = []  # output index, weighted, log name, metric
         names = [output.name for output in outputs]
         for given, weighted in ((metrics, False), (weighted_metrics, True)):
             for index, members in enumerate(_by_output(given, names)):
@@ -104,7 +104,7 @@ class Metrics:
         return results
 
 
-def _by_output(given: Any, names: Sequence[str | None]) -> list[list[Any]]:
+def _by_output(given: PerOutput, names: Sequence[str | None]) -> list[list[Metric]]:
     if not given:
         return [[] for _ in names]
     if len(names) == 1 and not isinstance(given, dict):
@@ -115,7 +115,7 @@ def _by_output(given: Any, names: Sequence[str | None]) -> list[list[Any]]:
     ]
 
 
-def _resolve(member: Any, output: Output) -> tuple[Any, str]:
+def _resolve(member: Metric, output: Output) -> tuple[KerasMetric, str]:
     if isinstance(member, str) and member.lower() in ("accuracy", "acc"):
         return _accuracy(output)(name=member), member
     try:
@@ -128,25 +128,29 @@ def _resolve(member: Any, output: Output) -> tuple[Any, str]:
     return metric, name
 
 
-def _accuracy(output: Output) -> Any:
+def _accuracy(output: Output) -> type[KerasMetric]:
     """Choose the accuracy that Keras's "accuracy" means for these shapes."""
-    return {
+    accuracies: dict[str, type[KerasMetric]] = {
         "binary": keras.metrics.BinaryAccuracy,
         "sparse_categorical": keras.metrics.SparseCategoricalAccuracy,
         "categorical": keras.metrics.CategoricalAccuracy,
-    }[kind_of_target(output)]
+    }
+    return accuracies[kind_of_target(output)]
 
 
-def _empty(metric: Any) -> list[tf.Tensor]:
+def _empty(metric: KerasMetric) -> list[tf.Tensor]:
     return [tf.zeros(variable.shape, variable.dtype) for variable in metric.variables]
 
 
-def _update(metric: Any, state: list[Any], y: Any, y_pred: Any, weight: Any) -> list[Any]:
+def _update(
+    metric: KerasMetric, state: list[tf.Tensor], y: tf.Tensor, y_pred: tf.Tensor, weight: tf.Tensor | None
+) -> list[tf.Tensor]:
     with without_waits(of_metric=metric):
-        return metric.stateless_update_state(state, y, y_pred, sample_weight=weight)
+        updated: list[tf.Tensor] = metric.stateless_update_state(state, y, y_pred, sample_weight=weight)
+    return updated
 
 
-def _require_additive(metric: Any, output: Output) -> None:
+def _require_additive(metric: KerasMetric, output: Output) -> None:
     """Refuse a metric by name unless updating two shards in turn gives the sum of their states."""
     rng = np.random.default_rng(0)
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from mirrorkit._types import KerasModel, Nest, PerOutput
 from mirrorkit.errors import StepError
 
 
 class Batch(NamedTuple):
     """A batch taken apart; `y` and `weight` may be absent."""
 
-    x: Any
-    y: Any = None
-    weight: Any = None
+    x: Nest
+    y: Nest = None
+    weight: Nest = None
 
     @property
-    def present(self) -> tuple[Any, ...]:
+    def present(self) -> tuple[Nest, ...]:
         """The parts that are there."""
         return tuple(part for part in self if part is not None)
 
@@ -32,7 +33,7 @@ class Output(NamedTuple):
     weight: tf.Tensor | None
 
 
-def unpack_batch(batch: Any) -> Batch:
+def unpack_batch(batch: Nest) -> Batch:
     """Take `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)` apart.
 
     Raises:
@@ -54,7 +55,7 @@ def count_examples(batch: Batch) -> tf.Tensor:
     return tf.shape(first)[0] if first.shape[0] is None else tf.constant(first.shape[0])
 
 
-def output_names(model: Any, y_pred: Any) -> list[str | None]:
+def output_names(model: KerasModel, y_pred: Nest) -> list[str | None]:
     """Name the outputs in the order of `tf.nest.flatten(y_pred)`; a single output has no name (None), as in Keras."""
     flat = tf.nest.flatten(y_pred)
     if len(flat) == 1:
@@ -65,7 +66,7 @@ def output_names(model: Any, y_pred: Any) -> list[str | None]:
     return list(names) if names and len(names) == len(flat) else [f"output_{i}" for i in range(len(flat))]
 
 
-def match(names: Sequence[str | None], y: Any, y_pred: Any, weight: Any) -> list[Output]:
+def match(names: Sequence[str | None], y: Nest, y_pred: Nest, weight: Nest) -> list[Output]:
     """Put targets and weights beside the outputs that they belong to."""
     y = per_output(names, y, "targets")
     weight = [weight] * len(names) if weight is None or _is_tensor(weight) else per_output(names, weight, "weights")
@@ -82,7 +83,7 @@ def kind_of_target(output: Output) -> str:
     return "categorical"
 
 
-def per_output(names: Sequence[str | None], given: Any, what: str) -> list[Any]:
+def per_output(names: Sequence[str | None], given: PerOutput, what: str) -> list[PerOutput]:
     """Sort what was given for the outputs - one thing, a list in order, a dict by name, or None - by output.
 
     Raises:
@@ -106,5 +107,5 @@ def per_output(names: Sequence[str | None], given: Any, what: str) -> list[Any]:
     return parts
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: Nest) -> bool:
     return tf.is_tensor(value) or isinstance(value, tf.TypeSpec)

@@ -1,24 +1,24 @@
-"""What a model and an optimizer must be like for a step to mean the same on every replica."""
+"""What a step requires of model, optimizer, options and data to mean the same on every replica."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Nest, Spec, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.optim.functional import trainable_variables
+from mirrorkit.optim import trainable_variables
 from mirrorkit.train.step.layer_state import layers_of
 from mirrorkit.train.step.outputs import Batch, unpack_batch
 from mirrorkit.variables import native
 from mirrorkit.whole import is_whole
 
 
-def check_model(model: Any, *, scaled: bool) -> None:
-    """Refuse what is no Keras model, has no variables yet, nothing to train, or float16 without a `scaled` loss."""
+def check_model(model: KerasModel, *, scaled: bool) -> None:
+    """Refuse anything but a built Keras model with something to train, and float16 without a `scaled` loss."""
     if not isinstance(model, keras.Model):
         raise StepError(
             f"The model must be a keras.Model of Keras 3, found {model!r}. For a name of the zoo, write "
@@ -57,19 +57,19 @@ _OVERRIDDEN = {  # what Keras's fit and evaluate call, and what to write in plac
 }
 
 
-def check_overrides(model: Any) -> None:
+def check_overrides(model: KerasModel) -> None:
     """Refuse a model that overrides what Keras's `fit` and `evaluate` call, and a step does not."""
     for name, cure in _OVERRIDDEN.items():
         _require_keras_own(model, name, cure)
 
 
-def check_predicts_as_keras(model: Any) -> None:
+def check_predicts_as_keras(model: KerasModel) -> None:
     """Refuse to predict with a model that overrides what Keras's `predict` calls."""
     for name in ("predict_step", "make_predict_function"):
         _require_keras_own(model, name, "that work as the model's last layers, or call the model yourself")
 
 
-def _require_keras_own(model: Any, name: str, cure: str) -> None:
+def _require_keras_own(model: KerasModel, name: str, cure: str) -> None:
     if isinstance(model, keras.Model) and getattr(getattr(model, name), "__func__", None) is not getattr(
         keras.Model, name
     ):
@@ -79,7 +79,7 @@ def _require_keras_own(model: Any, name: str, cure: str) -> None:
         )
 
 
-def check_gradients_are_gradients(model: Any) -> None:
+def check_gradients_are_gradients(model: KerasModel) -> None:
     """Refuse weights whose "gradient" is a new value: float8's scales and maxima, say, which cannot be added up."""
     for variable in model.trainable_variables:
         if getattr(variable, "overwrite_with_gradient", False):
@@ -90,7 +90,7 @@ def check_gradients_are_gradients(model: Any) -> None:
             )
 
 
-def check_still_trainable(model: Any, weights: Sequence[Any]) -> None:
+def check_still_trainable(model: KerasModel, weights: Sequence[KerasVariable]) -> None:
     """Refuse a model whose trainable variables are no longer the `weights` that a step was built for."""
     if [id(v) for v in weights] != [id(v) for v in model.trainable_variables]:
         raise StepError(
@@ -99,8 +99,8 @@ def check_still_trainable(model: Any, weights: Sequence[Any]) -> None:
         )
 
 
-def check_tensors(element_spec: Any) -> None:
-    """Refuse data whose parts are no dense tensors of known rank, out of which no replica could cut its rows."""
+def check_tensors(element_spec: Spec) -> None:
+    """Refuse data whose parts are not dense tensors of known rank: a replica could not slice its rows out of them."""
     for spec in tf.nest.flatten(element_spec):
         if isinstance(spec, (tf.RaggedTensor, tf.RaggedTensorSpec, tf.SparseTensor, tf.SparseTensorSpec)):
             raise StepError(
@@ -115,7 +115,7 @@ def check_tensors(element_spec: Any) -> None:
             )
 
 
-def check_batched(model: Any, x: Any) -> None:
+def check_batched(model: KerasModel, x: Nest) -> None:
     """Refuse data that yields single examples where batches are needed."""
     inputs = getattr(model, "inputs", None) or []
     for spec, given in zip(tf.nest.flatten(x), inputs, strict=False):
@@ -140,7 +140,7 @@ def check_rows(batch: Batch) -> None:
         )
 
 
-def check_class_targets(model: Any, element_spec: Any) -> None:
+def check_class_targets(model: KerasModel, element_spec: Spec) -> None:
     """Refuse a label for each position where `class_weight` would read one-hot rows."""
     y = unpack_batch(element_spec).y
     for output in (getattr(model, "outputs", None) or [])[:1]:
@@ -151,7 +151,7 @@ def check_class_targets(model: Any, element_spec: Any) -> None:
             )
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: KerasOptimizer) -> None:
     """Refuse what is not a Keras optimizer, and those of its switches that cannot work in a replicated step."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise StepError(
@@ -186,7 +186,9 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def check_options(clip_norm: Any, clip_value: Any, *, accumulate: Any, ema: Any, bucket_mib: Any) -> None:
+def check_options(
+    clip_norm: float | None, clip_value: float | None, *, accumulate: int, ema: float | None, bucket_mib: float
+) -> None:
     """Refuse options of a step that are out of range, or that exclude each other."""
     for name, bound in (("clip_norm", clip_norm), ("clip_value", clip_value), ("bucket_mib", bucket_mib)):
         if bound is not None and not bound > 0:
@@ -199,7 +201,7 @@ def check_options(clip_norm: Any, clip_value: Any, *, accumulate: Any, ema: Any,
         raise StepError(f"ema must be a decay between 0 and 1, such as 0.999; found {ema!r}.")
 
 
-def check_built_for(optimizer: Any, model: Any) -> None:
+def check_built_for(optimizer: KerasOptimizer, model: KerasModel) -> None:
     """Refuse an optimizer whose slots belong to other variables than the model's."""
     if [id(v) for v in trainable_variables(optimizer)] != [id(v) for v in model.trainable_variables]:
         raise StepError(
@@ -208,7 +210,26 @@ def check_built_for(optimizer: Any, model: Any) -> None:
         )
 
 
-def check_variables(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
+def variables_of(step: object, why: str) -> list[Variable]:
+    """Return the variables that a step says it changes.
+
+    Args:
+        step: any step, also one of the user's own.
+        why: what cannot be done without them, such as "warm_up could not put it back".
+
+    Raises:
+        StepError: it does not say.
+    """
+    variables = list(getattr(step, "variables", []))
+    if not variables:
+        raise StepError(
+            f"{type(step).__name__} does not say what it changes, so {why}. Give it a property `variables`: a list of "
+            "all variables that its update writes."
+        )
+    return variables
+
+
+def check_variables(strategy: tf.distribute.Strategy, variables: Sequence[Variable]) -> None:
     """Refuse variables that were created outside of the strategy's scope: its replicas would share one copy."""
     for variable in variables:
         if not strategy.extended.variable_created_in_scope(native(variable)):

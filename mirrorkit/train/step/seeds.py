@@ -12,13 +12,12 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import Batch, Nest, Variable
+from mirrorkit._types import Batch, Nest, TensorLike, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers, of_all_workers
@@ -28,7 +27,7 @@ _DRAW = "StatelessRandomGetKeyCounter"  # with which TensorFlow's stateless rand
 _within = threading.local()  # a strategy runs each replica in a thread of its own
 
 
-def fold(seed: tf.Tensor, shard: Any) -> tf.Tensor:
+def fold(seed: tf.Tensor, shard: TensorLike) -> tf.Tensor:
     """Return the seed of one shard (int32 scalar), from a seed that is the same for all."""
     return tf.cast(tf.random.experimental.stateless_fold_in(seed, shard), seed.dtype)
 
@@ -83,7 +82,7 @@ def _wrap_next() -> None:
     original = keras.random.SeedGenerator.next
 
     @functools.wraps(original)
-    def next_of_replica(self: Any, *args: Any, **options: Any) -> Any:
+    def next_of_replica(self: object, *args: object, **options: object) -> tf.Tensor:
         if getattr(_within, "on_host", False):
             with tf.device(HOST):
                 # In int32, which TensorFlow keeps there, as Keras makes it (for XLA) before it draws.

@@ -1,4 +1,4 @@
-"""Whether a batch gives the same as its parts: seen on the first batch, before the first update.
+"""Check that a batch gives the same as its parts, on the first batch, before the first update.
 
 A replica sees its own rows only. A loss, a metric or a layer that looks at all rows of its batch (a ratio of counts, a
 loss over pairs, a sum given to `add_loss`) means something else there, and trains without an error to another result.
@@ -7,7 +7,7 @@ since equal ones hide a mean that is taken for a sum. They see the real targets,
 side of a threshold many faults do not show.
 
 Only functions of fixed outputs are compared, and the rows of the outputs without training. So what is known to depend
-on the cut (BatchNormalization, Dropout) raises no alarm.
+on the split (BatchNormalization, Dropout) raises no alarm.
 """
 
 from __future__ import annotations
@@ -15,38 +15,50 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel, Loss, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.calling import call_model
 from mirrorkit.train.step.layer_state import is_seed, layers_of
-from mirrorkit.train.step.losses import Losses, loss_sum
-from mirrorkit.train.step.metrics import Metrics
+from mirrorkit.train.step.losses import loss_sum
 from mirrorkit.train.step.outputs import Batch, Output, match, per_output
-from mirrorkit.train.step.rows import OTHER_ORDER, PARTS, ROWS, SEEN, kinds_of, part_of, some_rows, take, variants_of
+from mirrorkit.train.step.sampled_rows import (
+    OTHER_ORDER,
+    PARTS,
+    ROWS,
+    SEEN,
+    kinds_of,
+    part_of,
+    some_rows,
+    take,
+    variants_of,
+)
 from mirrorkit.train.step.state_check import state_faults
+from mirrorkit.train.step.totals import Totals
 
 _log = logging.getLogger("mirrorkit")
 
 # Differences, in parts of a number's size:
 _EXACT = 1e-5  # rounding of sums, where the rows in another order differ by less than a tenth of it
 _CALLS = 1e-4  # rounding of what models compute for batches of different sizes
-_LARGEST = 1e-3  # no rounding in float32, whatever else may be
-_SIXTEEN = 0.05  # nor in 16 bits
+_LARGEST = 1e-3  # larger than any rounding in float32
+_SIXTEEN = 0.05  # the same in 16 bits
 _COARSE = 0.3  # more than noise or BatchNormalization make of a mean, and less than a sum differs
+
+
+T = TypeVar("T")
 
 
 class About(NamedTuple):
     """The step that is checked."""
 
-    model: Any
-    losses: Losses
-    metrics: Metrics
-    names: Sequence[str | None]  # of the model's outputs
+    model: KerasModel
+    totals: Totals  # which loss and metrics belong to which output
     training: bool  # or only evaluation
 
     @property
@@ -55,7 +67,9 @@ class About(NamedTuple):
         return any(getattr(layer, "compute_dtype", None) in ("float16", "bfloat16") for layer in layers_of(self.model))
 
 
-Call = Callable[..., tuple[Any, list[tf.Tensor], list[tf.Tensor]]]  # (x, training, state): outputs, state, added losses
+Call = Callable[
+    ..., tuple[Nest, list[tf.Tensor], list[tf.Tensor]]
+]  # (x, training, state): outputs, state, added losses
 
 
 def compare_parts(
@@ -81,7 +95,7 @@ def compare_parts(
     """
     if not tf.nest.flatten(batch.x)[0].shape[0]:
         return
-    targets = [None if y is None else kinds_of(y) for y in per_output(about.names, batch.y, "targets")]
+    targets = [None if y is None else kinds_of(y) for y in per_output(about.totals.names, batch.y, "targets")]
     batch = some_rows(batch)
     seen = take(batch.x, np.linspace(0, ROWS - 1, SEEN).astype(int))
     call = _caller(about.model, weights, state, batch.x)
@@ -96,16 +110,17 @@ def compare_parts(
             *(SEEN, type(error).__name__, error),
         )
         return
-    outputs = match(about.names, batch.y, y_pred, batch.weight)
+    outputs = match(about.totals.names, batch.y, y_pred, batch.weight)
     variants = [list(variants_of(output, ys)) for output, ys in zip(outputs, targets, strict=True)]
+    losses = zip(about.totals.losses.own_names or ["loss"], about.totals.losses.members, strict=True)
     checks: list[tuple[str, Callable[[], Iterable[str]]]] = [
-        ("rows", lambda: _of_rows(call, about.names, seen, y_pred)),
+        ("rows", lambda: _of_rows(call, about.totals.names, seen, y_pred)),
         ("add_loss", lambda: _of_added(call, about, state, batch.x, added)),
-        *((name, functools.partial(_of_loss, name, loss, variants[i])) for name, i, loss in _losses(about)),
+        *((name, functools.partial(_of_loss, name, loss, variants[i])) for name, (i, loss) in losses),
     ]
     if shards[1] > 1:  # the parts of an accumulated update are batches to a metric, as in Keras
-        for number, (name, i) in enumerate(zip(about.metrics.names, about.metrics.outputs, strict=True)):
-            state_of = functools.partial(about.metrics.state, number)
+        for number, (name, i) in enumerate(zip(about.totals.metrics.names, about.totals.metrics.outputs, strict=True)):
+            state_of = functools.partial(about.totals.metrics.state, number)
             checks.append((name, functools.partial(_of_metric, name, state_of, variants[i])))
     if about.training:
         rounding = _SIXTEEN if about.sixteen_bits else _CALLS
@@ -127,10 +142,10 @@ def compare_parts(
         )
 
 
-def _caller(model: Any, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Any) -> Call:
+def _caller(model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest) -> Call:
     """Return a function that calls the model on any number of rows."""
 
-    def call(x: Any, training: bool = False, state: Sequence[tf.Tensor] = state) -> Any:
+    def call(x: Nest, training: bool = False, state: Sequence[tf.Tensor] = state) -> Nest:
         return call_model(model, weights, state, x, training=training)
 
     if not any(isinstance(layer, keras.layers.RNN) for layer in layers_of(model)):
@@ -138,15 +153,14 @@ def _caller(model: Any, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor]
 
     # One operation after the other, each time step would take as long as a whole layer.
     @functools.cache
-    def traced(training: bool) -> Any:
+    def traced(training: bool) -> tf.types.experimental.PolymorphicFunction:
         signature = [
             tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), x),
             [tf.TensorSpec.from_tensor(value) for value in state],
         ]
-
         return tf.function(lambda x, state: call(x, training, state), input_signature=signature, autograph=False)
 
-    def call_traced(x: Any, training: bool = False, state: Sequence[tf.Tensor] = state) -> Any:
+    def call_traced(x: Nest, training: bool = False, state: Sequence[tf.Tensor] = state) -> Nest:
         return traced(training)(x, list(state))
 
     return call_traced
@@ -156,7 +170,7 @@ class _NotOnAll(Exception):
     """All rows together could not be computed; why is its cause."""
 
 
-def _on_all(compute: Callable[[], Any]) -> Any:
+def _on_all(compute: Callable[[], T]) -> T:
     """Compute something for all rows together."""
     try:
         return compute()
@@ -182,7 +196,7 @@ def _tried(name: str, check: Callable[[], Iterable[str]]) -> Iterator[str]:
         ) from error
 
 
-def _of_rows(call: Call, names: Sequence[str | None], seen: Any, y_pred: Any) -> Iterator[str]:
+def _of_rows(call: Call, names: Sequence[str | None], seen: Nest, y_pred: Nest) -> Iterator[str]:
     """Compare outputs for rows with the outputs for the same rows, in the same places, beside others."""
     kept_and_rows = [([1], [1, 1, 1]), ([0, 2], [0, 0, 2])]
     outputs = tf.nest.flatten(y_pred)
@@ -196,7 +210,7 @@ def _of_rows(call: Call, names: Sequence[str | None], seen: Any, y_pred: Any) ->
         if not any(_differ(before, beside, rounding) for before, beside in pairs):
             continue
         if _differ(whole, _numbers(tf.nest.flatten(call(seen)[0]))[number], rounding):
-            continue  # the same rows give something else again: random numbers without a seed, which a trace refuses
+            continue  # the same rows give something else again: random numbers without a seed, which tracing refuses
         output = "The model's output" if name is None else f"The output {name!r}"
         yield (
             f"{output} for an example depends on the other examples of its batch (training=False): a layer mixes "
@@ -205,7 +219,7 @@ def _of_rows(call: Call, names: Sequence[str | None], seen: Any, y_pred: Any) ->
 
 
 def _of_added(
-    call: Call, about: About, state: Sequence[tf.Tensor], x: Any, added: Sequence[tf.Tensor]
+    call: Call, about: About, state: Sequence[tf.Tensor], x: Nest, added: Sequence[tf.Tensor]
 ) -> Iterator[str]:
     """Compare what layers add to the loss, which must be a mean over the rows."""
     try:
@@ -230,7 +244,7 @@ def _of_added(
             rounding = (_SIXTEEN if about.sixteen_bits else _CALLS) * size
             if not _differ(np.array(total), np.array(of_parts), rounding):
                 continue
-            # In training BatchNormalization and random layers depend on the cut, as is known; some draw noise always.
+            # In training BatchNormalization and random layers are known to depend on the split; some always draw noise.
             drawn = [_number(call(x, training, other)[2][i]) for other in others] if any(seeds) else []
             noise = max((abs(ROWS * number - total) for number in drawn), default=0.0)
             is_noisy = (training and cut) or noise > rounding
@@ -244,13 +258,7 @@ def _of_added(
             )
 
 
-def _losses(about: About) -> Iterator[tuple[str, int, Any]]:
-    names = about.losses.own_names or ["loss"]
-    for name, (index, loss) in zip(names, about.losses.members, strict=True):
-        yield name, index, loss
-
-
-def _of_loss(name: str, loss: Any, variants: Sequence[Output]) -> Iterator[str]:
+def _of_loss(name: str, loss: Loss, variants: Sequence[Output]) -> Iterator[str]:
     def sums(output: Output) -> list[tf.Tensor]:
         return [number for number in loss_sum(loss, output) if number is not None]
 
@@ -261,7 +269,7 @@ def _of_loss(name: str, loss: Any, variants: Sequence[Output]) -> Iterator[str]:
         )
 
 
-def _of_metric(name: str, state_of: Callable[[Output], list[Any]], variants: Sequence[Output]) -> Iterator[str]:
+def _of_metric(name: str, state_of: Callable[[Output], list[tf.Tensor]], variants: Sequence[Output]) -> Iterator[str]:
     if difference := _in_parts(state_of, variants):
         yield (
             f"The state of the metric {name!r} for a batch is not that of its parts: {difference}. Let a metric "
@@ -278,7 +286,7 @@ def _in_parts(sums: Callable[[Output], list[tf.Tensor]], variants: Sequence[Outp
         except Exception:
             if number == 0:
                 raise
-            continue  # the function asks more of targets and predictions than that they are of these kinds
+            continue  # the function requires more of targets and predictions than these kinds
         if found:
             return found
     return None
@@ -306,5 +314,5 @@ def _number(tensor: tf.Tensor) -> float:
 
 
 def _differ(one: np.ndarray, other: np.ndarray, rounding: float) -> bool:
-    """Whether two arrays differ by more than rounding; what is not a number on both sides says nothing."""
+    """Whether two arrays differ by more than rounding; NaN on either side is no difference."""
     return bool(np.any(np.abs(one - other) > rounding)) if one.shape == other.shape else True

@@ -1,18 +1,18 @@
-"""Whether what a layer remembers can be combined: as a mean over the examples, or as a number of calls.
+"""Check that what a layer remembers can be combined: as a mean over the examples, or as a number of calls.
 
 Replicas' states become their mean over the examples, and integers advance by the replicas' mean. A sum, a count or a
-maximum over the examples would become something else by that.
+maximum over the examples would become something else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel
 from mirrorkit.train.step.layer_state import is_seed, layers_of
 
 _RESOLUTION = 4 * float(np.finfo(np.float32).eps)  # of the value that advances
@@ -23,7 +23,7 @@ _RULE = (
 
 
 def state_faults(
-    model: Any,
+    model: KerasModel,
     state: Sequence[tf.Tensor],
     after: Callable[[np.ndarray | None], Sequence[tf.Tensor]],
     rows: int,
@@ -31,7 +31,7 @@ def state_faults(
 ) -> Iterator[str]:
     """Yield a sentence for each variable whose advance is not a mean over rows, where that can be told.
 
-    BatchNormalization is left out: its variance depends on the cut a little, and is known to.
+    BatchNormalization is left out: its variance is known to depend on the split a little.
 
     Args:
         model: its layers' non-trainable variables.
@@ -60,7 +60,7 @@ def state_faults(
             yield f"The state {variable.path!r} of a layer asks for aggregation='sum', which is not done. {_RULE}"
 
 
-def _others(model: Any) -> list[int]:
+def _others(model: KerasModel) -> list[int]:
     """Return the indices of the state that is neither a seed nor BatchNormalization's."""
     known = set()
     for layer in layers_of(model):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from mirrorkit._types import KerasModel, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.layer_state import layers_of
 
 
-def require_static_batches(element_spec: Any, replicas: int) -> None:
-    """Refuse batches of unknown size or shape, and such as the replicas cannot share equally.
+def require_static_batches(element_spec: Spec, replicas: int) -> None:
+    """Refuse batches of unknown size or shape, or that the replicas cannot share equally.
 
     Args:
         element_spec: of the global batches.
@@ -37,7 +36,7 @@ def require_static_batches(element_spec: Any, replicas: int) -> None:
             )
 
 
-def require_tpu_precision(model: Any) -> None:
+def require_tpu_precision(model: KerasModel) -> None:
     """Refuse float16, for which a TPU has no arithmetic.
 
     Raises:

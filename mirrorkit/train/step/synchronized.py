@@ -7,11 +7,11 @@ computes the whole global batch: N copies of it have the mean and variance of on
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from mirrorkit._types import Batch
+from mirrorkit._types import Batch, Nest
 from mirrorkit.train.step.global_batch import GlobalBatch, this_replica
 
 
@@ -27,7 +27,7 @@ class Copies(NamedTuple):
         replica, replicas = this_replica()
         return cls(tf.where(is_all, 1 / replicas, 1.0), tf.where(is_all & (replica > 0), 0.0, 1.0))
 
-    def weigh(self, sums: dict[str, Any]) -> dict[str, Any]:
+    def weigh(self, sums: dict[str, Nest]) -> dict[str, Nest]:
         """Return the sums that count."""
         weights = {name: self.totals if name == "totals" else self.part for name in sums}
         return {

@@ -14,7 +14,7 @@ from training_helpers import line_net, sequential, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import CheckpointError
+from mirrorkit.errors import ArgumentError, CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 
 L = keras.layers
@@ -257,7 +257,7 @@ def test_a_checkpoint_of_another_model_lists_what_does_not_fit(
     ],
 )
 def test_options_that_mean_nothing(options: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         mk.train.Checkpoints(**{"folder": tmp_path, **options})
 
 

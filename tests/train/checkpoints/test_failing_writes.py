@@ -15,7 +15,7 @@ from checkpoint_helpers import Interrupted, names, saved_at, spoil
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import CheckpointError
+from mirrorkit.errors import FileError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -49,7 +49,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_the_training(
     else:
         folder.write_text("a file")
     target = folder / "first" if kind in ("inside a read-only one", "below a file") else folder
-    with pytest.raises(CheckpointError, match=f"cannot be written to {target}: .*Choose a folder"):
+    with pytest.raises(FileError, match=f"cannot be written to {target}: .*Choose a folder"):
         fresh.fit(recipe, callbacks=[mk.train.Checkpoints(target), NoStep()], verbose=0)
 
 
@@ -73,7 +73,7 @@ def test_a_full_disk_ends_the_training_and_leaves_the_old_ones_whole(
             steps.append(fresh.position.steps)
 
     with pytest.raises(
-        CheckpointError,
+        FileError,
         match=rf"{tmp_path}/step-0000000006.npz could not be written: OSError.*No space.*needs 0\.0 MiB",
     ):
         fresh.fit(recipe, epochs=9, callbacks=[mk.train.Checkpoints(tmp_path, every=2), Watch()], verbose=0)
@@ -112,7 +112,7 @@ def test_a_disk_that_really_takes_no_more(run_python: Any, tmp_path: Path) -> No
     )
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
-    assert "CheckpointError" in last
+    assert "FileError" in last
     assert "step-0000000006.npz could not be written: OSError: [Errno 27] File too large" in last
     assert "Exception ignored" not in result.stderr
     assert names(tmp_path) == saved_at(2, 4)
@@ -124,7 +124,7 @@ def test_a_write_that_fails_at_the_very_end_is_an_error_too(
     fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "replace", lambda *args: (_ for _ in ()).throw(OSError("the disk is gone")))
-    with pytest.raises(CheckpointError, match="the disk is gone"):
+    with pytest.raises(FileError, match="the disk is gone"):
         fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
 
 

@@ -13,7 +13,7 @@ from training_helpers import KINDS, largest_difference, line_net, plain_dataset,
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import CheckpointError
+from mirrorkit.errors import ArgumentError, CheckpointError, StepError
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -217,7 +217,7 @@ def test_restore_without_a_checkpoint(loop: Any, tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match=f"no checkpoint in {folder}"):
             loop.restore(folder)
-    with pytest.raises(CheckpointError, match="path of a folder, found None"):
+    with pytest.raises(ArgumentError, match="path of a folder, found None"):
         loop.restore(None)
 
 
@@ -282,5 +282,5 @@ def test_a_step_of_ones_own(strategy_of: Any, recipe: Any, tmp_path: Path) -> No
     loop.step.slope.assign([[9.0]] * 4)
     assert loop.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0).history == history
     np.testing.assert_array_equal(loop.step.slope.numpy(), expected)
-    with pytest.raises(CheckpointError, match="Slope does not say what it changes"):
+    with pytest.raises(StepError, match="Slope does not say what it changes"):
         run(tell=False).fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)

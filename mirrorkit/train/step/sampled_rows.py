@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit._types import Nest, TensorLike
 from mirrorkit.train.step.losses import mask_of
 from mirrorkit.train.step.outputs import Batch, Output
 
@@ -25,14 +25,14 @@ def some_rows(batch: Batch) -> Batch:
     return Batch(*[None if part is None else take(part, rows) for part in batch])
 
 
-def take(nest: Any, rows: Any) -> Any:
+def take(nest: Nest, rows: TensorLike) -> Nest:
     """Return these rows of each tensor in a nest."""
     return tf.nest.map_structure(lambda tensor: None if tensor is None else tf.gather(tensor, rows), nest)
 
 
 def variants_of(output: Output, targets: np.ndarray | None) -> Iterator[Output]:
     """Yield the output as it is, with other targets of the batch, and with other predictions, weights and masks."""
-    if output.y_pred.shape[:1] != [SEEN]:  # rows that are no examples
+    if output.y_pred.shape[:1] != [SEEN]:  # its rows are not examples
         return
     output = output._replace(y_pred=_rows_of(output.y_pred, np.arange(ROWS) % SEEN))
     yield output
@@ -68,7 +68,7 @@ def _other_predictions(y_pred: np.ndarray, rng: np.random.Generator, share: floa
     return np.where(turned, other, y_pred)
 
 
-def _rows_of(tensor: Any, rows: np.ndarray) -> Any:
+def _rows_of(tensor: tf.Tensor | None, rows: np.ndarray) -> tf.Tensor | None:
     """Take rows of a tensor and of its mask."""
     if tensor is None:
         return None

@@ -1,19 +1,19 @@
-"""A table of vectors that one parameter server cannot hold, cut by rows over all of them.
+"""A table of vectors that one parameter server cannot hold, split by rows over all of them.
 
-Keras's own Embedding cannot be cut. This table stands beside the model: a step looks rows up, and adds to them.
+Keras's own Embedding cannot be split. This table is not part of the model: a step looks rows up, and adds to them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit._types import TensorLike
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import is_parameter_server
+from mirrorkit.strategy import is_parameter_server, task_addresses
 
-_LEAST_BYTES = 256 * 2**10  # of a shard; smaller ones cost more messages than they spare memory
+_LEAST_BYTES = 256 * 2**10  # of a shard; smaller ones cost more in messages than they save in memory
 
 
 class PartitionedTable:
@@ -48,8 +48,8 @@ class PartitionedTable:
         rows: int,
         width: int,
         shards: int | None = None,
-        initializer: Callable[..., Any] | None = None,
-        dtype: Any = tf.float32,
+        initializer: Callable[..., TensorLike] | None = None,
+        dtype: tf.DType | str = tf.float32,
         name: str = "table",
     ) -> None:
         if rows < 1 or width < 1:
@@ -57,7 +57,7 @@ class PartitionedTable:
         if not is_parameter_server(strategy) and strategy.num_replicas_in_sync > 1:
             raise StepError(
                 f"{type(strategy).__name__} keeps a copy of every variable on each replica, so a table cut into shards "
-                "would spare nothing. Use 'parameter_server', or keras.layers.Embedding."
+                "would save no memory. Use 'parameter_server', or keras.layers.Embedding."
             )
         if shards is None:
             shards = _shards(strategy, rows, width, tf.as_dtype(dtype))
@@ -90,6 +90,6 @@ class PartitionedTable:
 def _shards(strategy: tf.distribute.Strategy, rows: int, width: int, dtype: tf.DType) -> int:
     if not is_parameter_server(strategy):
         return 1
-    servers = strategy._cluster_resolver.cluster_spec().num_tasks("ps")  # private to TensorFlow
+    servers = len(task_addresses(strategy, "ps"))
     cut = tf.distribute.experimental.partitioners.MinSizePartitioner(_LEAST_BYTES, max_shards=servers)
-    return cut(tf.TensorShape([rows, width]), dtype)[0]
+    return int(cut(tf.TensorShape([rows, width]), dtype)[0])

@@ -100,7 +100,7 @@ def test_auto_takes_a_tpu_that_the_environment_names(no_tpu, monkeypatch, closed
 
 
 def test_a_number_of_devices_names_no_tpu():
-    with pytest.raises(StrategyError, match="devices=4 names no TPU"):
+    with pytest.raises(StrategyError, match="devices=4 does not name a TPU"):
         mk.strategy.create("tpu", devices=4)
 
 

@@ -55,7 +55,7 @@ def test_a_users_stray_operation_is_named_with_its_line(function: Any, operation
     problems = _report(convolutions(_layer(function)), pictures()("batches"))["train"].problems
     named = [problem for problem in problems if problem.startswith("train: ") and f" {operation} (" in problem]
     assert named
-    assert any(f"test_placement.py:{line}" in named[0] for line in range(first + 1, first + len(lines)))
+    assert any(f"test_inspection.py:{line}" in named[0] for line in range(first + 1, first + len(lines)))
 
 
 def test_a_users_map_is_named_with_its_line() -> None:
@@ -64,7 +64,7 @@ def test_a_users_map_is_named_with_its_line() -> None:
 
     line = inspect.getsourcelines(looked_up)[1] + 1
     problems = _report(convolutions(), pictures(map=looked_up)("resident")).problems
-    assert any("no GPU kernel" in problem and f"test_placement.py:{line}" in problem for problem in problems)
+    assert any("no GPU kernel" in problem and f"test_inspection.py:{line}" in problem for problem in problems)
 
 
 def test_a_report_can_be_required_to_be_clean() -> None:
@@ -79,7 +79,9 @@ def _count(x: tf.Tensor) -> tf.Tensor:
 
 def test_a_result_of_unknown_size_blocks() -> None:
     problems = _report(convolutions(_layer(_count)), pictures()("batches"))["train"].problems
-    assert any(problem.startswith("train: blocks: Where (") and "test_placement.py:" in problem for problem in problems)
+    assert any(
+        problem.startswith("train: blocks: Where (") and "test_inspection.py:" in problem for problem in problems
+    )
 
 
 @pytest.mark.parametrize("layer", [keras.layers.GRU, keras.layers.LSTM])

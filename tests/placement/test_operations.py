@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from mirrorkit.placement.walk import HOST, Walk, walk
+from mirrorkit.placement.operations import walk
+from mirrorkit.placement.tally import HOST_PLACE, Walk
 
 GPU0, GPU1, CPU = "/device:GPU:0", "/device:GPU:1", "/device:CPU:0"
 
@@ -43,7 +44,7 @@ def test_a_tensor_travels_once_to_each_device() -> None:
             return [tf.exp(x), tf.sin(x)]
 
     assert _copies(_walk(function, FLOATS)) == [("GPU:0", "GPU:1", 32)]
-    assert _copies(_walk(function, FLOATS, places=HOST)) == [(HOST, "GPU:1", 32)]
+    assert _copies(_walk(function, FLOATS, places=HOST_PLACE)) == [(HOST_PLACE, "GPU:1", 32)]
 
 
 def test_an_operation_without_a_kernel_runs_on_the_host_and_its_inputs_travel() -> None:
@@ -55,15 +56,15 @@ def test_an_operation_without_a_kernel_runs_on_the_host_and_its_inputs_travel() 
     (finding,) = found.step.without_kernel
     assert finding.op == "GatherV2"
     assert "uint8" in finding.what
-    assert finding.line.startswith("test_walk.py:")
-    assert ("GPU:0", HOST, 800) in _copies(found)
+    assert finding.line.startswith("test_operations.py:")
+    assert ("GPU:0", HOST_PLACE, 800) in _copies(found)
 
 
 def test_without_a_device_the_host_is_as_good() -> None:
     assert _walk(lambda pixels: tf.gather(pixels, [0]), tf.TensorSpec([100, 8], tf.uint8)).step.without_kernel == []
 
 
-@pytest.mark.parametrize(("dtype", "copied"), [(tf.int32, []), (tf.int64, [("GPU:0", HOST, 1)])])
+@pytest.mark.parametrize(("dtype", "copied"), [(tf.int32, []), (tf.int64, [("GPU:0", HOST_PLACE, 1)])])
 def test_a_loop_that_counts_in_int64_asks_the_device_in_every_round(dtype: tf.DType, copied: list[Any]) -> None:
     def loop(end: tf.Tensor) -> tf.Tensor:
         return tf.while_loop(lambda i: i < end, lambda i: [i + 1], [tf.constant(0, dtype)])[0]
@@ -98,7 +99,7 @@ def test_a_branch_asks_the_host_and_the_larger_one_counts() -> None:
         return tf.cond(x[0] > 0, lambda: tf.exp(tf.sin(x)), lambda: tf.cos(x))
 
     found = _walk(function, FLOATS)
-    assert _copies(found) == [("GPU:0", HOST, 1)]
+    assert _copies(found) == [("GPU:0", HOST_PLACE, 1)]
     assert found.step.kernels_on("GPU:0") == 4  # slice, comparison, and two of the branch
 
 
@@ -107,8 +108,8 @@ def test_shapes_that_are_known_cost_nothing_and_others_are_taken_for_what_is_sai
         return tf.zeros([tf.shape(x)[0] + 1]) if x.shape[0] else tf.exp(x)
 
     assert _walk(function, FLOATS).step.kernels_on("GPU:0") == 0
-    found = _walk(function, tf.TensorSpec([None], tf.float32), places=HOST, unknown_size=5)
-    assert _copies(found) == [(HOST, "GPU:0", 20)]
+    found = _walk(function, tf.TensorSpec([None], tf.float32), places=HOST_PLACE, unknown_size=5)
+    assert _copies(found) == [(HOST_PLACE, "GPU:0", 20)]
 
 
 def test_a_variable_is_read_where_it_lies() -> None:
@@ -119,7 +120,7 @@ def test_a_variable_is_read_where_it_lies() -> None:
             return tf.exp(tf.identity(variable))
 
     found = _walk(function, resources={id(variable.handle): "GPU:1"})
-    assert _copies(found) == [("GPU:1", HOST, 32)]
+    assert _copies(found) == [("GPU:1", HOST_PLACE, 32)]
 
 
 def test_python_and_xla_are_told() -> None:

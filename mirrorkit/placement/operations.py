@@ -10,17 +10,14 @@ before it runs, is not looked at.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from mirrorkit.placement import kernels
 from mirrorkit.placement.source import line_of
-
-HOST = "host"
+from mirrorkit.placement.tally import HOST_PLACE, Copy, Finding, Tally, Walk
 
 _FUNCTIONS = {  # the attributes that name an operation's functions
     "PartitionedCall": ("f",),
@@ -54,82 +51,10 @@ _NOT_COPIED = (tf.resource, tf.variant)
 class Value(NamedTuple):
     """A tensor: where it lies, which one it is (an argument of a function is the caller's tensor), and its bytes."""
 
-    place: str | None  # HOST or "GPU:1"; of a resource None where that is not known
+    place: str | None  # HOST_PLACE or "GPU:1"; of a resource None where that is not known
     origin: int
     size: int
     constant: bool = False
-
-
-class Finding(NamedTuple):
-    """An operation that is worth a look."""
-
-    op: str  # its type
-    name: str  # with the layer's name in it
-    line: str  # that made it
-    what: str
-
-    def __str__(self) -> str:
-        """One line."""
-        where = f", {self.line}" if self.line else ""
-        return f"{self.op} ({self.name}{where}): {self.what}"
-
-
-class Copy(NamedTuple):
-    """A tensor that travels, and the operation that wants it."""
-
-    source: str
-    target: str
-    size: int
-    finding: Finding
-
-
-@dataclass
-class Tally:
-    """What a part of a function runs.
-
-    Attributes:
-        kernels: operations that launch on each device, by (device, type of operation).
-        copies: by tensor and target; a tensor travels once to each device.
-        reduced: bytes that each device gives to collectives.
-        without_kernel: operations on a GPU that has no kernel for them; soft placement moves them to the host.
-        blocking: operations that call Python, or whose result has a size that the device must find out.
-        loops: loops within, each counted as if it went round once.
-    """
-
-    kernels: Counter[tuple[str, str]] = field(default_factory=Counter)
-    copies: dict[tuple[int, str], Copy] = field(default_factory=dict)
-    reduced: Counter[str] = field(default_factory=Counter)
-    without_kernel: list[Finding] = field(default_factory=list)
-    blocking: list[Finding] = field(default_factory=list)
-    loops: int = 0
-
-    def kernels_on(self, device: str) -> int:
-        """Return how many operations launch on a device."""
-        return sum(count for (where, _), count in self.kernels.items() if where == device)
-
-    def between(self, source: str, target: str) -> list[Copy]:
-        """Return the copies from `source` to `target`, the largest first: "host", "GPU:0", or "GPU" for any."""
-        found = [c for c in self.copies.values() if c.source.startswith(source) and c.target.startswith(target)]
-        return sorted(found, key=lambda copy: -copy.size)
-
-    def add_branches(self, branches: Sequence[Tally]) -> None:
-        """Add the branch that runs most kernels, and what is found in any of them."""
-        largest = max(branches, key=lambda branch: branch.kernels.total())
-        self.kernels += largest.kernels
-        self.reduced += largest.reduced
-        for branch in branches:
-            self.copies |= branch.copies
-            self.without_kernel += branch.without_kernel
-            self.blocking += branch.blocking
-            self.loops += branch.loops
-
-
-@dataclass
-class Walk:
-    """What a compiled function runs: `step` within the loop over its steps, `call` once around that loop."""
-
-    call: Tally = field(default_factory=Tally)
-    step: Tally = field(default_factory=Tally)
 
 
 def walk(
@@ -171,7 +96,7 @@ class _Walker:
         arguments = inputs[: len(inputs) - len(captured)]
         given: list[str | None] = [places] * len(arguments) if isinstance(places, str) else list(places)
         given += [_default(tensor) for tensor in arguments[len(given) :]]
-        given = [HOST if t.dtype == tf.int32 else place for t, place in zip(arguments, given, strict=True)]
+        given = [HOST_PLACE if t.dtype == tf.int32 else place for t, place in zip(arguments, given, strict=True)]
         values = [self._new(t, place) for t, place in zip(arguments, given, strict=True)]
         for tensor, outer in zip(inputs[len(arguments) :], captured, strict=True):
             is_variable = tensor.dtype == tf.resource
@@ -195,41 +120,43 @@ class _Walker:
             return self._call(op, given, explicit or caller)
         if _is_constant(op, given):  # TensorFlow works it out before the function runs
             device = explicit or caller or "GPU:0"
-            return [self._new(t, HOST if t.dtype == tf.int32 else device)._replace(constant=True) for t in op.outputs]
+            return [
+                self._new(t, HOST_PLACE if t.dtype == tf.int32 else device)._replace(constant=True) for t in op.outputs
+            ]
         if op.type in _PASS_ON and explicit is None and given:
             return [value._replace(size=self._size(t)) for t, value in zip(op.outputs, given, strict=False)]
         # An operation goes where its variable or iterator lies; an optional batch is read where the iterator was.
         held = tf.variant if op.type.startswith("Optional") else tf.resource
         resource = next((v.place for t, v in zip(op.inputs, given, strict=True) if t.dtype == held), None)
         kernel = kernels.on_gpu(op)
-        device = resource or explicit or caller or (HOST if kernel is None else "GPU:0")
+        device = resource or explicit or caller or (HOST_PLACE if kernel is None else "GPU:0")
         calls_python = "PyFunc" in op.type
-        if op.type in _BLOCKING and (calls_python or device != HOST):
+        if op.type in _BLOCKING and (calls_python or device != HOST_PLACE):
             self._tally.blocking.append(_finding(op, _BLOCKING[op.type]))
-        if device != HOST and kernel is None and not calls_python:
+        if device != HOST_PLACE and kernel is None and not calls_python:
             types = ", ".join(sorted({t.dtype.name for t in (*op.inputs, *op.outputs)}))
             self._tally.without_kernel.append(_finding(op, f"no GPU kernel for {types or 'it'}"))
         if kernel is None:
-            device = HOST
-        if kernel is None or device == HOST:
+            device = HOST_PLACE
+        if kernel is None or device == HOST_PLACE:
             kernel = kernels.Kernel([True] * len(op.inputs), [True] * len(op.outputs))
         for tensor, value, on_host in zip(op.inputs, given, kernel.host_inputs, strict=True):
             if tensor.dtype not in _NOT_COPIED:
-                self._copy(op, value, HOST if on_host else device)
-        launches = device != HOST and (not op.outputs or not all(kernel.host_outputs))
+                self._copy(op, value, HOST_PLACE if on_host else device)
+        launches = device != HOST_PLACE and (not op.outputs or not all(kernel.host_outputs))
         if launches and op.type not in _WITHOUT_LAUNCH:
             self._tally.kernels[device, op.type] += 1
         if op.type.startswith(_COLLECTIVES):
             self._tally.reduced[device] += given[0].size
         outputs = zip(op.outputs, kernel.host_outputs, strict=True)
-        return [self._new(t, device if t.dtype in _NOT_COPIED or not on_host else HOST) for t, on_host in outputs]
+        return [self._new(t, device if t.dtype in _NOT_COPIED or not on_host else HOST_PLACE) for t, on_host in outputs]
 
     def _call(self, op: Any, given: list[Value], device: str | None) -> list[Value]:
         bodies = [op.graph._get_function(name) for name in _function_names(op)]  # the graphs hold the lines of code
         if op.type.endswith("While"):
             return self._loop(op, [body.graph for body in bodies], given, device)
         if op.type.endswith(("If", "Case")):
-            self._copy(op, given[0], HOST)
+            self._copy(op, given[0], HOST_PLACE)
             return self._branches([body.graph for body in bodies], given[1:], device)
         (body,) = bodies
         if "_XlaMustCompile" in body.definition.attr and body.definition.attr["_XlaMustCompile"].b:
@@ -244,7 +171,7 @@ class _Walker:
             self._tally.loops += 1
         condition, body = graphs
         given = [value._replace(constant=False) for value in given]  # a round gives them other values
-        self._copy(op, self._graph(condition, given, device)[0], HOST)
+        self._copy(op, self._graph(condition, given, device)[0], HOST_PLACE)
         for tensor, before, after in zip(body.outputs, given, self._graph(body, given, device), strict=True):
             if tensor.dtype not in _NOT_COPIED and before.place is not None:
                 self._copy(op, after, before.place)
@@ -265,9 +192,9 @@ class _Walker:
         """XLA makes one program of such a function, and nothing of it is known here."""
         for tensor, value in zip(op.inputs, given, strict=True):
             if tensor.dtype not in _NOT_COPIED:
-                self._copy(op, value, HOST if tensor.dtype == tf.int32 else device)
+                self._copy(op, value, HOST_PLACE if tensor.dtype == tf.int32 else device)
         self._tally.kernels[device, "XLA program"] += 1
-        return [self._new(tensor, HOST if tensor.dtype == tf.int32 else device) for tensor in op.outputs]
+        return [self._new(tensor, HOST_PLACE if tensor.dtype == tf.int32 else device) for tensor in op.outputs]
 
     def _copy(self, op: Any, value: Value, target: str) -> None:
         if value.place in (None, target):
@@ -317,7 +244,7 @@ def _default(tensor: Any) -> str | None:
     """Return where a tensor lies that eager code made without a device of its own."""
     if tensor.dtype in _NOT_COPIED:
         return None
-    return HOST if tensor.dtype in (tf.int32, tf.string) else "GPU:0"
+    return HOST_PLACE if tensor.dtype in (tf.int32, tf.string) else "GPU:0"
 
 
 def place_of(device: str) -> str | None:
@@ -325,7 +252,7 @@ def place_of(device: str) -> str | None:
     spec = tf.DeviceSpec.from_string(device)
     if spec.device_type is None:
         return None
-    return f"GPU:{spec.device_index or 0}" if spec.device_type.upper() == "GPU" else HOST
+    return f"GPU:{spec.device_index or 0}" if spec.device_type.upper() == "GPU" else HOST_PLACE
 
 
 def _function_names(op: Any) -> list[str]:

@@ -12,7 +12,7 @@ import yaml
 
 from mirrorkit.cluster import detect
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 JOBS = ROOT / "examples" / "jobs"
 
 

@@ -283,10 +283,37 @@ def test_no_wrapper_stays_behind() -> None:
     assert kind.__call__ is call
 
 
+def test_every_way_to_call_a_tf_function_goes_through_the_method_that_is_wrapped() -> None:
+    """`_remembering` wraps `__call__` of a private class: this fails when TensorFlow moves its entry."""
+    total = tf.Variable(1.0)
+
+    class Adder:
+        @tf.function
+        def add(self, x: Any) -> Any:
+            return total.assign_add(x)
+
+    adder = Adder()
+    plain: list[Callable[[], Any]] = [
+        lambda: tf.function(total.assign_add)(2.0),
+        lambda: adder.add(2.0),
+        lambda: tf.function(lambda: adder.add(2.0))(),
+        lambda: tf.function(total.assign_add, jit_compile=True)(2.0),
+    ]
+    for function in plain:
+        mk.timing.warm_up(function, restore=tf.Variable(0.0))
+        assert float(total) == 1
+        function()
+        assert float(total.assign_sub(2.0)) == 1
+
+
 @pytest.mark.parametrize(
     ("function", "restore", "message"),
     [
-        (lambda x: x, (), r"<lambda>, which is no tf\.function, and nothing to restore.*restore=\[model, optimizer\]"),
+        (
+            lambda x: x,
+            (),
+            r"<lambda>, which is not a tf\.function, and nothing to restore.*restore=\[model, optimizer\]",
+        ),
         (tf.function(lambda x: x), [3], r"restore=\.\.\..*objects that have `\.variables`.*found 3"),
         (3, (), "was given 3, which cannot be called"),
     ],
@@ -301,11 +328,11 @@ def test_within_a_function_it_is_refused() -> None:
         tf.function(lambda: mk.timing.warm_up(tf.function(lambda x: x), 1), autograph=False)()
 
 
-def test_variables_that_a_plain_function_makes_are_refused_by_name() -> None:
+def test_variables_that_a_plain_function_creates_are_refused_by_name() -> None:
     own = Own(tf.distribute.get_strategy(), built=False)
     x, y = map(tf.constant, _numbers())
     before = copies_of(own.model.variables)
-    with pytest.raises(StepError, match=r"on_replica made variables.*momentum.* more.*optimizer\.build\(model\.tr"):
+    with pytest.raises(StepError, match=r"on_replica created variables.*momentum.* more.*optimizer\.build\(model\.tr"):
         mk.timing.warm_up(own.on_replica, (x, y), restore=[own.model, own.optimizer])
     assert_same(before, copies_of(own.model.variables))
 
@@ -327,7 +354,7 @@ def test_variables_whose_first_values_are_tensors(lifted: bool, nested: bool) ->
         assert float(made[0]) == 1
         assert float(function(tf.constant(3.0))) == 4
     else:
-        with pytest.raises(StepError, match=r"makes variables whose first values depend on that call.*has not run"):
+        with pytest.raises(StepError, match=r"creates variables whose first values depend on that call.*has not run"):
             mk.timing.warm_up(function, tf.constant(3.0))
 
 

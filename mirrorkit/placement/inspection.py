@@ -1,4 +1,4 @@
-"""Build a loop for GPUs that need not be there, trace its functions, and look at them."""
+"""Build a loop for GPUs that need not be there, trace its functions, and inspect them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,16 @@ import tensorflow as tf
 
 from mirrorkit import strategy as _strategy
 from mirrorkit.errors import DeviceError, StepError
+from mirrorkit.placement.operations import place_of, walk
 from mirrorkit.placement.report import CallPlacement, Placement
-from mirrorkit.placement.walk import HOST, place_of, walk
-from mirrorkit.train.input.epoch import EpochIterator
-from mirrorkit.train.input.resident import ResidentIterator
-from mirrorkit.train.loop.loop import Loop
-from mirrorkit.train.step.step import Step
+from mirrorkit.placement.tally import HOST_PLACE
+from mirrorkit.train import EpochIterator, Loop, ResidentIterator, Step
 from mirrorkit.variables import copies, unchanged
 
 NOTES = (
-    "Not known here: speed, memory of activations, how collectives go about it, and what Grappler and XLA change "
+    "Not known here: speed, memory of activations, how collectives communicate, and what Grappler and XLA change "
     "(kernels are counted before them).",
 )
-
-
 _SIZE = 32  # rows of a replica, where the data does not say
 
 
@@ -37,7 +33,7 @@ def placement(
     validation_data: Any = None,
     require: str | None = None,
 ) -> Placement:
-    """Tell where the operations of a training would run on GPUs, and what would travel; no GPU is needed.
+    """Report where the operations of a training would run on GPUs, and what would be copied; no GPU is needed.
 
     ```python
     def make_step():
@@ -47,12 +43,12 @@ def placement(
     print(mk.checks.placement(make_step, train, devices="gpu:4"))
     ```
 
-    The step is built in the scope of a strategy on these GPUs, and all that `Loop` would call is traced and not
-    run. TensorFlow knows its GPU kernels on every machine. Random generators stay as they are; Keras goes on from the
-    names that it gave to the layers.
+    The step is built in the scope of a strategy on these GPUs, and every function that `Loop` would call is traced but
+    not run. TensorFlow knows its GPU kernels on every machine. Random generators are restored; Keras's counter for the
+    names of layers is not.
 
     Args:
-        make_step: called in the strategy's scope; returns `mk.train.Step(...)` or a step of your own.
+        make_step: called in the strategy's scope; returns `mk.train.Step(...)` or a custom step.
         data: what `Loop.fit` will be given.
         devices: "gpu" for one, "gpu:4" for four under `MirroredStrategy`.
         validation_data: what `evaluate` will be given; `data` by default.
@@ -61,11 +57,11 @@ def placement(
 
     Raises:
         DeviceError: `require="clean"` and something is not; the report is in the message.
-        StepError: what `Loop` refuses; other `devices`.
+        StepError: other `devices` or `require`, and whatever `Loop` raises.
     """
     if require not in (None, "clean"):
         raise StepError(f'placement(require={require!r}) was asked for; there is "clean".')
-    strategy, are_here = _gpus(devices)
+    strategy, are_here = gpu_strategy(devices)
     with unchanged([]):
         with strategy.scope():
             step = make_step()
@@ -76,11 +72,11 @@ def placement(
 
 
 def of_loop(loop: Loop, data: Any, *, validation_data: Any = None, are_here: bool = False) -> Placement:
-    """Look at what a loop under a strategy on GPUs would call; see `placement`."""
+    """Inspect what a loop under a strategy on GPUs would call; see `placement`."""
     names = [_name(device) for device in loop.strategy.extended.worker_devices]
     replicas = len(names)
     traced = loop.traced(data, validation_data=validation_data)
-    memory, resources = _memory(loop.step, names)  # now, since sums to accumulate are made when they are traced
+    memory, resources = memory_of(loop.step, names)  # now, since sums to accumulate are made when they are traced
     calls = []
     for what, function, stream in traced:
         is_training = what.startswith("train")
@@ -88,7 +84,7 @@ def of_loop(loop: Loop, data: Any, *, validation_data: Any = None, are_here: boo
         size = getattr(read, "global_batch_size", None) or _SIZE * replicas
         found = walk(
             function,
-            HOST if stream is None else [_name(device) for device in tf.nest.flatten(stream.devices)],
+            HOST_PLACE if stream is None else [_name(device) for device in tf.nest.flatten(stream.devices)],
             resources=resources,
             unknown_size=-(-size // replicas),
             has_loop=stream is not None,
@@ -120,10 +116,10 @@ def _add_data(memory: dict[str, dict[str, int]], stream: ResidentIterator, names
 
 def _name(device: str) -> str:
     """Return "GPU:1", or "host"."""
-    return place_of(device) or HOST
+    return place_of(device) or HOST_PLACE
 
 
-def _memory(step: Any, names: Sequence[str]) -> tuple[dict[str, dict[str, int]], dict[int, str]]:
+def memory_of(step: Any, names: Sequence[str]) -> tuple[dict[str, dict[str, int]], dict[int, str]]:
     """Return the bytes of a step's variables on each device, and where each variable lies, by the id of its handle."""
     memory: dict[str, Counter[str]] = {name: Counter() for name in names}
     resources = {}
@@ -157,7 +153,7 @@ def _accumulated(step: Any, names: Sequence[str]) -> list[tuple[str, Any]]:
     return [(name, variable) for name, variables in zip(names, sets, strict=False) for variable in variables]
 
 
-def _gpus(devices: str) -> tuple[tf.distribute.Strategy, bool]:
+def gpu_strategy(devices: str) -> tuple[tf.distribute.Strategy, bool]:
     """Return a strategy on GPUs, and whether they are in this machine."""
     asked = re.fullmatch(r"gpu(:([1-9]\d*))?", devices) if isinstance(devices, str) else None
     if asked is None:

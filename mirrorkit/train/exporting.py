@@ -11,14 +11,15 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit.errors import StepError
+from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest, Spec
+from mirrorkit.errors import FileError, StepError
 from mirrorkit.strategy import is_chief
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.layer_state import layers_of, training_argument
@@ -28,7 +29,9 @@ _KERAS = ".keras"
 _OTHER_FORMATS = (".h5", ".hdf5", ".pb", ".pbtxt", ".tf", ".tflite", ".onnx", ".npz", ".ckpt", ".zip")
 
 
-def export(of: Any, path: str | os.PathLike[str], *, averaged: bool = False, input_signature: Any = None) -> Path:
+def export(
+    of: Any, path: str | os.PathLike[str], *, averaged: bool = False, input_signature: Spec | None = None
+) -> Path:
     """Write a model for use elsewhere: a `.keras` file, or a SavedModel folder when the path has another name.
 
     A `.keras` file holds the model's configuration and weights, without optimizer and loss (and, like every Keras
@@ -51,7 +54,7 @@ def export(of: Any, path: str | os.PathLike[str], *, averaged: bool = False, inp
         of: a loop, a step, or a Keras model.
         path: ends in `.keras`, or names a folder.
         averaged: write the averages of the weights (`Step(..., ema=...)`) instead of the weights.
-        input_signature: for a SavedModel of a subclassed model, which does not tell its inputs: a nest of
+        input_signature: for a SavedModel of a subclassed model, which does not say what its inputs are: a nest of
             `tf.TensorSpec` in the structure of one batch of inputs, the first dimension None.
 
     Returns:
@@ -83,7 +86,7 @@ def export(of: Any, path: str | os.PathLike[str], *, averaged: bool = False, inp
     return target
 
 
-def _write_keras(model: Any, path: Path, input_signature: Any) -> None:
+def _write_keras(model: KerasModel, path: Path, input_signature: Spec | None) -> None:
     config = keras.saving.serialize_keras_object
     try:
         description = config(model)
@@ -107,14 +110,14 @@ def _write_keras(model: Any, path: Path, input_signature: Any) -> None:
     copy.save(path)
 
 
-def _with_tables(model: Any) -> list[Any]:
+def _with_tables(model: KerasModel) -> list[KerasLayer]:
     """Return the layers that hold a vocabulary beside their variables."""
     return [layer for layer in layers_of(model) if hasattr(layer, "save_assets")]
 
 
-def _why_not(model: Any, error: Exception) -> str:
+def _why_not(model: KerasModel, error: Exception) -> str:
     """Name the innermost layers that cannot be made from their configuration."""
-    failing: dict[int, tuple[Any, Exception]] = {}
+    failing: dict[int, tuple[KerasLayer, Exception]] = {}
     for layer in layers_of(model):
         try:
             keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
@@ -130,13 +133,13 @@ def _why_not(model: Any, error: Exception) -> str:
     )
 
 
-def _write_saved_model(model: Any, folder: Path, input_signature: Any) -> None:
-    def plain(variables: Any) -> list[tf.Variable]:
+def _write_saved_model(model: KerasModel, folder: Path, input_signature: Spec | None) -> None:
+    def plain(variables: Sequence[KerasVariable]) -> list[tf.Variable]:
         return [tf.Variable(v.numpy(), trainable=v.trainable, name=v.path) for v in variables]
 
     trainable, other = plain(model.trainable_variables), plain(model.non_trainable_variables)
 
-    def serve(x: Any) -> Any:
+    def serve(x: Nest) -> Nest:
         return model.stateless_call(trainable, other, x, **training_argument(model, False))[0]
 
     archive = keras.export.ExportArchive()
@@ -149,11 +152,11 @@ def _write_saved_model(model: Any, folder: Path, input_signature: Any) -> None:
     archive.write_out(folder, verbose=False)
 
 
-def _inputs(model: Any) -> Any:
+def _inputs(model: KerasModel) -> Spec:
     inputs = getattr(model, "inputs", None)
     if not inputs:
         raise StepError(
-            f"The model {model.name!r} ({type(model).__name__}) does not tell its inputs. Say what they are: "
+            f"The model {model.name!r} ({type(model).__name__}) does not say what its inputs are. Say what they are: "
             "export(..., input_signature=tf.TensorSpec([None, 28, 28, 1], tf.float32)); a dict or list of them for "
             f"several. A {_KERAS} file needs none."
         )
@@ -178,7 +181,7 @@ def _checked(path: str | os.PathLike[str]) -> Path:
         raise StepError(f"{text!r} is a folder. Remove it, or give another name to the file.")
     if target.suffix != _KERAS and target.exists() and not _is_ours(target):
         raise StepError(
-            f"{text!r} is there already and is no SavedModel, so it is not replaced. Name a new folder inside or "
+            f"{text!r} exists and is not a SavedModel, so it is not replaced. Name a new folder inside or "
             f"beside it, or end the path in {_KERAS} for a file."
         )
     return target
@@ -206,7 +209,7 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
                     os.rename(old, target)
                 raise
     except (OSError, tf.errors.OpError) as error:
-        raise StepError(
+        raise FileError(
             f"Nothing could be written to {os.fspath(target)!r}: {error}. What was there is as it was. Choose a folder "
             "with enough space in which you may write."
         ) from error

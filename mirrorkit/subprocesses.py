@@ -1,0 +1,36 @@
+"""Child processes that find this mirrorkit and are ended together with all that they start. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_ROOT = str(Path(__file__).resolve().parents[1])
+
+
+def with_mirrorkit(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return these environment variables with this mirrorkit first on PYTHONPATH, whether it is installed or not."""
+    path = os.pathsep.join(filter(None, [_ROOT, environment.get("PYTHONPATH")]))
+    return {**environment, "PYTHONPATH": path}
+
+
+def start(command: Sequence[str], *, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command as the leader of a process group of its own.
+
+    Args:
+        command: the program and its arguments.
+        environment: all of its environment variables.
+        **options: of `subprocess.Popen`.
+    """
+    return subprocess.Popen(list(command), env=dict(environment), start_new_session=True, **options)
+
+
+def send(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process of `start` and to all that it started; does nothing where none of them is left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

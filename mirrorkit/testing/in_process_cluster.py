@@ -1,0 +1,45 @@
+"""A cluster with parameter servers inside one process, for tests and notebooks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mirrorkit import processor
+from mirrorkit.cluster import Cluster, free_ports
+from mirrorkit.errors import JobError
+from mirrorkit.strategy import start_server
+
+
+def local_cluster(workers: int = 2, ps: int = 1) -> Cluster:
+    """Start workers and parameter servers in this process, on free local ports; return the cluster as its chief.
+
+    ```python
+    strategy = mk.strategy.create("parameter_server", cluster=mk.testing.local_cluster(workers=2, ps=1))
+    ```
+
+    They share this process's cores, and serve until it exits. Call it before the first tensor of the program.
+
+    Args:
+        workers: how many.
+        ps: number of parameter servers.
+
+    Raises:
+        JobError: not at least one of each.
+    """
+    if workers < 1 or ps < 1:
+        raise JobError(f"A local cluster needs at least one worker and one ps; found {workers} and {ps}.")
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(1 + workers + ps)]
+    chief = Cluster(
+        chief=addresses[0],
+        workers=tuple(addresses[1 : 1 + workers]),
+        ps=tuple(addresses[1 + workers :]),
+        task_type="chief",
+        source="local_cluster",
+    )
+    # The servers of one process share its threads and wait for each other: with too few they wait for ever.
+    threads = max(processor.cores(), 2 * (workers + ps) + 1)
+    for job, count in (("worker", workers), ("ps", ps)):
+        for index in range(count):
+            task = dataclasses.replace(chief, task_type=job, task_index=index)
+            start_server(task, threads=threads)
+    return chief

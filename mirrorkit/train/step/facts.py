@@ -1,0 +1,61 @@
+"""What tracing a step finds out about the model: which gradients there are, and which layer state changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from mirrorkit._types import Nest, Sums
+
+
+class ShardSums(NamedTuple):
+    """What a shard adds, and in its structure what there is to send: None stands for what is not."""
+
+    gradients: dict[int, list[tf.Tensor | None]]  # for each term, by the index of its divisor: one for each weight
+    state: list[tf.Tensor | None]  # one for each variable of the layer state
+    totals: tf.Tensor
+
+    @property
+    def sent(self) -> Sums:
+        """The sums that travel: a nest without None, which users may add up."""
+        flat = [gradient for divisor in sorted(self.gradients) for gradient in self.gradients[divisor]]
+        return {
+            "gradients": [gradient for gradient in flat if gradient is not None],
+            "state": [value for value in self.state if value is not None],
+            "totals": self.totals,
+        }
+
+
+@dataclass(frozen=True)
+class TraceFacts:
+    """What is known once a step was traced; the same for every trace.
+
+    Attributes:
+        divisors: for each term of the loss the index of the total that divides it.
+        has_gradient: for each term and weight whether there is a gradient.
+        changes: for each variable of the layer state whether training changes it, so that it is sent.
+        specs: shape and dtype of each tensor that is sent.
+    """
+
+    divisors: tuple[int, ...]
+    has_gradient: tuple[tuple[bool, ...], ...]
+    changes: tuple[bool, ...]
+    specs: Nest
+
+    @classmethod
+    def of(cls, sums: ShardSums) -> TraceFacts:
+        """Read them off what a trace returns."""
+        divisors = tuple(sorted(sums.gradients))
+        return cls(
+            divisors,
+            tuple(tuple(gradient is not None for gradient in sums.gradients[divisor]) for divisor in divisors),
+            tuple(value is not None for value in sums.state),
+            tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), sums.sent),
+        )
+
+    @property
+    def zeros(self) -> Sums:
+        """What a shard without examples adds."""
+        return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), self.specs)

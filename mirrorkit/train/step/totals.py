@@ -1,0 +1,124 @@
+"""What a step sums up besides gradients and layer state: examples, losses and the states of the metrics, in one vector.
+
+Totals of shards and of steps add up; logs follow from the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel, Logs, PerOutput
+from mirrorkit.train.step.losses import Losses, LossSum
+from mirrorkit.train.step.metrics import Metrics
+from mirrorkit.train.step.outputs import Batch, Output, match, output_names, per_output
+
+# Layout of the totals, a flat float32 vector: these three, then numerator and denominator of each output's loss, then
+# the metrics' states. LOSS is all that is minimized, added up: not finite where any part of it is not. ADDED is what
+# layers add to the loss (regularisers, add_loss), times the examples.
+EXAMPLES, LOSS, ADDED, FIXED = 0, 1, 2, 3
+
+
+class Term(NamedTuple):
+    """A part of what is minimized: a sum over examples, divided by one of the totals of the whole batch."""
+
+    numerator: tf.Tensor
+    divisor: int  # index into the totals
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Which loss and metrics belong to which output of the model, and so what the totals hold.
+
+    Attributes:
+        names: of the model's outputs; None for a single one.
+        losses: of the outputs.
+        metrics: of the outputs.
+    """
+
+    names: Sequence[str | None]
+    losses: Losses
+    metrics: Metrics
+
+    @classmethod
+    def resolve(
+        cls, model: KerasModel, batch: Batch, losses: Mapping[str, PerOutput], metrics: Mapping[str, PerOutput]
+    ) -> Totals:
+        """Work them out for a model and its data.
+
+        Args:
+            model: a built Keras model.
+            batch: tensors or specs.
+            losses: arguments of `Losses`.
+            metrics: arguments of `Metrics`.
+        """
+
+        def symbolic(spec: tf.TensorSpec) -> tf.TensorSpec:
+            return keras.KerasTensor((None, *spec.shape[1:]), dtype=spec.dtype.name)
+
+        y_pred = model.compute_output_spec(tf.nest.map_structure(symbolic, batch.x))
+        names = output_names(model, y_pred)
+        outputs = match(names, batch.y, y_pred, None)
+        return cls(names, Losses(outputs=outputs, **losses), Metrics(outputs=outputs, **metrics))
+
+    def require_targets(self, batch: Batch) -> None:
+        """Refuse data without a target for an output that has a loss."""
+        self.losses.require_targets(per_output(self.names, batch.y, "targets"))
+
+    @property
+    def size(self) -> int:
+        """Number of values in the totals."""
+        return FIXED + 2 * len(self.losses.members) + self.metrics.size
+
+    @property
+    def modes(self) -> dict[str, str]:
+        """For each log name "max" or "min", whichever is better, where it is known."""
+        return {**dict.fromkeys(["loss", *self.losses.own_names], "min"), **self.metrics.modes}
+
+    def of(
+        self, outputs: Sequence[Output], examples: tf.Tensor, added: Sequence[tf.Tensor]
+    ) -> tuple[list[Term], tf.Tensor]:
+        """Return what to minimize, and the totals of one shard.
+
+        Args:
+            outputs: of the model for the shard, beside their targets.
+            examples: their number, a float32 scalar.
+            added: what layers add to the loss; it counts once for the whole batch, so each shard carries its part.
+        """
+        losses = self.losses.sums(outputs)
+        extra = examples * tf.add_n([_scalar(value) for value in added]) if added else None
+        terms = self._terms(losses, extra)
+        own = [
+            number for numerator, divisor in losses for number in (numerator, examples if divisor is None else divisor)
+        ]
+        head = [examples, tf.add_n([term.numerator for term in terms]), tf.zeros([]) if extra is None else extra]
+        totals = tf.concat([tf.stack([*head, *own]), *self.metrics.sums(outputs)], 0)
+        return terms, totals if totals.shape.is_fully_defined() else tf.ensure_shape(totals, [self.size])
+
+    def _terms(self, losses: Sequence[LossSum], extra: tf.Tensor | None) -> list[Term]:
+        """Gather what is divided by the number of examples; the loss under a mask is a term of its own."""
+        weights = self.losses.weights
+        weighted = [s.numerator if w == 1 else w * s.numerator for w, s in zip(weights, losses, strict=True)]
+        pairs = list(zip(weighted, losses, strict=True))
+        by_examples = [part for part, loss in pairs if loss.denominator is None] + ([] if extra is None else [extra])
+        terms = [Term(tf.add_n(by_examples), EXAMPLES)] if by_examples else []
+        masked = [(part, i) for i, (part, loss) in enumerate(pairs) if loss.denominator is not None]
+        return terms + [Term(part, FIXED + 2 * i + 1) for part, i in masked]
+
+    def logs(self, totals: tf.Tensor) -> Logs:
+        """Turn totals into Keras's logs."""
+        own = []
+        for index in range(FIXED, FIXED + 2 * len(self.losses.members), 2):
+            own.append(totals[index] / tf.maximum(totals[index + 1], 1e-12))
+        parts = [weight * value for weight, value in zip(self.losses.weights, own, strict=True)]
+        loss = tf.add_n([*parts, totals[ADDED] / tf.maximum(totals[EXAMPLES], 1e-12)])
+        logs = {"loss": loss, **dict(zip(self.losses.own_names, own, strict=False))}  # no names for a single output
+        return {**logs, **self.metrics.results(totals[FIXED + 2 * len(own) :])}
+
+
+def _scalar(value: tf.Tensor) -> tf.Tensor:
+    return tf.cast(value if value.shape.rank == 0 else tf.reduce_sum(value), tf.float32)  # a sum, as Keras's fit does

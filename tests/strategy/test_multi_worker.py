@@ -1,0 +1,67 @@
+"""What is checked before a worker joins the others; real workers are in tests/multiworker."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.cluster import free_ports
+from mirrorkit.errors import ClusterError, StrategyError
+from mirrorkit.strategy import multi_worker
+
+PS = mk.cluster.Cluster(workers=("a:1",), ps=("b:1",), chief="c:1", task_type="chief")
+
+
+WORKERS = mk.cluster.Cluster(workers=("a:1", "b:1"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "is not in a cluster. Start it by `python -m mirrorkit launch --workers 2 script.py`"),
+        ({"cluster": PS}, "Take 'parameter_server'"),
+        ({"cluster": mk.cluster.Cluster(workers=("a:1", "b:1"), task_type="evaluator")}, "does not train"),
+        ({"cluster": WORKERS, "devices": "cpu:4"}, "Start more workers instead"),
+        ({"cluster": WORKERS, "devices": ["gpu:0"]}, "'gpu:2', 2"),
+        ({"cluster": WORKERS, "devices": "gpu:99"}, "sees . GPUs"),
+        ({"cluster": WORKERS, "communication": "hierarchical"}, "there are 'auto', 'ring', 'nccl'"),
+        ({"cluster": WORKERS, "communication": "nccl", "devices": "cpu"}, "without GPUs. Take 'ring'"),
+    ],
+)
+def test_multi_worker_refuses_what_it_cannot_be_before_it_waits_for_anyone(options, message):
+    with pytest.raises(StrategyError, match=message):
+        mk.strategy.create("multi_worker", **options)
+
+
+def test_a_strategy_after_the_start_of_tensorflow_is_an_error_that_says_what_to_move(monkeypatch):
+    """The text of TensorFlow's error is matched: this fails when it changes. TensorFlow runs in this process."""
+    monkeypatch.setattr(multi_worker, "_joined", [])
+    tf.constant(0)
+    alone = mk.cluster.Cluster(workers=(f"127.0.0.1:{free_ports(1)[0]}",))
+    with pytest.raises(StrategyError, match=r"Move mk\.strategy\.create to the top of the program"):
+        mk.strategy.create("multi_worker", cluster=alone, devices="cpu")
+    with pytest.raises(StrategyError, match="already made the strategy of worker 0 of 1 worker"):
+        mk.strategy.create("multi_worker", cluster=alone, devices="cpu")
+
+
+def test_only_a_strategy_made_to_gather_does(strategy_of):
+    assert not multi_worker.gathers(strategy_of("mirrored", 2))
+    assert multi_worker.gathers(object.__new__(multi_worker._GatheringStrategy))
+    assert not multi_worker.gathers(object.__new__(tf.distribute.MultiWorkerMirroredStrategy))
+
+
+def test_workers_must_agree_on_versions_gpus_and_communication(monkeypatch):
+    agreed = {}
+
+    def wait_for_all(cluster, *, timeout, must_agree):
+        agreed.update(must_agree)
+        raise ClusterError("far enough")
+
+    monkeypatch.setattr(multi_worker, "require_network", lambda cluster, timeout: None)
+    monkeypatch.setattr(multi_worker, "wait_for_all", wait_for_all)
+    with pytest.raises(ClusterError, match="far enough"):
+        mk.strategy.create("multi_worker", cluster=WORKERS, devices="cpu", communication="ring")
+    versions = {"mirrorkit": mk.__version__, "TensorFlow": tf.__version__, "Keras": keras.__version__}
+    assert agreed == {**versions, "GPUs per worker": 0, "communication": "ring"}

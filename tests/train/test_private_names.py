@@ -1,0 +1,123 @@
+"""The private names of TensorFlow and Keras on which steps rely are where they were, and mean what they meant.
+
+Where one moves, some tests would fail anyway; other names would silently be passed over, such as a mask that is not
+seen. Those of the optimizers have tests of their own in tests/optim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import sequential
+
+from mirrorkit._keras import keras
+from mirrorkit.train.reduce import tracing
+from mirrorkit.train.step import keras_on_gpus, seeds
+from mirrorkit.train.step.layer_state import is_generator, is_seed, layers_of
+from mirrorkit.train.step.losses import mask_of
+from mirrorkit.train.step.metrics import Metrics
+from mirrorkit.train.step.outputs import Output
+
+L = keras.layers
+
+
+def test_layers_are_listed_with_what_is_inside_them_and_outer_ones_first() -> None:
+    class Block(L.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = [L.Dense(2), L.TimeDistributed(L.BatchNormalization())]
+
+        def call(self, x: Any) -> Any:
+            return x
+
+    block = Block()
+    model = sequential((4, 3), block)
+    found = layers_of(model)
+    dense, wrapper = block.inner
+    assert {id(model), id(block), id(dense), id(wrapper), id(wrapper.layer)} <= {id(layer) for layer in found}
+    places = [[layer is one for layer in found].index(True) for one in (model, block, wrapper, wrapper.layer)]
+    assert places == sorted(places)
+    assert places[0] == 0
+
+
+def test_a_mask_is_an_attribute_of_the_tensor() -> None:
+    x = tf.constant([[[1.0], [0.0]]])
+    assert np.array_equal(mask_of(L.Masking()(x)), [[True, False]])
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=1, reduction="none")
+    assert np.array_equal(mask_of(loss.call(tf.constant([0, 1]), tf.constant([[0.5, 0.5]] * 2))), [True, False])
+    assert mask_of(x) is None
+
+
+def test_whether_a_metric_is_to_rise_or_fall() -> None:
+    output = Output(None, tf.zeros([4, 1]), tf.zeros([4, 1]), None)
+    assert Metrics(["accuracy", "mae", keras.metrics.AUC(name="area")], None, [output]).modes == {
+        "accuracy": "max",
+        "mae": "min",
+        "area": "max",
+    }
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [L.Dropout(0.5), L.GaussianNoise(0.1), L.RandomFlip(), L.LSTM(2, dropout=0.5)],
+    ids=lambda layer: layer.name,
+)
+def test_seeds_of_layers_are_known_by_their_names(layer: Any) -> None:
+    layer(np.zeros((1, 4, 4, 3) if layer.name.startswith("random") else (1, 4, 3), "float32"))
+    generators = [variable for variable in layer.non_trainable_variables if is_generator(variable)]
+    assert generators
+    assert all(map(is_seed, generators))
+    assert not any(map(is_seed, layer.trainable_variables))
+
+
+def test_keras_random_numbers_begin_with_the_operation_that_is_looked_for() -> None:
+    for draw in (keras.random.uniform, keras.random.normal, keras.random.randint):
+        bounds = (0, 9) if draw is keras.random.randint else ()
+        function = tf.function(lambda draw=draw, bounds=bounds: draw((2,), *bounds, seed=keras.random.SeedGenerator(0)))
+        with keras.StatelessScope(initialize_variables=False):
+            graph = function.get_concrete_function().graph
+        assert seeds._DRAW in {operation.type for operation in graph.get_operations()}, draw.__name__
+
+
+@pytest.mark.parametrize("name", ["signbit", "argmax", "take"])
+def test_functions_of_keras_that_are_replaced_are_looked_up_at_each_call(name: str) -> None:
+    """Replaced is the attribute of the module: where Keras kept a reference of its own, it would go unseen."""
+    called: list[str] = []
+    numpy = keras.src.backend.numpy
+    original = getattr(numpy, name)
+
+    def spy(*args: Any, **options: Any) -> Any:
+        called.append(name)
+        return original(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numpy, name, spy)
+        x = np.ones((2, 3), "float32")
+        {
+            "signbit": lambda: keras.ops.signbit(x),
+            "argmax": lambda: keras.ops.argmax(x, axis=-1),
+            "take": lambda: keras.ops.take(x, np.array([1]), axis=0),
+        }[name]()
+    assert called == [name]
+    assert callable(getattr(keras_on_gpus, f"_{name}"))
+
+
+@pytest.mark.parametrize("operation", sorted(tracing._STATEFUL_RANDOM))
+def test_stateful_random_operations_of_tensorflow_have_these_names(operation: str) -> None:
+    assert hasattr(tf.raw_ops, operation)
+
+
+def test_replicas_are_numbered_in_the_names_of_operations(strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 3)
+    names: list[str] = []
+
+    def on_replica() -> tf.Tensor:
+        drawn = tf.random.stateless_uniform([], [1, 2])
+        names.append(drawn.op.name)
+        return drawn
+
+    tf.function(lambda: strategy.run(on_replica), autograph=False).get_concrete_function()
+    assert [seeds._replica_of(name) for name in names] == [0, 1, 2]

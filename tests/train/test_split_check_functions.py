@@ -1,0 +1,89 @@
+"""The check of the first batch names losses and metrics that look at more than one row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from split_check_helpers import BINARY, CLASSES, ONE_HOT, TWO, X, binary_net, check, f1
+from training_helpers import sequential
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+M = keras.metrics
+ops = keras.ops
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of", "ignore:The loss .* does not fit the model")
+
+
+class _MeanOfBatches(M.Metric):
+    def __init__(self) -> None:
+        super().__init__(name="of_batches")
+        self.total, self.count = self.add_variable((), "zeros"), self.add_variable((), "zeros")
+
+    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(ops.mean(ops.abs(y - y_pred)))
+        self.count.assign_add(1.0)
+
+    def result(self) -> Any:
+        return self.total / self.count
+
+
+@pytest.mark.parametrize(("metric", "name"), [(f1, "f1"), (_MeanOfBatches(), "of_batches")], ids=["function", "class"])
+def test_a_metric_of_whole_batches(metric: Any, name: str, make_loop: Any) -> None:
+    loop = make_loop(TWO, binary_net, loss="mse", metrics=[metric, "mae"])
+    with pytest.raises(
+        StepError, match=rf"the metric '{name}'.*5 \+ 11 rows.*shape \[batch\].*unchecked=\('{name}',\)"
+    ):
+        check(loop, X, BINARY)
+    again = make_loop(TWO, binary_net, loss="mse", metrics=[metric, "mae"], unchecked=(name,))
+    check(again, X, BINARY)
+
+
+def test_a_metric_that_shows_no_fault_with_these_predictions(make_loop: Any) -> None:
+    def net() -> Any:  # all predictions on one side of 0.5: F1 is 0 for the batch and for its parts
+        return sequential((4,), L.Dense(1, activation="sigmoid", bias_initializer=keras.initializers.Constant(-9.0)))
+
+    @keras.saving.register_keras_serializable("tests")
+    def f1_as_rows(y: Any, y_pred: Any) -> Any:  # of [batch], so that its count adds up
+        return f1(y, y_pred) * ops.ones_like(y[:, 0])
+
+    with pytest.raises(StepError, match="the metric 'f1_as_rows'"):
+        check(make_loop(TWO, net, loss="mse", metrics=[f1_as_rows]), X, BINARY)
+
+
+def _pairs(y: Any, y_pred: Any) -> Any:
+    similarity = ops.matmul(y_pred, ops.transpose(y_pred))
+    return ops.logsumexp(similarity, axis=1) - ops.sum(y_pred * y_pred, axis=1)
+
+
+@pytest.mark.parametrize("loss", [_pairs, keras.losses.Circle()], ids=["function", "Circle"])
+def test_a_loss_over_pairs(loss: Any, make_loop: Any) -> None:
+    def net() -> Any:
+        return sequential((4,), L.Dense(3), L.UnitNormalization())
+
+    with pytest.raises(StepError, match=r"The loss \((_pairs|Circle)\).*own example alone"):
+        check(make_loop(TWO, net, loss=loss), X, CLASSES)
+
+
+def test_an_accumulated_update_is_cut_too(make_loop: Any) -> None:
+    loop = make_loop(
+        ("one_device", 1), lambda: sequential((4,), L.Dense(3)), loss=_pairs, metrics=["mae"], accumulate=2
+    )
+    with pytest.raises(StepError, match=r"2 shards of a batch.*The loss \(_pairs\)"):
+        check(loop, X, ONE_HOT)
+    # A metric sees batches there, as in Keras.
+    check(make_loop(("one_device", 1), binary_net, metrics=[f1], accumulate=2), X, BINARY)
+
+
+def test_a_rare_label_that_alone_shows_it(make_loop: Any) -> None:
+    def balanced(y: Any, y_pred: Any) -> Any:
+        rare = ops.cast(ops.equal(y, 1), "float32")
+        return ops.mean(ops.square(y - y_pred), -1) + ops.max(rare)
+
+    y = np.zeros((24, 1), "float32")
+    y[7] = 1  # not among the rows that are seen
+    with pytest.raises(StepError, match=r"The loss \(balanced\)"):
+        check(make_loop(TWO, binary_net, loss=balanced), X, y)

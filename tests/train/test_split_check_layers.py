@@ -1,0 +1,124 @@
+"""The check of the first batch names what layers add, mix or remember over rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from split_check_helpers import TWO, AddsInTraining, Remembers, X, check
+from training_helpers import sequential
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+M = keras.metrics
+ops = keras.ops
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of", "ignore:The loss .* does not fit the model")
+
+
+class _Adds(L.Layer):  # type: ignore[name-defined]
+    def __init__(self, reduce: Any) -> None:
+        super().__init__()
+        self.reduce = reduce
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.1 * self.reduce(ops.square(x)))
+        return x
+
+
+def test_a_sum_given_to_add_loss(make_loop: Any) -> None:
+    with pytest.raises(
+        StepError, match=r"adds .* to the loss .* for 16 rows, but the mean over parts.*Add a mean over the rows"
+    ):
+        check(make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Adds(ops.sum), L.Dense(1))), X, X[:, :1])
+    check(make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Adds(ops.mean), L.Dense(1))), X, X[:, :1])
+
+
+@pytest.mark.parametrize("before", [(), (L.BatchNormalization, L.Dropout)], ids=["plain", "known to depend on the cut"])
+def test_a_sum_that_is_added_in_training_alone(before: Any, make_loop: Any) -> None:
+    def net(reduce: Any) -> Any:
+        known = [kind(*(0.3,) * (kind is L.Dropout)) for kind in before]
+        return sequential((4,), L.Dense(8), *known, AddsInTraining(reduce), L.Dense(1))
+
+    with pytest.raises(StepError, match="Add a mean over the rows"):
+        check(make_loop(TWO, lambda: net(ops.sum)), X, X[:, :1])
+    check(make_loop(TWO, lambda: net(ops.mean)), X, X[:, :1])
+
+
+@pytest.mark.parametrize("x", [X[:1], np.repeat(X[:1], 24, axis=0)], ids=["one row", "equal rows"])
+def test_a_sum_given_to_add_loss_shows_on_any_rows(x: Any, make_loop: Any) -> None:
+    with pytest.raises(StepError, match="Add a mean over the rows"):
+        check(make_loop(TWO, lambda: sequential((4,), _Adds(ops.sum), L.Dense(1))), x, x[:, :1])
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda x: x - ops.mean(x, axis=0, keepdims=True),
+        lambda x: ops.cumsum(x, axis=0),
+        lambda x: ops.softmax(x, axis=0),
+        lambda x: ops.concatenate([x, ops.roll(x, 1, axis=0)], -1),
+    ],
+    ids=["mean", "cumsum", "softmax", "roll"],
+)
+def test_a_model_that_mixes_the_rows(mix: Any, make_loop: Any) -> None:
+    def net() -> Any:
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, L.Dense(1)(mix(L.Dense(3)(inputs))))
+
+    with pytest.raises(StepError, match=r"depends on the other examples of its batch.*unchecked=\('rows',\)"):
+        check(make_loop(TWO, net), X, X[:, :1])
+
+
+def test_noise_in_evaluation_too_is_no_mixing(make_loop: Any) -> None:
+    class Sampling(L.Layer):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.seeds = keras.random.SeedGenerator(3)
+
+        def call(self, x: Any) -> Any:
+            return x + keras.random.normal(ops.shape(x), seed=self.seeds)
+
+    check(make_loop(TWO, lambda: sequential((4,), Sampling(), L.Dense(1))), X, X[:, :1])
+
+
+@pytest.mark.parametrize(
+    ("new", "options", "found"),
+    [
+        (lambda old, x: old + ops.sum(x), {}, "a sum over the rows"),
+        (lambda old, x: 0.9 * old + 0.1 * ops.sum(ops.cast(x > 0, "float32")), {}, "a sum over the rows"),
+        (lambda old, x: ops.maximum(old, ops.max(x)), {"first": -9.0}, "a maximum over the rows"),
+        (lambda old, x: ops.minimum(old, ops.min(x)), {"first": 9.0}, "a minimum over the rows"),
+        (
+            lambda old, x: old + ops.cast(ops.shape(x)[0], "int64"),
+            {"dtype": "int64"},
+            "an integer that depends on the rows",
+        ),
+        (lambda old, x: old + 1.0, {"aggregation": "sum"}, "asks for aggregation='sum'"),
+    ],
+    ids=["sum", "moving sum", "maximum", "minimum", "examples", "aggregation"],
+)
+def test_state_that_is_no_mean(new: Any, options: dict[str, Any], found: str, make_loop: Any) -> None:
+    loop = make_loop(TWO, lambda: sequential((4,), Remembers(new, **options), L.Dense(1)))
+    with pytest.raises(
+        StepError, match=rf"The state '[\w/]*remembers/kept' of a layer (is )?{found}.*mean over the examples"
+    ):
+        check(loop, X, X[:, :1])
+
+
+@pytest.mark.parametrize(
+    ("new", "options"),
+    [
+        (lambda old, x: 0.9 * old + 0.1 * ops.mean(x), {}),
+        (lambda old, x: old + 1, {"dtype": "int64"}),
+        (lambda old, x: old + 1.0, {}),
+        (lambda old, x: 0.9 * old + 0.1 * ops.var(x), {}),  # as BatchNormalization's
+        (lambda old, x: 0.9999 * old + 0.0001 * ops.mean(ops.sigmoid(0.1 * x)), {"first": 10.0}),
+        (lambda old, x: 0.9999 * old + 0.0001 * ops.mean(ops.sigmoid(0.1 * x)), {"first": 0.5}),
+    ],
+    ids=["moving mean", "calls", "calls as a float", "variance", "far from its mean", "at its mean"],
+)
+def test_state_that_can_be_combined(new: Any, options: dict[str, Any], make_loop: Any) -> None:
+    check(make_loop(TWO, lambda: sequential((4,), Remembers(new, **options), L.Dense(1))), X, X[:, :1])

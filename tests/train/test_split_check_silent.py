@@ -1,0 +1,215 @@
+"""The check of the first batch is silent where the parts of a batch add up."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+from split_check_helpers import BINARY, CLASSES, ONE_HOT, POSITIVE, TWO, X, binary_net, check, class_net, rng, token_net
+from training_helpers import line_net, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+L = keras.layers
+M = keras.metrics
+ops = keras.ops
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of", "ignore:The loss .* does not fit the model")
+
+
+LARGE = {"resnet32", "resnet56", "wide_resnet"}  # as resnet20, with more of the same
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in mk.models.names() if hasattr(mk.models, n)],
+)
+def test_silent_on_the_zoo(name: str, make_loop: Any) -> None:
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loop = make_loop(TWO, lambda: mk.models.create(name), loss=loss, metrics=["accuracy"])
+    shape = loop.step.model.input_shape[1:]
+    check(loop, rng.integers(0, 256, (24, *shape)).astype("uint8"), rng.integers(0, 10, 24))
+
+
+LOSSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # net, targets, arguments
+    **dict.fromkeys(
+        ["BinaryCrossentropy", "BinaryFocalCrossentropy", "Hinge", "SquaredHinge"], (binary_net, BINARY, {})
+    ),
+    **dict.fromkeys(
+        [
+            "CategoricalCrossentropy",
+            "CategoricalFocalCrossentropy",
+            "CategoricalHinge",
+            "KLDivergence",
+            "CosineSimilarity",
+        ],
+        (class_net, ONE_HOT, {}),
+    ),
+    **dict.fromkeys(["Dice", "Tversky"], (class_net, ONE_HOT, {"axis": (1,)})),
+    **dict.fromkeys(["SparseCategoricalCrossentropy", "CategoricalGeneralizedCrossEntropy"], (class_net, CLASSES, {})),
+    **dict.fromkeys(
+        ["Huber", "LogCosh", "MeanAbsoluteError", "MeanAbsolutePercentageError", "MeanSquaredError"],
+        (line_net, X[:, :1], {}),
+    ),
+    **dict.fromkeys(["Poisson", "MeanSquaredLogarithmicError"], (binary_net, POSITIVE, {})),
+    "CTC": (token_net, rng.integers(1, 5, (24, 3)), {}),
+}
+
+
+def test_every_loss_of_keras_is_checked() -> None:
+    made = {name for name, cls in vars(keras.losses).items() if inspect.isclass(cls)}
+    assert made - {"Loss", "Circle"} == set(LOSSES)  # Circle compares the rows: below
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", LOSSES)
+def test_silent_on_losses_of_keras(name: str, weighted: bool, make_loop: Any) -> None:
+    net, y, options = LOSSES[name]
+    x = rng.normal(size=(24, 9, 4)).astype("float32") if net is token_net else X
+    weight = [rng.uniform(0, 2, 24).astype("float32")] if weighted else []
+    check(make_loop(TWO, net, loss=getattr(keras.losses, name)(**options)), x, y, *weight)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y"),
+    [
+        (keras.losses.CategoricalCrossentropy(label_smoothing=0.1), ONE_HOT),
+        (keras.losses.CategoricalCrossentropy(reduction="mean_with_sample_weight"), ONE_HOT),
+        (keras.losses.SparseCategoricalCrossentropy(ignore_class=1), CLASSES),
+    ],
+    ids=["label smoothing", "mean_with_sample_weight", "ignore_class"],
+)
+def test_silent_on_what_losses_take(loss: Any, y: Any, make_loop: Any) -> None:
+    check(make_loop(TWO, class_net, loss=loss), X, y, rng.uniform(0, 2, 24).astype("float32"))
+
+
+METRICS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
+    "confusion": (
+        binary_net,
+        BINARY,
+        (
+            *(M.AUC(), M.FalseNegatives(), M.FalsePositives(), M.TrueNegatives(), M.TruePositives()),
+            *(M.Precision(), M.Recall(), M.PrecisionAtRecall(0.5), M.RecallAtPrecision(0.5)),
+            *(M.SensitivityAtSpecificity(0.5), M.SpecificityAtSensitivity(0.5)),
+        ),
+    ),
+    "binary": (
+        binary_net,
+        BINARY,
+        (
+            *(M.BinaryAccuracy(), M.Hinge(), M.SquaredHinge(), M.BinaryIoU(), M.BinaryCrossentropy()),
+            M.F1Score(average="micro", threshold=0.5),
+        ),
+    ),
+    "one-hot": (
+        class_net,
+        ONE_HOT,
+        (
+            *(M.CategoricalAccuracy(), M.TopKCategoricalAccuracy(k=2), M.F1Score(), M.FBetaScore()),
+            *(M.CategoricalHinge(), M.OneHotIoU(3, [0, 1]), M.OneHotMeanIoU(3), M.CategoricalCrossentropy()),
+            *(M.KLDivergence(), M.CosineSimilarity(), M.ConcordanceCorrelation(), M.PearsonCorrelation()),
+        ),
+    ),
+    "classes": (
+        class_net,
+        CLASSES,
+        (
+            *(M.SparseCategoricalAccuracy(), M.SparseTopKCategoricalAccuracy(k=2), M.SparseCategoricalCrossentropy()),
+            *(M.MeanIoU(3, sparse_y_pred=False), M.IoU(3, [0, 2], sparse_y_pred=False)),
+        ),
+    ),
+    "numbers": (
+        line_net,
+        X[:, :1],
+        (
+            *(M.Accuracy(), M.LogCoshError(), M.MeanAbsoluteError(), M.MeanAbsolutePercentageError()),
+            *(M.MeanSquaredError(), M.R2Score(), M.RootMeanSquaredError()),
+        ),
+    ),
+    "counts": (binary_net, POSITIVE, (M.Poisson(), M.MeanSquaredLogarithmicError())),
+}
+
+
+def test_every_metric_of_keras_is_checked() -> None:
+    made = {name for name, cls in vars(M).items() if inspect.isclass(cls)}
+    checked = {type(metric).__name__ for _, _, metrics in METRICS.values() for metric in metrics}
+    assert made - {"Metric", "Mean", "MeanMetricWrapper", "Sum"} == checked
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", METRICS)
+def test_silent_on_metrics_of_keras(kind: str, weighted: bool, make_loop: Any) -> None:
+    net, y, metrics = METRICS[kind]
+    options = {"weighted_metrics" if weighted else "metrics": [type(m).from_config(m.get_config()) for m in metrics]}
+    weight = [rng.uniform(0, 2, 24).astype("float32")] if weighted else []
+    loss = "sparse_categorical_crossentropy" if y is CLASSES else "mse"
+    check(make_loop(TWO, net, loss=loss, **options), X, y, *weight)
+
+
+def test_silent_on_what_is_known_to_depend_on_the_cut(make_loop: Any) -> None:
+    def net() -> Any:
+        layers = [L.Dense(8), L.BatchNormalization(), L.ReLU(), L.Dropout(0.5), L.GaussianNoise(0.3), L.Dense(1)]
+        return sequential((4,), *layers)
+
+    check(make_loop(TWO, net, metrics=["mae"]), X, X[:, :1])
+
+
+def test_silent_on_regularisers_masks_and_several_outputs(make_loop: Any) -> None:
+    def net() -> Any:
+        inputs = {"tokens": keras.Input((6,), dtype="int32", name="tokens"), "x": keras.Input((4,), name="x")}
+        read = L.LSTM(4, return_sequences=True)(L.Embedding(5, 4, mask_zero=True)(inputs["tokens"]))
+        tags = L.Dense(3, kernel_regularizer="l2", activity_regularizer="l2", activation="softmax", name="tags")(read)
+        mood = L.Dense(1, bias_regularizer="l1", name="mood")(L.concatenate([inputs["x"], read[:, -1]]))
+        return keras.Model(inputs, {"tags": tags, "mood": mood})
+
+    tokens = rng.integers(0, 5, (24, 6)).astype("int32")
+    y = {"tags": rng.integers(0, 3, (24, 6)), "mood": X[:, :1]}
+    options = {"loss": {"tags": "sparse_categorical_crossentropy", "mood": "mse"}, "metrics": {"tags": ["accuracy"]}}
+    loop = make_loop(TWO, net, **options)
+    check(loop, {"tokens": tokens, "x": X}, y, {"tags": rng.uniform(size=24), "mood": rng.uniform(size=24)})
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_silent_in_low_precision(policy: str, make_loop: Any) -> None:
+    def net() -> Any:
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(policy)
+        try:
+            return sequential((4,), *[L.Dense(32, activation="relu") for _ in range(6)], L.Dense(1, dtype="float32"))
+        finally:
+            keras.config.set_dtype_policy(before)
+
+    check(make_loop(TWO, net, metrics=["mae"], loss_scale=8.0), X, X[:, :1])
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_silent_on_activity_regularisers(policy: str, make_loop: Any) -> None:
+    def net() -> Any:
+        keras.config.set_dtype_policy(policy)
+        try:
+            hidden = L.Dense(64, activation="relu", activity_regularizer="l2")
+            return sequential((4,), hidden, L.ActivityRegularization(0.1), L.Dense(1, dtype="float32"))
+        finally:
+            keras.config.set_dtype_policy("float32")
+
+    for seed in range(4):
+        x = np.random.default_rng(seed).normal(size=(24, 4)).astype("float32")
+        check(make_loop(TWO, net, loss_scale=8.0), x, x[:, :1])
+
+
+def test_silent_on_losses_of_noise(make_loop: Any) -> None:
+    class Sampled(L.Layer):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.seeds = keras.random.SeedGenerator(3)
+
+        def call(self, x: Any) -> Any:
+            z = x + keras.random.normal(ops.shape(x), seed=self.seeds)
+            self.add_loss(ops.mean(ops.sum(0.5 * z**2 - 0.5 * (z - x) ** 2, -1)))
+            return z
+
+    for seed in range(6):
+        x = np.random.default_rng(seed).normal(size=(24, 4)).astype("float32")
+        check(make_loop(TWO, lambda: sequential((4,), L.Dense(4), Sampled(), L.Dense(1))), x, x[:, :1])

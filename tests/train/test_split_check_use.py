@@ -1,0 +1,172 @@
+"""When the first batch is checked, what is left out, and what the check cannot compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from split_check_helpers import BINARY, TWO, AddsInTraining, Remembers, X, binary_net, check, class_net, f1, rng
+from training_helpers import largest_difference, line_net, plain_dataset, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+M = keras.metrics
+ops = keras.ops
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of", "ignore:The loss .* does not fit the model")
+
+
+@pytest.mark.parametrize("kind", ["batches", "resident", "tf.data"])
+def test_fit_checks_once_and_trains_on_every_batch_all_the_same(kind: str, make_loop: Any) -> None:
+    split = mk.data.arrays(X, X[:, :1])
+    if kind == "tf.data":
+        data = plain_dataset(X, X[:, :1], batch=8)
+    else:
+        data = getattr(mk.data, kind)(split, global_batch_size=8, shuffle=True, seed=0)
+    checked, without = (make_loop(TWO, line_net, unchecked=names) for names in ((), ("loss",)))
+    without.step.for_loop(without.strategy)._checked.add("train")
+    seen: list[Any] = []
+    step = checked.step.for_loop(checked.strategy)
+    check_batch = step._check_batch
+    step._check_batch = lambda what, batch: (seen.append(batch), check_batch(what, batch))
+    for loop in (checked, without):
+        loop.fit(data, epochs=2, verbose=0)
+        loop.fit(data, epochs=1, verbose=0)
+    assert len(seen) == 1
+    assert tuple(seen[0][0].shape) == (8, 4)
+    assert largest_difference(checked.step.model.get_weights(), without.step.model.get_weights()) == 0.0
+
+
+def test_fit_refuses_before_the_first_step(make_loop: Any) -> None:
+    loop = make_loop(TWO, binary_net, loss="mse", metrics=[f1])
+    before = loop.step.model.get_weights()
+    for _ in range(2):  # a second try is no way around
+        with pytest.raises(StepError, match="the metric 'f1'"):
+            loop.fit(plain_dataset(X, BINARY, batch=8), verbose=0)
+    assert largest_difference(loop.step.model.get_weights(), before) == 0.0
+    assert int(loop.step.optimizer.iterations.numpy()) == 0
+
+
+def test_evaluation_alone_is_checked_too(make_loop: Any) -> None:
+    loop = make_loop(TWO, binary_net, loss="mse", metrics=[f1])
+    for _ in range(2):  # a second try is no way around
+        with pytest.raises(StepError, match="the metric 'f1'"):
+            loop.evaluate(plain_dataset(X, BINARY, batch=8))
+    right = make_loop(TWO, binary_net, loss="mse", metrics=["mae"])
+    right.evaluate(plain_dataset(X, BINARY, batch=8))
+    assert right.step.for_loop(right.strategy).first_batch_check("test") is None
+    assert right.step.for_loop(right.strategy).first_batch_check() is not None  # training has batches of its own
+
+
+def test_one_device_is_as_keras_and_not_checked(make_loop: Any) -> None:
+    loop = make_loop(("one_device", 1), binary_net, loss="mse", metrics=[f1])
+    assert loop.step.for_loop(loop.strategy).first_batch_check() is None
+
+
+def test_a_name_that_is_not_checked(make_loop: Any) -> None:
+    with pytest.raises(StepError, match=r"unchecked=\['f1'\] names nothing.*add_loss, loss, mae, rows, state"):
+        check(make_loop(TWO, line_net, metrics=["mae"], unchecked="f1"), X, X[:, :1])
+
+
+def test_a_function_that_cannot_be_checked_names_the_way_out(make_loop: Any) -> None:
+    def of_pairs(y: Any, y_pred: Any) -> Any:  # right where each share is even
+        apart = y_pred[0::2] - y_pred[1::2]
+        return ops.mean(ops.square(ops.concatenate([apart, apart], 0) - y), -1)
+
+    with pytest.raises(StepError, match=r"parts failed for 'loss': InvalidArgumentError.*unchecked=\('loss',\)"):
+        check(make_loop(TWO, line_net, loss=of_pairs), X, X[:, :1])
+    loop = make_loop(TWO, line_net, loss=of_pairs, unchecked=("loss",))
+    loop.fit(plain_dataset(X, X[:, :1], batch=8), verbose=0)
+
+
+def test_what_fails_on_all_rows_is_left_to_the_training(make_loop: Any, caplog: Any) -> None:
+    def in_graphs_only(y: Any, y_pred: Any) -> Any:
+        return ops.mean(ops.square(y - y_pred), -1) + 0 * tf.gradients(y_pred, y_pred)[0][:, 0]
+
+    make_loop(TWO, line_net, loss=in_graphs_only).fit(plain_dataset(X, X[:, :1], batch=8), verbose=0)
+    assert "could not be checked for 'loss': RuntimeError: tf.gradients is not supported" in caplog.text
+    loop = make_loop(TWO, class_net, loss="sparse_categorical_crossentropy")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="label value of 7"):
+        loop.fit(plain_dataset(X, np.full(24, 7), batch=24), verbose=0)
+
+
+def test_a_model_that_takes_no_other_number_of_rows_is_told_of(make_loop: Any, caplog: Any) -> None:
+    def net() -> Any:
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, L.Dense(1)(ops.reshape(inputs, (4, 4))))
+
+    loop = make_loop(TWO, net)
+    loop.fit(plain_dataset(X[:16], X[:16, :1], batch=8), verbose=0)
+    assert "the model does not take 3 rows" in caplog.text
+
+
+def test_a_static_batch_size_is_no_way_around(make_loop: Any) -> None:
+    def net() -> Any:
+        inputs = keras.Input(batch_shape=(24, 4))
+        return keras.Model(inputs, L.Dense(1, activation="sigmoid")(inputs))
+
+    with pytest.raises(StepError, match="the metric 'f1'"):
+        check(make_loop(TWO, net, loss="mse", metrics=[f1]), X, BINARY)
+
+
+def test_recurrent_layers_are_traced_and_checked_all_the_same(make_loop: Any) -> None:
+    class Mixing(L.Layer):  # type: ignore[name-defined]
+        calls = 0
+
+        def call(self, x: Any) -> Any:
+            Mixing.calls += 1
+            return x - ops.mean(x, axis=0, keepdims=True)
+
+    def net() -> Any:
+        return sequential((6,), L.Embedding(5, 2, mask_zero=True), L.GRU(3), Mixing(), L.Dense(1))
+
+    loop = make_loop(TWO, net)
+    Mixing.calls = 0
+    with pytest.raises(StepError, match="depends on the other examples"):
+        check(loop, rng.integers(0, 5, (24, 6)), X[:, :1])
+    assert Mixing.calls <= 3  # to learn its shape, then a trace for evaluation and one for training
+
+
+def test_warm_up_pays_for_the_check_of_a_recipe(make_loop: Any) -> None:
+    recipe = mk.data.batches(mk.data.arrays(X, BINARY), global_batch_size=8)
+    loop = make_loop(TWO, binary_net, loss="mse", metrics=["mae"])
+    loop.warm_up(recipe)
+    assert loop.step.for_loop(loop.strategy).first_batch_check() is None
+    with pytest.raises(StepError, match="the metric 'f1'"):
+        make_loop(TWO, binary_net, loss="mse", metrics=[f1]).warm_up(recipe)
+
+
+def test_evaluation_does_not_mind_what_training_alone_does(make_loop: Any) -> None:
+    def net() -> Any:
+        return sequential((4,), Remembers(lambda old, x: old + ops.sum(x)), AddsInTraining(ops.sum), L.Dense(1))
+
+    make_loop(TWO, net, metrics=["mae"]).evaluate(plain_dataset(X, X[:, :1], batch=8))
+
+
+def test_a_batch_of_one_row(make_loop: Any) -> None:
+    check(make_loop(TWO, line_net, metrics=["mae"]), X[:1], X[:1, :1])
+
+
+def test_a_function_that_asks_for_more_than_other_predictions_give(make_loop: Any) -> None:
+    def of_positive(y: Any, y_pred: Any) -> Any:
+        tf.debugging.assert_positive(y_pred)
+        return ops.mean(ops.square(y - ops.log(y_pred)), -1)
+
+    net = sequential((4,), L.Dense(1, activation="softplus"), L.Rescaling(5.0))
+    check(make_loop(TWO, lambda: keras.models.clone_model(net), loss=of_positive), X, X[:, :1])
+
+
+def test_outputs_whose_rows_are_no_examples(make_loop: Any) -> None:
+    def per_token(y: Any, y_pred: Any) -> Any:
+        return ops.mean(ops.square(ops.reshape(y_pred, (-1, 6)) - y), -1)
+
+    def net() -> Any:
+        inputs = keras.Input((6, 2))
+        return keras.Model(inputs, ops.reshape(L.Dense(1)(inputs), (-1, 1)))
+
+    x = rng.normal(size=(24, 6, 2)).astype("float32")
+    check(make_loop(TWO, net, loss=per_token), x, rng.normal(size=(24, 6)).astype("float32"))

@@ -1,0 +1,186 @@
+"""What tracing finds out about a model: the same whatever is called first, and refused where it is not there yet."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import sequential
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.train.step.functions import EXAMPLES, FIXED
+
+L = keras.layers
+
+
+def _net() -> Any:
+    model = sequential((4,), L.Dense(3), L.BatchNormalization(), L.Dropout(0.5), L.Dense(3), L.Dense(1))
+    model.layers[3].trainable = False
+    return model
+
+
+def _batch(size: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(size)
+    return rng.normal(size=(size, 4)).astype("float32"), rng.normal(size=(size, 1)).astype("float32")
+
+
+def _compute(loop: Any, batch: Any, *, static: bool = True) -> Any:
+    """Run the step's `compute` in a trace of its own, on rows whose number the trace knows or does not."""
+    specs = [tf.TensorSpec(part.shape if static else [None, *part.shape[1:]], part.dtype) for part in batch]
+    run = tf.function(
+        lambda *batch: loop.strategy.run(loop.step.compute, args=(batch,)), input_signature=specs, autograph=False
+    )
+    return run(*batch)
+
+
+def _functions(loop: Any) -> Any:
+    return loop.step.for_loop(loop.strategy)._functions
+
+
+def _shapes(sums: Any) -> Any:
+    return tf.nest.map_structure(lambda value: (tuple(value.shape), value.dtype), sums)
+
+
+@pytest.fixture
+def make(make_loop: Any) -> Callable[..., Any]:
+    """`make(net, replicas=1, **Step's options)`: a loop whose step is built."""
+
+    def make(net: Any = _net, replicas: int = 1, **options: Any) -> Any:
+        return make_loop(("mirrored", replicas) if replicas > 1 else ("one_device", 1), net, **options)
+
+    return make
+
+
+def test_nothing_is_known_before_a_batch_was_seen(make: Any) -> None:
+    loop = make()
+    step = loop.step.for_loop(loop.strategy)
+    for ask in (step.totals_size, lambda: step.modes, lambda: loop.step.logs(tf.zeros([5]))):
+        with pytest.raises(StepError, match=r"once it has seen a batch\. Call strategy\.run\(step\.compute"):
+            ask()
+    step.prepare((tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1])))
+    assert step.totals_size() == FIXED + 2
+    assert step.modes == {"loss": "min"}
+
+
+def test_update_before_compute_says_what_to_call(make: Any) -> None:
+    loop, other = make(), make()
+    sums = _compute(loop, _batch(6))
+    with pytest.raises(StepError, match=r"Call strategy\.run\(step\.compute, args=\(batch,\)\) before step\.update"):
+        other.step.update(other.strategy, sums)
+    _compute(other, _batch(6))
+    assert other.step.update(other.strategy, sums)["loss"] == loop.step.update(loop.strategy, sums)["loss"]
+
+
+def test_facts_are_frozen_and_those_of_any_size_and_order(make: Any) -> None:
+    found, shapes = [], []
+    for sizes in ([6, 2], [0, 6], [0, 0, 2]):
+        for static in (True, False):
+            loop = make()
+            first, *rest = [_compute(loop, _batch(size), static=static) for size in sizes]
+            facts = _functions(loop).facts
+            found.append(facts)
+            shapes += [_shapes(sums) for sums in (first, *rest)]
+            loop.step.update(loop.strategy, first)
+    assert all(facts == found[0] for facts in found)
+    assert all(one == shapes[0] for one in shapes)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found[0].divisors = ()
+
+
+def test_what_is_frozen_has_no_gradient_and_does_not_change(make: Any) -> None:
+    loop = make()
+    _compute(loop, _batch(6))
+    facts, model = _functions(loop).facts, loop.step.model
+    assert facts.has_gradient == ((True,) * 6,)  # of the trainable weights, all but those of the frozen layer
+    changes = dict(zip([variable.name for variable in model.non_trainable_variables], facts.changes, strict=True))
+    assert changes == {
+        "moving_mean": True,
+        "moving_variance": True,
+        "seed_generator_state": False,
+        "kernel": False,
+        "bias": False,
+    }
+
+
+def test_terms_are_known_by_what_divides_them(make: Any) -> None:
+    """Two outputs: one is divided by the examples, one by what its mask leaves; each reaches other weights."""
+
+    def net() -> Any:
+        x = keras.Input((4,))
+        plain = L.Dense(1, name="plain")(x)
+        masked = L.Dense(1, name="masked")(L.Masking()(L.Reshape((4, 1))(x)))
+        return keras.Model(x, {"plain": plain, "masked": masked})
+
+    loop = make(net, loss={"plain": "mse", "masked": "mse"})
+    x, y = _batch(6)
+    batch = x, {"plain": y, "masked": np.stack([y] * 4, 1)}
+    run = tf.function(lambda: loop.strategy.run(loop.step.compute, args=(batch,)), autograph=False)
+    run()
+    facts = _functions(loop).facts
+    outputs = _functions(loop).totals.names
+    masked = FIXED + 2 * outputs.index("masked") + 1
+    assert facts.divisors == (EXAMPLES, masked)
+    owners = [variable.path.split("/")[0] for variable in loop.step.model.trainable_variables]
+    assert facts.has_gradient == (
+        tuple(owner == "plain" for owner in owners),
+        tuple(owner == "masked" for owner in owners),
+    )
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_the_first_replica_has_nothing(static: bool, make: Any) -> None:
+    """Each replica is traced for itself, the first one first; what it lacks it must find out all the same."""
+    alone, loop = make(), make(replicas=2)
+    rows = _batch(6)
+    share = [tuple(part[:0] for part in rows), rows]
+
+    def values(index: int) -> Any:
+        return loop.strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(share[context.replica_id_in_sync_group][index])
+        )
+
+    def compute(*batch: Any) -> Any:
+        if not static:
+            batch = tuple(tf.compat.v1.placeholder_with_default(part, [None, part.shape[1]]) for part in batch)
+        return loop.step.compute(batch)
+
+    train = tf.function(
+        lambda *batch: loop.step.update(loop.strategy, loop.strategy.run(compute, args=batch)), autograph=False
+    )
+    logs = train(values(0), values(1))
+    expected = alone.step.update(alone.strategy, _compute(alone, rows))
+    assert np.isfinite(logs["loss"])
+    for kept in (0, 1, -1):  # Dropout draws by replica, so only what is before it is the same; the rest is finite
+        assert np.isfinite(loop.step.model.get_weights()[kept]).all()
+    mean = loop.step.model.layers[1].moving_mean.value.numpy()
+    np.testing.assert_allclose(mean, alone.step.model.layers[1].moving_mean.value.numpy(), rtol=1e-5)
+    assert set(logs) == set(expected)
+
+
+def test_a_trace_that_finds_something_else_is_refused(make: Any) -> None:
+    class Fickle(L.Dense):
+        def call(self, x: Any, training: bool | None = None) -> Any:
+            return tf.stop_gradient(super().call(x)) if x.shape[0] == 2 else super().call(x)
+
+    loop = make(lambda: sequential((4,), Fickle(3), L.Dense(1)))
+    _compute(loop, _batch(6))
+    facts = _functions(loop).facts
+    with pytest.raises(StepError, match="other weights have a gradient"):
+        _compute(loop, _batch(2))
+    assert _functions(loop).facts is facts
+
+
+def test_sums_hold_no_none(make: Any) -> None:
+    """They are summed by tf.nest, by users too."""
+    sums = _compute(make(), _batch(6))
+    assert all(tf.is_tensor(value) for value in tf.nest.flatten(sums))
+    assert {name: len(tf.nest.flatten(value)) for name, value in sums.items()} == {
+        "gradients": 6,
+        "state": 2,
+        "totals": 1,
+    }
