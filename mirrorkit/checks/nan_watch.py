@@ -16,7 +16,7 @@ from mirrorkit.whole import is_whole
 
 
 class NanWatch(LoopCallback):
-    """Finds the layer that made a loss or a weight NaN or infinite, and in which batch.
+    """Finds the layer that made a loss or a weight NaN or infinite, and the batch in which it happened.
 
     ```python
     loop.fit(train, epochs=10, callbacks=[mk.checks.NanWatch()])

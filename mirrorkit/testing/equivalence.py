@@ -142,7 +142,7 @@ def assert_equivalent(
 def _reference(
     arrangement: Arrangement, strategy: tf.distribute.Strategy, batches: Sequence[Any], ignore: Sequence[str]
 ) -> tuple[Run, float]:
-    """Train on one replica; return the run, and how far rounding alone takes it away from itself."""
+    """Train on one replica; return the run and the difference that rounding alone makes."""
     if arrangement.shards > 1:  # whose examples must stay in their places, as random masks do
         others = [Trial(batches, nudge=i) for i in range(_CONTROLS)]
     else:
