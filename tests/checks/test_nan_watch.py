@@ -109,7 +109,7 @@ def test_whatever_the_data_and_the_update(kind: str, strategy_of: Any) -> None:
                 sound = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=size)
                 return super().dataset(epoch, start) if epoch else sound.dataset(epoch, start)
 
-        data = Switch(split, size)
+        data = Switch(split, global_batch_size=size)
     loop = make_loop(strategy_of("mirrored", 2), accumulate=accumulate)
     steps = 4 if kind == "endless" else None
     with pytest.raises(NonFiniteLossError) as caught:
