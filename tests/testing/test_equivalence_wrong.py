@@ -180,7 +180,7 @@ def test_first_weights_that_differ_each_time() -> None:
         model.layers[0].bias.assign(np.random.default_rng().normal(size=6))
         return RightStep(model, _sgd())
 
-    assert "other first values each time: sequential/dense/bias" in _fails(make, steps=2)
+    assert "different initial values each time: sequential/dense/bias" in _fails(make, steps=2)
 
 
 def test_a_step_that_depends_on_the_order() -> None:
