@@ -79,10 +79,6 @@ class LocalBatches:
     TensorFlow's own distributed iterator runs a tuning thread on every device, which can hold up the end of an epoch
     for many seconds, and several workers ask each other before every batch whether there is one. Here one iterator on
     the host serves all replicas of a worker, and workers that read the same data need not ask.
-
-    Args:
-        dataset: global batches, the same on every worker.
-        strategy: a strategy on one machine, or of several workers.
     """
 
     def __init__(self, dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> None:

@@ -134,10 +134,6 @@ class Batches(PreparedRecipe):
     def _as_written(self) -> bool:
         return not self.shuffle
 
-    @property
-    def _tensors(self) -> Any:
-        return self.host_tensors
-
 
 batches = Batches  # the verb that users call; one signature and one docstring for both
 
