@@ -18,11 +18,7 @@ _MIRRORED = ("auto", "nccl", "ring", "hierarchical", "one_device")
 
 
 def multi_worker(communication: str, *, gpus: int) -> tuple[tf.distribute.experimental.CommunicationOptions, str]:
-    """Return TensorFlow's options for "auto" (NCCL between GPUs, else gRPC), "ring" or "nccl", and a description of it.
-
-    Raises:
-        StrategyError: another name, or NCCL without GPUs.
-    """
+    """Return TensorFlow's options for "auto" (NCCL between GPUs, else gRPC), "ring" or "nccl", and a description."""
     _check(communication, tuple(_MULTI_WORKER), "multi_worker", on_gpus=gpus > 0)
     options = tf.distribute.experimental.CommunicationOptions(implementation=_MULTI_WORKER[communication])
     if communication == "ring":
@@ -35,9 +31,6 @@ def mirrored(communication: str, names: Sequence[str]) -> tuple[tf.distribute.Cr
 
     "auto" is "one_device" where all are parts of one physical device, and TensorFlow's choice otherwise: "nccl"
     between GPUs, "ring" between CPU devices.
-
-    Raises:
-        StrategyError: another name, or one that does not work between these devices.
     """
     on_gpus = all("GPU" in name for name in names)
     _check(communication, _MIRRORED, "mirrored", on_gpus=on_gpus)
