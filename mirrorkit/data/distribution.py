@@ -13,12 +13,7 @@ from mirrorkit.data.tfrecords import Records
 from mirrorkit.errors import RecipeError
 from mirrorkit.strategy import num_workers
 
-_POLICIES = {
-    "auto": tf.data.experimental.AutoShardPolicy.AUTO,
-    "data": tf.data.experimental.AutoShardPolicy.DATA,
-    "file": tf.data.experimental.AutoShardPolicy.FILE,
-    "off": tf.data.experimental.AutoShardPolicy.OFF,
-}
+_POLICIES = {name: tf.data.experimental.AutoShardPolicy[name.upper()] for name in ("auto", "data", "file", "off")}
 
 
 def distribute(
