@@ -130,9 +130,12 @@ def memory_of(step: Any, names: Sequence[str]) -> tuple[dict[str, dict[str, int]
             for name, copy in zip(names, copies(variable), strict=False):
                 memory[name][what] += _bytes(copy)
                 resources[id(copy.handle)] = name
-    for name, variable in _accumulated(step, names):
-        memory[name]["accumulated"] += _bytes(variable)
-        resources[id(variable.handle)] = name
+    is_built = isinstance(step, Step) and step.strategy is not None
+    sums = step.for_loop(step.strategy).accumulators if is_built else ()  # of several batches, a set for each replica
+    for name, variables in zip(names, sums, strict=False):
+        for variable in variables:
+            memory[name]["accumulated"] += _bytes(variable)
+            resources[id(variable.handle)] = name
     return {name: dict(parts) for name, parts in memory.items()}, resources
 
 
@@ -146,13 +149,6 @@ def _groups(step: Any) -> dict[str, list[Any]]:
     }
     known = {id(variable) for group in groups.values() for variable in group}
     return {**groups, "other": [variable for variable in step.variables if id(variable) not in known]}
-
-
-def _accumulated(step: Any, names: Sequence[str]) -> list[tuple[str, Any]]:
-    """Return the variables in which each replica adds up several batches, with their places."""
-    is_built = isinstance(step, Step) and step.strategy is not None
-    sets = step.for_loop(step.strategy).accumulators if is_built else []
-    return [(name, variable) for name, variables in zip(names, sets, strict=False) for variable in variables]
 
 
 def gpu_strategy(devices: str) -> tuple[tf.distribute.Strategy, bool]:
