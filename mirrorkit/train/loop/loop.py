@@ -11,6 +11,7 @@ loop.evaluate(test)
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -278,6 +279,13 @@ class Loop:
         """
         self.position = self._restored = restore_newest(folder, require_variables(self.step))
         return self.position
+
+    @property
+    def feed(self) -> Input | None:
+        """Deprecated: the data of the fit that is running."""
+        message = "Loop.feed is deprecated and will be removed in mirrorkit 0.3: it was never meant for other projects."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return self._data
 
     def replay(self, epoch: int, batch: int) -> Replay:
         """Go back in the data of the fit that is running, to train or look at its batches once more, one by one.
