@@ -163,6 +163,10 @@ def _read_cifar100(folder: Path, *, end: str, read: _Reader) -> Parts:
     return (*read(train), *read(test))
 
 
+def _cifar_folders(name: str, binary: str, python: str) -> tuple[str, ...]:
+    return (binary, python, f"{python}-target/{python}", name, f"{name}/{binary}", f"{name}/{python}")
+
+
 @dataclass(frozen=True)
 class _Known:
     shape: tuple[int, int, int]
@@ -194,14 +198,7 @@ _SETS = {
         (32, 32, 3),
         _CIFAR10,
         "https://www.cs.toronto.edu/~kriz/cifar.html",
-        (
-            "cifar-10-batches-bin",
-            "cifar-10-batches-py",
-            "cifar-10-batches-py-target/cifar-10-batches-py",
-            "cifar10",
-            "cifar10/cifar-10-batches-bin",
-            "cifar10/cifar-10-batches-py",
-        ),
+        _cifar_folders("cifar10", "cifar-10-batches-bin", "cifar-10-batches-py"),
         (
             partial(_read_cifar10, end=".bin", read=cifar.read_binary),
             partial(_read_cifar10, end="", read=cifar.read_python),
@@ -211,14 +208,7 @@ _SETS = {
         (32, 32, 3),
         tuple(_CIFAR100.split()),
         "https://www.cs.toronto.edu/~kriz/cifar.html",
-        (
-            "cifar-100-binary",
-            "cifar-100-python",
-            "cifar-100-python-target/cifar-100-python",
-            "cifar100",
-            "cifar100/cifar-100-binary",
-            "cifar100/cifar-100-python",
-        ),
+        _cifar_folders("cifar100", "cifar-100-binary", "cifar-100-python"),
         (
             partial(_read_cifar100, end=".bin", read=partial(cifar.read_binary, label_bytes=2)),
             partial(_read_cifar100, end="", read=partial(cifar.read_python, label_key=b"fine_labels")),
