@@ -2,7 +2,7 @@
 
 Run: python examples/cifar10_mirrored.py --devices cpu:4 --plot cifar10.png
 
-A smaller --batch-size makes more updates: ten epochs with 128 gave 85.3 % on four CPU replicas (one run).
+A smaller --batch-size gives more updates: ten epochs with 128 gave 85.3 % on four CPU replicas (one run).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="auto", choices=["auto", "mnist", "cifar10", "synthetic"])
     parser.add_argument("--data-dir", help="the folder with the files, or its parent")
-    parser.add_argument("--strategy", default="auto", help="a kind of mk.strategy.create; auto looks for a cluster")
-    parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; all GPUs or else the CPU by default")
+    parser.add_argument("--strategy", default="auto", help="as in mk.strategy.create; auto detects a cluster")
+    parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; default: all GPUs, or the CPU")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=1024, help="global: all replicas together")
-    parser.add_argument("--plot", metavar="FILE", help="picture of accuracy and images/s by epoch (needs matplotlib)")
+    parser.add_argument("--batch-size", type=int, default=1024, help="global batch size, over all replicas")
+    parser.add_argument("--plot", metavar="FILE", help="plot accuracy and images/s by epoch (needs matplotlib)")
     options = parser.parse_args()
 
     keras.utils.set_random_seed(0)
@@ -46,7 +46,7 @@ def main() -> None:
     test = mk.data.batches(images.test, global_batch_size=1000, one_hot=True)
     print(f"{mk.strategy.describe(strategy)}; {len(images.train):,} images of {images.name} ({images.source})")
 
-    rise = options.epochs * train.steps_per_epoch // 5  # the rate rises over a fifth of the steps, then falls to zero
+    rise = options.epochs * train.steps_per_epoch // 5  # the rate rises for a fifth of the steps, then falls to 0
     batch = {"global_batch_size": options.batch_size, "base_batch_size": 1024, "rule": "sqrt"}
     peak, decay = mk.batching.scale_learning_rate(0.8, **batch), mk.batching.scale_learning_rate(0.01, **batch)
     rate = keras.optimizers.schedules.CosineDecay(peak / 5, 4 * rise, warmup_target=peak, warmup_steps=rise)

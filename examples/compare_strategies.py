@@ -1,4 +1,4 @@
-"""The same model and epochs under every strategy that this machine can run, each in a process of its own.
+"""Train the same model for the same epochs under every strategy that this machine can run, each in its own process.
 
 Run: python examples/compare_strategies.py --plot strategies.png
 
@@ -35,11 +35,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="auto", choices=["auto", "mnist", "cifar10", "synthetic"])
     parser.add_argument("--data-dir", help="the folder with the files, or its parent")
-    parser.add_argument("--strategy", default="auto", help="auto is all of them; or the one to set beside one_device")
-    parser.add_argument("--devices", help="the most to use: cpu:4, gpu:2, ...; all GPUs or else cpu:4 by default")
+    parser.add_argument("--strategy", default="auto", help="auto: all; or one to compare with one_device")
+    parser.add_argument("--devices", help="the most to use: cpu:4, gpu:2, ...; default: all GPUs, or cpu:4")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=256, help="global: all replicas together")
-    parser.add_argument("--plot", metavar="FILE", help="picture of the speeds (needs matplotlib)")
+    parser.add_argument("--batch-size", type=int, default=256, help="global batch size, over all replicas")
+    parser.add_argument("--plot", metavar="FILE", help="plot the speeds (needs matplotlib)")
     options = parser.parse_args()
 
     gpus = len(tf.config.list_physical_devices("GPU"))

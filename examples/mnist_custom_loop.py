@@ -17,10 +17,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="auto", choices=["auto", "mnist", "cifar10", "synthetic"])
     parser.add_argument("--data-dir", help="the folder with the files, or its parent")
-    parser.add_argument("--strategy", default="auto", help="a kind of mk.strategy.create; auto looks for a cluster")
-    parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; all GPUs or else the CPU by default")
+    parser.add_argument("--strategy", default="auto", help="as in mk.strategy.create; auto detects a cluster")
+    parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; default: all GPUs, or the CPU")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=128, help="global: all replicas together")
+    parser.add_argument("--batch-size", type=int, default=128, help="global batch size, over all replicas")
     options = parser.parse_args()
 
     keras.utils.set_random_seed(0)
@@ -41,7 +41,7 @@ def main() -> None:
 
     @tf.function
     def train_step(batch):
-        sums = strategy.run(step.compute, args=(batch,))  # per replica: summed gradients, metric sums, example count
+        sums = strategy.run(step.compute, args=(batch,))  # per replica: sums of gradients and metrics, example count
         return step.update(strategy, sums)  # one all-reduce of these sums, then the same update on every replica
 
     @tf.function
@@ -52,7 +52,7 @@ def main() -> None:
     test_batches = mk.data.distribute(test.dataset(), strategy, autoshard="data")
     for epoch in range(options.epochs):
         train_batches = mk.data.distribute(train.dataset(epoch), strategy, autoshard="data")
-        if epoch == 0:  # before the clock starts: a trace for batches of any size, and a run that changes nothing
+        if epoch == 0:  # before timing: trace for any batch size, and run once without any change
             for function, batches in ((train_step, train_batches), (test_step, test_batches)):
                 function.get_concrete_function(batches.element_spec)
                 mk.timing.warm_up(function, next(iter(batches)), restore=step)

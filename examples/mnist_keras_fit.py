@@ -2,7 +2,8 @@
 
 Run: python examples/mnist_keras_fit.py --devices cpu:4
 
-Keras's fit is right under one_device and mirrored. Under central_storage its loss is wrong; take mnist_loop.py there.
+Keras's fit gives correct results under one_device and mirrored. Under central_storage its loss is wrong; use
+mnist_loop.py there.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ def main() -> None:
     parser.add_argument("--data", default="auto", choices=["auto", "mnist", "cifar10", "synthetic"])
     parser.add_argument("--data-dir", help="the folder with the files, or its parent")
     parser.add_argument("--strategy", default="auto", help="auto, one_device, mirrored")
-    parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; all GPUs or else the CPU by default")
+    parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; default: all GPUs, or the CPU")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=128, help="global: all replicas together")
+    parser.add_argument("--batch-size", type=int, default=128, help="global batch size, over all replicas")
     options = parser.parse_args()
 
     keras.utils.set_random_seed(0)
@@ -33,7 +34,7 @@ def main() -> None:
     print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")
 
     steps = options.epochs * train.steps_per_epoch
-    # As in mnist_loop.py, without its clip_norm: fit would bound each replica's gradient before they are added up.
+    # As in mnist_loop.py, but without clip_norm: fit would clip each replica's gradient before the reduction.
     rise = {"warmup_target": 0.1, "warmup_steps": steps // 10}
     schedule = keras.optimizers.schedules.CosineDecay(0.0, steps - steps // 10, **rise)
     with strategy.scope():
@@ -41,11 +42,11 @@ def main() -> None:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True), loss=loss, metrics=["accuracy"])
 
-    # All epochs in one dataset: else Keras waits at the end of many for TensorFlow's threads (docs/mirrored.md).
+    # All epochs in one dataset: otherwise Keras waits for TensorFlow's threads after many epochs (docs/mirrored.md).
     dataset = train.epochs(options.epochs)
     length = {"epochs": options.epochs, "steps_per_epoch": train.steps_per_epoch}
     model.make_train_function()
-    batches = strategy.experimental_distribute_dataset(dataset)  # as fit makes them; no iterator is kept, as above
+    batches = strategy.experimental_distribute_dataset(dataset)  # as in fit; no iterator is kept, as above
     mk.timing.warm_up(model.train_function, iter(batches), restore=[model, model.optimizer])
     with mk.timing.Timer() as timer:
         lap = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: timer.lap())

@@ -17,11 +17,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="auto", choices=["auto", "mnist", "cifar10", "synthetic"])
     parser.add_argument("--data-dir", help="the folder with the files, or its parent")
-    parser.add_argument("--strategy", default="auto", help="a kind of mk.strategy.create; auto looks for a cluster")
-    parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; all GPUs or else the CPU by default")
+    parser.add_argument("--strategy", default="auto", help="as in mk.strategy.create; auto detects a cluster")
+    parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; default: all GPUs, or the CPU")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=128, help="global: all replicas together")
-    parser.add_argument("--checkpoints", metavar="FOLDER", help="save here, and go on from what is there")
+    parser.add_argument("--batch-size", type=int, default=128, help="global batch size, over all replicas")
+    parser.add_argument("--checkpoints", metavar="FOLDER", help="save here, and resume from the newest checkpoint")
     options = parser.parse_args()
 
     keras.utils.set_random_seed(0)
@@ -40,7 +40,7 @@ def main() -> None:
         optimizer = keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-    # The rate rises first, and gradients are bounded: under parameter servers they are some steps old.
+    # Warm-up and clipping help under parameter servers, where gradients are some steps old.
     step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], clip_norm=0.5)
     loop = mk.train.Loop(strategy, step)
     loop.warm_up(train, validation_data=test)

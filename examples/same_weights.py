@@ -1,10 +1,10 @@
-"""One script, the same weights under every strategy: trains a small net, and compares its weights with one device's.
+"""One script, the same weights under every strategy: train a small net and compare its weights with one device's.
 
 Run: python examples/same_weights.py --epochs 2
      python examples/same_weights.py --strategy mirrored --devices cpu:2 --save mirrored.npz
 
-Without --strategy it runs itself under each strategy, in processes of their own (two workers for multi_worker), and
-prints the largest differences. The net has no ReLU and no max pooling: these flip at ties, so that rounding grows.
+Without --strategy, it runs itself under each strategy in separate processes (two workers for multi_worker) and prints
+the largest differences. The net has no ReLU and no max pooling, since these amplify rounding at ties.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="auto", choices=["auto", "mnist", "synthetic"])
     parser.add_argument("--data-dir", help="the folder with the files, or its parent")
-    parser.add_argument("--strategy", help="a kind of mk.strategy.create; all of them one after the other by default")
-    parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; two of the CPU by default where there are replicas")
+    parser.add_argument("--strategy", help="as in mk.strategy.create; default: all of them, one after the other")
+    parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; default: cpu:2 with replicas")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=128, help="global: all replicas together")
-    parser.add_argument("--save", metavar="FILE", help="where the weights go, with --strategy")
+    parser.add_argument("--batch-size", type=int, default=128, help="global batch size, over all replicas")
+    parser.add_argument("--save", metavar="FILE", help="where to save the weights, with --strategy")
     options = parser.parse_args()
     train(options) if options.strategy else compare(sys.argv[1:])
 

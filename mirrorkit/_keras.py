@@ -1,4 +1,4 @@
-"""The one place that imports Keras, so that an unusable one is named at first use instead of failing somewhere inside.
+"""The only module that imports Keras, so that an unusable Keras raises a clear error at first use.
 
 The rest of the package writes `from mirrorkit._keras import keras`.
 """
@@ -10,7 +10,7 @@ from types import ModuleType
 
 from mirrorkit.errors import BackendError
 
-OLDEST_KERAS = (3, 10)  # older ones gave NaN metrics on several GPUs
+OLDEST_KERAS = (3, 10)  # older versions gave NaN metrics on several GPUs
 
 
 def _import_keras() -> ModuleType:

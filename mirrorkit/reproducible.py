@@ -1,4 +1,4 @@
-"""Reproducible mode: one call, and two runs of a program give the same bits.
+"""Reproducible mode: after one call, two runs of a program give bit-identical results.
 
 ```python
 import mirrorkit as mk
@@ -25,13 +25,14 @@ __all__ = ["enable"]
 def enable(seed: int = 0) -> None:
     """Seed Python, NumPy, TensorFlow and Keras, and turn on TensorFlow's op determinism.
 
-    From now on two runs of the same program, with the same versions on the same kind of machine and the same number
-    of replicas, give equal bits. It stays on until the process ends. It costs speed where TensorFlow uses a slower
-    operation, and where tf.data may no longer run random functions in parallel (mirrorkit's own augmentations are
-    stateless and stay parallel). An operation that has no deterministic form raises an error that names it.
+    After this call, two runs of the same program, with the same versions on the same kind of machine and the same
+    number of replicas, give bit-identical results. The mode stays on until the process ends. It costs speed where
+    TensorFlow uses a slower operation, and where tf.data can no longer run random functions in parallel (mirrorkit's
+    own augmentations are stateless and stay parallel). An operation without a deterministic implementation raises an
+    error that names it.
 
-    Two things are beyond its reach: the order of Python's sets of strings, which $PYTHONHASHSEED fixes before Python
-    starts, and random numbers that other libraries draw.
+    It does not control the order of Python's sets of strings, which $PYTHONHASHSEED fixes before Python starts, or
+    random numbers that other libraries draw.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_op_determinism and
     https://keras.io/api/utils/python_utils/#set_random_seed-function
@@ -40,10 +41,10 @@ def enable(seed: int = 0) -> None:
         seed: a whole number from 0 to 2**32 - 1.
 
     Raises:
-        ArgumentError: another seed.
+        ArgumentError: `seed` is out of range or not a whole number.
 
     Warns:
-        UserWarning: weights or datasets exist already, which it cannot change.
+        UserWarning: weights or datasets already exist, which it cannot change.
     """
     if not is_whole(seed, 0) or seed >= 2**32:
         raise ArgumentError(f"seed must be a whole number from 0 to 2**32 - 1, found {seed!r}.")
@@ -52,14 +53,14 @@ def enable(seed: int = 0) -> None:
     tf.config.experimental.enable_op_determinism()
     if late:
         warnings.warn(
-            f"Reproducible mode was asked for after {late} were made. Those were drawn without this seed, and "
-            "functions traced before stay as they are. Call mk.reproducible.enable() at the top of the program.",
+            f"Reproducible mode was enabled after {late} were created. They do not use this seed, and "
+            "functions that are already traced do not change. Call mk.reproducible.enable() at the top of the program.",
             stacklevel=2,
         )
 
 
 def _made_already() -> str:
-    """Name what was made before the seed was set; TensorFlow itself keeps no list of it."""
+    """Name what was created before the seed was set; TensorFlow itself keeps no list of it."""
     kinds: dict[str, Any] = {"variables": keras.Variable, "datasets": tf.data.Dataset}
     # `type`, because `isinstance` would load the lazily loading modules among all the objects
     types = [type(thing) for thing in gc.get_objects()]

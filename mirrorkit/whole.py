@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_whole(value: Any, least: float = 1) -> bool:
-    """Whether this is a whole number of at least `least`."""
+    """Return whether `value` is a whole number of at least `least`."""
     try:
         return not isinstance(value, bool) and operator.index(value) >= least
     except TypeError:

@@ -114,7 +114,7 @@ def test_every_library_is_seeded_and_a_late_call_says_what_it_missed(run_python:
     assert all(a != b for a, b in zip(one, other, strict=True))
     assert early == []
     assert len(late) == 1
-    for part in ("variables and", "datasets were made", "Call mk.reproducible.enable() at the top"):
+    for part in ("variables and", "datasets were created", "Call mk.reproducible.enable() at the top"):
         assert part in late[0]
 
 

@@ -1,15 +1,17 @@
-"""mirrorkit's Loop beside its peers: same net, data, optimizer and batch, in turns in one run.
+"""Compare mirrorkit's Loop with its peers: same net, data, optimizer and batch size, in turns in one run.
 
     python examples/benchmarks/against_peers.py --net cnn --replicas 4 --batch-size 256 --data mnist
 
-Every contender lives in a process of its own, compiles once and then trains blocks of epochs in turns with the others
-(A B C, A B C, ...). An epoch's time is from the end of the one before to its own end, so all in between counts, and all
-track accuracy. Other work on the machine only slows an epoch down: compare the fastest, with the medians beside them.
+Every contender runs in its own process, compiles once and then trains blocks of epochs in turns with the others
+(A B C, A B C, ...). The time of an epoch is measured from the end of the previous epoch to its own end, so it includes
+everything in between. All contenders track accuracy. Other work on the machine can only slow an epoch down, so compare
+the fastest epochs; the medians are given too.
 
-`--first-step` measures, in fresh processes, from a made model to the end of the first training step instead.
-"name@2" sets a contender's own number of replicas (of processes, each on a core of its own, for loop-workers, ddp and
-loop-apart). The processes of loop-apart train each on its own: what so many cores can do when nothing holds them up.
-"name+onednn" has TensorFlow use oneDNN (TF_ENABLE_ONEDNN_OPTS=1), which it leaves off on processors with AVX2 alone.
+`--first-step` measures instead, in fresh processes, the time from a created model to the end of the first step.
+"name@2" sets a contender's own number of replicas (for loop-workers, ddp and loop-apart, the number of processes, each
+on its own core). The processes of loop-apart train independently: they show the limit of that many cores.
+"name+onednn" makes TensorFlow use oneDNN (TF_ENABLE_ONEDNN_OPTS=1), which is off by default on processors with only
+AVX2.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Seconds of training until CIFAR-10 is known to 85 %: the Loop beside keras `model.fit`, epoch by epoch in turns.
+"""Seconds of training on CIFAR-10 to 85 % test accuracy: Loop and Keras's `model.fit`, epoch by epoch in turns.
 
     python examples/benchmarks/cifar10_time_to_accuracy.py --devices cpu:4
 
-Both train the same net with the same schedule, augmentation, batches and strategy; only the seconds of training epochs
-count, compilation included, validation not. --epochs is the length of the schedule; --stop-after ends both earlier,
-for a comparison of seconds per epoch alone.
+Both train the same net with the same schedule, augmentation, batches and strategy; only the time of training epochs
+counts, with compilation and without validation. --epochs is the length of the schedule; --stop-after ends both earlier,
+to compare only the seconds per epoch.
 """
 
 import argparse

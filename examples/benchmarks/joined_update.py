@@ -1,9 +1,9 @@
-"""What it gains on this machine that the update joins small weights: the update alone, by the size up to which it does.
+"""What joining small weights in the update gains on this machine: the time of the update, by the size limit.
 
     python examples/benchmarks/joined_update.py --nets resnet20 resnet56 --optimizer sgd --limits 0 16 64
 
-Processor time of one update (read, mean, optimizer, write), the limits in turns; 0 joins nothing. Ratios are medians
-and quartiles of pairs with the first limit.
+Measures the processor time of one update (read, mean, optimizer, write), with the limits in turns; 0 joins nothing.
+Ratios are medians and quartiles of pairs with the first limit.
 """
 
 from __future__ import annotations

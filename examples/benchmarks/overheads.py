@@ -2,8 +2,8 @@
 
     python examples/benchmarks/overheads.py --devices cpu:4 --rounds 5
 
-Timed is `fit` from its beginning to its end, callbacks included, for as many epochs as --epochs says. Other work on the
-machine only slows a run down, so the fastest runs are compared, with the medians beside them.
+Times the whole `fit`, including callbacks, for --epochs epochs. Other work on the machine can only slow a run down, so
+the fastest runs are compared; the medians are given too.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python examples/benchmarks/streaming_memory.py --megabytes 400 4000
 
 Writes random images (64 x 64 x 3, 12 KiB each) into a temporary folder, trains one epoch on each set in a fresh process
-under two virtual replicas, and prints the largest resident memory that the process had. The pages of the files that the
-system keeps in memory are not counted: they are its own, and it gives them away when others need them.
+under two virtual replicas, and prints the peak resident memory of the process. It does not count the system's page
+cache, which the system frees when other processes need memory.
 """
 
 from __future__ import annotations

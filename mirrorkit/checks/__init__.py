@@ -1,7 +1,7 @@
-"""Checks of a training: are the replicas in sync, which layer made the first NaN, what would run where on GPUs.
+"""Checks for training: are the replicas in sync, which layer produced the first NaN, what would run where on GPUs.
 
 ```python
-report = mk.checks.in_sync(strategy, step)                       # true, or it names the first variable that differs
+report = mk.checks.in_sync(strategy, step)                       # true, or names the first variable that differs
 loop.fit(train, callbacks=[mk.checks.InSync(every=500), mk.checks.NanWatch()])
 print(mk.checks.placement(make_step, train, devices="gpu:4"))    # needs no GPU
 ```

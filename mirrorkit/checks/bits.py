@@ -1,4 +1,4 @@
-"""Tensors as whole numbers that hold their bits: to compare them, to sum them up, and to send them unchanged."""
+"""The bits of tensors as integers: to compare them, to compute checksums, and to send them unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from mirrorkit.errors import StepError
 
-_WORDS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int32, 16: tf.int32}  # by the bytes of an element
+_WORDS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int32, 16: tf.int32}  # by the size of an element in bytes
 _SEED = (2, 71)
 
 
@@ -22,7 +22,7 @@ def to_words(value: tf.Tensor) -> tf.Tensor:
 
 
 def from_words(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Undo `to_words`: the tensor of the dtype and shape of `like` with these bits."""
+    """Invert `to_words`: return a tensor with these bits, and the dtype and shape of `like`."""
     if like.dtype == tf.bool:
         return tf.reshape(tf.cast(words, tf.bool), like.shape)
     word = _WORDS[like.dtype.size]
@@ -31,10 +31,11 @@ def from_words(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def checksums(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return a checksum of each tensor, int64 [len(values)], that any change of bits or of their order changes.
+    """Return a checksum of each tensor, int64 [len(values)], that depends on all bits and on their order.
 
-    The sum, modulo 2**64, of each word times an odd random 64-bit number of its place. A single word that changes is
-    always seen, since an odd factor can be undone; another change goes unseen with a chance of at most 2**-32.
+    It is the sum, modulo 2**64, of each word times an odd random 64-bit number that belongs to its position. A change
+    of a single word always changes the checksum, since odd factors are invertible; any other change is missed with a
+    probability of at most 2**-32.
     After Dietzfelbinger 1996, "Universal hashing and k-wise independent random variables via integer arithmetic
     without primes".
     """
@@ -42,7 +43,7 @@ def checksums(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _checksum(words: tf.Tensor) -> tf.Tensor:
-    # the same on every kind of device: the algorithm must not be chosen by it
+    # a fixed algorithm: the default one depends on the kind of device
     places = tf.random.stateless_uniform(tf.shape(words), _SEED, None, None, tf.int64, alg="philox")
     return tf.reduce_sum(words * tf.bitwise.bitwise_or(places, tf.constant(1, tf.int64)))
 

@@ -1,4 +1,4 @@
-"""A watch that says which layer made the first NaN of a training."""
+"""A callback that finds the layer that produced the first NaN in training."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from mirrorkit.whole import is_whole
 
 
 class NanWatch(LoopCallback):
-    """Says which layer made a loss or a weight NaN or infinite, in which batch, and from what.
+    """Finds the layer that made a loss or a weight NaN or infinite, and the batch in which it happened.
 
     ```python
     loop.fit(train, epochs=10, callbacks=[mk.checks.NanWatch()])
     ```
 
-    When the loss is found to be NaN, so are all weights, and nothing can be learnt from them. So the watch keeps a copy
-    of what the step changes, made every so many steps on the first device. After the error it goes back to the copy,
-    trains again update by update until a variable is no longer finite, and looks through that update layer by layer
-    with `find_non_finite`. The weights are then left as they were before it.
+    By the time the loss is NaN, all weights are NaN too and show nothing. So every `every` steps, the callback copies
+    the variables that the step changes, on the first device. After the error it restores the copy, trains again update
+    by update until a variable is no longer finite, and checks that update layer by layer with `find_non_finite`. It
+    leaves the weights as they were before that update.
 
-    Every copy, and the end of every epoch, is also checked: weights can be NaN while the loss stays finite, since where
-    TensorFlow uses oneDNN on the CPU, a ReLU behind a product makes 0 of NaN, and max pooling a finite number. This and
-    the copy are all that it costs while all is well.
+    It also checks the variables at every copy and at the end of every epoch. Weights can be NaN while the loss stays
+    finite: where TensorFlow uses oneDNN on the CPU, a ReLU after a matrix product turns NaN into 0, and max pooling
+    turns it into a finite number. As long as all values are finite, this check and the copy are the only cost.
 
-    A recipe gives the same batches again. A `tf.data.Dataset` of your own is read again from its beginning; when its
-    order changes from time to time, the same may not happen again, and the error says so.
+    A recipe yields the same batches again. Your own `tf.data.Dataset` is read again from its beginning; if its order
+    changes between reads, the problem may not occur again, and the error says so.
 
     Args:
-        every: training steps from one copy to the next, and so the most that are trained again.
+        every: training steps from one copy to the next; at most this many are trained again.
 
     Raises:
         NonFiniteLossError: from training, in place of the loop's own.
@@ -45,58 +45,58 @@ class NanWatch(LoopCallback):
     def __init__(self, *, every: int = 200) -> None:
         super().__init__()
         if not is_whole(every):
-            raise StepError(f"NanWatch(every={every!r}): it must be a whole number of steps from 1 on.")
+            raise StepError(f"NanWatch(every={every!r}): it must be a whole number of steps, at least 1.")
         self._every = int(every)
         self._epoch = 0
-        self._batch = 0  # of the epoch, before which the copy was made
-        self._done = 0  # batches of the epoch
+        self._batch = 0  # the copy was made before this batch of the epoch
+        self._done = 0  # finished batches of the epoch
         self._copy: list[tf.Tensor] | None = None
 
     def set_loop(self, loop: Loop) -> None:
-        """Take the loop that is to be watched; Loop calls it."""
+        """Set the loop to watch; Loop calls it."""
         if is_parameter_server(loop.strategy):
             raise StepError(
-                "NanWatch trains again update by update, which the asynchronous workers of parameter servers cannot. "
-                "Look at a batch with mk.checks.find_non_finite(step, batch), or rehearse under 'one_device'."
+                "NanWatch trains again update by update, which asynchronous workers cannot do under parameter servers. "
+                "Check a batch with mk.checks.find_non_finite(step, batch), or train under 'one_device'."
             )
         self._variables: list[Variable] = list(getattr(loop.step, "variables", []))
         if not self._variables:
             raise StepError(
-                f"{type(loop.step).__name__} does not say what it changes, so NanWatch cannot go back. Give it a "
+                f"{type(loop.step).__name__} does not say what it changes, so NanWatch cannot restore it. Give it a "
                 "property `variables`: a list of all variables that its update writes."
             )
         super().set_loop(loop)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuse to watch in vain."""
+        """Raise an error if there is no loop to watch."""
         if self._loop is None:
             raise StepError(
-                "NanWatch goes back with the help of mk.train.Loop. In Keras's own fit, stop with "
-                "keras.callbacks.TerminateOnNaN and look at a batch with mk.checks.find_non_finite(model, batch)."
+                "NanWatch needs mk.train.Loop to train again. In Keras's own fit, stop with "
+                "keras.callbacks.TerminateOnNaN and check a batch with mk.checks.find_non_finite(model, batch)."
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Start again: an epoch's batches are counted from its beginning."""
+        """Discard the copy: batches are counted from 0 in each epoch."""
         self._epoch, self._copy = epoch, None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Check and make a copy when the last one is old."""
+        """Check the variables and copy them, if the last copy is old."""
         if self._copy is None or batch - self._batch >= self._every:
             self._check()
             self._batch, self._copy = batch, self._values()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Remember how far the epoch is."""
+        """Count the batches of the epoch."""
         self._done = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Check the epoch's last updates."""
+        """Check the last updates of the epoch."""
         if self._copy is not None:
             self._check()
             self._copy = None
 
     def on_non_finite_loss(self, error: NonFiniteLossError) -> NoReturn:
-        """Find out what happened and raise the error that says so; Loop calls it before it raises `error`."""
+        """Find the cause and raise an error that names it; Loop calls this before it raises `error`."""
         _, text = self._diagnose(error.batch + 1)
         raise NonFiniteLossError(f"{error} {text}", step=error.step, epoch=error.epoch, batch=error.batch)
 
@@ -105,7 +105,7 @@ class NanWatch(LoopCallback):
             return
         if self._copy is None:
             raise StepError(
-                "Weights or optimizer slots are NaN or infinite before training. Look at where they come from."
+                "Weights or optimizer slots are NaN or infinite before training. Check where they come from."
             )
         batch, text = self._diagnose(self._done)
         step = self.loop.position.steps - self._done + batch
@@ -118,7 +118,7 @@ class NanWatch(LoopCallback):
         )
 
     def _diagnose(self, end: int) -> tuple[int, str]:
-        """Train again from the copy to the first bad update, or to the last that begins before batch `end`."""
+        """Train again from the copy to the first bad update, or to the last one that begins before batch `end`."""
         self._restore(self._copy or [])
         replay = self._replay(self._batch)
         goes_on = True
@@ -128,20 +128,20 @@ class NanWatch(LoopCallback):
             if replay.batch >= end or not _all_finite(self._values()):
                 break
         self._restore(before)
-        rows = self._replay(batch).rows() if goes_on else []  # the data may have ended earlier this time
+        rows = self._replay(batch).rows() if goes_on else []  # the data may end earlier this time
         for part, shards in enumerate(rows):
             try:
                 found = find_in_shards(self.loop.step, shards, first=part * len(shards))
-            except tf.errors.InvalidArgumentError as refused:  # what XLA, which checks nothing, had made NaN of
-                return batch, f"Looked through layer by layer, batch {batch} is refused: {refused.message}"
+            except tf.errors.InvalidArgumentError as refused:  # XLA does not check values and gave NaN
+                return batch, f"The search layer by layer raised an error in batch {batch}: {refused.message}"
             if found:
                 return batch, f"The first number that is not finite comes in batch {batch}: {found}."
         elsewhere = "another worker's rows (its error says more), " if num_workers(self.loop.strategy) > 1 else ""
         return batch, (
-            f"Trained again from batch {self._batch} on, all numbers here stayed finite. Look for the reason in "
-            f"{elsewhere}data that gave other batches this time, as a tf.data.Dataset does that shuffles each time, an "
-            "operation that is not deterministic (mk.reproducible.enable()), or random numbers, which are others here "
-            "than in a Loop(jit_compile=True)."
+            f"When the loop trained again from batch {self._batch} on, all numbers here stayed finite. Possible causes "
+            f"are {elsewhere}data that gave other batches this time (a tf.data.Dataset that reshuffles), an operation "
+            "that is not deterministic (mk.reproducible.enable()), or random numbers, which differ from those of a "
+            "Loop(jit_compile=True)."
         )
 
     def _replay(self, batch: int) -> Replay:

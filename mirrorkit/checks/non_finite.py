@@ -1,4 +1,4 @@
-"""Where the first NaN or infinite number of a training step comes from."""
+"""Find where the first NaN or infinite number of a training step comes from."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class NonFinite:
 
     Attributes:
         what: "variable", "input", "target", "sample weight", "output" (of a layer), "loss", "gradient" or "sum" (of a
-            step of your own).
+            custom step).
         where: the layer, the variable or the part of the batch.
         nan: how many numbers are NaN.
         infinite: how many are infinite.
-        size: how many there are.
-        range: the smallest and the largest of the finite ones; None where there are none.
-        input_range: of an output, the same of what the layer was given.
-        shard: which replica's rows of the batch, counted on through the batches of an accumulated update; None for
-            variables.
+        size: how many numbers there are.
+        range: the smallest and the largest finite number; None if there are none.
+        input_range: for an output, the range of the layer's input.
+        shard: which replica's rows of the batch; with `accumulate`, the count continues through the batches of an
+            update. None for variables.
     """
 
     what: str
@@ -45,11 +45,11 @@ class NonFinite:
     shard: int | None = None
 
     def __str__(self) -> str:
-        """Say it in one sentence."""
+        """Describe it in one sentence."""
         text = f"{self.what} {self.where}: {self.nan} NaN and {self.infinite} infinite of {self.size} numbers"
         text += "" if self.range is None else f", the others between {self.range[0]:.4g} and {self.range[1]:.4g}"
         if self.input_range is not None:
-            text += f"; what it was given is between {self.input_range[0]:.4g} and {self.input_range[1]:.4g}"
+            text += f"; its input is between {self.input_range[0]:.4g} and {self.input_range[1]:.4g}"
         return text if self.shard is None else f"{text} (shard {self.shard} of the batch)"
 
 
@@ -61,17 +61,18 @@ def find_non_finite(of: Any, batch: Any) -> NonFinite | None:
     print(found)  # output of layer 'log' (Lambda): 3 NaN and 0 infinite of 96 numbers, ...
     ```
 
-    Looked at in this order: the variables, optimizer slots included; the batch; each layer's output; the loss; then, on
-    the way back, what each layer passes back and the gradient of its weights. Everything is computed eagerly, in
-    training mode, and nothing is changed. Of layers that run in a `tf.function` of their own only what contains them is
-    seen.
+    It checks, in this order: the variables, including optimizer slots; the batch; each layer's output; the loss; then,
+    in the backward pass, the gradient that each layer passes back and the gradient of its weights. Everything is
+    computed eagerly, in training mode, and nothing is changed. A layer that runs in its own `tf.function` is not seen;
+    only the layer that contains it is.
 
     Args:
-        of: a built step, a loop, or a Keras model; without a compiled loss or targets, a model is only run forward.
-        batch: a global batch: `x`, `(x, y)` or `(x, y, sample_weight)`. A step's replicas each take their rows of it.
+        of: a built step, a loop, or a Keras model; without a compiled loss or without targets, only a model's forward
+            pass is checked.
+        batch: a global batch: `x`, `(x, y)` or `(x, y, sample_weight)`. Each replica of a step takes its rows of it.
 
     Raises:
-        StepError: neither a step nor a model.
+        StepError: `of` is neither a step, a loop nor a model.
     """
     step = of if isinstance(of, keras.Model) else getattr(of, "step", of)
     batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
@@ -80,7 +81,7 @@ def find_non_finite(of: Any, batch: Any) -> NonFinite | None:
 
 
 def find_in_shards(step: Any, shards: Iterable[Any], *, first: int = 0) -> NonFinite | None:
-    """Do the same with a batch that is cut into shards already, the first of which has this number."""
+    """Do the same with a batch that is already split into shards; the first has the number `first`."""
     slots = step.optimizer.variables if isinstance(step, keras.Model) and step.compiled else []
     for variable in [*getattr(step, "variables", []), *slots]:
         if found := _look("variable", repr(path(variable)), [_value(variable)]):
@@ -115,7 +116,7 @@ def _in_computation(step: Any, batch: Batch, shard: int) -> Iterator[NonFinite]:
 
 
 def _objective_of_step(step: Step, weights: Any, state: Any, batch: Batch, shard: int) -> tf.Tensor:
-    assert step.strategy is not None  # a step that is built
+    assert step.strategy is not None  # the step has been built
     return step.for_loop(step.strategy).objective(weights, state, batch.present, shard)
 
 
@@ -159,7 +160,7 @@ def _in_outputs(calls: Sequence[Call]) -> Iterator[NonFinite]:
 
 
 def _in_gradients(calls: Sequence[Call], outputs: Any, weights: dict[int, Any], variables: Any) -> Iterator[NonFinite]:
-    """Look from the last layer to the first: the layer behind the first gradient that is not finite made it."""
+    """Check from the last layer to the first: the layer behind the first gradient that is not finite produced it."""
     owners: dict[int, Call] = {}
     for call in calls:  # inner layers come first
         for variable in getattr(call.layer, "trainable_variables", ()):
@@ -173,7 +174,7 @@ def _in_gradients(calls: Sequence[Call], outputs: Any, weights: dict[int, Any], 
             where = f"of {variable.path!r}, a weight of layer {call.name}"
             if found := _look("gradient", where, [weights[id(variable)]]):
                 yield found
-    for variable in variables:  # of layers whose calls were not seen
+    for variable in variables:  # of layers whose calls were not recorded
         if found := _look("gradient", f"of {variable.path!r}", [weights[id(variable)]]):
             yield found
 

@@ -1,4 +1,4 @@
-"""What each layer was given and returned while a model ran eagerly."""
+"""Record the inputs and outputs of each layer while a model runs eagerly."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Call:
 
     Attributes:
         layer: the layer.
-        inputs: the float tensors that it was given.
-        outputs: the float tensors that it returned and that no layer within it had returned already.
+        inputs: its float input tensors.
+        outputs: its float output tensors, without those that a layer within it has already returned.
     """
 
     layer: Any
@@ -37,7 +37,7 @@ class Call:
 def recorded() -> Iterator[list[Call]]:
     """Record all calls of Keras layers within the block, in the order in which they end: inner layers first.
 
-    Keras has no hooks, so its one entry to every layer is wrapped for the time of the block. Calls within a
+    Keras has no hooks, so its one entry to every layer is wrapped for the duration of the block. Calls within a
     `tf.function` have no values yet and are left out.
     """
     calls: list[Call] = []

@@ -1,4 +1,4 @@
-"""Whether all replicas hold the same values: by checksums made on the devices, and values only where those differ."""
+"""Check that all replicas hold the same values: compare checksums made on the devices, then the values that differ."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Difference:
         replica: the first replica that differs.
         elements: how many of its elements differ.
         size: how many elements there are.
-        largest: the largest absolute difference; inf where one of the two is NaN; 0 where only bits differ (-0 and 0).
+        largest: the largest absolute difference; inf if one of the two is NaN; 0 if only the bits differ (-0 and 0).
     """
 
     variable: str
@@ -39,19 +39,19 @@ class Difference:
     def __str__(self) -> str:
         """Say it in one sentence."""
         return (
-            f"{self.variable!r} on replica {self.replica}: {self.elements} of {self.size} elements are not those of "
+            f"{self.variable!r} on replica {self.replica}: {self.elements} of {self.size} elements differ from "
             f"replica 0, by at most {self.largest:.3g}"
         )
 
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What a check found; true where all replicas hold the same bits.
+    """The result of a check; true if all replicas hold the same bits.
 
     Attributes:
-        replicas: how many were compared.
-        variables: how many variables.
-        differing: the paths of those that differ, in their order.
+        replicas: how many replicas were compared.
+        variables: how many variables were compared.
+        differing: the paths of the variables that differ, in order.
         first: how the first of them differs.
     """
 
@@ -84,25 +84,25 @@ def in_sync(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
         print(report)  # the first variable that differs, on which replica, and by how much
     ```
 
-    Each replica makes one 64-bit checksum of each variable on its own device, and only these travel. On several workers
-    all of them must call it, and all get the same report. Where there is one copy of the variables (one device,
-    central_storage, parameter servers) there is nothing to compare.
+    Each replica computes a 64-bit checksum of each variable on its own device, and only the checksums are sent. On
+    several workers, all of them must call it, and all get the same report. If there is only one copy of the variables
+    (one device, central_storage, parameter servers), there is nothing to compare.
 
     Args:
-        strategy: the one that made the variables.
-        of: a step, a model, an optimizer, anything with `variables`, or a list of variables. Variables that are meant
-            to differ (`tf.VariableSynchronization.ON_READ`) do not belong in it.
+        strategy: the strategy that created the variables.
+        of: a step, a model, an optimizer, any object with `variables`, or a list of variables. Leave out variables that
+            are meant to differ (`tf.VariableSynchronization.ON_READ`).
 
     Raises:
-        StepError: there are no variables, or another strategy made them.
+        StepError: there are no variables, or another strategy created them.
     """
     return replicas_of(strategy, of).check()
 
 
 def repair(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
-    """Give every replica the values of replica 0, where they differ; returns what `in_sync` found before.
+    """Copy the values of replica 0 to every replica that differs; return the report of `in_sync` from before.
 
-    Arguments and errors are those of `in_sync`.
+    Takes the arguments of `in_sync` and raises the same errors.
     """
     return replicas_of(strategy, of).repair()
 
@@ -111,7 +111,7 @@ class Replicas:
     """The copies of a list of variables on all replicas; compares them with a function that is compiled once.
 
     Args:
-        strategy: the one that made the variables.
+        strategy: the strategy that created the variables.
         variables: Keras or TensorFlow variables.
     """
 
@@ -123,7 +123,7 @@ class Replicas:
             if not strategy.extended.variable_created_in_scope(own):
                 raise StepError(
                     f"The variable {path(variable)!r} was not created in the scope of this {type(strategy).__name__}, "
-                    "so its replicas cannot be compared. Pass the strategy under which it was made."
+                    "so its replicas cannot be compared. Pass the strategy that created it."
                 )
         central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
         self._copies = 1 if central or is_parameter_server(strategy) else strategy.num_replicas_in_sync
@@ -138,7 +138,7 @@ class Replicas:
         return self._report(self._differing())
 
     def repair(self) -> SyncReport:
-        """Copy replica 0 to all; see `repair`."""
+        """Copy replica 0 to all replicas; see `repair`."""
         differing = self._differing()
         report = self._report(differing)
 
@@ -203,17 +203,17 @@ def _of_replica_0(words: tf.Tensor) -> tf.Tensor:
 def _distance(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     wide = tf.complex128 if one.dtype.is_complex else tf.float64
     distance = tf.abs(tf.cast(one, wide) - tf.cast(other, wide))
-    same = tf.equal(one, other)  # two infinities are, though their distance is NaN
+    same = tf.equal(one, other)  # two infinities are equal, though their distance is NaN
     nothing, endless = tf.zeros_like(distance), tf.fill(tf.shape(distance), tf.constant(float("inf"), tf.float64))
     return tf.reduce_max(tf.where(same, nothing, tf.where(tf.math.is_nan(distance), endless, distance)))
 
 
-# What was compiled for a model or a step, kept for as long as that lives, so that a check in a loop compiles once.
+# What was compiled for a model or a step, kept for the lifetime of that object, so that repeated checks compile once.
 _compiled_for: weakref.WeakKeyDictionary[Any, Replicas] = weakref.WeakKeyDictionary()
 
 
 def replicas_of(strategy: tf.distribute.Strategy, of: Any) -> Replicas:
-    """Return the replicas of what `in_sync` takes; the same object again while nothing has changed."""
+    """Return the replicas of an argument of `in_sync`; the same object as long as nothing has changed."""
     variables = list(of if isinstance(of, (list, tuple)) else getattr(of, "variables", ()))
     if not variables:
         raise StepError(f"There are no variables to compare in {type(of).__name__}. Build it first, or pass a list.")

@@ -12,28 +12,28 @@ from mirrorkit.whole import is_whole
 
 
 class InSync(LoopCallback):
-    """Checks every so many steps, and at the end of training, that all replicas hold the same bits.
+    """Checks every `every` steps, and at the end of training, that all replicas hold the same bits.
 
     ```python
     loop.fit(train, epochs=10, callbacks=[mk.checks.InSync(every=500)])
     ```
 
-    It looks at all that the step changes: weights, layer state, optimizer slots. In Keras's own `fit` it looks at model
-    and optimizer.
+    It checks everything that the step changes: weights, layer state, optimizer slots. In Keras's own `fit` it checks
+    the model and the optimizer.
 
     Args:
-        every: how many training steps from one check to the next, rounded up to the end of a call of several steps.
-        repair: copy replica 0 to all and warn, instead of raising.
+        every: training steps from one check to the next, rounded up to the end of a call of several steps.
+        repair: copy replica 0 to all replicas and warn, instead of raising an error.
 
     Raises:
-        OutOfSyncError: from training, where replicas differ; its `report` says which variable, where and by how much.
+        OutOfSyncError: during training, if replicas differ; its `report` says which variable, where and by how much.
         StepError: `every` below 1; a step that does not say what it changes.
     """
 
     def __init__(self, *, every: int = 500, repair: bool = False) -> None:
         super().__init__()
         if not is_whole(every):
-            raise StepError(f"InSync(every={every!r}): it must be a whole number of steps from 1 on.")
+            raise StepError(f"InSync(every={every!r}): it must be a whole number of steps, at least 1.")
         self.every = int(every)
         self.repair = repair
         self._replicas: Replicas | None = None
@@ -41,11 +41,11 @@ class InSync(LoopCallback):
 
     @property
     def call_period(self) -> int:
-        """Where a check falls, a call ends."""
+        """A call ends where a check is due."""
         return self.every
 
     def set_loop(self, loop: Loop) -> None:
-        """Take the loop whose step is to be checked; Loop calls it."""
+        """Set the loop whose step is checked; Loop calls it."""
         if not getattr(loop.step, "variables", None):
             raise StepError(
                 f"{type(loop.step).__name__} does not say what it changes, so InSync has nothing to compare. Give it a "
@@ -54,21 +54,21 @@ class InSync(LoopCallback):
         super().set_loop(loop)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begin to count."""
+        """Reset the count of steps."""
         self._replicas, self._unchecked = None, 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Remember where the call begins."""
+        """Record the first batch of the call."""
         self._first = batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Check when enough steps have passed."""
+        """Check if a check is due."""
         self._unchecked += batch + 1 - self._first
         if self._unchecked >= self.every:
             self._check()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Check the result."""
+        """Check once more if steps have passed since the last check."""
         if self._unchecked:
             self._check()
 
@@ -83,9 +83,9 @@ class InSync(LoopCallback):
             warnings.warn(f"{report}. All replicas now have replica 0's values.", stacklevel=2)
             return
         raise OutOfSyncError(
-            f"{report}. Either an update used something that is not the same on all replicas (a gradient that was not "
-            "reduced, state that a layer assigns by itself), or a device computes wrong results "
-            "(mk.devices.verify()). mk.checks.repair(strategy, step) copies replica 0 to all.",
+            f"{report}. Either an update used a value that is not the same on all replicas (a gradient that was not "
+            "reduced, state that a layer assigns itself), or a device computes wrong results "
+            "(mk.devices.verify()). mk.checks.repair(strategy, step) copies replica 0 to all replicas.",
             report=report,
         )
 

@@ -1,4 +1,4 @@
-"""Helpers to test distributed training on one machine: virtual replicas and fresh processes.
+"""Helpers for testing distributed training on one machine: virtual replicas and fresh processes.
 
 ```python
 strategy = mk.testing.virtual_replicas(4)

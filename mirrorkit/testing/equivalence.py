@@ -25,7 +25,7 @@ from mirrorkit.testing.equivalence_runs import Arrangement, Comparison, Run, Tri
 from mirrorkit.testing.replicas import virtual_replicas
 
 _CONTROLS = 3
-_USELESS_CONTROL = 1e-3  # a step that differs by so much from itself proves nothing
+_USELESS_CONTROL = 1e-3  # a step whose own runs differ by this much proves nothing
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def assert_equivalent(
     """
     if reference not in ("batch", "shards"):
         raise StepError(f'reference must be "batch" or "shards", found {reference!r}.')
-    numbers = sorted(set(replicas) - {1})  # one is what the others are compared with
+    numbers = sorted(set(replicas) - {1})  # the others are compared with one replica
     if not numbers or numbers[0] < 1:
         raise StepError(f"replicas must hold numbers above 1, such as (1, 2, 4); found {replicas!r}.")
     if steps < 2:
@@ -128,8 +128,8 @@ def assert_equivalent(
             )
         except NonFiniteLossError as error:
             raise AssertionError(
-                f"On {n} replicas the loss became NaN or infinite at step {error.step}, on one it did not. A replica's "
-                "share may be empty; sums over nothing must be zero, not NaN."
+                f"On {n} replicas, the loss became NaN or infinite at step {error.step}; on one replica it did not. A "
+                "replica's share may be empty; sums over an empty share must be zero, not NaN."
             ) from error
         _require_same_start(expected, found)
         comparison = Comparison(expected, found)
@@ -142,7 +142,7 @@ def assert_equivalent(
 def _reference(
     arrangement: Arrangement, strategy: tf.distribute.Strategy, batches: Sequence[Any], ignore: Sequence[str]
 ) -> tuple[Run, float]:
-    """Train on one replica; return the run, and how far rounding alone takes it away from itself."""
+    """Train on one replica; return the run and the difference that rounding alone makes."""
     if arrangement.shards > 1:  # whose examples must stay in their places, as random masks do
         others = [Trial(batches, nudge=i) for i in range(_CONTROLS)]
     else:
@@ -150,16 +150,16 @@ def _reference(
     run, *controls = train(arrangement, strategy, [Trial(batches), *others], ignore=ignore)
     if all(np.array_equal(run.first[name], run.updates[-1][name]) for name in run.trainable):
         raise AssertionError(
-            "The step changed none of its trainable variables, so nothing can be proven. Look at its learning rate and "
-            "at what it lists as `variables`."
+            "The step changed none of its trainable variables, so nothing can be proven. Check its learning rate and "
+            "what it lists as `variables`."
         )
     spread = max(Comparison(run, control).difference for control in controls)
     if spread > _USELESS_CONTROL:
         raise AssertionError(
             "Nothing can be proven: one replica that gets the examples of each batch in another order, or weights that "
-            f"differ in the last place, differs from itself by {spread:.1e}. Either the step depends on the order of "
-            "the examples or draws random numbers, or the net amplifies rounding. Take tanh for ReLU and average for "
-            'max pooling, fewer steps, reference="shards" for a net with random layers.'
+            f"differ in the last place, gives results that differ by {spread:.1e}. Either the step depends on the "
+            "order of the examples or draws random numbers, or the net amplifies rounding. Use tanh instead of ReLU, "
+            'average instead of max pooling, or fewer steps; use reference="shards" for a net with random layers.'
         )
     return run, spread
 
@@ -168,18 +168,18 @@ def _require_same_start(expected: Run, found: Run) -> None:
     other = [name for name, value in found.first.items() if not np.array_equal(value, expected.first[name])]
     if other:
         raise AssertionError(
-            f"make_step makes a step with other first values each time: {', '.join(other[:3])}. Before each call the "
-            "seeds of Python, NumPy, TensorFlow and Keras are set; draw from these, or load the values."
+            f"make_step creates a step with different initial values each time: {', '.join(other[:3])}. Before each "
+            "call, the seeds of Python, NumPy, TensorFlow and Keras are set; draw from these, or load the values."
         )
 
 
 def _failure(comparison: Comparison, bar: float, cause: str) -> str:
     found = comparison.found
     if found.replicas_agree:
-        what = f"{comparison.worst!r} differs by {comparison.difference:.1e}, and rounding explains {bar:.1e}"
+        what = f"{comparison.worst!r} differs by {comparison.difference:.1e}, but rounding explains only {bar:.1e}"
     else:
         what = f"the replicas' copies of {found.disagreeing[0]!r} differ"
     return (
-        f"The step does not give on {found.replicas} replicas what it gives on one: after {len(found.sizes)} steps "
-        f"{what}.\n{cause}"
+        f"The step does not give the same result on {found.replicas} replicas as on one: after {len(found.sizes)} "
+        f"steps {what}.\n{cause}"
     )

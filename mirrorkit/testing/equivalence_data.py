@@ -17,7 +17,7 @@ def global_batches(data: Any, *, steps: int, size: int | None, uneven_for: Seque
     """Read `steps` global batches as NumPy nests, repeating the data as often as needed."""
     if isinstance(data, (Recipe, tf.data.Dataset)):
         if size is not None:
-            raise StepError("global_batch_size is for arrays; this data has its batches already. Leave it out.")
+            raise StepError("global_batch_size is for arrays; this data is already batched. Leave it out.")
     elif size is None or not isinstance(data, (tuple, list)):
         raise StepError(
             "Data must be a recipe such as mk.data.batches(...), a tf.data.Dataset of global batches, or a tuple of "
@@ -56,7 +56,7 @@ def permuted(batches: Sequence[Any], *, seed: int) -> list[Any]:
 
 
 def cut(batch: Any, shards: int) -> list[Any]:
-    """Cut a batch as N replicas would share it."""
+    """Split a batch as N replicas would share it."""
     share = -(-size_of(batch) // shards)
     return [tf.nest.map_structure(lambda t, i=i: t[i * share : (i + 1) * share], batch) for i in range(shards)]
 

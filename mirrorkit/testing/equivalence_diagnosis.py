@@ -18,16 +18,16 @@ from mirrorkit.testing.equivalence_runs import Comparison, Run, distances
 from mirrorkit.train import layers_of
 from mirrorkit.variables import unchanged
 
-_REPEATS = 32  # large enough to drive a clipped gradient to its bound
+_REPEATS = 32  # large enough for a clipped gradient to reach its bound
 
 
 def looks_like(comparison: Comparison, bar: float, batches: Sequence[Any], reference: str) -> str:
     """Return a sentence or two on the most likely cause, and what to do.
 
     Args:
-        comparison: of two runs that differ, or of one whose replicas do.
+        comparison: of two runs that differ, or of a run whose replicas differ.
         bar: the difference that rounding explains.
-        batches: the global batches that both were given.
+        batches: the global batches of both runs.
         reference: as in `assert_equivalent`.
     """
     expected, found = comparison.expected, comparison.found
@@ -41,15 +41,15 @@ def looks_like(comparison: Comparison, bar: float, batches: Sequence[Any], refer
         or (_depends_on_the_cut(found.step) if reference == "batch" else None)
         or _wrong_factor(expected, found)
         or _equal_shares_only(found, first)
-        or (None if red[-1] else "The training is right and the logs are not: compute them from the reduced sums.")
+        or (None if red[-1] else "The training is correct, but the logs are not: compute them from the reduced sums.")
         or _clipping_optimizer(found.step)
     )
     if cause:
         return cause
     where = "" if first is None else f" It differs from update {first} on, first in {red[first][0]!r}."
     return (
-        f"It looks like none of the usual faults.{where} If the difference is small and grows with the steps, the net "
-        "may amplify rounding: take tanh for ReLU, average for max pooling, or fewer steps."
+        f"It looks like none of the known mistakes.{where} If the difference is small and grows with the steps, the "
+        "net may amplify rounding: use tanh instead of ReLU, average instead of max pooling, or fewer steps."
     )
 
 
@@ -64,21 +64,21 @@ def _not_reduced(found: Run) -> str | None:
     name = found.disagreeing[0]
     if name in found.trainable:
         return (
-            f"It looks like a forgotten reduction: each replica trains its copy of {name!r} on its own share. Add the "
-            "sums of all replicas up before the update, with mk.train.Update or mk.train.all_reduce."
+            f"It looks like a missing reduction: each replica trains its copy of {name!r} on its own share. Add up the "
+            "sums of all replicas before the update, with mk.train.Update or mk.train.all_reduce."
         )
     return (
         f"It looks like layer state that is not combined: each replica keeps its own {name!r}, computed from its share "
         "alone, while the weights agree. Do not let the layers assign it: take the new state from "
-        "model.stateless_call, send it times the number of examples through the reduction, and write the mean."
+        "model.stateless_call, multiply it by the number of examples, reduce it with the sums, and write the mean."
     )
 
 
 def _no_sums(run: Run, batches: Sequence[Any]) -> str | None:
-    """Give every example many times to one replica: sums over examples grow as many times, means not at all."""
+    """Repeat every example on one replica: sums over examples grow by the same factor, means do not change."""
     try:
         once, first, second = _computed(run, [batches[0], _repeat(batches[0]), _repeat(batches[1])])
-    except Exception:  # the probe must not hide what was found before it
+    except Exception:  # the probe must not hide the difference that was found
         return None
     odd = [name for name, value in once.items() if not _close(first[name], _REPEATS * value)]
     if not odd:
@@ -89,14 +89,14 @@ def _no_sums(run: Run, batches: Sequence[Any]) -> str | None:
         if np.isclose(one, other, rtol=1e-4):
             return (
                 f"It looks like clipping (or scaling to a norm) before the reduction: {names} of compute reach "
-                f"{one:.3g} and no more, however many examples there are. A replica sees a part of the gradient; clip "
+                f"{one:.3g} and no more, however many examples there are. A replica sees part of the gradient; clip "
                 "in the update, after the reduction: tf.clip_by_global_norm there, or Step(clip_norm=...)."
             )
     if all(_close(first[name], once[name]) for name in odd):
         return (
             f"It looks like means over the local batch where sums belong: {names} of compute stay the same when every "
-            f"example comes {_REPEATS} times, so replicas with fewer examples count too much. Return sums and the "
-            "number of examples, and divide after the reduction."
+            f"example is repeated {_REPEATS} times, so replicas with fewer examples get too much weight. Return sums "
+            "and the number of examples, and divide after the reduction."
         )
     return None
 
@@ -124,7 +124,7 @@ def _repeat(batch: Any) -> Any:
 
 
 def _close(one: np.ndarray, other: np.ndarray) -> bool:
-    # wide, as float16 needs: the alternatives are 32 times apart
+    # a wide tolerance, for float16: the alternatives differ by a factor of 32
     return bool(np.linalg.norm(one - other) <= 0.02 * np.linalg.norm(other) + 1e-12)
 
 
@@ -141,14 +141,14 @@ def _depends_on_the_cut(step: Any) -> str | None:
     if not normal + random:
         return None
     return (
-        f"The net has parts whose result depends on how a batch is cut ({', '.join(normal + random)}), so that it may "
-        'differ without a fault. Compare with one device that computes the same shards: reference="shards"; or take '
+        f"The net has parts whose result depends on how a batch is cut ({', '.join(normal + random)}), so it may "
+        'differ without being wrong. Compare with one device that computes the same shards: reference="shards"; or use '
         "BatchNormalization(synchronized=True) and no random layers."
     )
 
 
 def _wrong_factor(expected: Run, found: Run) -> str | None:
-    """Compare the first updates: a factor N or 1/N in the weights, or where the optimizer hides it, in its slots."""
+    """Look for a factor N or 1/N in the first update of the weights or, if the optimizer hides it, of its slots."""
 
     def moved(run: Run, names: Sequence[str]) -> np.ndarray:
         change = [np.ravel(np.float64(run.updates[0][n]) - np.float64(run.first[n])) for n in names]
@@ -163,8 +163,8 @@ def _wrong_factor(expected: Run, found: Run) -> str | None:
             if np.linalg.norm(many - factor * one) <= 1e-3 * np.linalg.norm(factor * one):
                 return (
                     f"It looks like a wrong divisor: the first update's gradient is {found.replicas} times {text}, and "
-                    f"there are {found.replicas} replicas. The replicas' sums belong added up and divided once by the "
-                    "number of examples in the global batch; inside strategy.run, Keras's mean losses divide by the "
+                    f"there are {found.replicas} replicas. Add up the replicas' sums and divide once by the number "
+                    "of examples in the global batch; inside strategy.run, Keras's mean losses divide by the number of "
                     "replicas, and optimizer.apply adds up once more."
                 )
     return None
@@ -177,10 +177,10 @@ def _equal_shares_only(found: Run, first: int | None) -> str | None:
     if not first or not all(map(even, found.sizes[:first])) or even(found.sizes[first]):
         return None
     return (
-        "It looks like a mean over the local batch: the result is right while the replicas' shares are equal and wrong "
-        f"from update {first} on, whose {found.sizes[first]} examples are shared "
-        f"{', '.join(map(str, batching.per_replica_sizes(found.sizes[first], found.replicas)))}. Add sums up over the "
-        "replicas and divide by the number of examples in the global batch."
+        "It looks like a mean over the local batch: the result is correct while the replicas' shares are equal and "
+        f"wrong from update {first} on, whose {found.sizes[first]} examples are split as "
+        f"{', '.join(map(str, batching.per_replica_sizes(found.sizes[first], found.replicas)))}. Add up the sums of "
+        "the replicas and divide by the number of examples in the global batch."
     )
 
 
@@ -188,8 +188,8 @@ def _state_only(found: Run, red: Sequence[str]) -> str | None:
     if not red or red[0] in found.trainable:
         return None
     return (
-        f"It looks like layer state that is not combined: the weights are right and {red[0]!r} is not. Take every "
-        "replica's new state times its number of examples through the reduction, and write the mean."
+        f"It looks like layer state that is not combined: the weights are correct, but {red[0]!r} is not. Multiply "
+        "every replica's new state by its number of examples, reduce it with the sums, and write the mean."
     )
 
 

@@ -21,7 +21,7 @@ Values = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How to make a step, and into how many shards one replica cuts each batch."""
+    """How to create a step, and into how many shards one replica splits each batch."""
 
     make_step: Callable[[], Any]
     seed: int
@@ -36,7 +36,7 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class Trial:
-    """One training of a step: its global batches, and whether its weights start off by a unit in the last place."""
+    """One training of a step: its global batches, and and whether its weights start with a change in the last place."""
 
     batches: Sequence[Any]
     nudge: int | None = None
@@ -47,14 +47,14 @@ class Run:
     """One training.
 
     Attributes:
-        step: what was trained, its variables have their `first` values again.
+        step: what was trained; its variables have their `first` values again.
         sizes: examples in each global batch.
         names: paths of all variables of the step, made unique.
-        trainable: those of the trainable ones that are compared.
+        trainable: paths of the trainable variables that are compared.
         first: the variables' values before the first update, by path.
         updates: their values after each update, on the first replica.
         disagreeing: paths of the variables whose copies differ between replicas at the end; weights first.
-        logs: of the whole run.
+        logs: the logs of the whole run.
     """
 
     step: Any
@@ -79,7 +79,7 @@ class Run:
 
 
 class Comparison:
-    """How far a run is from the one that it should equal.
+    """How much a run differs from the one that it should equal.
 
     Args:
         expected: the reference.
@@ -121,12 +121,12 @@ def train(
         strategy: from `mk.strategy.create`.
         trials: what to train it on.
         ignore: parts of the paths of variables to leave out.
-        like: an earlier run of the same step, whose names for the variables are taken: Keras counts its layers on.
+        like: an earlier run of the same step, whose variable names are reused: Keras numbers layers across models.
     """
     step = arrangement.step_for(strategy)
     trained, shards = step, arrangement.shards
     if shards > 1 and isinstance(step, Step):
-        # One device that computes N shards for an update is what accumulation does, with the same numbers for seeds.
+        # Accumulation is one device that computes N shards for an update, with the same numbers for the seeds.
         step.accumulate *= shards
     elif shards > 1:
         trained = _InShards(step, shards)
@@ -139,12 +139,12 @@ def train(
     names = _names(step.variables) if like is None else like.names
     if len(names) != len(step.variables):
         raise StepError(
-            f"make_step made a step with {len(names)} variables, and then one with {len(step.variables)}: "
-            f"{_names(step.variables)}. Let it make the same each time."
+            f"make_step created a step with {len(names)} variables, and then one with {len(step.variables)}: "
+            f"{_names(step.variables)}. It must create the same step each time."
         )
     unknown = [part for part in ignore if not any(part in name for name in names)]
     if unknown:
-        raise StepError(f"ignore={unknown} fits none of the step's variables. They are: {', '.join(names)}.")
+        raise StepError(f"ignore={unknown} matches none of the step's variables. They are: {', '.join(names)}.")
     named = zip(names, step.variables, strict=True)
     watched = {name: variable for name, variable in named if not any(part in name for part in ignore)}
     trainable = {name for name, v in watched.items() if getattr(v, "trainable", False)}
@@ -176,7 +176,7 @@ def _nudge(variables: Sequence[Any], *, seed: int) -> None:
 
 
 class _InShards:
-    """A user's step on one replica that computes its batch in N parts, each as replica number `part` would."""
+    """A custom step on one replica that computes its batch in N parts, each as replica number `part` would."""
 
     def __init__(self, step: Any, shards: int) -> None:
         self._step, self._shards = step, shards

@@ -36,7 +36,7 @@ def local_cluster(workers: int = 2, ps: int = 1) -> Cluster:
         task_type="chief",
         source="local_cluster",
     )
-    # The servers of one process share its threads and wait for each other: with too few they wait for ever.
+    # The servers of one process share its threads and wait for each other: with too few they wait forever.
     threads = max(processor.cores(), 2 * (workers + ps) + 1)
     for job, count in (("worker", workers), ("ps", ps)):
         for index in range(count):

@@ -1,4 +1,4 @@
-"""Several replicas on one CPU, to test that N replicas give the result of one."""
+"""Several replicas on one CPU, to test that N replicas give the same result as one."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_the_layer_is_named_and_the_weights_are_those_before(where: Any, every: 
     for part in (
         "training step 6 (epoch 0, batch 6 of it",
         "The first number that is not finite comes in batch 6: output of layer 'log' (Lambda): 1 NaN and 0 infin",
-        f"what it was given is between -1 and {X[39 if shard else 36 : 42].max():.4g} (shard {shard} of the batch).",
+        f"its input is between -1 and {X[39 if shard else 36 : 42].max():.4g} (shard {shard} of the batch).",
     ):
         assert part in str(caught.value)
     sound = make_loop(strategy_of(*where))
@@ -109,7 +109,7 @@ def test_whatever_the_data_and_the_update(kind: str, strategy_of: Any) -> None:
                 sound = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=size)
                 return super().dataset(epoch, start) if epoch else sound.dataset(epoch, start)
 
-        data = Switch(split, size)
+        data = Switch(split, global_batch_size=size)
     loop = make_loop(strategy_of("mirrored", 2), accumulate=accumulate)
     steps = 4 if kind == "endless" else None
     with pytest.raises(NonFiniteLossError) as caught:
@@ -132,7 +132,7 @@ def test_a_dataset_that_gives_other_batches_the_second_time(strategy_of: Any) ->
     spec = (tf.TensorSpec([4]), tf.TensorSpec([1]))
     data = tf.data.Dataset.from_generator(examples, output_signature=spec).batch(BATCH)
     with pytest.raises(
-        NonFiniteLossError, match=r"training step 6.*all numbers here stayed finite.*in data that gave other batch"
+        NonFiniteLossError, match=r"training step 6.*all numbers here stayed finite.*are data that gave other batch"
     ):
         make_loop(strategy_of("mirrored", 2)).fit(data, verbose=0, callbacks=[mk.checks.NanWatch()])
 
@@ -216,7 +216,7 @@ def test_while_all_is_well_it_only_keeps_a_copy(strategy_of: Any, monkeypatch: p
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, None])
 def test_periods_that_are_none(every: Any) -> None:
-    with pytest.raises(StepError, match="whole number of steps from 1 on"):
+    with pytest.raises(StepError, match="whole number of steps, at least 1"):
         mk.checks.NanWatch(every=every)
 
 

@@ -59,7 +59,7 @@ def test_a_mean_over_the_local_batch_shows_when_shares_are_unequal_only() -> Non
 
 def test_a_forgotten_reduction() -> None:
     message = _fails(lambda: ForgottenReduction(net(), _sgd()))
-    assert "It looks like a forgotten reduction: each replica trains its copy of 'sequential/dense/kernel'" in message
+    assert "It looks like a missing reduction: each replica trains its copy of 'sequential/dense/kernel'" in message
 
 
 @pytest.mark.parametrize(("step", "bound"), [(LocalClip, 4), pytest.param(LocalClipByValue, 1, marks=pytest.mark.slow)])
@@ -77,7 +77,7 @@ def test_batchnorm_that_each_replica_keeps_for_itself() -> None:
 
 def test_batchnorm_of_one_replica() -> None:
     message = _fails(lambda: FirstReplicasState(net(L.BatchNormalization()), _sgd()), reference="shards")
-    assert "layer state that is not combined: the weights are right and" in message
+    assert "layer state that is not combined: the weights are correct, but" in message
     mk.testing.assert_equivalent(
         lambda: RightState(net(L.BatchNormalization()), _sgd()),
         points(),
@@ -119,8 +119,8 @@ def _mean_over_replicas(values: tf.Tensor) -> tf.Tensor:
 
 def test_a_mean_of_means_inside_strategy_run() -> None:
     message = _fails(lambda: Tutorial(net(), _sgd(), _mean_over_replicas))
-    assert "mean over the local batch: the result is right while the replicas' shares are equal and wrong" in message
-    assert "from update 1 on, whose 7 examples are shared 4, 3." in message
+    assert "mean over the local batch: the result is correct while the replicas' shares are equal and wrong" in message
+    assert "from update 1 on, whose 7 examples are split as 4, 3." in message
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_an_unknown_fault_is_not_given_a_name() -> None:
             return [new[0] + 1e-3 * (replicas - 1) * tf.cast(late, tf.float32), *new[1:]], logs
 
     message = _fails(lambda: Odd(net(), _sgd()))
-    assert "It looks like none of the usual faults. It differs from update" in message
+    assert "It looks like none of the known mistakes. It differs from update" in message
     assert "dense/kernel" in message
 
 
@@ -214,7 +214,7 @@ def test_data_and_steps_that_do_not_fit() -> None:
         mk.testing.assert_equivalent(make, dataset, global_batch_size=8)
     with pytest.raises(StepError, match="found ndarray"):
         mk.testing.assert_equivalent(make, points()[0], global_batch_size=8)
-    with pytest.raises(StepError, match=r"ignore=\['first/bias'\] fits none"):
+    with pytest.raises(StepError, match=r"ignore=\['first/bias'\] matches none"):
         mk.testing.assert_equivalent(make, dataset, ignore=["last/bias", "first/bias"])
     with pytest.raises(StepError, match="data set is empty"):
         mk.testing.assert_equivalent(make, dataset.take(0))

@@ -116,7 +116,7 @@ def test_nan_watch_names_what_only_xla_accepts(make_loop: Any) -> None:
     loop = mk.train.Loop(plain.strategy, plain.step, jit_compile=True)
     data = mk.data.arrays(np.ones((24, 4), "float32"), np.full(24, 7))
     with pytest.raises(
-        NonFiniteLossError, match=r"Looked through layer by layer, batch 0 is refused: .*label value of 7"
+        NonFiniteLossError, match=r"The search layer by layer raised an error in batch 0: .*label value of 7"
     ):
         loop.fit(mk.data.resident(data, global_batch_size=12), callbacks=[mk.checks.NanWatch()], verbose=0)
 
