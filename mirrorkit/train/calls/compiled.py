@@ -34,13 +34,7 @@ class Result(NamedTuple):
 
 
 class Calls:
-    """The functions of a loop, each compiled once and called with any number of steps.
-
-    Args:
-        strategy: the strategy under which the calls are made.
-        step: what they run.
-        jit_compile: have XLA compile whole calls, where it can; for a single replica.
-    """
+    """The functions of a loop, each compiled once and called with any number of steps."""
 
     def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep, *, jit_compile: bool = False) -> None:
         self._strategy = strategy
@@ -127,10 +121,7 @@ class Calls:
     def _trace(self, what: Pass, data: EpochIterator, sizes: Sizes | None) -> ConcreteFunction:
         """Return the compiled function for this kind of call, traced the first time.
 
-        Args:
-            what: the pass.
-            data: what it takes its batches from.
-            sizes: of the batches of one update; None where nobody knows how many batches there are.
+        `sizes` are those of the batches of one update; None where nobody knows how many batches there are.
         """
         if self._jit_compile and not data.on_device and not self._traces:
             _log.warning(

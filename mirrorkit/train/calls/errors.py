@@ -45,11 +45,7 @@ def explained(strategy: tf.distribute.Strategy, *data: object) -> Iterator[None]
 
 
 def require_servers(strategy: tf.distribute.Strategy, cause: BaseException | None = None) -> None:
-    """Refuse to go on without a parameter server.
-
-    Raises:
-        ClusterError: one does not answer; it is named.
-    """
+    """Raise a `ClusterError` that names the parameter servers that do not answer, if there are any."""
     servers = task_addresses(strategy, "ps")
     gone = unreachable(servers)
     if gone and cause is None:  # perhaps only too busy to answer

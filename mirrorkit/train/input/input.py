@@ -34,12 +34,6 @@ class Input:
         carry_on: with `steps`, an epoch of a `tf.data.Dataset` goes on where the one before stopped, and starts again
             at the end of the data, as Keras's `fit` does.
         class_weight: from class index to the weight of its examples, as in Keras's `fit`.
-
-    Attributes:
-        first_epoch: the epoch that begins with the first batch of endless data.
-
-    Raises:
-        StepError: data of another kind, empty or endless data, class weights beside sample weights.
     """
 
     def __init__(
@@ -68,7 +62,7 @@ class Input:
         self._strategy = strategy
         self._data = data
         self._compared = num_workers(strategy) == 1
-        self.first_epoch = 0
+        self.first_epoch = 0  # the epoch that begins with the first batch of endless data
         self._endless: EpochIterator | None = None
         self._next = 0  # number of the batch, of all epochs together, that it gives next
         spec = data.element_spec  # a recipe remembers it; to make a dataset for it takes 0.1 s
@@ -97,17 +91,10 @@ class Input:
     def epoch(
         self, epoch: int, *, start: int = 0, look_at: int = 0, check: Callable[[Batch], None] | None = None
     ) -> EpochIterator:
-        """Return the epoch's batches.
+        """Return the epoch's batches from the `start`-th on.
 
-        Args:
-            epoch: fixes the order of a recipe's examples, and the place in endless data.
-            start: batches of this epoch that are done already.
-            look_at: how many batches may be read before the training begins: those of the first update. Several workers
-                then see that theirs are the same.
-            check: called with the first batch, which is trained on all the same; needs `look_at`.
-
-        Raises:
-            DataError: the workers do not read the same data.
+        Up to `look_at` batches, those of the first update, may be read before the training begins: several workers then
+        see that theirs are the same, and `check` is called with the first one, which is trained on all the same.
         """
         before = (epoch - self.first_epoch) * (self.steps or 0) + start if self._is_endless else start
         if self._endless is not None and before == self._next:

@@ -23,13 +23,6 @@ class ResidentIterator(EpochIterator):
 
     The order stays on the host, which finds out there which examples a replica needs, and how many. A device that did
     so would have the host wait for the sizes of a smaller batch.
-
-    Args:
-        data: the recipe.
-        strategy: on whose devices the set is.
-        epoch: fixes the order.
-        steps, position: as in `EpochIterator`.
-        weigh: makes `(x, y, sample_weight)` of `(x, y)`.
     """
 
     on_device = True
@@ -133,14 +126,7 @@ class _ResidentBatch:
 
 
 class SentIterator(EpochIterator):
-    """Batches of a set of which every worker of parameter servers was sent a copy: rows' numbers stand for them.
-
-    Args:
-        data: the recipe.
-        epoch: fixes the order.
-        steps, position: as in `EpochIterator`.
-        weigh: makes `(x, y, sample_weight)` of `(x, y)`.
-    """
+    """Batches of a set of which every worker of parameter servers was sent a copy: rows' numbers stand for them."""
 
     def __init__(self, data: Batches, epoch: int, *, steps: int, position: int = 0, weigh: Weigh | None = None) -> None:
         size = data.global_batch_size

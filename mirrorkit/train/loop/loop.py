@@ -1,12 +1,4 @@
-"""Loop: epochs, calls of many steps, Keras callbacks, exact evaluation and prediction.
-
-```python
-loop = mk.train.Loop(strategy, step)
-loop.warm_up(train)
-report = loop.fit(train, epochs=2, validation_data=test, callbacks=[keras.callbacks.EarlyStopping("val_loss")])
-loop.evaluate(test)
-```
-"""
+"""Loop: epochs, calls of many steps, Keras callbacks, exact evaluation and prediction."""
 
 from __future__ import annotations
 

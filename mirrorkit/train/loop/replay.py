@@ -11,14 +11,7 @@ from mirrorkit.train.step.loop_step import LoopStep
 
 
 class Replay:
-    """A walk through an epoch's batches; made by `Loop.replay`.
-
-    Args:
-        strategy: of the loop.
-        step: what it trains.
-        calls: its compiled functions.
-        data: the epoch, from some batch on.
-    """
+    """A walk through an epoch's batches, from some batch on; made by `Loop.replay`."""
 
     def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep, calls: Calls, data: EpochIterator) -> None:
         self._strategy = strategy

@@ -24,14 +24,7 @@ Columns = list[Nest]
 def pieces(data: EpochIterator, steps: int, accumulate: int, at_once: int) -> Iterator[tuple[Part, Columns]]:
     """Divide the next `steps` batches, or as many as are left, into pieces of at most `at_once` updates.
 
-    Args:
-        data: what `Input.epoch` gave.
-        steps: how many batches.
-        accumulate: batches of one update; what is left over at the end of the data is an update of its own.
-        at_once: updates in a piece.
-
-    Raises:
-        StepError: the data ends before it said that it would.
+    An update has `accumulate` batches; what is left over at the end of the data is an update of its own.
     """
     if isinstance(data, SentIterator):
         for part in data.parts(steps, accumulate):

@@ -21,9 +21,6 @@ class RunningSums:
 
     They are plain variables on the replicas' devices, made when the sums are first seen, and part of no checkpoint: the
     first part of an update overwrites them.
-
-    Args:
-        strategy: its local worker devices hold one set of sums each.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:

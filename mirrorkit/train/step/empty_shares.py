@@ -23,11 +23,8 @@ def of_any_size(batch: Nest) -> Nest:
 def unless_empty(batch: Nest, full: Callable[[], Nest]) -> Nest:
     """Call `full`, or return zeros in its place where the share turns out to have no examples.
 
-    An empty share would make statistics NaN, and the gradient of max pooling kills the process on CPU.
-
-    Args:
-        batch: the share; of unknown size, or not empty.
-        full: returns a nest of tensors of static shape, and None.
+    An empty share would make statistics NaN, and the gradient of max pooling kills the process on CPU. `full` returns a
+    nest of tensors of static shape, and None.
     """
     if tf.nest.flatten(batch)[0].shape[0] is not None:
         return full()

@@ -106,24 +106,14 @@ class Functions:
         self._facts: TraceFacts | None = None
 
     def resolve(self, batch: Batch, losses: Mapping[str, PerOutput], metrics: Mapping[str, PerOutput]) -> None:
-        """Find out, once, which loss and metrics belong to which output, and refuse a batch that lacks targets.
-
-        Args:
-            batch: tensors or specs.
-            losses: arguments of `Losses`.
-            metrics: arguments of `Metrics`.
-        """
+        """Find out, once, which loss and metrics belong to which output, and refuse a batch that lacks targets."""
         if self._totals is None:
             self._totals = outside_replica(lambda: Totals.resolve(self._model, batch, losses, metrics))
         self._totals.require_targets(batch)
 
     @property
     def totals(self) -> Totals:
-        """What the totals hold.
-
-        Raises:
-            StepError: no batch was seen yet.
-        """
+        """What the totals hold; known once a batch was seen."""
         if self._totals is None:
             raise StepError(
                 "What a step measures is known once it has seen a batch. Call strategy.run(step.compute, "
@@ -133,11 +123,7 @@ class Functions:
 
     @property
     def facts(self) -> TraceFacts:
-        """What tracing found out.
-
-        Raises:
-            StepError: the step was not traced yet.
-        """
+        """What tracing found out; known once the step was traced."""
         if self._facts is None:
             raise StepError(
                 "Which weights have a gradient is known once `compute` was traced. Call strategy.run(step.compute, "
@@ -178,12 +164,9 @@ class Functions:
         return self.totals.logs(totals)
 
     def train_sums(self, values: Changing, batch: Nest, place: tf.Tensor) -> Sums:
-        """Return what a shard adds: gradients, layer state and totals, a nest of float tensors.
+        """Return what a shard adds: gradients, layer state and totals, a nest of float tensors; zeros without any rows.
 
-        Args:
-            values: only weights, state and scale are needed.
-            batch: the shard's rows; without any it adds zeros.
-            place: for the seeds, see `LayerState.seeded`.
+        Of `values` only weights, state and scale are needed; `place` is for the seeds, see `LayerState.seeded`.
         """
         if has_no_rows(batch) and isinstance(self._sums, TraceOnce):
             if self._facts is None:

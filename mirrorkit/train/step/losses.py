@@ -26,16 +26,10 @@ class LossSum(NamedTuple):
 
 
 class Losses:
-    """The losses of a model's outputs, resolved once the outputs are known.
+    """The losses of a model's outputs, resolved once the outputs are known: tensors or anything with `shape`.
 
-    Args:
-        loss: what Keras's `compile(loss=...)` takes: a name, a function of `(y_true, y_pred)` that returns one value
-            per example, a `keras.losses.Loss`; for several outputs a list in their order or a dict by their names.
-        loss_weights: a number for each output, in the same form; 1 where absent.
-        outputs: the outputs beside their targets: tensors or anything with `shape`.
-
-    Raises:
-        StepError: losses that do not fit the outputs, or an output with a loss and without a target.
+    `loss` and `loss_weights` are what Keras's `compile` takes: for several outputs a list in their order or a dict by
+    their names. An output that has no weight counts with 1.
     """
 
     def __init__(self, loss: PerOutput, loss_weights: PerOutput, outputs: Sequence[Output]) -> None:
@@ -56,11 +50,7 @@ class Losses:
             raise StepError("No output of the model has a loss. Give Step a loss for at least one of them.")
 
     def sums(self, outputs: Sequence[Output]) -> list[LossSum]:
-        """Sum the losses of one shard: one entry for each output that has a loss, without its weight.
-
-        Args:
-            outputs: the model's outputs beside their targets.
-        """
+        """Sum the losses of one shard: one entry for each output that has a loss, without its weight."""
         pairs = zip(self._losses, outputs, strict=True)
         return [loss_sum(loss, output) for loss, output in pairs if loss is not None]
 
@@ -113,11 +103,7 @@ def _resolve(loss: Loss | str, output: Output) -> Loss:
 
 
 def loss_sum(loss: Loss, output: Output) -> LossSum:
-    """Sum a loss over one shard, with weights and masks as Keras counts them.
-
-    Raises:
-        StepError: the loss returned one number for all examples.
-    """
+    """Sum a loss over one shard, with weights and masks as Keras counts them."""
     values, mask = _values(loss, output)
     weight = None if output.weight is None else _fit(tf.cast(output.weight, values.dtype), values)
     if mask is not None:

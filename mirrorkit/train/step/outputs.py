@@ -34,11 +34,7 @@ class Output(NamedTuple):
 
 
 def unpack_batch(batch: Nest) -> Batch:
-    """Take `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)` apart.
-
-    Raises:
-        StepError: a tuple of another length.
-    """
+    """Take `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)` apart."""
     if not isinstance(batch, (tuple, list)):
         return Batch(batch)
     if len(batch) not in (1, 2, 3):
@@ -84,11 +80,7 @@ def kind_of_target(output: Output) -> str:
 
 
 def per_output(names: Sequence[str | None], given: PerOutput, what: str) -> list[PerOutput]:
-    """Sort what was given for the outputs - one thing, a list in order, a dict by name, or None - by output.
-
-    Raises:
-        StepError: it does not fit the outputs.
-    """
+    """Sort what was given for the outputs - one thing, a list in order, a dict by name, or None - by output."""
     if given is None:
         return [None] * len(names)
     if isinstance(given, Mapping) and names != [None]:

@@ -211,15 +211,7 @@ def check_built_for(optimizer: KerasOptimizer, model: KerasModel) -> None:
 
 
 def variables_of(step: object, why: str) -> list[Variable]:
-    """Return the variables that a step says it changes.
-
-    Args:
-        step: any step, also one of the user's own.
-        why: what cannot be done without them, such as "warm_up could not put it back".
-
-    Raises:
-        StepError: it does not say.
-    """
+    """Return the variables that any step says it changes; `why` tells what cannot be done without them."""
     variables = list(getattr(step, "variables", []))
     if not variables:
         raise StepError(

@@ -10,15 +10,7 @@ from mirrorkit.train.step.layer_state import layers_of
 
 
 def require_static_batches(element_spec: Spec, replicas: int) -> None:
-    """Refuse batches of unknown size or shape, or that the replicas cannot share equally.
-
-    Args:
-        element_spec: of the global batches.
-        replicas: how many share each of them.
-
-    Raises:
-        StepError: it says which part of the element it is, and what to do.
-    """
+    """Refuse global batches of unknown size or shape, or that the replicas cannot share equally."""
     for spec in tf.nest.flatten(element_spec):
         shape = tf.TensorShape(spec.shape)
         if shape.rank is None or shape[0] is None:
@@ -37,11 +29,7 @@ def require_static_batches(element_spec: Spec, replicas: int) -> None:
 
 
 def require_tpu_precision(model: KerasModel) -> None:
-    """Refuse float16, for which a TPU has no arithmetic.
-
-    Raises:
-        StepError: naming the layer.
-    """
+    """Refuse float16, for which a TPU has no arithmetic."""
     for layer in layers_of(model):
         if getattr(layer, "compute_dtype", None) == "float16":
             raise StepError(

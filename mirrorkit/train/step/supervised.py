@@ -44,17 +44,7 @@ class Options:
 
 
 class Supervised:
-    """The `LoopStep` of a `Step`; making one creates what is missing (slots, averages, loss scale) in the scope.
-
-    Args:
-        strategy: in whose scope model and optimizer were created.
-        model: a Keras model.
-        optimizer: a Keras optimizer.
-        options: the rest of what `Step` was given.
-
-    Raises:
-        StepError: the model is not built, or was created outside of the scope.
-    """
+    """The `LoopStep` of a `Step`; making one creates what is missing (slots, averages, loss scale) in the scope."""
 
     loss_index = LOSS
 
@@ -180,9 +170,7 @@ class Supervised:
     def add(self, batch: GlobalBatch, part: int | tf.Tensor) -> None:
         """Compute the sums of one of an update's batches and add them to the others'; `finish` comes last.
 
-        Args:
-            batch: one of them.
-            part: 0 for the first batch of an update (its sums replace those of the last update), then 1, 2, ...
+        The sums of part 0 replace those of the last update.
         """
         self.strategy.run(lambda: self._running.add(self.sums(batch, part), part))
 

@@ -37,12 +37,6 @@ class Copies(NamedTuple):
 
 
 def never_empty(batch: GlobalBatch) -> tuple[Batch, Copies | None]:
-    """Return the rows that this replica computes, and how their sums count (None for fully).
-
-    Call it in replica context, on every replica.
-
-    Raises:
-        StepError: this replica's rows are of static size 0.
-    """
+    """Return the rows that this replica computes, and how their sums count (None for fully); on every replica."""
     rows, is_all = batch.rows_or_all()
     return rows, None if is_all is False else Copies.of(is_all)

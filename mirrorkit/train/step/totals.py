@@ -32,15 +32,9 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class Totals:
-    """Which loss and metrics belong to which output of the model, and so what the totals hold.
+    """Which loss and metrics belong to which output of the model, and so what the totals hold."""
 
-    Attributes:
-        names: of the model's outputs; None for a single one.
-        losses: of the outputs.
-        metrics: of the outputs.
-    """
-
-    names: Sequence[str | None]
+    names: Sequence[str | None]  # of the outputs; None for a single one
     losses: Losses
     metrics: Metrics
 
@@ -48,14 +42,7 @@ class Totals:
     def resolve(
         cls, model: KerasModel, batch: Batch, losses: Mapping[str, PerOutput], metrics: Mapping[str, PerOutput]
     ) -> Totals:
-        """Work them out for a model and its data.
-
-        Args:
-            model: a built Keras model.
-            batch: tensors or specs.
-            losses: arguments of `Losses`.
-            metrics: arguments of `Metrics`.
-        """
+        """Work them out for a model and its data, from the arguments of `Losses` and `Metrics`."""
 
         def symbolic(spec: tf.TensorSpec) -> tf.TensorSpec:
             return keras.KerasTensor((None, *spec.shape[1:]), dtype=spec.dtype.name)
@@ -84,10 +71,7 @@ class Totals:
     ) -> tuple[list[Term], tf.Tensor]:
         """Return what to minimize, and the totals of one shard.
 
-        Args:
-            outputs: of the model for the shard, beside their targets.
-            examples: their number, a float32 scalar.
-            added: what layers add to the loss; it counts once for the whole batch, so each shard carries its part.
+        What layers add to the loss counts once for the whole batch, so each shard carries its part.
         """
         losses = self.losses.sums(outputs)
         extra = examples * tf.add_n([_scalar(value) for value in added]) if added else None
