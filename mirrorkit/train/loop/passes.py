@@ -74,8 +74,7 @@ class Passes:
     ) -> dict[str, Any]:
         """Train what is left of the position's epoch; move the position on, call by call. Returns the epoch's logs.
 
-        With `each_step` calls are of one step, or of one update; they teach nothing of how long a call should be. Before
-        a `NonFiniteLossError` is raised, `LoopCallback.on_non_finite_loss` is called.
+        With `each_step` calls are of one step, or of one update; they teach nothing of how long a call should be.
         """
         totals = self._restored_totals(data, position)
         check = self._step.first_batch_check()
@@ -107,7 +106,7 @@ class Passes:
         return dict(logs)
 
     def test(self, data: Input, hooks: Any, *, on_chief: bool = False) -> dict[str, Any]:
-        """Evaluate all the data from its beginning, under parameter servers in this process if `on_chief`; returns the logs."""
+        """Evaluate all the data from its beginning (`on_chief`: not on the parameter servers' workers); return logs."""
         calls = self.calls.local if on_chief and isinstance(self.calls, RemoteCalls) else self.calls
         self._step.prepare(data.element_spec, "test")
         batches = data.epoch(0, look_at=1, check=self._step.first_batch_check("test"))

@@ -28,7 +28,7 @@ class Reading(NamedTuple):
     seeds: dict[int, tf.Tensor]  # by the id of their variable
 
     def place(self, part: int | tf.Tensor) -> tf.Tensor:
-        """Return which step and which of its shards it is (int64 [2]), in the update's `part`-th batch; in replica context."""
+        """Return the step and the shard in the update's batch number `part` (int64 [2]); in replica context."""
         context = tf.distribute.get_replica_context()
         with tf.device(HOST):
             shard = tf.cast(context.replica_id_in_sync_group, tf.int64)

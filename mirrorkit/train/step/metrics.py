@@ -23,7 +23,7 @@ class Metrics:
     """The metrics of a model's outputs, resolved once these are known: tensors or anything with `shape` and `dtype`.
 
     `metrics` and `weighted_metrics`, which see the sample weights, are what Keras's `compile` takes: names and
-    `keras.metrics.Metric` objects in a list; for several outputs a list of lists in their order or a dict by their names.
+    `keras.metrics.Metric` objects in a list; for several outputs a list of lists in their order or a dict by name.
     """
 
     def __init__(self, metrics: PerOutput, weighted_metrics: PerOutput, outputs: Sequence[Output]) -> None:
