@@ -21,7 +21,6 @@ NO_BATCH = "The data gave no batch. Check its path, filters and drop_remainder."
 # TensorFlow's own words; tests/train make each of these errors. XLA refuses an operation that it does not know, a size
 # that it must know beforehand, something else than variables and tensors.
 _REFUSED_BY_XLA = ("unsupported operations", "compile-time constant", "xla_launch_util")
-_OTHER_SHAPE = "EnsureShape"
 _GO_ON = "Start all tasks again; a run with mk.train.Checkpoints goes on from its newest checkpoint."
 
 

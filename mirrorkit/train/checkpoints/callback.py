@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from typing import Any, NoReturn
+from typing import Any
 
 from mirrorkit.errors import ArgumentError, CheckpointError
 from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.checkpoints import file as checkpoint_file
-from mirrorkit.train.checkpoints.restore import local_folder, require_variables
 from mirrorkit.train.checkpoints.signals import StopSignals, agreed_signal
-from mirrorkit.train.checkpoints.variables import capture, describe
+from mirrorkit.train.checkpoints.variables import capture, describe, local_folder, require_variables
 from mirrorkit.train.checkpoints.writer import Writer, make_writable
 from mirrorkit.whole import is_whole
 
@@ -76,7 +75,14 @@ class Checkpoints(LoopCallback):
             make_writable(self.folder)
             checkpoint_file.remove_unfinished(self.folder)
         if checkpoint_file.find(self.folder):
-            self._restore()
+            position, epochs = self.loop.restore(self.folder), self.params["epochs"]
+            if max(position.epoch, position.ended) >= epochs:
+                _log.warning(
+                    "%s: the %d epochs asked for are done, so nothing is trained. Ask for more, or start over in "
+                    "another folder.",
+                    self.folder,
+                    epochs,
+                )
         self._writer = Writer(self.folder, self.keep)
         self._began = self._saved = self._place()
         self._signals.install()
@@ -115,16 +121,6 @@ class Checkpoints(LoopCallback):
         if writer is not None:
             writer.close()
 
-    def _restore(self) -> None:
-        position, epochs = self.loop.restore(self.folder), self.params["epochs"]
-        if max(position.epoch, position.ended) >= epochs:
-            _log.warning(
-                "%s: the %d epochs asked for are done, so nothing is trained. Ask for more, or start over in another "
-                "folder.",
-                self.folder,
-                epochs,
-            )
-
     @property
     def _writes(self) -> bool:
         return self.loop.strategy.extended.should_checkpoint  # the chief of a cluster; all of its workers restore
@@ -146,11 +142,9 @@ class Checkpoints(LoopCallback):
 
     def _leave_if_asked(self) -> None:
         number = agreed_signal(self.loop.strategy, self._signals)
-        if number:
-            self._save()
-            self._leave(number)
-
-    def _leave(self, number: int) -> NoReturn:
+        if not number:
+            return
+        self._save()
         assert self._writer is not None
         self._writer.wait()
         _log.warning("%s: saved in %s; start again to go on.", signal.Signals(number).name, self.folder)

@@ -18,7 +18,7 @@ from mirrorkit.train.input.epoch import EpochIterator, HostIterator
 from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
 from mirrorkit.train.input.same_data import first_rows, require_same_data
 from mirrorkit.train.step.outputs import unpack_batch
-from mirrorkit.train.step.static_shapes import require_static_batches
+from mirrorkit.train.step.requirements import require_static_batches
 from mirrorkit.whole import is_whole
 
 _STAND_IN_SIZE = 32  # of a dimension that the data does not tell, in a stand-in batch; per replica for the batch size

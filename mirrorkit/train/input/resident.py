@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -78,15 +79,15 @@ class ResidentIterator(EpochIterator):
         return _ResidentBatch(self._data, self._weigh, source, index, size)
 
 
+@dataclass(frozen=True)
 class _ResidentBatch:
     """A global batch of which each replica gathers its rows on its device; see `GlobalBatch`."""
 
-    def __init__(self, data: Resident, weigh: Weigh | None, source: Nest, index: tf.Tensor, size: int) -> None:
-        self._data = data
-        self._weigh = weigh
-        self._source = source
-        self._index = index
-        self._size = size
+    _data: Resident
+    _weigh: Weigh | None
+    _source: Nest
+    _index: tf.Tensor
+    _size: int
 
     def rows(self) -> Batch:
         return self._rows(this_replica()[0])

@@ -146,17 +146,17 @@ class Passes:
     def traced(self, training: Input, testing: Input | None, predicting: Input | None) -> Iterator[Traced]:
         """Trace every function without running one."""
         assert isinstance(self.calls, Calls)  # under parameter servers the workers trace theirs
-        self._step.prepare(training.element_spec)
-        names = iter(["train", "train, smaller batch"])
-        for batches, steps in training.rehearsals(self._step.accumulate):
-            for function in self.calls.functions(batches, steps, training=True):
-                yield Traced(next(names), function, batches)
-        if testing is not None:
-            self._step.prepare(testing.element_spec, "test")
-            names = iter(["evaluate", "evaluate, smaller batch"])
-            for batches, steps in testing.rehearsals():
-                for function in self.calls.functions(batches, steps, training=False):
-                    yield Traced(next(names), function, batches)
+        passes: list[tuple[str, Pass, Input | None, int]] = [
+            ("train", "train", training, self._step.accumulate),
+            ("evaluate", "test", testing, 1),
+        ]
+        for name, what, data, accumulate in passes:
+            if data is not None:
+                self._step.prepare(data.element_spec, what)
+                names = iter([name, f"{name}, smaller batch"])
+                for batches, steps in data.rehearsals(accumulate):
+                    for function in self.calls.functions(what, batches, steps):
+                        yield Traced(next(names), function, batches)
         if predicting is not None:
             yield Traced("predict", self.calls.predict_function(predicting.element_spec), None)
 
