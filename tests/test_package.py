@@ -16,17 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports point up this list only: a module imports from its own line and the lines above.
 LAYERS = [
-    *(
-        "__version__",
-        "errors",
-        "_types",
-        "_deprecation",
-        "_keras",
-        "processor",
-        "stop_signals",
-        "subprocesses",
-        "whole",
-    ),
+    *("__version__", "errors", "_types", "_deprecation", "_keras", "processor", "stop_signals", "subprocesses"),
     *("whole", "reproducible", "variables"),
     *("cluster", "devices", "strategy", "batching", "timing"),
     *("data", "models", "optim", "train", "placement", "checks", "parallel", "launch", "testing", "bench", "__main__"),
@@ -80,6 +70,44 @@ def test_imports_within_train_point_up_only(path):
     above = ROOMS_OF_TRAIN[: ROOMS_OF_TRAIN.index(here) + 1]
     below = imported_layers(ast.parse(path.read_text()), "mirrorkit.train") - set(above)
     assert not below, f"{path.relative_to(PACKAGE)} imports {sorted(below)}, which stands below it"
+
+
+# Inner files of a package that another one may import: the command line starts without TensorFlow, which a package's
+# face would load; `onednn` is a module whose functions say little without its name.
+INNER = {
+    ("__main__.py", "bench/command.py"),
+    ("__main__.py", "launch/command.py"),
+    ("strategy/creation.py", "devices/onednn.py"),
+}
+
+
+def inner_files(tree: ast.AST) -> set[str]:
+    """The files within packages of mirrorkit from which something is imported."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mirrorkit"):
+            module = (node.module or "").split(".")[1:]
+            for alias in node.names:
+                candidates = [PACKAGE.joinpath(*module, alias.name), PACKAGE.joinpath(*module)]
+                found |= {path.with_suffix(".py") for path in candidates if path.with_suffix(".py").is_file()}
+    return {str(path.relative_to(PACKAGE)) for path in found if path.parent != PACKAGE}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_another_package_is_reached_by_its_face(path):
+    here = str(path.relative_to(PACKAGE))
+    others = {file for file in inner_files(ast.parse(path.read_text())) if file.split("/")[0] != here.split("/")[0]}
+    reached = {file for file in others if (here, file) not in INNER}
+    assert not reached, f"{here} reaches past the __init__.py of another package, to {sorted(reached)}"
+
+
+@pytest.mark.parametrize("package", sorted({path.parent for path in FILES if path.parent != PACKAGE}), ids=str)
+def test_no_public_name_hides_a_module(package):
+    name = ".".join(package.relative_to(PACKAGE.parent).parts)
+    public = set(getattr(importlib.import_module(name), "__all__", ()))
+    hidden = {path.stem for path in package.glob("*.py")} & public
+    modules = {n for n in hidden if getattr(importlib.import_module(name), n) is importlib.import_module(f"{name}.{n}")}
+    assert hidden == modules, f"mirrorkit: {sorted(hidden - modules)} of {name} hide the modules of these names"
 
 
 def test_only_one_place_imports_keras():

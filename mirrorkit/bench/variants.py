@@ -9,11 +9,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest
 from mirrorkit.strategy import local_replica, of_all_workers
-from mirrorkit.train import Step, all_reduce
-from mirrorkit.train.calls.compiled import Calls
-from mirrorkit.train.input.epoch import EpochIterator
-from mirrorkit.train.input.input import Input
-from mirrorkit.train.step.global_batch import OwnRows
+from mirrorkit.train import Calls, EpochIterator, Input, OwnRows, Step, all_reduce
 
 
 class Variants:

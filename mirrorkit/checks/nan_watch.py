@@ -8,11 +8,9 @@ import tensorflow as tf
 
 from mirrorkit._types import Variable
 from mirrorkit.checks.non_finite import find_in_shards
-from mirrorkit.errors import ArgumentError, NonFiniteLossError, StepError
+from mirrorkit.errors import NonFiniteLossError, StepError
 from mirrorkit.strategy import is_parameter_server, num_workers
-from mirrorkit.train.callback import LoopCallback
-from mirrorkit.train.loop.loop import Loop
-from mirrorkit.train.loop.replay import Replay
+from mirrorkit.train import Loop, LoopCallback, Replay
 from mirrorkit.variables import assign, copies
 from mirrorkit.whole import is_whole
 
@@ -47,7 +45,7 @@ class NanWatch(LoopCallback):
     def __init__(self, *, every: int = 200) -> None:
         super().__init__()
         if not is_whole(every):
-            raise ArgumentError(f"NanWatch(every={every!r}): it must be a whole number of steps from 1 on.")
+            raise StepError(f"NanWatch(every={every!r}): it must be a whole number of steps from 1 on.")
         self._every = int(every)
         self._epoch = 0
         self._batch = 0  # of the epoch, before which the copy was made

@@ -12,10 +12,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.checks.recording import Call, recorded
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.global_batch import bounds
-from mirrorkit.train.step.layer_state import training_argument
-from mirrorkit.train.step.outputs import Batch, unpack_batch
-from mirrorkit.train.step.step import Step
+from mirrorkit.train import Batch, Step, bounds, training_argument, unpack_batch
 from mirrorkit.variables import native, path, unchanged
 
 Range = tuple[float, float]

@@ -14,7 +14,7 @@ import tensorflow as tf
 from mirrorkit.checks.bits import checksums, from_words, to_words
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import first_replica, is_parameter_server, local_replica
-from mirrorkit.train.reduce.tracing import TraceOnce
+from mirrorkit.train import TraceOnce
 from mirrorkit.variables import copies, native, path
 
 

@@ -6,9 +6,8 @@ import warnings
 from typing import Any
 
 from mirrorkit.checks.sync import Replicas, replicas_of
-from mirrorkit.errors import ArgumentError, OutOfSyncError, StepError
-from mirrorkit.train.callback import LoopCallback
-from mirrorkit.train.loop.loop import Loop
+from mirrorkit.errors import OutOfSyncError, StepError
+from mirrorkit.train import Loop, LoopCallback
 from mirrorkit.whole import is_whole
 
 
@@ -34,7 +33,7 @@ class InSync(LoopCallback):
     def __init__(self, *, every: int = 500, repair: bool = False) -> None:
         super().__init__()
         if not is_whole(every):
-            raise ArgumentError(f"InSync(every={every!r}): it must be a whole number of steps from 1 on.")
+            raise StepError(f"InSync(every={every!r}): it must be a whole number of steps from 1 on.")
         self.every = int(every)
         self.repair = repair
         self._replicas: Replicas | None = None

@@ -9,4 +9,9 @@ from __future__ import annotations
 
 from mirrorkit.optim.functional import functional_apply
 
+# The names "as" themselves are for mirrorkit's other packages.
+from mirrorkit.optim.functional import schedule_of as schedule_of
+from mirrorkit.optim.functional import trainable_variables as trainable_variables
+from mirrorkit.optim.packed import Packed as Packed
+
 __all__ = ["functional_apply"]

@@ -15,9 +15,7 @@ from mirrorkit.errors import DeviceError, StepError
 from mirrorkit.placement.operations import place_of, walk
 from mirrorkit.placement.report import CallPlacement, Placement
 from mirrorkit.placement.tally import HOST_PLACE
-from mirrorkit.train import Loop, Step
-from mirrorkit.train.input.epoch import EpochIterator
-from mirrorkit.train.input.resident import ResidentIterator
+from mirrorkit.train import EpochIterator, Loop, ResidentIterator, Step
 from mirrorkit.variables import copies, unchanged
 
 NOTES = (

@@ -17,7 +17,13 @@ from mirrorkit._keras import keras
 # Here mirrorkit calls Keras, and the operation's name, with the layer's in it, says more.
 _OF_THE_MODEL = {
     f"{name}.py".replace("/", os.sep)
-    for name in ("train/step/calling", "train/step/functions", "train/step/metrics", "optim/functional")
+    for name in (
+        "train/step/calling",
+        "train/step/functions",
+        "train/step/totals",
+        "train/step/metrics",
+        "optim/functional",
+    )
 }
 _HERE = str(Path(__file__).resolve().parents[1]) + os.sep
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from mirrorkit import batching
 from mirrorkit._keras import keras
 from mirrorkit.testing.equivalence_runs import Comparison, Run, distances
-from mirrorkit.train.step.layer_state import layers_of
+from mirrorkit.train import layers_of
 from mirrorkit.variables import unchanged
 
 _REPEATS = 32  # large enough to drive a clipped gradient to its bound

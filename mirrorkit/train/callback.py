@@ -10,7 +10,7 @@ from mirrorkit.errors import NonFiniteLossError
 Loop: TypeAlias = Any  # mirrorkit.train.Loop, which is built upon this
 
 
-class LoopCallback(keras.callbacks.Callback):  # type: ignore[name-defined]
+class LoopCallback(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
     """A Keras callback that `Loop` tells more."""
 
     _loop: Loop | None = None

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from mirrorkit._types import TensorLike
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import is_parameter_server
+from mirrorkit.strategy import is_parameter_server, task_addresses
 
 _LEAST_BYTES = 256 * 2**10  # of a shard; smaller ones cost more in messages than they save in memory
 
@@ -90,6 +90,6 @@ class PartitionedTable:
 def _shards(strategy: tf.distribute.Strategy, rows: int, width: int, dtype: tf.DType) -> int:
     if not is_parameter_server(strategy):
         return 1
-    servers = strategy._cluster_resolver.cluster_spec().num_tasks("ps")  # private to TensorFlow
+    servers = len(task_addresses(strategy, "ps"))
     cut = tf.distribute.experimental.partitioners.MinSizePartitioner(_LEAST_BYTES, max_shards=servers)
     return int(cut(tf.TensorShape([rows, width]), dtype)[0])

@@ -123,7 +123,7 @@ class Checkpoints(LoopCallback):
 
     @property
     def _writes(self) -> bool:
-        return self.loop.strategy.extended.should_checkpoint  # the chief of a cluster; all of its workers restore
+        return bool(self.loop.strategy.extended.should_checkpoint)  # the chief of a cluster; all of its workers restore
 
     def _place(self) -> tuple[int, int, int]:
         position = self.loop.position

@@ -239,4 +239,5 @@ def _like(parts: tuple[Any, ...], spec: Spec) -> Batch:
 
 
 def _batch_size(element_spec: Spec) -> int | None:
-    return tf.nest.flatten(unpack_batch(element_spec).x)[0].shape[0]
+    size: int | None = tf.nest.flatten(unpack_batch(element_spec).x)[0].shape[0]
+    return size

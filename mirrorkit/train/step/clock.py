@@ -16,7 +16,7 @@ import tensorflow as tf
 from mirrorkit._types import KerasOptimizer, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
-from mirrorkit.optim.functional import schedule_of
+from mirrorkit.optim import schedule_of
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.variables import native
 

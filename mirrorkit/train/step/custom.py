@@ -118,7 +118,8 @@ class Custom:
         values = [tf.cast(logs[name], tf.float32) * examples for name in sorted(logs)]
         return tf.stack([examples, tf.add_n(values), *values])
 
-    def _train_logs(self, batch: GlobalBatch) -> Mapping[str, tf.Tensor]:
+    def _train_logs(self, batch: GlobalBatch) -> Logs:
+        logs: Mapping[str, tf.Tensor]
         if hasattr(self._step, "train"):
             function, logs = "train", self._step.train(self._strategy, self._strategy.run(batch.rows))
         else:
@@ -128,7 +129,8 @@ class Custom:
             raise StepError(
                 f"{function} of {type(self._step).__name__} returned no logs. Return at least the loss by name."
             )
-        wrong = [name for name, value in dict(logs).items() if not tf.is_tensor(value) or value.shape.rank != 0]
+        logs = dict(logs)
+        wrong = [name for name, value in logs.items() if not tf.is_tensor(value) or value.shape.rank != 0]
         if wrong:
             raise StepError(
                 f"{function} of {type(self._step).__name__} returned {wrong}, which are no reduced scalars. Compute "
@@ -173,7 +175,7 @@ class Custom:
         return {name: totals[i] / totals[0] for i, name in enumerate(self._names[what], start=2)}
 
 
-class _Models(keras.Model):  # type: ignore[name-defined]
+class _Models(keras.Model):  # type: ignore[name-defined, misc]
     """The Keras models and layers among the attributes of a step, as one model for callbacks."""
 
     def __init__(self, step: Any) -> None:

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Nest, Sums
 from mirrorkit.errors import StepError
-from mirrorkit.optim import functional_apply
-from mirrorkit.optim.packed import Packed
+from mirrorkit.optim import Packed, functional_apply
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages

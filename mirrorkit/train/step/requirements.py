@@ -10,7 +10,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Nest, Spec, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.optim.functional import trainable_variables
+from mirrorkit.optim import trainable_variables
 from mirrorkit.train.step.layer_state import layers_of
 from mirrorkit.train.step.outputs import Batch, unpack_batch
 from mirrorkit.variables import native

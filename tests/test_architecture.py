@@ -1,0 +1,130 @@
+"""ARCHITECTURE.md says what the code says: its rooms, its files, and the private names of TensorFlow and Keras."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_package import FILES, LAYERS, PACKAGE, ROOMS_OF_TRAIN
+
+ROOT = PACKAGE.parent
+TEXT = (ROOT / "ARCHITECTURE.md").read_text()
+TESTS = {path.name for path in (ROOT / "tests").rglob("*.py")}
+
+# `NamedTuple`'s own, `os._exit`, and endings of names.
+NOT_PRIVATE = {"_asdict", "_replace", "_exit", "_crossentropy", "_loss"}
+
+
+def _section(title: str) -> str:
+    return TEXT.split(f"\n## {title}", 1)[1].split("\n## ", 1)[0]
+
+
+def _rows(title: str) -> list[list[str]]:
+    rows = [line.strip("|").split(" | ") for line in _section(title).splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows[1:]]
+
+
+def test_the_rooms_are_those_of_the_package_in_their_order() -> None:
+    told = [room for row in _rows("Rooms") for room in re.findall(r"`([\w/]+)`", row[1])]
+    expected = [room for room in LAYERS if room != "__version__"]
+    at = expected.index("train")
+    expected[at : at + 1] = [f"train/{room}" for room in ROOMS_OF_TRAIN]
+    assert [room for room in told if room != "train"] == expected
+    assert len(_rows("Rooms")) < len(expected)  # several to a row: a list as long as the code would be none
+
+
+def test_every_room_is_there() -> None:
+    for room in (*LAYERS, *(f"train/{room}" for room in ROOMS_OF_TRAIN)):
+        found = (PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").is_file()
+        assert found or room in ("__version__", "parallel"), f"{room} is in the list of rooms, and nowhere else"
+
+
+def test_every_file_that_is_named_exists() -> None:
+    named = set(re.findall(r"[\w/]+\.py\b", TEXT))
+    assert len(named) > 40
+    places = {str(path.relative_to(ROOT)) for path in (*FILES, *(ROOT / "tests").rglob("*.py"))}
+    missing = {name for name in named if not any(f"/{place}".endswith(f"/{name}") for place in places)}
+    assert not missing
+
+
+def _private_names(path: Path) -> Iterator[str]:
+    """Yield names that begin with an underscore and are not defined in this package, and private modules."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"_[a-z]\w*", str(node.value)):
+            names = [node.value]
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            yield from (name for name in modules if name.startswith(("tensorflow.python", "keras.src")))
+            continue
+        else:
+            continue
+        yield from (name for name in names if re.match(r"_[a-z]", name) and name not in DEFINED | NOT_PRIVATE)
+
+
+def _defined() -> set[str]:
+    found: set[str] = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            elif isinstance(node, ast.alias):
+                found.add(node.asname or node.name)
+            elif isinstance(node, ast.arg):
+                found.add(node.arg)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+    return found
+
+
+DEFINED = _defined()
+
+
+def _told() -> dict[str, set[str]]:
+    """The names that the table has for each file."""
+    told: dict[str, set[str]] = {}
+    for names, files, *_ in _rows("Private names"):
+        for file in files.split(", "):
+            told.setdefault(file, set()).update(re.findall(r"`([\w.]+)`", names))
+    return told
+
+
+def test_every_private_name_is_in_the_table() -> None:
+    found = {(str(path.relative_to(PACKAGE)), name) for path in FILES for name in _private_names(path)}
+    assert found
+    untold = {(file, name) for file, name in found if name not in _told().get(file, ())}
+    assert not untold, "a private name of TensorFlow or Keras that ARCHITECTURE.md does not tell of"
+
+
+def test_no_name_of_the_table_is_out_of_use() -> None:
+    unused = {(f, name) for f, names in _told().items() for name in names if name not in (PACKAGE / f).read_text()}
+    assert not unused
+
+
+def test_each_private_name_has_a_reason_and_a_test() -> None:
+    for names, _, why, test in _rows("Private names"):
+        assert len(why) > 10, names
+        assert test in TESTS, f"{names}: there is no {test}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_reaches_into_the_objects_of_another(path: Path) -> None:
+    """What begins with an underscore is for the file that defines it, or TensorFlow's and Keras's and in the table."""
+    tree = ast.parse(path.read_text())
+    own = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    own |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
+    own |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    known = own | NOT_PRIVATE | _told().get(str(path.relative_to(PACKAGE)), set())
+    reached = {
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr) and node.attr not in known
+        if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    }
+    assert not reached
