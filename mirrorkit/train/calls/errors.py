@@ -21,6 +21,7 @@ NO_BATCH = "The data gave no batch. Check its path, filters and drop_remainder."
 # TensorFlow's own words; tests/train make each of these errors. XLA refuses an operation that it does not know, a size
 # that it must know beforehand, something else than variables and tensors.
 _REFUSED_BY_XLA = ("unsupported operations", "compile-time constant", "xla_launch_util")
+_OTHER_SHAPE = "EnsureShape"
 _GO_ON = "Start all tasks again; a run with mk.train.Checkpoints goes on from its newest checkpoint."
 
 
@@ -67,7 +68,7 @@ def explained_call(data: EpochIterator, *, compiled: bool) -> Iterator[None]:
             "(tf.data.experimental.assert_cardinality), and start over: the last step is half done."
         ) from error
     except (tf.errors.InvalidArgumentError, tf.errors.InternalError, tf.errors.UnimplementedError) as error:
-        if "EnsureShape" in error.message and data.size is not None:
+        if _OTHER_SHAPE in error.message and data.size is not None:
             raise StepError(other_size(None)) from error
         if not (compiled and any(sign in error.message for sign in _REFUSED_BY_XLA)):
             raise

@@ -10,8 +10,9 @@ from typing import Any
 from mirrorkit.errors import ArgumentError, CheckpointError
 from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.checkpoints import file as checkpoint_file
+from mirrorkit.train.checkpoints.restore import local_folder, require_variables
 from mirrorkit.train.checkpoints.signals import StopSignals, agreed_signal
-from mirrorkit.train.checkpoints.variables import capture, describe, local_folder, require_variables
+from mirrorkit.train.checkpoints.variables import capture, describe
 from mirrorkit.train.checkpoints.writer import Writer, make_writable
 from mirrorkit.whole import is_whole
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,63 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from mirrorkit._types import Json, Variable
-from mirrorkit.errors import ArgumentError, CheckpointError
-from mirrorkit.train.checkpoints import file as checkpoint_file
-from mirrorkit.train.checkpoints.position import Position
-from mirrorkit.train.step.requirements import variables_of
-from mirrorkit.variables import assign, copies, path
-
-_log = logging.getLogger("mirrorkit")
+from mirrorkit.errors import CheckpointError
+from mirrorkit.variables import copies, path
 
 _SHOWN = 10  # differences in an error message
-
-
-def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable]) -> Position:
-    """Write the newest whole checkpoint of a folder into the variables; return its position in the run.
-
-    A damaged one is named in a warning, and the one before it taken.
-
-    Raises:
-        CheckpointError: there is none, none is whole, or it is of another model; then no variable was written.
-        FileError: the folder or a file in it cannot be read.
-    """
-    place = local_folder(folder)
-    files = checkpoint_file.find(place)
-    if not files:
-        raise CheckpointError(f"There is no checkpoint in {place}. Checkpoints are files step-<number>.npz.")
-    damaged = []
-    for file in files:
-        try:
-            about, values = checkpoint_file.read(file)
-        except checkpoint_file.DamagedError as error:
-            damaged.append(str(error))
-            continue
-        require_same(file, about["variables"], describe(variables))
-        if damaged:
-            warnings.warn(f"Damaged checkpoint, the one before it is used: {'; '.join(damaged)}.", stacklevel=3)
-        for variable, value in zip(variables, values, strict=True):
-            assign(variable, value)
-        position = Position.from_json(about["position"])
-        _log.info("%s: resumes in epoch %d at batch %d.", file, position.epoch, position.batch)
-        return position
-    raise CheckpointError(
-        f"No checkpoint in {place} is whole: {'; '.join(damaged)}. To start over, use another folder or move these "
-        "files away."
-    )
-
-
-def require_variables(step: object) -> list[Variable]:
-    """Return the variables of a step; refuse one that does not say which they are."""
-    return variables_of(step, "a checkpoint would be empty")
-
-
-def local_folder(folder: str | os.PathLike[str]) -> Path:
-    """Return the folder as a path; refuse an address (`gs://...`)."""
-    if not isinstance(folder, (str, os.PathLike)):
-        raise ArgumentError(f"Checkpoints need the path of a folder, found {folder!r}.")
-    if "://" in os.fspath(folder):
-        raise ArgumentError(f"Checkpoints need a folder of the file system, found {folder}. Mount the storage.")
-    return Path(folder)
 
 
 def capture(variables: Sequence[Variable]) -> list[np.ndarray]:

@@ -77,7 +77,8 @@ class Input:
                 "The data never ends. Say how many batches to take: steps_per_epoch, validation_steps or steps."
             )
         self.steps: int | None = steps if found < 0 else found if steps is None else min(steps, found)
-        size = data.global_batch_size if isinstance(data, Recipe) else _batch_size(self.element_spec)
+        inputs = tf.nest.flatten(unpack_batch(self.element_spec).x)
+        size = data.global_batch_size if isinstance(data, Recipe) else inputs[0].shape[0]
         self.global_batch_size: int | None = size
         if size is not None:
             batching.check_split(size, strategy.num_replicas_in_sync)
@@ -236,8 +237,3 @@ def _like(parts: tuple[Any, ...], spec: Spec) -> Batch:
         return tf.raw_ops.PlaceholderWithDefault(input=value, shape=s.shape)
 
     return tf.nest.map_structure(forget, parts if isinstance(spec, tuple) else parts[0], spec)
-
-
-def _batch_size(element_spec: Spec) -> int | None:
-    size: int | None = tf.nest.flatten(unpack_batch(element_spec).x)[0].shape[0]
-    return size

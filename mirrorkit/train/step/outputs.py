@@ -65,7 +65,8 @@ def output_names(model: KerasModel, y_pred: Nest) -> list[str | None]:
 def match(names: Sequence[str | None], y: Nest, y_pred: Nest, weight: Nest) -> list[Output]:
     """Put targets and weights beside the outputs that they belong to."""
     y = per_output(names, y, "targets")
-    weight = [weight] * len(names) if weight is None or _is_tensor(weight) else per_output(names, weight, "weights")
+    for_all = weight is None or tf.is_tensor(weight) or isinstance(weight, tf.TypeSpec)
+    weight = [weight] * len(names) if for_all else per_output(names, weight, "weights")
     return [Output(*parts) for parts in zip(names, y, tf.nest.flatten(y_pred), weight, strict=True)]
 
 
@@ -97,7 +98,3 @@ def per_output(names: Sequence[str | None], given: PerOutput, what: str) -> list
             "Give a dict from output name to its part."
         )
     return parts
-
-
-def _is_tensor(value: Nest) -> bool:
-    return tf.is_tensor(value) or isinstance(value, tf.TypeSpec)

@@ -149,10 +149,7 @@ class Supervised:
         return self._update.after(sums)()
 
     def add(self, batch: GlobalBatch, part: int | tf.Tensor) -> None:
-        """Compute the sums of one of an update's batches and add them to the others'; `finish` comes last.
-
-        The sums of part 0 replace those of the last update.
-        """
+        """Add the sums of one of an update's batches to the others'; those of part 0 replace the last update's."""
         self.strategy.run(lambda: self._running.add(self.sums(batch, part), part))
 
     def finish(self) -> tf.Tensor:
