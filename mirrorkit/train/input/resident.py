@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,14 @@ class ResidentIterator(EpochIterator):
         weigh: Weigh | None = None,
     ) -> None:
         whole, last = divmod(data.num_examples, data.global_batch_size)
+        shards = range(data.shards)
+        orders = [data.order(epoch)] if len(shards) == 1 else [data.shard_order(epoch, shard) for shard in shards]
         with tf.device(HOST):
-            source = {"arrays": data.place(strategy), "order": _orders(data, epoch), "epoch": tf.constant(epoch)}
+            source = {
+                "arrays": data.place(strategy),
+                "order": [tf.constant(order) for order in orders],  # of the whole set, or of each shard
+                "epoch": tf.constant(epoch),
+            }
         super().__init__(
             source,
             steps=steps,
@@ -165,10 +171,3 @@ def can_be_sent(data: object) -> bool:
     if not isinstance(data, Batches):
         return False
     return all(array.nbytes <= _LARGEST_ARRAY for array in tf.nest.flatten(data.split.as_element()))
-
-
-def _orders(data: Resident, epoch: int) -> Sequence[tf.Tensor]:
-    """The order of the whole set, or that of each shard."""
-    if data.shards == 1:
-        return [tf.constant(data.order(epoch))]
-    return [tf.constant(data.shard_order(epoch, shard)) for shard in range(data.shards)]
