@@ -1,9 +1,4 @@
-"""Where the time of a training step goes: waiting for input, computing, all-reducing, Python.
-
-```python
-print(mk.bench.anatomy(loop, train))
-```
-"""
+"""Where the time of a training step goes: waiting for input, computing, all-reducing, Python."""
 
 from __future__ import annotations
 
@@ -147,10 +142,7 @@ def without_dispatch(
 ) -> tuple[float, dict[str, float]]:
     """Take the cost of the calls out of seconds per step, each of which holds a part of it; returns both.
 
-    Args:
-        timed: seconds per step of each variant.
-        single: seconds of a call of one step of the variant "fixed".
-        steps: how many steps each variant's calls had.
+    `single` is the time of a call of one step of the variant "fixed"; `steps` is how many each variant's calls had.
     """
     # single = dispatch + step; timed = dispatch / steps + step
     dispatch = max(0.0, (single - timed["fixed"]) / (1 - 1 / steps["fixed"]))

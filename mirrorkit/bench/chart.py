@@ -1,10 +1,4 @@
-"""One plot: lines or bars over a few places on the x axis, drawn by matplotlib.
-
-```python
-chart = Chart("Scaling", x=["1", "2", "4"], series={"strong": [100.0, 190.0, 350.0]}, y_label="images/s")
-chart.save("scaling.svg")
-```
-"""
+"""One plot: lines or bars over a few places on the x axis, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -27,11 +21,7 @@ _SUFFIXES = (".png", ".svg")
 
 
 def check_plot(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that cannot be drawn.
-
-    Raises:
-        ArgumentError: it does not end in .png or .svg, or matplotlib is not installed.
-    """
+    """Refuse a file that cannot be drawn: one that is neither .png nor .svg, or any without matplotlib."""
     if Path(path).suffix.lower() not in _SUFFIXES:
         raise ArgumentError(f"{str(path)!r} cannot be drawn: name a file that ends in {' or '.join(_SUFFIXES)}.")
     if importlib.util.find_spec("matplotlib") is None:
@@ -54,11 +44,7 @@ class Chart:
     bars: bool = False  # or lines
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a PNG or SVG file and return its path.
-
-        Raises:
-            ArgumentError: see `check_plot`.
-        """
+        """Write a PNG or SVG file and return its path."""
         check_plot(path)
         self.figure().savefig(path, bbox_inches="tight", dpi=120, metadata={"Title": self.title})
         return Path(path)

@@ -53,14 +53,9 @@ def set_for(model: str) -> str:
 
 
 def plan(device: str, gpus: int, models: Sequence[str], sets: Mapping[str, str], global_batch_size: int) -> list[Group]:
-    """Return the groups, the most telling ones first.
+    """Return the groups, the most telling ones first; `sets` holds the file of each data set.
 
-    Args:
-        device: "gpu", or "cpu" for a rehearsal.
-        gpus: how many there are.
-        models: names of the zoo.
-        sets: the file of each data set.
-        global_batch_size: of one device and of strong scaling; in weak scaling, of one replica.
+    The global batch size is that of one device and of strong scaling; in weak scaling, of one replica.
     """
     real = device == "gpu"
     whole, parts = ("GPUs", "logical GPUs") if real else ("CPU as GPUs", "CPU as logical GPUs")
@@ -81,8 +76,7 @@ def plan(device: str, gpus: int, models: Sequence[str], sets: Mapping[str, str],
         return Group(part, {"model": model}, jobs)
 
     def equivalence(on: str, layouts: Mapping[int, Layout]) -> Group:
-        jobs = {n: job("closeness", layout) for n, layout in layouts.items()}
-        return Group("equivalence", {"on": on}, jobs)
+        return Group("equivalence", {"on": on}, {n: job("closeness", layout) for n, layout in layouts.items()})
 
     def scaling(model: str, on: str, layouts: Mapping[int, Layout]) -> Group:
         jobs = {("baseline", 1, global_batch_size): training(model, one)}

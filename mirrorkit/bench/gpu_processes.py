@@ -61,18 +61,13 @@ def closeness(
 ) -> list[dict[str, Any]]:
     """Train a smooth convolutional net on the same global batches on N devices and on one, and compare the weights.
 
-    Args:
-        kind, devices: of the N, as in `mk.strategy.create`; "gpu:2" is compared with "gpu:1".
-        steps: how many.
-        split_gpu: split the first GPU into so many logical ones first.
-        tf32: whether a GPU that has it may round to TF32, which is TensorFlow's default; a row for each.
+    "gpu:2" is compared with "gpu:1". There is a row for each value of `tf32`: whether a GPU that has it may round to
+    TF32, which is TensorFlow's default.
     """
     if split_gpu is not None:
         split_first_gpu(split_gpu)
-    many, one = (
-        strategy.create(kind, devices=devices),
-        strategy.create("one_device", devices=f"{devices.partition(':')[0]}:1"),
-    )
+    many = strategy.create(kind, devices=devices)
+    one = strategy.create("one_device", devices=f"{devices.partition(':')[0]}:1")
     recipe = _data.batches(_data.synthetic((16, 16, 1), train=64 * steps).train, global_batch_size=64)
     batches = testing.global_batches(recipe, steps=steps, size=None, uneven_for=[])
     arrangement, same = testing.Arrangement(_smooth_step, seed=0), testing.Trial(batches)

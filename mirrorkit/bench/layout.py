@@ -64,13 +64,7 @@ class Layout:
 def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[Layout]:
     """Return every strategy that one machine can run: one device first, then each kind with so many replicas.
 
-    Args:
-        device: "cpu" adds workers on cores of their own, as far as there are cores.
-        counts: numbers of replicas.
-        cores: of this machine.
-
-    Raises:
-        StrategyError: another device, or a number below 1.
+    "cpu" adds workers on cores of their own, as far as this machine has `cores`.
     """
     check(device, counts)
     several = [n for n in sorted(set(counts)) if n > 1]
@@ -104,11 +98,7 @@ class Hardware:
         return cls(cores=about["cores"], gpus=len(about["gpus"]))
 
     def device(self, asked: str | None = None) -> str:
-        """Return what was asked for, or GPUs where there are any.
-
-        Raises:
-            StrategyError: GPUs were asked for, and there are none.
-        """
+        """Return what was asked for, or GPUs where there are any; refuse GPUs where there are none."""
         if asked == "gpu" and not self.gpus:
             raise StrategyError(
                 "devices='gpu' was asked for, but TensorFlow finds no GPU. Take 'cpu' or 'workers'; "

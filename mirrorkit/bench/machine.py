@@ -13,6 +13,7 @@ from typing import Any
 
 from mirrorkit import processor
 
+# What sets up TensorFlow's kernels, XLA, NCCL or threads; not all of TF_, which is also the log's and Terraform's
 _SPEED_VARIABLES = (
     *("TF_ENABLE_", "TF_NUM_", "TF_XLA_", "TF_GPU_", "TF_CUDNN_", "TF_ONEDNN_", "TF_SET_ONEDNN_", "TF_FORCE_GPU_"),
     *("XLA_", "NCCL_", "OMP_"),
@@ -23,18 +24,16 @@ _PACKAGES = ("mirrorkit", "tensorflow", "keras", "numpy")
 def about(*packages: str) -> dict[str, Any]:
     """Return processor, cores, memory (GiB), GPUs, versions, environment, command and time, for a JSON file.
 
-    Does not load TensorFlow; GPUs are known only where it is loaded already.
-
-    Args:
-        *packages: more distributions whose versions are wanted, where they are installed.
+    Does not load TensorFlow; GPUs are known only where it is loaded already. `packages` are more distributions whose
+    versions are wanted, where they are installed.
     """
     return {
         "processor": processor.model(),
         "cores": processor.cores(),
-        "memory_gib": _memory(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "gpus": _gpus(),
         "system": f"{platform.system()} {platform.release()}",
-        "environment": {name: os.environ[name] for name in sorted(os.environ) if _changes_speed(name)},
+        "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_SPEED_VARIABLES)},
         "versions": {"python": platform.python_version(), **_versions((*_PACKAGES, *packages))},
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -56,26 +55,13 @@ def in_a_line(about: dict[str, Any]) -> str:
     return f"{about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB{gpus}; {versions}{environment}"
 
 
-def _changes_speed(variable: str) -> bool:
-    """Whether this environment variable sets up TensorFlow's kernels, XLA, NCCL or threads.
-
-    Not every name with TF_: it is also the log's, the cluster's, and Terraform's.
-    """
-    return variable.startswith(_SPEED_VARIABLES)
-
-
-def _memory() -> int:
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
-
-
 def _gpus() -> list[str]:
     if "tensorflow" not in sys.modules:
         return []
     import tensorflow as tf
 
-    config = tf.config
-    gpus = config.list_physical_devices("GPU")
-    return [config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
+    gpus = tf.config.list_physical_devices("GPU")
+    return [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:

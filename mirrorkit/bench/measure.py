@@ -48,12 +48,7 @@ class Job(NamedTuple):
 
 
 def check_work(*models: str, **counts: int | None) -> None:
-    """Refuse unknown models and invalid numbers before anything starts.
-
-    Raises:
-        ModelError: the zoo has no such model.
-        ArgumentError: something is not a whole number from 1 on.
-    """
+    """Refuse unknown models and numbers that are not whole ones from 1 on, before anything starts."""
     from mirrorkit.models import find  # here, so that the command's --help needs no TensorFlow
 
     for name, count in counts.items():
@@ -105,9 +100,6 @@ def train_in_turns(
         needs_first: raise when the first job fails.
         budget: of the whole benchmark: nothing goes on after it.
         seconds: of these jobs. The first two are started though they take longer, so that there is a comparison.
-
-    Raises:
-        MirrorkitError: the first job failed, and `needs_first`.
     """
     budget = budget or Budget()
     begun = time.monotonic()

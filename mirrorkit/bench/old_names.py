@@ -18,10 +18,9 @@ def takes_old(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*arguments: P.args, **options: P.kwargs) -> R:
+            name = f"mk.bench.{function.__name__}"
             for old, new in names.items():
-                value = old_argument(
-                    f"mk.bench.{function.__name__}", old, options.pop(old, None), new, options.get(new)
-                )
+                value = old_argument(name, old, options.pop(old, None), new, options.get(new))
                 if value is not None:
                     options[new] = value
             return function(*arguments, **options)

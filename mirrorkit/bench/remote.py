@@ -44,10 +44,8 @@ class Member:
 class Remote(contextlib.AbstractContextManager["Remote"]):
     """The same object in one process, or in each of several that work together; the processes start at once.
 
-    Args:
-        target: "module:class" or "module:function" makes the object; "module" is one itself.
-        *members: the processes.
-        timeout: seconds to wait for an answer.
+    "module:class" or "module:function" as `target` makes the object; "module" is one itself. `timeout` is the number of
+    seconds to wait for an answer.
     """
 
     def __init__(self, target: str, *members: Member, timeout: float = 900.0) -> None:
@@ -86,8 +84,7 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method in every process at the same time, wait for all, and return what the first one returned.
 
-        Raises:
-            MirrorkitError: it failed in one of them, or the object could not be made.
+        A MirrorkitError says that it failed in one of them, or that the object could not be made.
         """
         for i in self._answering:
             self._send(self._connections[i], (method, arguments))

@@ -76,12 +76,7 @@ class Report:
 
 
 def check_places(json: str | None, plot: str | None) -> None:
-    """Refuse, before the measurement, files that could not be written after it.
-
-    Raises:
-        FileError: the folder is not there, or the place is a folder.
-        ArgumentError: see `check_plot`.
-    """
+    """Refuse, before the measurement, files that could not be written after it."""
     for path in filter(None, (json, plot)):
         if Path(path).is_dir() or not Path(path).parent.is_dir():
             raise FileError(f"{path!r} cannot be written: name a file in a folder that is there.")

@@ -20,17 +20,10 @@ from mirrorkit.errors import ModelError
 class Training:
     """A compiled loop; its variables and its data stay between calls.
 
+    Most arguments are those of `mk.bench.scaling`; `kind` and `devices` those of `mk.strategy.create`.
+
     Args:
-        kind, devices: of the strategy, as in `mk.strategy.create`.
-        model: a name of the zoo, or "module:function" of a function without arguments that returns a Keras model whose
-            outputs are logits.
-        data: "mnist", "cifar10", "synthetic", "auto" (MNIST where it is found, else synthetic), or the path of a file
-            that `gpu_processes.write` wrote.
-        data_dir: as in `mk.data.load`.
-        examples: take no more training examples than these.
-        global_batch_size: all replicas together.
-        resident: whether the data lies on the devices, or tf.data makes the batches.
-        learning_rate: of Adam.
+        data: also the path of a file that `gpu_processes.write` wrote.
         policy: Keras's dtype policy; "mixed_float16" trains with a dynamic loss scale.
         jit_compile: what XLA compiles: "step", "loop" or nothing, as `jit_compile` of `Step` and of `Loop`.
         split_gpu: split the first GPU into so many logical ones first.

@@ -152,9 +152,7 @@ def _trained(
 def compare(found: Mapping[tuple[str, int, int], Measured], shared: Container[int]) -> list[dict[str, Any]]:
     """Rows of the table, the first one being the baseline; where that failed, without a comparison.
 
-    Args:
-        found: by scaling, replicas, global batch size.
-        shared: the numbers of replicas that share hardware.
+    `found` is by scaling, replicas and global batch size; `shared` holds the numbers of replicas that share hardware.
     """
     rows: list[dict[str, Any]] = []
     for (scale, n, size), measured in found.items():

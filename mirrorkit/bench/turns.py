@@ -28,14 +28,8 @@ def in_turns(
 ) -> dict[Any, Turns]:
     """Call each contender once, then each again, `repeats` times in all.
 
-    Args:
-        contenders: what to call, by name.
-        repeats: turns of each.
-        until: a time of `time.monotonic`, after which no further round begins; the first one always does.
-        go_on: when a contender raises a `MirrorkitError`, go on with the others.
-
-    Raises:
-        ArgumentError: fewer than one turn.
+    After `until`, a time of `time.monotonic`, no further round begins; the first one always does. When a contender
+    raises a `MirrorkitError`, the others go on, unless `go_on` is off.
     """
     if not is_whole(repeats):
         raise ArgumentError(f"{repeats!r} measurements of each were asked for; it must be a whole number from 1 on.")

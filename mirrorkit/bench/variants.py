@@ -22,11 +22,6 @@ class Variants:
     | fixed | the step on one batch that lies on the devices |
     | reduce | the same without the update |
     | compute | the same without the reduction too |
-
-    Args:
-        strategy: of the loop.
-        step: a built `mk.train.Step`.
-        data: what `fit` is given.
     """
 
     names = ("whole", "input", "fixed", "reduce", "compute")

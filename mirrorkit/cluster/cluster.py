@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -111,19 +110,15 @@ class Cluster:
             )
 
     def _check_duplicates(self) -> None:
-        addresses = list(self.addresses.values())
-        for address, count in Counter(addresses).items():
-            if count == 1:
-                continue
-            tasks = [task for task, used in self.addresses.items() if used == address]
-            raise ClusterError(
-                f"{self.source}: {' and '.join(tasks)} have the same address {address}. "
-                + (
-                    "A chief is a separate task beside the workers: take its address out of the workers."
-                    if "chief" in tasks
-                    else "Every task needs its own; on one host give each a different port."
-                )
-            )
+        by_address: dict[str, list[str]] = {}
+        for task, address in self.addresses.items():
+            by_address.setdefault(address, []).append(task)
+        for address, tasks in by_address.items():
+            if len(tasks) > 1:
+                advice = "Every task needs its own; on one host give each a different port."
+                if "chief" in tasks:
+                    advice = "A chief is a separate task beside the workers: take its address out of the workers."
+                raise ClusterError(f"{self.source}: {' and '.join(tasks)} have the same address {address}. {advice}")
 
 
 def task_name(task_type: str, index: int) -> str:

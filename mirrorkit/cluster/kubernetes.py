@@ -24,9 +24,6 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
     - $MIRRORKIT_PORT: 2222 by default, the same in every pod.
 
     Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
-
-    Raises:
-        ClusterError: one of the two is not set, or the host name does not fit them.
     """
     if "JOB_COMPLETION_INDEX" not in environ or environ.get("MIRRORKIT_WORKERS") == "1":
         return None

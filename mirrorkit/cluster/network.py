@@ -8,7 +8,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from mirrorkit.cluster.cluster import Cluster
 from mirrorkit.errors import ClusterError
@@ -22,14 +22,8 @@ _BUSY = 10.0
 def require_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
     """Refuse a cluster on which TensorFlow would hang: a host without address, or this process's port in use.
 
-    Unknown host names are looked up again until `timeout`: the name of a Kubernetes pod appears only with the pod.
-
-    Args:
-        cluster: from `detect`.
-        timeout: seconds for all names together.
-
-    Raises:
-        ClusterError: it names the tasks whose host is unknown, or the port that is taken.
+    Unknown host names are looked up again until `timeout` (seconds for all names together): the name of a Kubernetes
+    pod appears only with the pod.
     """
     _check_hosts(cluster, timeout)
     if cluster.task in cluster.addresses:
@@ -45,11 +39,8 @@ def host_and_port(address: str) -> tuple[str, int]:
 def unreachable(addresses: Mapping[str, str], *, seconds: float = 2.0) -> list[str]:
     """Return the tasks at whose addresses nobody listens, in the order given.
 
-    It takes at most `seconds`, and a little more where this machine is busy or a name server does not answer.
-
-    Args:
-        addresses: by the name of the task, such as `cluster.addresses`.
-        seconds: for each attempt to connect; all are made at once.
+    All are tried at once. It takes at most `seconds`, and a little more where this machine is busy or a name server
+    does not answer.
     """
     listening: set[str] = set()
 
@@ -89,7 +80,7 @@ def _check_hosts(cluster: Cluster, timeout: float) -> None:
         )
 
 
-def _unknown(hosts: Iterable[str], deadline: float) -> list[str]:
+def _unknown(hosts: Collection[str], deadline: float) -> list[str]:
     known: set[str] = set()
 
     def look_up(host: str) -> None:
@@ -97,7 +88,6 @@ def _unknown(hosts: Iterable[str], deadline: float) -> list[str]:
             socket.getaddrinfo(host, None)
             known.add(host)
 
-    hosts = list(hosts)
     _all_at_once(look_up, [(host,) for host in hosts], deadline)
     return [host for host in hosts if host not in known]
 

@@ -6,6 +6,7 @@ there, and were started with the same cluster, it lets them go. Messages are lin
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import selectors
@@ -29,13 +30,8 @@ _LINE = 2**20  # bytes; a line of a cluster of thousands of tasks is shorter
 def wait_for_all(cluster: Cluster, *, timeout: float, must_agree: Mapping[str, Any] | None = None) -> None:
     """Wait until every chief and worker has called this, and check that all describe the same cluster.
 
-    Args:
-        cluster: from `detect`; this process is its chief or one of its workers.
-        timeout: seconds to wait for the others.
-        must_agree: more values that must be the same in all tasks, by name, such as the version of TensorFlow.
-
-    Raises:
-        ClusterError: it names the tasks that did not start, started twice, or were started with other values.
+    `must_agree` holds more values that must be the same in all tasks, by name, such as the version of TensorFlow. A
+    ClusterError names the tasks that did not start, started twice, or were started with other values.
     """
     tasks = [task for task in cluster.addresses if not task.startswith("ps ")]
     if len(tasks) < 2:
@@ -82,7 +78,9 @@ class _Host:
                 for guest in self._guests:
                     # The guests close first, so that no closed connection of ours keeps the port busy for a while.
                     guest.settimeout(1.0)
-                    _until_closed(guest)
+                    with guest, contextlib.suppress(OSError):
+                        while guest.recv(65536):
+                            pass
 
     def _receive(self, ready: Any, door: socket.socket, selector: selectors.BaseSelector) -> None:
         if ready is door:
@@ -128,10 +126,8 @@ class _Host:
 
     def _tell(self, message: dict[str, Any], guests: Iterable[socket.socket]) -> None:
         for guest in guests:
-            try:
+            with contextlib.suppress(OSError):  # it left; the loop notices
                 guest.sendall(json.dumps(message).encode() + b"\n")
-            except OSError:
-                continue  # it left; the loop notices
 
     def _did_not_come(self, missing: list[str]) -> str:
         named = with_addresses({task: self._cluster.addresses[task] for task in missing})
@@ -166,11 +162,7 @@ def _join(cluster: Cluster, first: str, hello: dict[str, Any], timeout: float) -
 
 
 def _ask(connection: socket.socket, hello: dict[str, Any], deadline: float) -> str:
-    """Say who this is and wait; returns "go", or what there is to say about the first task.
-
-    Raises:
-        ClusterError: what the first task found to be wrong.
-    """
+    """Say who this is and wait; returns "go", or what there is to say about the first task."""
     seen = "answers, but not as a task that is starting (another program, or the job already runs without this task)"
     connection.sendall(json.dumps(hello).encode() + b"\n")
     with connection.makefile("rb") as lines:
@@ -190,12 +182,3 @@ def _ask(connection: socket.socket, hello: dict[str, Any], deadline: float) -> s
 
 def _few(tasks: list[str]) -> str:
     return ", ".join(tasks[:8]) + (f" and {len(tasks) - 8} more" if len(tasks) > 8 else "")
-
-
-def _until_closed(guest: socket.socket) -> None:
-    with guest:
-        try:
-            while guest.recv(65536):
-                pass
-        except OSError:
-            pass

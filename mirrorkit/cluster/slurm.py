@@ -19,9 +19,6 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
 
     Task `rank` listens at port base + rank. The base is $MIRRORKIT_PORT, or computed from the ids of job and step.
     Source: https://slurm.schedmd.com/srun.html, "Output environment variables".
-
-    Raises:
-        ClusterError: Slurm's variables are incomplete, or the tasks are not placed node by node.
     """
     if number(environ, "SLURM_STEP_NUM_TASKS", 1) < 2:
         return None

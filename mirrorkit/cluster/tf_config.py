@@ -16,9 +16,6 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
     """Return the cluster that $TF_CONFIG describes; None where it is not set or holds no cluster.
 
     Source: https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
-
-    Raises:
-        ClusterError: it is not a JSON object, lacks a part, or describes an impossible cluster.
     """
     if "TF_CONFIG" not in environ:
         return None

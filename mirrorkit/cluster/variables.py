@@ -8,11 +8,7 @@ from mirrorkit.errors import ClusterError
 
 
 def number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return the whole number in the variable `name`, or `default` where it is not set.
-
-    Raises:
-        ClusterError: it is something else, or not set and there is no default.
-    """
+    """Return the whole number in the variable `name`, or `default` where it is not set."""
     text = environ.get(name, "" if default is None else str(default))
     if not text.isascii() or not text.isdigit():
         found = f"is {text!r}" if name in environ else "is not set"

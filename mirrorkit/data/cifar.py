@@ -18,12 +18,7 @@ _PIXELS = 3 * 32 * 32
 
 
 def read_binary(path: Path, *, label_bytes: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Read one "binary" file: records of `label_bytes` label bytes, of which the last counts, and 3072 pixels.
-
-    Raises:
-        DataError: a file that does not hold whole records, by its name.
-        OSError: a file that cannot be read.
-    """
+    """Read one "binary" file: records of `label_bytes` label bytes, of which the last counts, and 3072 pixels."""
     content = np.fromfile(path, np.uint8)
     record = label_bytes + _PIXELS
     if content.size == 0 or content.size % record:
@@ -36,12 +31,7 @@ def read_binary(path: Path, *, label_bytes: int = 1) -> tuple[np.ndarray, np.nda
 
 
 def read_python(path: Path, *, label_key: bytes = b"labels") -> tuple[np.ndarray, np.ndarray]:
-    """Read images and labels of one "python" file, a pickle, from which only arrays and plain containers are unpickled.
-
-    Raises:
-        DataError: a file that is damaged, holds something else, or asks for any other type, by its name.
-        OSError: a file that cannot be read.
-    """
+    """Read images and labels of one "python" file, a pickle of which only arrays and plain containers are loaded."""
     pickled = io.BytesIO(path.read_bytes())
     try:
         content = _ArraysOnly(pickled, encoding="bytes").load()

@@ -13,12 +13,7 @@ from mirrorkit.data.tfrecords import Records
 from mirrorkit.errors import RecipeError
 from mirrorkit.strategy import num_workers
 
-_POLICIES = {
-    "auto": tf.data.experimental.AutoShardPolicy.AUTO,
-    "data": tf.data.experimental.AutoShardPolicy.DATA,
-    "file": tf.data.experimental.AutoShardPolicy.FILE,
-    "off": tf.data.experimental.AutoShardPolicy.OFF,
-}
+_POLICIES = {name: tf.data.experimental.AutoShardPolicy[name.upper()] for name in ("auto", "data", "file", "off")}
 
 
 def distribute(
@@ -79,10 +74,6 @@ class LocalBatches:
     TensorFlow's own distributed iterator runs a tuning thread on every device, which can hold up the end of an epoch
     for many seconds, and several workers ask each other before every batch whether there is one. Here one iterator on
     the host serves all replicas of a worker, and workers that read the same data need not ask.
-
-    Args:
-        dataset: global batches, the same on every worker.
-        strategy: a strategy on one machine, or of several workers.
     """
 
     def __init__(self, dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> None:

@@ -19,12 +19,7 @@ _UNSIGNED_BYTE = 8
 
 
 def read(path: Path) -> np.ndarray:
-    """Read the array in an IDX file of unsigned bytes: uint8, with the shape that its header gives.
-
-    Raises:
-        DataError: a file that is cut short, damaged, or not IDX, by its name.
-        OSError: a file that cannot be read.
-    """
+    """Read the array in an IDX file of unsigned bytes: uint8, with the shape that its header gives."""
     content = path.read_bytes()
     try:
         content = gzip.decompress(content) if path.suffix == ".gz" else content

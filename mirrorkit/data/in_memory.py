@@ -124,7 +124,10 @@ class Batches(PreparedRecipe):
         places = tf.data.Dataset.range(start, len(epochs) * steps)
         batch = self._without_autograph(batch)
         batches = places.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(self.prefetch)
-        return batches.with_options(_unoptimized())
+        # or tf.data would rewrite the pipeline, and copy all tensors that it refers to, the whole set
+        options = tf.data.Options()
+        options.experimental_optimization.apply_default_optimizations = False
+        return batches.with_options(options)
 
     @property
     def _map_per_batch(self) -> MapFunction | None:
@@ -134,19 +137,8 @@ class Batches(PreparedRecipe):
     def _as_written(self) -> bool:
         return not self.shuffle
 
-    @property
-    def _tensors(self) -> Any:
-        return self.host_tensors
-
 
 batches = Batches  # the verb that users call; one signature and one docstring for both
-
-
-def _unoptimized() -> tf.data.Options:
-    """Keep tf.data from rewriting a pipeline: it would copy all tensors that the pipeline refers to, the whole set."""
-    options = tf.data.Options()
-    options.experimental_optimization.apply_default_optimizations = False
-    return options
 
 
 def _rows(tensor: tf.Tensor, first: tf.Tensor, length: Any) -> tf.Tensor:

@@ -58,16 +58,10 @@ class PreparedRecipe(Recipe):
     def finish(
         self, element: tuple[Any, ...], *, epoch: Any, step: tf.Tensor, replica: int | tf.Tensor | None = None
     ) -> Any:
-        """Run `map`, `augment` and one-hot encoding on gathered examples.
+        """Run `map`, `augment` and one-hot encoding on gathered examples: `(x, y)` or `(x, y, sample_weight)`.
 
-        Args:
-            element: `(x, y)` or `(x, y, sample_weight)` of a batch, or of one replica's rows of it.
-            epoch: the epoch.
-            step: the number of the batch, or any int64 that identifies it.
-            replica: the number of the replica, where `element` holds its rows alone: it draws its own random numbers.
-
-        Raises:
-            RecipeError: `map` does not return a tuple of this form.
+        They are a batch's, or with `replica` the rows of that replica alone, which draws its own random numbers. `step`
+        is the number of the batch, or any int64 that identifies it.
         """
         function = self._map_per_batch
         element = element if function is None else function(*element)
@@ -92,12 +86,7 @@ class PreparedRecipe(Recipe):
     def _settle(self, num_examples: int, input_shape: Sequence[int | None] | None) -> None:
         """Check the shared arguments, and set them in their final form.
 
-        Args:
-            num_examples: the number of examples in the set.
-            input_shape: the shape of its inputs, None where it is unknown, empty for a dict of inputs.
-
-        Raises:
-            RecipeError: sizes or augmentations that do not fit the set.
+        The shape of the inputs is None where it is unknown, and empty for a dict of inputs.
         """
         _check_sizes(self.global_batch_size, num_examples, self.seed)
         _check_augment(self.augment, input_shape if self.map is None else None)

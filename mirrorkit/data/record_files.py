@@ -106,12 +106,7 @@ def write_records(
 
 
 def read_index(path: str) -> dict[str, Any]:
-    """The content of an index, with the files' full paths, after a look at each file's size.
-
-    Raises:
-        DataError: an index that is damaged; a file that is missing or has another size, by its name.
-        FileError: an index that cannot be read.
-    """
+    """The content of an index, with the files' full paths, after a look at each file's size."""
     try:
         with file_errors(f"{path} cannot be read", CURE), tf.io.gfile.GFile(path) as file:
             index = json.load(file)
@@ -123,19 +118,15 @@ def read_index(path: str) -> dict[str, Any]:
             if size != entry["bytes"]:
                 found = "it is missing" if size is None else f"found {size}"
                 raise DataError(f"{entry['file']} should hold {entry['bytes']} bytes; {found}. Write the set again.")
+    except DataError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{path} is damaged: {type(error).__name__}: {error}. Write the set again.") from error
     return index
 
 
 def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
-    """Find the one set that a folder or a pattern means: `(index, [])`, or `(None, files)` of a set from elsewhere.
-
-    Raises:
-        DataError: nothing there, more than one set, or a file missing from a numbered series.
-    """
+    """Find the one set that a folder or a pattern means: `(index, [])`, or `(None, files)` of a set from elsewhere."""
     given = os.path.expanduser(os.fspath(source))
     whole_folder = tf.io.gfile.isdir(given)
     names = sorted(tf.io.gfile.glob(os.path.join(given, "*") if whole_folder else given))

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -140,17 +141,13 @@ def _read_npz(folder: Path) -> Parts:
         ) from error
 
 
-def _read_cifar10_binary(folder: Path) -> Parts:
-    paths = [_one_of(folder, [f"data_batch_{i}.bin"]) for i in range(1, 6)] + [_one_of(folder, ["test_batch.bin"])]
-    return _five_and_one(paths, [cifar.read_binary(path) for path in paths])
+_Reader = Callable[[Path], tuple[np.ndarray, np.ndarray]]
 
 
-def _read_cifar10_python(folder: Path) -> Parts:
-    paths = [_one_of(folder, [f"data_batch_{i}"]) for i in range(1, 6)] + [_one_of(folder, ["test_batch"])]
-    return _five_and_one(paths, [cifar.read_python(path) for path in paths])
-
-
-def _five_and_one(paths: list[Path], pieces: list[tuple[np.ndarray, np.ndarray]]) -> Parts:
+def _read_cifar10(folder: Path, *, end: str, read: _Reader) -> Parts:
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    paths = [_one_of(folder, [name + end]) for name in names]
+    pieces = [read(path) for path in paths]
     count = max(len(labels) for _, labels in pieces)
     for path, (_, labels) in zip(paths, pieces, strict=True):
         if len(labels) != count:  # cut short exactly between two records
@@ -161,14 +158,13 @@ def _five_and_one(paths: list[Path], pieces: list[tuple[np.ndarray, np.ndarray]]
     return np.concatenate([i for i, _ in train]), np.concatenate([k for _, k in train]), test_images, test_labels
 
 
-def _read_cifar100_binary(folder: Path) -> Parts:
-    train, test = _one_of(folder, ["train.bin"]), _one_of(folder, ["test.bin"])
-    return (*cifar.read_binary(train, label_bytes=2), *cifar.read_binary(test, label_bytes=2))
+def _read_cifar100(folder: Path, *, end: str, read: _Reader) -> Parts:
+    train, test = _one_of(folder, ["train" + end]), _one_of(folder, ["test" + end])
+    return (*read(train), *read(test))
 
 
-def _read_cifar100_python(folder: Path) -> Parts:
-    train, test = _one_of(folder, ["train"]), _one_of(folder, ["test"])
-    return (*cifar.read_python(train, label_key=b"fine_labels"), *cifar.read_python(test, label_key=b"fine_labels"))
+def _cifar_folders(name: str, binary: str, python: str) -> tuple[str, ...]:
+    return (binary, python, f"{python}-target/{python}", name, f"{name}/{binary}", f"{name}/{python}")
 
 
 @dataclass(frozen=True)
@@ -202,29 +198,21 @@ _SETS = {
         (32, 32, 3),
         _CIFAR10,
         "https://www.cs.toronto.edu/~kriz/cifar.html",
+        _cifar_folders("cifar10", "cifar-10-batches-bin", "cifar-10-batches-py"),
         (
-            "cifar-10-batches-bin",
-            "cifar-10-batches-py",
-            "cifar-10-batches-py-target/cifar-10-batches-py",
-            "cifar10",
-            "cifar10/cifar-10-batches-bin",
-            "cifar10/cifar-10-batches-py",
+            partial(_read_cifar10, end=".bin", read=cifar.read_binary),
+            partial(_read_cifar10, end="", read=cifar.read_python),
         ),
-        (_read_cifar10_binary, _read_cifar10_python),
     ),
     "cifar100": _Known(
         (32, 32, 3),
         tuple(_CIFAR100.split()),
         "https://www.cs.toronto.edu/~kriz/cifar.html",
+        _cifar_folders("cifar100", "cifar-100-binary", "cifar-100-python"),
         (
-            "cifar-100-binary",
-            "cifar-100-python",
-            "cifar-100-python-target/cifar-100-python",
-            "cifar100",
-            "cifar100/cifar-100-binary",
-            "cifar100/cifar-100-python",
+            partial(_read_cifar100, end=".bin", read=partial(cifar.read_binary, label_bytes=2)),
+            partial(_read_cifar100, end="", read=partial(cifar.read_python, label_key=b"fine_labels")),
         ),
-        (_read_cifar100_binary, _read_cifar100_python),
     ),
 }
 _CACHE = "Keras cache"
@@ -268,10 +256,8 @@ def _read_folder(known: _Known, root: Path) -> tuple[Path, Parts]:
 
 
 def _splits(name: str, known: _Known, parts: Parts, source: str) -> Splits:
-    train, test = (
-        _split(f"{name} {which} ({source})", known, images, labels)
-        for which, images, labels in (("train", parts[0], parts[1]), ("test", parts[2], parts[3]))
-    )
+    train = _split(f"{name} train ({source})", known, *parts[:2])
+    test = _split(f"{name} test ({source})", known, *parts[2:])
     return Splits(name, train, test, len(known.class_names), known.class_names, source)
 
 

@@ -150,9 +150,7 @@ def one_hot(labels: np.ndarray, num_classes: int) -> np.ndarray:
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(f"one_hot needs integer class indices [N]; found {labels.dtype} {list(labels.shape)}.")
     _check_range(labels, num_classes)
-    rows = np.zeros((len(labels), num_classes), np.float32)
-    rows[np.arange(len(labels)), labels.astype(np.int64)] = 1.0
-    return rows
+    return (labels[:, None] == np.arange(num_classes)).astype(np.float32)
 
 
 def class_indices(one_hot: np.ndarray) -> np.ndarray:

@@ -30,7 +30,9 @@ def find(kind: str | None = None) -> tuple[str, ...]:
     Raises:
         DeviceArgumentError: another kind.
     """
-    kinds = _KINDS if kind is None else (_known_kind(kind),)
+    kinds = _KINDS if kind is None else (kind.upper(),)
+    if not set(kinds) <= set(_KINDS):
+        raise DeviceArgumentError(f"Unknown kind of device {kind!r}. The kinds are 'cpu', 'gpu' and 'tpu'.")
     return tuple(short_name(device.name) for k in kinds for device in tf.config.list_logical_devices(k))
 
 
@@ -109,18 +111,17 @@ def resolve(devices: Devices) -> tuple[str, ...]:
         return find("gpu") or find("cpu")[:1]
     if isinstance(devices, str) and devices.strip().isdigit():  # as it comes from a command line
         devices = int(devices)
-    if isinstance(devices, bool):
-        raise _unreadable(devices)
-    if isinstance(devices, int):
+    if isinstance(devices, int) and not isinstance(devices, bool):
         return _first("GPU", devices)
     if isinstance(devices, str):
-        match = KIND_AND_COUNT.fullmatch(devices.strip())
-        if match is None:
-            raise _unreadable(devices)
-        return _first(match[1].upper(), None if match[2] is None else int(match[2]))
-    if isinstance(devices, Sequence) and devices and all(isinstance(name, str) for name in devices):
+        if match := KIND_AND_COUNT.fullmatch(devices.strip()):
+            return _first(match[1].upper(), None if match[2] is None else int(match[2]))
+    elif isinstance(devices, Sequence) and devices and all(isinstance(name, str) for name in devices):
         return _named(devices)
-    raise _unreadable(devices)
+    raise DeviceArgumentError(
+        f"devices={devices!r} is not understood. Write None, 'gpu', 'cpu:4' (four virtual CPU devices), "
+        "4 (four GPUs) or a list of names such as ['gpu:0', 'gpu:1']."
+    )
 
 
 def _first(kind: str, count: int | None) -> tuple[str, ...]:
@@ -149,19 +150,6 @@ def _named(names: Sequence[str]) -> tuple[str, ...]:
 
 def _how_to_rehearse(count: int | None) -> str:
     return f"Rehearse on this machine's CPU with devices='cpu:{count or 2}'."
-
-
-def _unreadable(devices: object) -> DeviceArgumentError:
-    return DeviceArgumentError(
-        f"devices={devices!r} is not understood. Write None, 'gpu', 'cpu:4' (four virtual CPU devices), "
-        "4 (four GPUs) or a list of names such as ['gpu:0', 'gpu:1']."
-    )
-
-
-def _known_kind(kind: str) -> str:
-    if kind.upper() not in _KINDS:
-        raise DeviceArgumentError(f"Unknown kind of device {kind!r}. The kinds are 'cpu', 'gpu' and 'tpu'.")
-    return kind.upper()
 
 
 def _cpus_laid_out() -> int:

@@ -51,9 +51,8 @@ class Verification:
             lines[0] += f", oneDNN {'on' if self.onednn else 'off'} on the CPU"
         for device in self.devices:
             memory = f", {device.memory / 2**30:.1f} GiB" if device.memory else ""
-            capability = (
-                ", compute capability {}.{}".format(*device.compute_capability) if device.compute_capability else ""
-            )
+            version = ".".join(map(str, device.compute_capability or ()))
+            capability = f", compute capability {version}" if version else ""
             lines.append(f"{device.name}  computes correctly  ({device.model}{memory}{capability})")
         return "\n".join(lines)
 

@@ -33,13 +33,4 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    return launch(
-        options.script,
-        options.arguments,
-        workers=options.workers,
-        ps=options.ps,
-        chief=options.chief,
-        max_restarts=options.max_restarts,
-        devices_per_worker=options.devices_per_worker,
-        grace=options.grace,
-    )
+    return launch(**{name: value for name, value in vars(options).items() if name not in ("command", "run")})

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -105,50 +106,42 @@ class _Restarts:
         return True
 
 
+@dataclass
 class _Job:
     """One start of all tasks."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environments: dict[str, dict[str, str]],
-        events: queue.SimpleQueue,
-        restarts: _Restarts,
-        *,
-        has_servers: bool,
-        grace: float,
-    ) -> None:
-        self.interrupted: int | None = None
-        self._command = command
-        self._environments = environments
-        self._events = events
-        self._restarts = restarts
-        self._has_servers = has_servers
-        self._grace = grace
-        self._running: set[Task] = set()
-        self._code: int | None = None  # of the first failure
-        self._chief_has_exited = False
-        self._deadline: float | None = None  # when to kill what still runs
+    command: Sequence[str]
+    environments: dict[str, dict[str, str]]
+    events: queue.SimpleQueue
+    restarts: _Restarts
+    _: KW_ONLY
+    has_servers: bool
+    grace: float
+    interrupted: int | None = None
+    running: set[Task] = field(default_factory=set)
+    code: int | None = None  # of the first failure
+    chief_has_exited: bool = False
+    deadline: float | None = None  # when to kill what still runs
 
     def run(self) -> int:
         """Return 0, or the exit code of the first failure."""
         try:
-            for name in self._environments:
+            for name in self.environments:
                 self._start(name)
-            while self._running:
+            while self.running:
                 self._handle(self._next_event())
         finally:
-            for task in self._running:
+            for task in self.running:
                 task.end()
-        return self._code or 0
+        return self.code or 0
 
     def _start(self, name: str) -> None:
-        self._running.add(Task(name, self._command, self._environments[name], self._events))
+        self.running.add(Task(name, self.command, self.environments[name], self.events))
 
     def _next_event(self) -> Any:
         try:
-            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-            return self._events.get(timeout=left)
+            left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+            return self.events.get(timeout=left)
         except queue.Empty:
             return signal.SIGKILL
 
@@ -160,39 +153,39 @@ class _Job:
         else:
             self.interrupted = event
             say("launch", f"{signal.Signals(event).name}: passed on to every task", sys.stderr)
-            self._end_all(event, self._grace)
+            self._end_all(event, self.grace)
 
     def _ended(self, task: Task, code: int) -> None:
-        self._running.discard(task)
-        if self._chief_has_exited or self._code is not None:
+        self.running.discard(task)
+        if self.chief_has_exited or self.code is not None:
             return
         if code != 0:
             if not self.interrupted and self._goes_on_without(task, code):
                 return
-            self._code = code
+            self.code = code
             if not self.interrupted:
-                others = "; ending the others" if self._running else ""
+                others = "; ending the others" if self.running else ""
                 say("launch", f"{task.name} ended with {_described(code)}{others}", sys.stderr)
                 self._end_all(signal.SIGTERM, _SECONDS_AFTER_FAILURE)
-        elif self._has_servers and task.name == "chief":  # the others only serve it
-            self._chief_has_exited = True
+        elif self.has_servers and task.name == "chief":  # the others only serve it
+            self.chief_has_exited = True
             self._end_all(signal.SIGTERM, _SECONDS_AFTER_FAILURE)
 
     def _goes_on_without(self, task: Task, code: int) -> bool:
         """Return whether the job survives this failure: that of a worker, whose variables are on parameter servers."""
-        if not (self._has_servers and _is_worker(task)):
+        if not (self.has_servers and _is_worker(task)):
             return False
-        if not (self._restarts.left > 0 or any(map(_is_worker, self._running))):
+        if not (self.restarts.left > 0 or any(map(_is_worker, self.running))):
             return False
         say("launch", f"{task.name} ended with {_described(code)}; the others go on", sys.stderr)
-        if self._restarts.take(f": {task.name}"):
+        if self.restarts.take(f": {task.name}"):
             self._start(task.name)
         return True
 
     def _end_all(self, number: int, grace: float | None) -> None:
-        for task in self._running:
+        for task in self.running:
             task.send(number)
-        self._deadline = None if grace is None else time.monotonic() + grace
+        self.deadline = None if grace is None else time.monotonic() + grace
 
 
 def _is_worker(task: Task) -> bool:

@@ -14,13 +14,7 @@ from mirrorkit.errors import ClusterError, JobError
 def clusters(workers: int, *, ps: int = 0, chief: bool = False) -> dict[str, Cluster]:
     """Return for each task, by name, the cluster as it sees it, on ports of this machine that are free now.
 
-    Args:
-        workers: how many.
-        ps: number of parameter servers; with any there is a chief too, which coordinates.
-        chief: whether there is a chief beside the workers.
-
-    Raises:
-        JobError: no worker, or a negative number of ps.
+    With parameter servers there is a chief too, which coordinates.
     """
     if workers < 1 or ps < 0:
         raise JobError(
@@ -46,17 +40,10 @@ def clusters(workers: int, *, ps: int = 0, chief: bool = False) -> dict[str, Clu
 def environments(
     tasks: Mapping[str, Cluster], *, devices_per_worker: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> dict[str, dict[str, str]]:
-    """Return the environment variables of each task: TF_CONFIG, its part of the GPUs and of the cores.
+    """Return the environment variables of each task: `environ`, TF_CONFIG, its part of the GPUs and of the cores.
 
-    Args:
-        tasks: from `clusters`.
-        devices_per_worker: "cpu" (or "cpu:1") hides the GPUs; "gpu:2" gives each worker two of its own; None shares
-            all GPUs out when there is at least one for each worker, and hides them otherwise.
-        environ: the variables that all of them get.
-
-    Raises:
-        JobError: `devices_per_worker` is written otherwise.
-        ClusterError: there are not enough GPUs.
+    As `devices_per_worker`, "cpu" (or "cpu:1") hides the GPUs; "gpu:2" gives each worker two of its own; None shares
+    all GPUs out when there is at least one for each worker, and hides them otherwise.
     """
     workers = [name for name, cluster in tasks.items() if _computes(cluster)]
     gpus = _gpus(environ)

@@ -20,13 +20,9 @@ _print = threading.Lock()
 
 
 class Task:
-    """A script that runs until it exits or is ended.
+    """A script that runs until it exits or is ended; the name goes in front of each line that it prints.
 
-    Args:
-        name: goes in front of each line that the script prints.
-        command: what to run.
-        environment: all of its environment variables.
-        events: gets `(task, exit code)` when it exits; 128 + n where signal n killed it.
+    When it exits, `events` gets `(task, exit code)`: 128 + n where signal n killed it.
     """
 
     def __init__(

@@ -93,7 +93,8 @@ def of_loop(loop: Loop, data: Any, *, validation_data: Any = None, are_here: boo
         allowed = batches * _batch_bytes(stream, function.structured_input_signature if stream is None else None, size)
         calls.append(CallPlacement(what, found.step, found.call, allowed))
         if isinstance(stream, ResidentIterator) and what == "train":
-            _add_data(memory, stream, names)
+            for name, arrays in zip(names, stream.source["arrays"], strict=False):
+                memory[name]["data"] = sum(map(_bytes, tf.nest.flatten(arrays)))
     return Placement(names, calls, memory, are_here, NOTES)
 
 
@@ -109,9 +110,8 @@ def _row_bytes(spec: Any) -> int:
     return int(spec.dtype.size) * math.prod(length or 1 for length in spec.shape[1:])
 
 
-def _add_data(memory: dict[str, dict[str, int]], stream: ResidentIterator, names: Sequence[str]) -> None:
-    for name, arrays in zip(names, stream.source["arrays"], strict=False):
-        memory[name]["data"] = sum(array.shape.num_elements() * array.dtype.size for array in tf.nest.flatten(arrays))
+def _bytes(tensor: Any) -> int:
+    return int(tensor.shape.num_elements() * tensor.dtype.size)
 
 
 def _name(device: str) -> str:
@@ -126,11 +126,14 @@ def memory_of(step: Any, names: Sequence[str]) -> tuple[dict[str, dict[str, int]
     for what, variables in _groups(step).items():
         for variable in variables:
             for name, copy in zip(names, copies(variable), strict=False):
-                memory[name][what] += copy.shape.num_elements() * copy.dtype.size
+                memory[name][what] += _bytes(copy)
                 resources[id(copy.handle)] = name
-    for name, variable in _accumulated(step, names):
-        memory[name]["accumulated"] += variable.shape.num_elements() * variable.dtype.size
-        resources[id(variable.handle)] = name
+    is_built = isinstance(step, Step) and step.strategy is not None
+    sums = step.for_loop(step.strategy).accumulators if is_built else ()  # of several batches, a set for each replica
+    for name, variables in zip(names, sums, strict=False):
+        for variable in variables:
+            memory[name]["accumulated"] += _bytes(variable)
+            resources[id(variable.handle)] = name
     return {name: dict(parts) for name, parts in memory.items()}, resources
 
 
@@ -144,13 +147,6 @@ def _groups(step: Any) -> dict[str, list[Any]]:
     }
     known = {id(variable) for group in groups.values() for variable in group}
     return {**groups, "other": [variable for variable in step.variables if id(variable) not in known]}
-
-
-def _accumulated(step: Any, names: Sequence[str]) -> list[tuple[str, Any]]:
-    """Return the variables in which each replica adds up several batches, with their places."""
-    is_built = isinstance(step, Step) and step.strategy is not None
-    sets = step.for_loop(step.strategy).accumulators if is_built else []
-    return [(name, variable) for name, variables in zip(names, sets, strict=False) for variable in variables]
 
 
 def gpu_strategy(devices: str) -> tuple[tf.distribute.Strategy, bool]:

@@ -76,8 +76,7 @@ def walk(
         has_loop: whether the outermost `while` goes round once for each step; without, the function is one step.
     """
     found = Walk()
-    walker = _Walker(found, resources or {}, unknown_size, has_loop=has_loop)
-    walker.top(function, places)
+    _Walker(found, resources or {}, unknown_size, has_loop=has_loop).top(function, places)
     return found
 
 

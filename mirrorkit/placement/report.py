@@ -131,11 +131,8 @@ class Placement:
                     f"{max(call.step.reduced.values(), default=0):,}",
                 ]
             )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return [
-            "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-            for row in rows
-        ]
+        first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return ["  ".join([name.ljust(first), *map(str.rjust, cells, others)]) for name, *cells in rows]
 
     def _memory(self) -> list[str]:
         lines = []

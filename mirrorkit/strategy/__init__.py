@@ -19,11 +19,11 @@ from mirrorkit.strategy.lost import naming_lost_workers
 from mirrorkit.strategy.multi_worker import gathers as gathers
 from mirrorkit.strategy.parameter_server import is_parameter_server as is_parameter_server
 from mirrorkit.strategy.parameter_server import start_server as start_server
-from mirrorkit.strategy.replicas import first_replica as first_replica
-from mirrorkit.strategy.replicas import local_replica as local_replica
 from mirrorkit.strategy.tpu import is_tpu as is_tpu
 from mirrorkit.strategy.workers import addresses as addresses
+from mirrorkit.strategy.workers import first_replica as first_replica
 from mirrorkit.strategy.workers import is_chief, num_workers, of_all_workers, worker_index
+from mirrorkit.strategy.workers import local_replica as local_replica
 from mirrorkit.strategy.workers import task_addresses as task_addresses
 
 __all__ = ["create", "describe", "is_chief", "naming_lost_workers", "num_workers", "of_all_workers", "worker_index"]

@@ -9,22 +9,15 @@ import tensorflow as tf
 from mirrorkit.devices import share_physical_device
 from mirrorkit.errors import StrategyError
 
-_MULTI_WORKER = {
-    "auto": tf.distribute.experimental.CommunicationImplementation.AUTO,
-    "ring": tf.distribute.experimental.CommunicationImplementation.RING,
-    "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
-}
+_MULTI_WORKER = ("auto", "ring", "nccl")
 _MIRRORED = ("auto", "nccl", "ring", "hierarchical", "one_device")
 
 
 def multi_worker(communication: str, *, gpus: int) -> tuple[tf.distribute.experimental.CommunicationOptions, str]:
-    """Return TensorFlow's options for "auto" (NCCL between GPUs, else gRPC), "ring" or "nccl", and a description of it.
-
-    Raises:
-        StrategyError: another name, or NCCL without GPUs.
-    """
-    _check(communication, tuple(_MULTI_WORKER), "multi_worker", on_gpus=gpus > 0)
-    options = tf.distribute.experimental.CommunicationOptions(implementation=_MULTI_WORKER[communication])
+    """Return TensorFlow's options for "auto" (NCCL between GPUs, else gRPC), "ring" or "nccl", and a description."""
+    _check(communication, _MULTI_WORKER, "multi_worker", on_gpus=gpus > 0)
+    implementation = tf.distribute.experimental.CommunicationImplementation[communication.upper()]
+    options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
     if communication == "ring":
         return options, "sums in a ring over gRPC"
     return options, "sums by NCCL" if gpus else "sums over gRPC, short messages gathered, long ones in a ring"
@@ -35,9 +28,6 @@ def mirrored(communication: str, names: Sequence[str]) -> tuple[tf.distribute.Cr
 
     "auto" is "one_device" where all are parts of one physical device, and TensorFlow's choice otherwise: "nccl"
     between GPUs, "ring" between CPU devices.
-
-    Raises:
-        StrategyError: another name, or one that does not work between these devices.
     """
     on_gpus = all("GPU" in name for name in names)
     _check(communication, _MIRRORED, "mirrored", on_gpus=on_gpus)

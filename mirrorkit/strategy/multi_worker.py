@@ -30,12 +30,7 @@ def gathers(strategy: tf.distribute.Strategy) -> bool:
 def build(
     devices: Devices, cluster: Cluster | None, *, communication: str, start_timeout: float
 ) -> tuple[tf.distribute.Strategy, str]:
-    """Wait for the other workers, then make the strategy; return it with a description.
-
-    Raises:
-        StrategyError: there is no cluster, or the wrong one for this strategy, or the strategy was made before.
-        ClusterError: a task did not start in time, a host has no address, a port is in use.
-    """
+    """Wait for the other workers, then make the strategy; return it with a description."""
     cluster = _require_workers(cluster)
     gpus = _gpus(devices)
     options, sums = _communication.multi_worker(communication, gpus=gpus)

@@ -15,9 +15,8 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from mirrorkit import cluster as _cluster
 from mirrorkit import processor, stop_signals
-from mirrorkit.cluster import Cluster, unreachable, with_addresses
+from mirrorkit.cluster import Cluster, require_network, unreachable, with_addresses
 from mirrorkit.devices import Devices
 from mirrorkit.errors import ClusterError, StrategyError
 from mirrorkit.strategy.workers import task_addresses
@@ -30,23 +29,10 @@ _THREADS = "TF_NUM_INTEROP_THREADS"
 _LEAST_THREADS = 4  # for the operations of a task: with a single one it waits for another task for ever
 
 
-def build(
-    devices: Devices, cluster: Cluster | None, *, start_timeout: float = 300.0
-) -> tuple[tf.distribute.Strategy, str]:
-    """Return the strategy in the chief; in a worker or a parameter server serve, and exit the process.
-
-    Args:
-        devices: None; what a worker computes on is decided where it is started.
-        cluster: the cluster this process is a part of; None asks `mk.cluster.detect()`.
-        start_timeout: seconds to wait for the other tasks.
-
-    Raises:
-        StrategyError: there is no cluster with parameter servers, `devices` were given, a worker has several GPUs.
-        ClusterError: there is no chief, named tasks did not start in time, or this task's port is taken.
-    """
-    found = _cluster.detect() if cluster is None else cluster
-    if found is None or not found.ps or not found.workers:
-        what = "this process is not in a cluster" if found is None else f"found {found}"
+def build(devices: Devices, cluster: Cluster | None, *, start_timeout: float) -> tuple[tf.distribute.Strategy, str]:
+    """Return the strategy in the chief; in a worker or a parameter server serve, and exit the process."""
+    if cluster is None or not cluster.ps or not cluster.workers:
+        what = "this process is not in a cluster" if cluster is None else f"found {cluster}"
         raise StrategyError(
             f"'parameter_server' needs a cluster with a chief, workers and ps tasks; {what}. Start the script with "
             "`python -m mirrorkit launch --workers 2 --ps 1 script.py`, set TF_CONFIG, or in one process pass "
@@ -57,17 +43,17 @@ def build(
             f"devices={devices!r} was asked for, but under 'parameter_server' a worker computes on its GPU, or else "
             "its CPU. Leave devices out, and set CUDA_VISIBLE_DEVICES where the workers are started."
         )
-    if found.chief is None or found.task_type == "evaluator":
+    if cluster.chief is None or cluster.task_type == "evaluator":
         raise ClusterError(
-            f"{found.source}: with parameter servers the tasks are one chief, which coordinates, workers and ps; "
-            f"this is {found}. Add the chief's address to the cluster."
+            f"{cluster.source}: with parameter servers the tasks are one chief, which coordinates, workers and ps; "
+            f"this is {cluster}. Add the chief's address to the cluster."
         )
-    _cluster.require_network(found, timeout=start_timeout)
-    if found.task_type != "chief":
-        _serve(found, start_timeout)
-    others = {task: address for task, address in found.addresses.items() if task != "chief"}
-    _wait_for(others, found, start_timeout)
-    return _coordinate(found), f"{found}; asynchronous, variables on {len(found.ps)} ps"
+    require_network(cluster, timeout=start_timeout)
+    if cluster.task_type != "chief":
+        _serve(cluster, start_timeout)
+    others = {task: address for task, address in cluster.addresses.items() if task != "chief"}
+    _wait_for(others, cluster, start_timeout)
+    return _coordinate(cluster), f"{cluster}; asynchronous, variables on {len(cluster.ps)} ps"
 
 
 def is_parameter_server(strategy: tf.distribute.Strategy) -> bool:
@@ -160,9 +146,7 @@ def _raise_threads() -> None:
 def start_server(cluster: Cluster, *, threads: int = 0) -> Any:
     """Start TensorFlow's server for this task; it serves until the process exits, with or without a reference to it.
 
-    Args:
-        cluster: as the task sees it.
-        threads: how many operations it runs at the same time; 0 for as many as there are cores.
+    It runs as many operations at the same time as `threads` says; with 0, as many as there are cores.
     """
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads)
     if cluster.task_type == "ps":

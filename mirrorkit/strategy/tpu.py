@@ -46,15 +46,9 @@ def find(environ: Mapping[str, str] = os.environ) -> str | None:
     return "local" if has_devices and _libtpu_is_installed() else None
 
 
-def build(where: str | None, *, start_timeout: float = 300.0) -> tuple[tf.distribute.Strategy, str]:
-    """Return a TPUStrategy on the TPU at `where`.
-
-    Args:
-        where: a name, an address "host:port" (with or without "grpc://"), "local", or None for `find()`.
-        start_timeout: seconds to wait for an answer.
-
-    Raises:
-        DeviceError: there is no TPU, or it does not answer; the message says what was tried.
+def build(where: str | None, *, start_timeout: float) -> tuple[tf.distribute.Strategy, str]:
+    """Return a TPUStrategy on the TPU at `where`: a name, an address "host:port" (with or without "grpc://"), "local",
+    or None for `find()`.
     """
     place = where or find()
     if place is None:
@@ -70,9 +64,8 @@ def build(where: str | None, *, start_timeout: float = 300.0) -> tuple[tf.distri
         tf.tpu.experimental.initialize_tpu_system(resolver)
         strategy = tf.distribute.TPUStrategy(resolver)
     except Exception as error:  # whatever the runtime, the cloud client and its HTTP library may raise
-        raise DeviceError(
-            f"The TPU at {place!r} cannot be used: {type(error).__name__}: {_first_line(error)}"
-        ) from error
+        line = str(error).strip().partition("\n")[0]
+        raise DeviceError(f"The TPU at {place!r} cannot be used: {type(error).__name__}: {line}") from error
     return strategy, f'TPU at {place!r}; keras.config.set_dtype_policy("mixed_bfloat16") is its native precision'
 
 
@@ -111,7 +104,3 @@ def _libtpu_is_installed() -> bool:
     import importlib.util
 
     return importlib.util.find_spec("libtpu") is not None or os.path.exists("/lib/libtpu.so")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]

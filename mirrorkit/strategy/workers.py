@@ -1,4 +1,7 @@
-"""What the workers of a strategy know about each other: how many, who is the chief, and numbers on which to agree."""
+"""What the workers of a strategy know about each other: how many, who is the chief, and numbers on which to agree.
+
+And about their replicas: which one is running, and the values that they return.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,17 @@ def cluster_spec(strategy: tf.distribute.Strategy) -> Any:
 def worker_name(strategy: tf.distribute.Strategy) -> str:
     """Return this process's name in messages: "chief", "worker 1"."""
     return list(addresses(strategy) or {"worker 0": ""})[worker_index(strategy)]
+
+
+def local_replica(strategy: tf.distribute.Strategy) -> int:
+    """Return which of this worker's replicas is running; call it in replica context."""
+    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    return int(tf.get_static_value(replica)) % len(strategy.extended.worker_devices)
+
+
+def first_replica(strategy: tf.distribute.Strategy, values: Any) -> Any:
+    """Take the first replica's part of each value in a nest that `strategy.run` returned."""
+    return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], values)
 
 
 def of_all_workers(strategy: tf.distribute.Strategy, value: float) -> list[float]:

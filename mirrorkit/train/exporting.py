@@ -164,11 +164,7 @@ def _inputs(model: KerasModel) -> Spec:
 
 
 def _checked(path: str | os.PathLike[str]) -> Path:
-    """Return the path when something can be written there.
-
-    Raises:
-        StepError: it names another format, another machine, or something that is not to be overwritten.
-    """
+    """Return the path when something can be written there, and nothing is overwritten that should not be."""
     text, target = os.fspath(path), Path(path)
     if "://" in text:
         raise StepError(f"export writes to this machine's file system, found {text!r}. Export to a folder and copy it.")

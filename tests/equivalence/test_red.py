@@ -13,13 +13,13 @@ from cases import CASES
 from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.optim import functional
 from mirrorkit.train.reduce import update
-from mirrorkit.train.step import functions, layer_state
+from mirrorkit.train.step import functions, layer_state, options, totals
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.clock import Clock
+from mirrorkit.train.step.empty_shares import Copies
 from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.supervised import Supervised
-from mirrorkit.train.step.synchronized import Copies
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -55,29 +55,29 @@ def _after_functional_apply(change: Callable[..., Any]) -> Patch:
 
 
 def _mean_of_means(step: Any, sums: Any, replica: int) -> Any:
-    means = tf.nest.map_structure(lambda value: value / tf.maximum(sums["totals"][functions.EXAMPLES], 1e-6), sums)
+    means = tf.nest.map_structure(lambda value: value / tf.maximum(sums["totals"][totals.EXAMPLES], 1e-6), sums)
     losses, metrics = tf.split(means["totals"], [_before_metrics(step), -1])
-    ones = [functions.EXAMPLES, *range(functions.FIXED + 1, _before_metrics(step), 2)]  # what is divided by
+    ones = [totals.EXAMPLES, *range(totals.FIXED + 1, _before_metrics(step), 2)]  # what is divided by
     losses = tf.tensor_scatter_nd_update(losses, [[i] for i in ones], [1.0] * len(ones))
     return {**means, "totals": tf.concat([losses, metrics], 0)}
 
 
 def _before_metrics(step: Any) -> int:
-    return functions.FIXED + 2 * len(step._functions.totals.losses.members)
+    return totals.FIXED + 2 * len(step._functions.totals.losses.members)
 
 
 def _clipped_before(option: str) -> Patch:
     """Clip each replica's mean gradient, and nothing after the reduction."""
     bound = CASES[option].options[option]
-    clip = functions.Clip(bound, None) if option == "clip_norm" else functions.Clip(None, bound)
-    clip_now = functions.Clip.__call__
+    clip = options.Clip(bound, None) if option == "clip_norm" else options.Clip(None, bound)
+    clip_now = options.Clip.__call__
 
     def clipped(step: Any, sums: Any, replica: int) -> Any:
-        count = sums["totals"][functions.EXAMPLES]
+        count = sums["totals"][totals.EXAMPLES]
         return {**sums, "gradients": [g * count for g in clip_now(clip, [g / count for g in sums["gradients"]])]}
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(functions.Clip, "__call__", lambda clip, gradients: gradients)
+        monkeypatch.setattr(options.Clip, "__call__", lambda clip, gradients: gradients)
         _computed(clipped)(monkeypatch)
 
     return patch

@@ -14,8 +14,8 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.input.resident import ResidentIterator
+from mirrorkit.train.step.empty_shares import Copies, never_empty
 from mirrorkit.train.step.global_batch import HostBatch, OwnRows, some_is_empty
-from mirrorkit.train.step.synchronized import Copies, never_empty
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")

@@ -34,13 +34,7 @@ class Result(NamedTuple):
 
 
 class Calls:
-    """The functions of a loop, each compiled once and called with any number of steps.
-
-    Args:
-        strategy: the strategy under which the calls are made.
-        step: what they run.
-        jit_compile: have XLA compile whole calls, where it can; for a single replica.
-    """
+    """The functions of a loop, each compiled once and called with any number of steps."""
 
     def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep, *, jit_compile: bool = False) -> None:
         self._strategy = strategy
@@ -67,20 +61,17 @@ class Calls:
         """Evaluate the next `steps` batches, or as many as are left, adding to `totals`."""
         return self._call("test", data, totals, steps)
 
-    def predict(self, batch: Batch) -> list[Nest]:
-        """Return the outputs for one global batch, one nest for each replica, in order."""
-        outputs = self._predict(batch)
-        parts = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
-        return [tf.nest.pack_sequence_as(first_replica(self._strategy, outputs), p) for p in zip(*parts, strict=True)]
-
     def predictions(self, batches: Iterable[Batch]) -> Iterator[Nest]:
-        """Yield the outputs for many global batches, in order."""
+        """Yield the outputs of each replica for each of the global batches, in order."""
         for batch in batches:
-            yield from self.predict(batch)
+            outputs = self._predict(batch)
+            like = first_replica(self._strategy, outputs)
+            parts = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
+            for of_replica in zip(*parts, strict=True):
+                yield tf.nest.pack_sequence_as(like, of_replica)
 
-    def functions(self, data: EpochIterator, steps: int, *, training: bool) -> Iterator[ConcreteFunction]:
+    def functions(self, what: Pass, data: EpochIterator, steps: int) -> Iterator[ConcreteFunction]:
         """Yield the functions that `train` or `test` would call for the next `steps` batches; traces, runs nothing."""
-        what: Pass = "train" if training else "test"
         if data.steps is None:
             yield self._trace(what, data, None)
             return
@@ -127,10 +118,7 @@ class Calls:
     def _trace(self, what: Pass, data: EpochIterator, sizes: Sizes | None) -> ConcreteFunction:
         """Return the compiled function for this kind of call, traced the first time.
 
-        Args:
-            what: the pass.
-            data: what it takes its batches from.
-            sizes: of the batches of one update; None where nobody knows how many batches there are.
+        `sizes` are those of the batches of one update; None where nobody knows how many batches there are.
         """
         if self._jit_compile and not data.on_device and not self._traces:
             _log.warning(

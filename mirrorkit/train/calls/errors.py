@@ -45,11 +45,7 @@ def explained(strategy: tf.distribute.Strategy, *data: object) -> Iterator[None]
 
 
 def require_servers(strategy: tf.distribute.Strategy, cause: BaseException | None = None) -> None:
-    """Refuse to go on without a parameter server.
-
-    Raises:
-        ClusterError: one does not answer; it is named.
-    """
+    """Raise a `ClusterError` that names the parameter servers that do not answer, if there are any."""
     servers = task_addresses(strategy, "ps")
     gone = unreachable(servers)
     if gone and cause is None:  # perhaps only too busy to answer
@@ -72,7 +68,7 @@ def explained_call(data: EpochIterator, *, compiled: bool) -> Iterator[None]:
             "(tf.data.experimental.assert_cardinality), and start over: the last step is half done."
         ) from error
     except (tf.errors.InvalidArgumentError, tf.errors.InternalError, tf.errors.UnimplementedError) as error:
-        if "EnsureShape" in error.message and data.size is not None:
+        if _OTHER_SHAPE in error.message and data.size is not None:
             raise StepError(other_size(None)) from error
         if not (compiled and any(sign in error.message for sign in _REFUSED_BY_XLA)):
             raise

@@ -15,10 +15,8 @@ _LONGER = 4  # times as long as the last one, at most: a call of a small last ba
 class CallLength:
     """How many steps a call takes: what the user said, or about half a second's worth, found from the first calls.
 
-    Args:
-        strategy: its chief decides for all workers.
-        asked: a number, or "auto".
-        multiple: calls are a multiple of this many steps long (rounded up), for updates that take several.
+    The chief of `strategy` decides for all workers. Where an update takes several steps, a call takes a `multiple` of
+    them (rounded up).
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, asked: int | str, multiple: int = 1) -> None:

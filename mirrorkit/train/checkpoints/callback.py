@@ -1,18 +1,11 @@
-"""Checkpoints: save a run now and then, go on from the newest one, save and leave when the machine is taken away.
-
-```python
-report = loop.fit(train, epochs=90, callbacks=[mk.train.Checkpoints("runs/first", keep=3)])
-```
-
-Started again after it was interrupted, the same script finishes the epochs that it was asked for.
-"""
+"""The callback that saves a run now and then, and resumes it."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
-from typing import Any, NoReturn
+from typing import Any
 
 from mirrorkit.errors import ArgumentError, CheckpointError
 from mirrorkit.train.callback import LoopCallback
@@ -83,7 +76,14 @@ class Checkpoints(LoopCallback):
             make_writable(self.folder)
             checkpoint_file.remove_unfinished(self.folder)
         if checkpoint_file.find(self.folder):
-            self._restore()
+            position, epochs = self.loop.restore(self.folder), self.params["epochs"]
+            if max(position.epoch, position.ended) >= epochs:
+                _log.warning(
+                    "%s: the %d epochs asked for are done, so nothing is trained. Ask for more, or start over in "
+                    "another folder.",
+                    self.folder,
+                    epochs,
+                )
         self._writer = Writer(self.folder, self.keep)
         self._began = self._saved = self._place()
         self._signals.install()
@@ -122,16 +122,6 @@ class Checkpoints(LoopCallback):
         if writer is not None:
             writer.close()
 
-    def _restore(self) -> None:
-        position, epochs = self.loop.restore(self.folder), self.params["epochs"]
-        if max(position.epoch, position.ended) >= epochs:
-            _log.warning(
-                "%s: the %d epochs asked for are done, so nothing is trained. Ask for more, or start over in another "
-                "folder.",
-                self.folder,
-                epochs,
-            )
-
     @property
     def _writes(self) -> bool:
         return bool(self.loop.strategy.extended.should_checkpoint)  # the chief of a cluster; all of its workers restore
@@ -153,11 +143,9 @@ class Checkpoints(LoopCallback):
 
     def _leave_if_asked(self) -> None:
         number = agreed_signal(self.loop.strategy, self._signals)
-        if number:
-            self._save()
-            self._leave(number)
-
-    def _leave(self, number: int) -> NoReturn:
+        if not number:
+            return
+        self._save()
         assert self._writer is not None
         self._writer.wait()
         _log.warning("%s: saved in %s; start again to go on.", signal.Signals(number).name, self.folder)

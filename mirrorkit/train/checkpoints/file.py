@@ -37,11 +37,7 @@ def path_of(folder: Path, steps: int) -> Path:
 
 
 def find(folder: Path) -> list[Path]:
-    """Return the finished checkpoints in a folder, the newest first; none where there is no folder.
-
-    Raises:
-        FileError: the folder cannot be read.
-    """
+    """Return the finished checkpoints in a folder, the newest first; none where there is no folder."""
     try:
         names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
     except FileNotFoundError:
@@ -54,13 +50,7 @@ def find(folder: Path) -> list[Path]:
 def write(path: Path, values: Sequence[np.ndarray], about: Json) -> None:
     """Write a checkpoint under another name, wait until it is on the disk, then give it its name.
 
-    Args:
-        path: from `path_of`.
-        values: the variables' values.
-        about: what JSON can hold.
-
-    Raises:
-        OSError: no space, no permission; nothing of this checkpoint is left then.
+    Where that fails nothing of this checkpoint is left. `about` is what JSON can hold.
     """
     text = json.dumps({"format": _FORMAT, **about}).encode()
     entries = {"about": np.frombuffer(text, np.uint8)}

@@ -54,20 +54,12 @@ def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable]
 
 
 def require_variables(step: object) -> list[Variable]:
-    """Return the variables of a step.
-
-    Raises:
-        StepError: it does not say which they are.
-    """
+    """Return the variables of a step; refuse one that does not say which they are."""
     return variables_of(step, "a checkpoint would be empty")
 
 
 def local_folder(folder: str | os.PathLike[str]) -> Path:
-    """Return the folder as a path.
-
-    Raises:
-        ArgumentError: it is an address (`gs://...`), or not a path.
-    """
+    """Return the folder as a path; refuse an address (`gs://...`)."""
     if not isinstance(folder, (str, os.PathLike)):
         raise ArgumentError(f"Checkpoints need the path of a folder, found {folder!r}.")
     if "://" in os.fspath(folder):

@@ -4,45 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable
 from types import FrameType
-from typing import TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit import stop_signals
 from mirrorkit.strategy import of_all_workers
-
-# What signal.signal returns; None where the handler was not installed from Python.
-Handler: TypeAlias = "Callable[[int, FrameType | None], object] | int | None"
 
 
 class StopSignals:
-    """Catches SIGTERM and SIGINT between `install` and `restore`.
-
-    Only the main thread can catch signals: in any other, `install` does nothing. A signal that the process ignores (as
-    SIGINT under nohup) stays ignored. A second Ctrl-C interrupts at once.
-    """
+    """Catches SIGTERM and SIGINT between `install` and `restore`; a second Ctrl-C interrupts at once."""
 
     def __init__(self) -> None:
         self.received = 0
-        self._before: dict[int, Handler] = {}
+        self._before: dict[int, Any] = {}
 
     def install(self) -> None:
-        """Begin to catch; does nothing the second time."""
-        if self._before or threading.current_thread() is not threading.main_thread():
-            return
-        self.received = 0
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._receive)
+        """Begin to catch; does nothing the second time, or outside of the main thread."""
+        if not self._before and stop_signals.can_catch():
+            self.received = 0
+            self._before = stop_signals.catch((signal.SIGTERM, signal.SIGINT), self._receive)
 
     def restore(self) -> None:
         """Put back what handled the signals before; does nothing where nothing was installed."""
-        while self._before:
-            number, handler = self._before.popitem()
-            # None: a handler that was not installed from Python, and that Python cannot put back
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        stop_signals.put_back(self._before)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.received == signal.SIGINT:

@@ -22,11 +22,7 @@ def capture(variables: Sequence[Variable]) -> list[np.ndarray]:
 
 
 def describe(variables: Sequence[Variable]) -> list[Json]:
-    """Return path, shape and dtype of each variable.
-
-    Raises:
-        CheckpointError: a variable whose values are not numbers.
-    """
+    """Return path, shape and dtype of each variable; refuse one whose values are not numbers."""
     found = [
         {"path": path(v), "shape": [int(size) for size in v.shape], "dtype": getattr(v.dtype, "name", v.dtype)}
         for v in variables
@@ -38,13 +34,10 @@ def describe(variables: Sequence[Variable]) -> list[Json]:
 
 
 def require_same(file: Path, saved: Sequence[Json], present: Sequence[Json]) -> None:
-    """Refuse a checkpoint whose variables are not those of the step.
+    """Refuse a checkpoint whose variables are not those of the step; list what is missing, extra, or different.
 
     They must agree in order, shape, dtype and path. Keras's running numbers in the paths do not count, as they depend
     on what else the process has made (`dense_3/kernel` is `dense/kernel`).
-
-    Raises:
-        CheckpointError: it lists what is missing, what is extra, and what differs.
     """
     known, wanted = _numbered(saved), _numbered(present)
     lines = [f"not in the checkpoint: {_text(wanted[key])}" for key in wanted.keys() - known.keys()]

@@ -14,12 +14,7 @@ from mirrorkit.train.checkpoints import file as checkpoint_file
 
 
 class Writer:
-    """Writes one checkpoint at a time, in a thread of its own.
-
-    Args:
-        folder: where to.
-        keep: how many of the newest ones stay.
-    """
+    """Writes one checkpoint at a time, in a thread of its own; the `keep` newest ones stay."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
@@ -32,11 +27,7 @@ class Writer:
         self._pending = self._thread.submit(self._write, checkpoint_file.path_of(self._folder, steps), values, about)
 
     def wait(self) -> None:
-        """Wait until the last one is written.
-
-        Raises:
-            FileError: it could not be written.
-        """
+        """Wait until the last one is written; raise the `FileError` when it could not be."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -67,11 +58,7 @@ class Writer:
 
 
 def make_writable(folder: Path) -> None:
-    """Make the folder and try to write to it.
-
-    Raises:
-        FileError: it cannot be written to.
-    """
+    """Make the folder and try to write to it; raise a `FileError` when that fails."""
     probe = folder / ".writable"
     try:
         folder.mkdir(parents=True, exist_ok=True)

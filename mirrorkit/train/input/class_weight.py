@@ -15,21 +15,13 @@ from mirrorkit.whole import is_whole
 
 @dataclass(frozen=True)
 class ClassWeights:
-    """Turns class weights into sample weights: `(x, y) -> (x, y, sample_weight)`.
+    """Turns class weights into sample weights: `(x, y) -> (x, y, sample_weight)`."""
 
-    Attributes:
-        table: the weight of each class.
-    """
-
-    table: tuple[float, ...]
+    table: tuple[float, ...]  # the weight of each class
 
     @classmethod
     def of(cls, class_weight: Mapping[int, float], element_spec: Spec) -> ClassWeights:
-        """Take what `fit(class_weight=...)` was given.
-
-        Raises:
-            StepError: something else than weights by class index; data without a single target, or with weights.
-        """
+        """Take what `fit(class_weight=...)` was given; refuse what does not fit the data."""
         batch = unpack_batch(element_spec)
         if batch.weight is not None or not isinstance(batch.y, tf.TypeSpec) or (batch.y.shape.rank or 0) > 2:
             raise StepError(

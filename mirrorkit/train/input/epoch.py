@@ -35,8 +35,7 @@ class EpochIterator:
     Args:
         source: what a compiled call is given to take its batches from: a nest of tensors, or an iterator.
         steps: how many batches there are; None where nobody knows.
-        size: examples in a batch, where it is known.
-        whole: how many batches have that size.
+        size: examples in each of the first `whole` batches, where it is known.
         last: examples in a batch after those, where it is known.
         position: batches that are done already.
     """
@@ -107,12 +106,8 @@ class HostIterator(EpochIterator):
     """Batches that tf.data makes on the host.
 
     Batches may be looked at before the first update takes them, to be compared or checked. To read them a second time
-    would move a shuffle on, or a generator of the user's; so they are kept, and the first update takes them from there.
-
-    Args:
-        dataset: the batches.
-        look_at: how many of them to read now, as many as the first update takes; 0 for none.
-        **options: as in `EpochIterator`.
+    would move a shuffle on, or a generator of the user's; so they are kept, and the first update takes them from there:
+    `look_at` is as many as it takes, or 0 for none.
     """
 
     def __init__(self, dataset: tf.data.Dataset, *, look_at: int = 0, **options: Any) -> None:

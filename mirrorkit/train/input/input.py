@@ -18,7 +18,7 @@ from mirrorkit.train.input.epoch import EpochIterator, HostIterator
 from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
 from mirrorkit.train.input.same_data import first_rows, require_same_data
 from mirrorkit.train.step.outputs import unpack_batch
-from mirrorkit.train.step.static_shapes import require_static_batches
+from mirrorkit.train.step.requirements import require_static_batches
 from mirrorkit.whole import is_whole
 
 _STAND_IN_SIZE = 32  # of a dimension that the data does not tell, in a stand-in batch; per replica for the batch size
@@ -34,12 +34,6 @@ class Input:
         carry_on: with `steps`, an epoch of a `tf.data.Dataset` goes on where the one before stopped, and starts again
             at the end of the data, as Keras's `fit` does.
         class_weight: from class index to the weight of its examples, as in Keras's `fit`.
-
-    Attributes:
-        first_epoch: the epoch that begins with the first batch of endless data.
-
-    Raises:
-        StepError: data of another kind, empty or endless data, class weights beside sample weights.
     """
 
     def __init__(
@@ -68,7 +62,7 @@ class Input:
         self._strategy = strategy
         self._data = data
         self._compared = num_workers(strategy) == 1
-        self.first_epoch = 0
+        self.first_epoch = 0  # the epoch that begins with the first batch of endless data
         self._endless: EpochIterator | None = None
         self._next = 0  # number of the batch, of all epochs together, that it gives next
         spec = data.element_spec  # a recipe remembers it; to make a dataset for it takes 0.1 s
@@ -83,7 +77,8 @@ class Input:
                 "The data never ends. Say how many batches to take: steps_per_epoch, validation_steps or steps."
             )
         self.steps: int | None = steps if found < 0 else found if steps is None else min(steps, found)
-        size = data.global_batch_size if isinstance(data, Recipe) else _batch_size(self.element_spec)
+        inputs = tf.nest.flatten(unpack_batch(self.element_spec).x)
+        size = data.global_batch_size if isinstance(data, Recipe) else inputs[0].shape[0]
         self.global_batch_size: int | None = size
         if size is not None:
             batching.check_split(size, strategy.num_replicas_in_sync)
@@ -97,17 +92,10 @@ class Input:
     def epoch(
         self, epoch: int, *, start: int = 0, look_at: int = 0, check: Callable[[Batch], None] | None = None
     ) -> EpochIterator:
-        """Return the epoch's batches.
+        """Return the epoch's batches from the `start`-th on.
 
-        Args:
-            epoch: fixes the order of a recipe's examples, and the place in endless data.
-            start: batches of this epoch that are done already.
-            look_at: how many batches may be read before the training begins: those of the first update. Several workers
-                then see that theirs are the same.
-            check: called with the first batch, which is trained on all the same; needs `look_at`.
-
-        Raises:
-            DataError: the workers do not read the same data.
+        Up to `look_at` batches, those of the first update, may be read before the training begins: several workers then
+        see that theirs are the same, and `check` is called with the first one, which is trained on all the same.
         """
         before = (epoch - self.first_epoch) * (self.steps or 0) + start if self._is_endless else start
         if self._endless is not None and before == self._next:
@@ -249,8 +237,3 @@ def _like(parts: tuple[Any, ...], spec: Spec) -> Batch:
         return tf.raw_ops.PlaceholderWithDefault(input=value, shape=s.shape)
 
     return tf.nest.map_structure(forget, parts if isinstance(spec, tuple) else parts[0], spec)
-
-
-def _batch_size(element_spec: Spec) -> int | None:
-    size: int | None = tf.nest.flatten(unpack_batch(element_spec).x)[0].shape[0]
-    return size

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,6 @@ class ResidentIterator(EpochIterator):
 
     The order stays on the host, which finds out there which examples a replica needs, and how many. A device that did
     so would have the host wait for the sizes of a smaller batch.
-
-    Args:
-        data: the recipe.
-        strategy: on whose devices the set is.
-        epoch: fixes the order.
-        steps, position: as in `EpochIterator`.
-        weigh: makes `(x, y, sample_weight)` of `(x, y)`.
     """
 
     on_device = True
@@ -45,8 +39,14 @@ class ResidentIterator(EpochIterator):
         weigh: Weigh | None = None,
     ) -> None:
         whole, last = divmod(data.num_examples, data.global_batch_size)
+        shards = range(data.shards)
+        orders = [data.order(epoch)] if len(shards) == 1 else [data.shard_order(epoch, shard) for shard in shards]
         with tf.device(HOST):
-            source = {"arrays": data.place(strategy), "order": _orders(data, epoch), "epoch": tf.constant(epoch)}
+            source = {
+                "arrays": data.place(strategy),
+                "order": [tf.constant(order) for order in orders],  # of the whole set, or of each shard
+                "epoch": tf.constant(epoch),
+            }
         super().__init__(
             source,
             steps=steps,
@@ -85,15 +85,15 @@ class ResidentIterator(EpochIterator):
         return _ResidentBatch(self._data, self._weigh, source, index, size)
 
 
+@dataclass(frozen=True)
 class _ResidentBatch:
     """A global batch of which each replica gathers its rows on its device; see `GlobalBatch`."""
 
-    def __init__(self, data: Resident, weigh: Weigh | None, source: Nest, index: tf.Tensor, size: int) -> None:
-        self._data = data
-        self._weigh = weigh
-        self._source = source
-        self._index = index
-        self._size = size
+    _data: Resident
+    _weigh: Weigh | None
+    _source: Nest
+    _index: tf.Tensor
+    _size: int
 
     def rows(self) -> Batch:
         return self._rows(this_replica()[0])
@@ -133,14 +133,7 @@ class _ResidentBatch:
 
 
 class SentIterator(EpochIterator):
-    """Batches of a set of which every worker of parameter servers was sent a copy: rows' numbers stand for them.
-
-    Args:
-        data: the recipe.
-        epoch: fixes the order.
-        steps, position: as in `EpochIterator`.
-        weigh: makes `(x, y, sample_weight)` of `(x, y)`.
-    """
+    """Batches of a set of which every worker of parameter servers was sent a copy: rows' numbers stand for them."""
 
     def __init__(self, data: Batches, epoch: int, *, steps: int, position: int = 0, weigh: Weigh | None = None) -> None:
         size = data.global_batch_size
@@ -178,10 +171,3 @@ def can_be_sent(data: object) -> bool:
     if not isinstance(data, Batches):
         return False
     return all(array.nbytes <= _LARGEST_ARRAY for array in tf.nest.flatten(data.split.as_element()))
-
-
-def _orders(data: Resident, epoch: int) -> Sequence[tf.Tensor]:
-    """The order of the whole set, or that of each shard."""
-    if data.shards == 1:
-        return [tf.constant(data.order(epoch))]
-    return [tf.constant(data.shard_order(epoch, shard)) for shard in range(data.shards)]

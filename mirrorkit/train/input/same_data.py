@@ -23,15 +23,7 @@ def require_same_data(strategy: tf.distribute.Strategy, first: Any, steps: int |
     """Compare the first global batch of all workers, and how many they have. Collective: every worker calls it.
 
     Where a batch has targets, these alone are compared: an augmentation of the inputs may draw other random numbers on
-    every worker, and does no harm, since only one worker uses each row.
-
-    Args:
-        strategy: its workers; with one there is nothing to compare.
-        first: this worker's first batch, a nest of tensors or arrays; None where it has none.
-        steps: how many batches an epoch has, None where nobody knows.
-
-    Raises:
-        DataError: they differ; raised on all workers.
+    every worker, and does no harm, since only one worker uses each row. A worker without a batch gives None as `first`.
     """
     if num_workers(strategy) == 1:
         return

@@ -35,17 +35,6 @@ def callback_list(
     A checkpoint holds what the other callbacks did (a learning rate, the history), so it comes after them. A callback
     that has `set_loop` is given the loop. On several workers all of them see the same logs and run the same callbacks;
     the progress bar, and those of Keras that write files, are the chief's alone.
-
-    Args:
-        loop: the loop.
-        model: what the callbacks get as their `model`.
-        callbacks: the user's.
-        verbose: 0 for no progress bar.
-        history: add a `keras.callbacks.History`.
-        **params: for the callbacks' `params`: epochs, steps.
-
-    Raises:
-        StepError: BackupAndRestore, which only Keras's own `fit` obeys.
     """
     given = _flat(callbacks)
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
@@ -73,9 +62,6 @@ def acting_on_batches(callbacks: Any) -> list[str]:
     Such a hook may set a learning rate for the next batch, so it is to come at every step, as in Keras's `fit`. It is
     the user's where a class that is neither Keras's nor mirrorkit's defines it, or where it was set on the instance, as
     LambdaCallback does.
-
-    Args:
-        callbacks: what `fit` was given, on every worker the whole list.
     """
     given = _flat(callbacks)
     return [type(callback).__name__ for callback in given if any(_is_users(callback, hook) for hook in _BATCH_HOOKS)]
@@ -115,11 +101,7 @@ def _flat(callbacks: Any) -> list[Any]:
 def choose_modes(hooks: Any, modes: Mapping[str, str]) -> None:
     """Tell callbacks whether the log that they watch is to rise or to fall, where they leave it to Keras to find out.
 
-    Keras asks the model's own metrics, which only its own training fills.
-
-    Args:
-        hooks: what `callback_list` returned.
-        modes: for each log name "max" or "min".
+    Keras asks the model's own metrics, which only its own training fills. `modes` has "max" or "min" for each log name.
     """
     for callback in hooks.callbacks:
         watched = getattr(callback, "monitor", None)

@@ -1,12 +1,4 @@
-"""Loop: epochs, calls of many steps, Keras callbacks, exact evaluation and prediction.
-
-```python
-loop = mk.train.Loop(strategy, step)
-loop.warm_up(train)
-report = loop.fit(train, epochs=2, validation_data=test, callbacks=[keras.callbacks.EarlyStopping("val_loss")])
-loop.evaluate(test)
-```
-"""
+"""Loop: epochs, calls of many steps, Keras callbacks, exact evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -42,7 +34,7 @@ from mirrorkit.train.loop.report import Report
 from mirrorkit.train.parameter_server.calls import RemoteCalls
 from mirrorkit.train.step.custom import Custom, TrainStep
 from mirrorkit.train.step.loop_step import LoopStep
-from mirrorkit.train.step.requirements import check_class_targets
+from mirrorkit.train.step.requirements import check_class_targets, variables_of
 from mirrorkit.train.step.step import Step
 from mirrorkit.whole import is_whole
 
@@ -243,12 +235,7 @@ class Loop:
             data: what `fit` will be given.
             validation_data: what `evaluate` will be given; `data` by default.
         """
-        variables = self._step.variables
-        if not variables:
-            raise StepError(
-                f"{type(self.step).__name__} does not say what it changes, so warm_up could not put it back. Give it a "
-                "property `variables`: a list of all variables that its update writes."
-            )
+        variables_of(self.step, "warm_up could not put it back")
         with explained(self.strategy, data, validation_data):
             self._passes.rehearse(self._whole(data), self._whole_of("evaluate", data, validation_data))
         self._warm = True

@@ -31,31 +31,15 @@ _EXAMPLES = 0  # index into a step's totals
 
 
 class Traced(NamedTuple):
-    """A compiled function of a loop that was not run.
+    """A compiled function of a loop that was not run."""
 
-    Attributes:
-        what: "train", "evaluate" or "predict", and whether it is for a smaller batch at the end of an epoch.
-        function: the `tf.ConcreteFunction`.
-        data: whose source is its first argument; None for "predict", which takes a batch.
-    """
-
-    what: str
+    what: str  # "train", "evaluate" or "predict", and whether it is for a smaller batch at the end of an epoch
     function: ConcreteFunction
-    data: EpochIterator | None
+    data: EpochIterator | None  # whose source is its first argument; None for "predict", which takes a batch
 
 
 class Passes:
-    """What a loop does with a step and an epoch's data.
-
-    Args:
-        strategy: the strategy for which `step` is built.
-        step: what is trained and evaluated.
-        steps_per_call: a number, or "auto".
-        jit_compile: have XLA compile whole calls, where it can.
-
-    Attributes:
-        calls: the compiled functions.
-    """
+    """What a loop does with a step and an epoch's data; `calls` are the compiled functions."""
 
     calls: Calls | RemoteCalls
 
@@ -90,15 +74,7 @@ class Passes:
     ) -> dict[str, Any]:
         """Train what is left of the position's epoch; move the position on, call by call. Returns the epoch's logs.
 
-        Args:
-            data: what to train on.
-            position: where to begin; a position within an epoch goes on there.
-            hooks: a Keras callback list.
-            report: gets the epoch and its calls.
-            each_step: make calls of one step, or of one update; they teach nothing of how long a call should be.
-
-        Raises:
-            NonFiniteLossError: `LoopCallback.on_non_finite_loss` is called first.
+        With `each_step` calls are of one step, or of one update; they teach nothing of how long a call should be.
         """
         totals = self._restored_totals(data, position)
         check = self._step.first_batch_check()
@@ -130,13 +106,7 @@ class Passes:
         return dict(logs)
 
     def test(self, data: Input, hooks: Any, *, on_chief: bool = False) -> dict[str, Any]:
-        """Evaluate all the data from its beginning; returns the logs.
-
-        Args:
-            data: what to evaluate.
-            hooks: a Keras callback list.
-            on_chief: under parameter servers, compute in this process.
-        """
+        """Evaluate all the data from its beginning (`on_chief`: not on the parameter servers' workers); return logs."""
         calls = self.calls.local if on_chief and isinstance(self.calls, RemoteCalls) else self.calls
         self._step.prepare(data.element_spec, "test")
         batches = data.epoch(0, look_at=1, check=self._step.first_batch_check("test"))
@@ -176,17 +146,17 @@ class Passes:
     def traced(self, training: Input, testing: Input | None, predicting: Input | None) -> Iterator[Traced]:
         """Trace every function without running one."""
         assert isinstance(self.calls, Calls)  # under parameter servers the workers trace theirs
-        self._step.prepare(training.element_spec)
-        names = iter(["train", "train, smaller batch"])
-        for batches, steps in training.rehearsals(self._step.accumulate):
-            for function in self.calls.functions(batches, steps, training=True):
-                yield Traced(next(names), function, batches)
-        if testing is not None:
-            self._step.prepare(testing.element_spec, "test")
-            names = iter(["evaluate", "evaluate, smaller batch"])
-            for batches, steps in testing.rehearsals():
-                for function in self.calls.functions(batches, steps, training=False):
-                    yield Traced(next(names), function, batches)
+        passes: list[tuple[str, Pass, Input | None, int]] = [
+            ("train", "train", training, self._step.accumulate),
+            ("evaluate", "test", testing, 1),
+        ]
+        for name, what, data, accumulate in passes:
+            if data is not None:
+                self._step.prepare(data.element_spec, what)
+                names = iter([name, f"{name}, smaller batch"])
+                for batches, steps in data.rehearsals(accumulate):
+                    for function in self.calls.functions(what, batches, steps):
+                        yield Traced(next(names), function, batches)
         if predicting is not None:
             yield Traced("predict", self.calls.predict_function(predicting.element_spec), None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest
@@ -10,21 +12,14 @@ from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.step.loop_step import LoopStep
 
 
+@dataclass(frozen=True)
 class Replay:
-    """A walk through an epoch's batches; made by `Loop.replay`.
+    """A walk through an epoch's batches, from some batch on; made by `Loop.replay`."""
 
-    Args:
-        strategy: of the loop.
-        step: what it trains.
-        calls: its compiled functions.
-        data: the epoch, from some batch on.
-    """
-
-    def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep, calls: Calls, data: EpochIterator) -> None:
-        self._strategy = strategy
-        self._step = step
-        self._calls = calls
-        self._data = data
+    _strategy: tf.distribute.Strategy
+    _step: LoopStep
+    _calls: Calls
+    _data: EpochIterator
 
     @property
     def batch(self) -> int:

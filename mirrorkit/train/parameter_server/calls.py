@@ -40,10 +40,6 @@ class RemoteCalls:
 
     A piece is run again where its worker dies before it has answered, so some of its steps may be made twice; its
     totals are counted once.
-
-    Args:
-        strategy: a ParameterServerStrategy.
-        step: what they run.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep) -> None:

@@ -7,6 +7,7 @@ again on another one when that worker dies.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -24,14 +25,7 @@ Columns = list[Nest]
 def pieces(data: EpochIterator, steps: int, accumulate: int, at_once: int) -> Iterator[tuple[Part, Columns]]:
     """Divide the next `steps` batches, or as many as are left, into pieces of at most `at_once` updates.
 
-    Args:
-        data: what `Input.epoch` gave.
-        steps: how many batches.
-        accumulate: batches of one update; what is left over at the end of the data is an update of its own.
-        at_once: updates in a piece.
-
-    Raises:
-        StepError: the data ends before it said that it would.
+    An update has `accumulate` batches; what is left over at the end of the data is an update of its own.
     """
     if isinstance(data, SentIterator):
         for part in data.parts(steps, accumulate):
@@ -68,22 +62,18 @@ def specs_of(data: EpochIterator, part: Part, columns: Columns) -> list[Spec]:
 
 def _updates(data: EpochIterator, steps: int, accumulate: int) -> Iterator[list[Batch]]:
     """Read the batches of one update after the other."""
-    row: list[Batch] = []
-    for done in range(steps):
-        batch = next(data.source, None)
-        if batch is None:
-            if data.steps is not None:
-                raise StepError(
-                    f"The data said that it holds {data.steps} batches, but ended after {data.position + done}. "
-                    "Fix its cardinality (tf.data.experimental.assert_cardinality)."
-                )
-            break
-        row.append(batch)
-        if len(row) == accumulate:
+    for done in range(0, steps, accumulate):
+        wanted = min(accumulate, steps - done)
+        row = list(itertools.islice(data.source, wanted))
+        if len(row) < wanted and data.steps is not None:
+            raise StepError(
+                f"The data said that it holds {data.steps} batches, but ended after {data.position + done + len(row)}. "
+                "Fix its cardinality (tf.data.experimental.assert_cardinality)."
+            )
+        if row:
             yield row
-            row = []
-    if row:
-        yield row
+        if len(row) < wanted:
+            return
 
 
 def _joined(data: EpochIterator, first: int, rows: list[list[Batch]]) -> tuple[Part, Columns]:

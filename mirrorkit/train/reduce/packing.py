@@ -15,15 +15,7 @@ BUCKET_BYTES = BUCKET_MIB * 2**20
 def pack(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> list[tf.Tensor]:
     """Concatenate tensors of static shape into flat buckets of at most `bucket_bytes` (a larger tensor has its own).
 
-    Args:
-        tensors: floating tensors; neighbours of the same dtype share a bucket.
-        bucket_bytes: the size at which a bucket is closed.
-
-    Returns:
-        Flat tensors, in order.
-
-    Raises:
-        StepError: a tensor whose shape is not known before it runs, or that does not hold floating-point numbers.
+    They hold floating-point numbers; neighbours of the same dtype share a bucket.
     """
     for tensor in tensors:
         if not (tensor.shape.is_fully_defined() and tensor.dtype.is_floating):

@@ -22,10 +22,8 @@ T = TypeVar("T")
 class TraceOnce:
     """Wraps a pure function of tensors; one trace for each combination of argument shapes, dtypes and structure.
 
-    Args:
-        function: takes nests of tensors and returns a nest of tensors and None; it reads no variable and no tensor but
-            its arguments.
-        jit_compile: compile it with XLA.
+    The function takes nests of tensors and returns a nest of tensors and None; it reads no variable and no tensor but
+    its arguments.
     """
 
     def __init__(self, function: Callable[..., Nest], *, jit_compile: bool = False) -> None:

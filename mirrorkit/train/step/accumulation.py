@@ -21,28 +21,20 @@ class RunningSums:
 
     They are plain variables on the replicas' devices, made when the sums are first seen, and part of no checkpoint: the
     first part of an update overwrites them.
-
-    Args:
-        strategy: its local worker devices hold one set of sums each.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy
         self._like: Any = None
-        self._sets: list[list[tf.Variable]] = []
-
-    @property
-    def variables(self) -> list[list[tf.Variable]]:
-        """The variables of each replica of this worker; none before sums were seen."""
-        return [list(own) for own in self._sets]
+        self.variables: list[list[tf.Variable]] = []  # of each replica of this worker; none before sums were seen
 
     def add(self, sums: Any, part: int | tf.Tensor) -> None:
         """Add a nest of float tensors of static shape, or begin anew with it where `part` is 0; in replica context."""
         values = tf.nest.flatten(sums)
-        if not self._sets:
+        if not self.variables:
             self._like = tf.nest.map_structure(lambda _: None, sums)
             outside_replica(lambda: self._create([tf.TensorSpec(value.shape, value.dtype) for value in values]))
-        variables = self._sets[local_replica(self._strategy)]
+        variables = self.variables[local_replica(self._strategy)]
 
         def begin() -> tf.Operation:
             return tf.group(*[v.assign(value).op for v, value in zip(variables, values, strict=True)])
@@ -62,13 +54,13 @@ class RunningSums:
 
     def read(self) -> Any:
         """Return what this replica has added up, as one nest; in replica context."""
-        if not self._sets:
+        if not self.variables:
             raise StepError("There are no sums to finish. Call step.add(batch, part) first, with part 0.")
         return tf.nest.pack_sequence_as(
-            self._like, [tf.convert_to_tensor(v) for v in self._sets[local_replica(self._strategy)]]
+            self._like, [tf.convert_to_tensor(v) for v in self.variables[local_replica(self._strategy)]]
         )
 
     def _create(self, specs: list[tf.TensorSpec]) -> None:
         for device in self._strategy.extended.worker_devices:
             with tf.device(device):
-                self._sets.append([tf.Variable(tf.zeros(s.shape, s.dtype), trainable=False) for s in specs])
+                self.variables.append([tf.Variable(tf.zeros(s.shape, s.dtype), trainable=False) for s in specs])

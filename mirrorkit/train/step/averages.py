@@ -17,10 +17,6 @@ class Averages:
     """One average for each weight, by the formula of Keras's `use_ema`; make it in the strategy's scope.
 
     The first update sets an average to the weight, each later one to `decay * average + (1 - decay) * weight`.
-
-    Args:
-        decay: between 0 and 1.
-        weights: the trainable variables.
     """
 
     def __init__(self, decay: float, weights: Sequence[KerasVariable]) -> None:

@@ -22,21 +22,11 @@ from mirrorkit.train.step.seeds import seeds_on_host
 def call_model(
     model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest, *, training: bool
 ) -> tuple[Nest, list[tf.Tensor], list[tf.Tensor]]:
-    """Call a model with these values of its variables.
+    """Call a model with these values of its trainable (`weights`) and non-trainable variables (`state`).
 
-    Args:
-        model: a built Keras model.
-        weights: values of its trainable variables.
-        state: values of its non-trainable variables.
-        x: the inputs.
-        training: what the model's `call` is told.
-
-    Returns:
-        The outputs, the new values of the non-trainable variables (the same tensor where nothing was assigned), and
-        what regularisers and `add_loss` add to the loss.
-
-    Raises:
-        StepError: the pass assigns a trainable weight, or a variable that is not the model's.
+    Returns the outputs, the new values of the non-trainable variables (the same tensor where nothing was assigned), and
+    what regularisers and `add_loss` add to the loss. Refuses a pass that assigns a trainable weight, or a variable that
+    is not the model's.
     """
     given = list(zip(model.trainable_variables, weights, strict=True))
     given += zip(model.non_trainable_variables, state, strict=True)

@@ -28,11 +28,7 @@ class Reading(NamedTuple):
     seeds: dict[int, tf.Tensor]  # by the id of their variable
 
     def place(self, part: int | tf.Tensor) -> tf.Tensor:
-        """Return which step and which of its shards it is (int64 [2]); call it in replica context.
-
-        Args:
-            part: which of the update's global batches.
-        """
+        """Return the step and the shard in the update's batch number `part` (int64 [2]); in replica context."""
         context = tf.distribute.get_replica_context()
         with tf.device(HOST):
             shard = tf.cast(context.replica_id_in_sync_group, tf.int64)
@@ -86,11 +82,7 @@ class Clock:
             self._now = self.rate = None
 
     def require_same_schedule(self) -> None:
-        """Refuse another schedule than the one that the step was built with: it is compiled into the step.
-
-        Raises:
-            StepError: the learning rate was a number and is a schedule now, or is another schedule.
-        """
+        """Refuse another schedule than the one that the step was built with: it is compiled into the step."""
         if self._optimizer is not None and schedule_of(self._optimizer) is not self._given:
             raise StepError(
                 "The optimizer's learning rate became another schedule after the step was built, which would not see "

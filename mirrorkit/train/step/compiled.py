@@ -11,11 +11,7 @@ from mirrorkit.train.step.loss_scale import LossScale
 
 
 def compiled_parts(model: KerasModel) -> dict[str, Any]:
-    """Return optimizer, loss, metrics and loss scale of a compiled model as keyword arguments of `Step`.
-
-    Raises:
-        StepError: the model is not compiled, or a custom loss is not registered with Keras.
-    """
+    """Return optimizer, loss, metrics and loss scale of a compiled model as keyword arguments of `Step`."""
     if not getattr(model, "compiled", False):
         raise StepError("The model is not compiled. Call model.compile(...) in the strategy's scope, or use Step.")
     config = model.get_compile_config()

@@ -45,16 +45,9 @@ class TrainStep(Protocol):
 
 
 class Custom:
-    """The `LoopStep` of a user's own step.
+    """The `LoopStep` of a user's own step; refuses one that lacks a method.
 
     Its totals are the number of examples, the sum of all the others, and each log times the examples.
-
-    Args:
-        strategy: for which the step is built.
-        step: what the user wrote.
-
-    Raises:
-        StepError: it lacks a method.
     """
 
     accumulate = 1  # such a step may accumulate by itself

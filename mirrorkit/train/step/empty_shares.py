@@ -1,12 +1,20 @@
-"""What a replica adds whose share of a batch has no examples: zeros, without a run of the model."""
+"""What a replica adds whose share of a batch has no examples: zeros, without a run of the model.
+
+Where layers talk to the others (`BatchNormalization(synchronized=True)`), such a share cannot be left out, since all of
+them wait; and it cannot be computed, since the gradients of convolutions and pooling fail on no rows at all. So
+where one replica has nothing, every replica computes the whole global batch: N copies of it have the mean and variance
+of one, and each copy's gradient counts 1/N.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from mirrorkit._types import Nest
+from mirrorkit._types import Batch, Nest
+from mirrorkit.train.step.global_batch import GlobalBatch, this_replica
 from mirrorkit.train.step.outputs import count_examples, unpack_batch
 
 
@@ -23,11 +31,8 @@ def of_any_size(batch: Nest) -> Nest:
 def unless_empty(batch: Nest, full: Callable[[], Nest]) -> Nest:
     """Call `full`, or return zeros in its place where the share turns out to have no examples.
 
-    An empty share would make statistics NaN, and the gradient of max pooling kills the process on CPU.
-
-    Args:
-        batch: the share; of unknown size, or not empty.
-        full: returns a nest of tensors of static shape, and None.
+    An empty share would make statistics NaN, and the gradient of max pooling kills the process on CPU. `full` returns a
+    nest of tensors of static shape, and None.
     """
     if tf.nest.flatten(batch)[0].shape[0] is not None:
         return full()
@@ -41,3 +46,30 @@ def unless_empty(batch: Nest, full: Callable[[], Nest]) -> Nest:
         return tf.nest.map_structure(lambda t: None if t is None else tf.zeros(t.shape, t.dtype), found[0])
 
     return tf.cond(count_examples(unpack_batch(batch)) > 0, some, nothing)
+
+
+class Copies(NamedTuple):
+    """By how much the sums of a share count that other replicas may compute too."""
+
+    part: tf.Tensor  # gradient and layer state
+    totals: tf.Tensor  # loss, examples, metrics: of one copy only, which is exact where a sum of thirds is not
+
+    @classmethod
+    def of(cls, is_all: bool | tf.Tensor) -> Copies:
+        """Return how the sums of this replica count where `is_all` says that every replica has all rows."""
+        replica, replicas = this_replica()
+        return cls(tf.where(is_all, 1 / replicas, 1.0), tf.where(is_all & (replica > 0), 0.0, 1.0))
+
+    def weigh(self, sums: dict[str, Nest]) -> dict[str, Nest]:
+        """Return the sums that count."""
+        weights = {name: self.totals if name == "totals" else self.part for name in sums}
+        return {
+            name: tf.nest.map_structure(lambda t, weight=weights[name]: t * tf.cast(weight, t.dtype), value)
+            for name, value in sums.items()
+        }
+
+
+def never_empty(batch: GlobalBatch) -> tuple[Batch, Copies | None]:
+    """Return the rows that this replica computes, and how their sums count (None for fully); on every replica."""
+    rows, is_all = batch.rows_or_all()
+    return rows, None if is_all is False else Copies.of(is_all)

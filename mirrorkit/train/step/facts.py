@@ -30,19 +30,12 @@ class ShardSums(NamedTuple):
 
 @dataclass(frozen=True)
 class TraceFacts:
-    """What is known once a step was traced; the same for every trace.
+    """What is known once a step was traced; the same for every trace."""
 
-    Attributes:
-        divisors: for each term of the loss the index of the total that divides it.
-        has_gradient: for each term and weight whether there is a gradient.
-        changes: for each variable of the layer state whether training changes it, so that it is sent.
-        specs: shape and dtype of each tensor that is sent.
-    """
-
-    divisors: tuple[int, ...]
-    has_gradient: tuple[tuple[bool, ...], ...]
-    changes: tuple[bool, ...]
-    specs: Nest
+    divisors: tuple[int, ...]  # for each term of the loss the index of the total that divides it
+    has_gradient: tuple[tuple[bool, ...], ...]  # for each term and weight
+    changes: tuple[bool, ...]  # for each variable of the layer state whether training changes it, so that it is sent
+    specs: Nest  # shape and dtype of each tensor that is sent
 
     @classmethod
     def of(cls, sums: ShardSums) -> TraceFacts:

@@ -5,32 +5,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Logs, Nest, PerOutput, Sums
+from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Nest, Sums
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Packed, functional_apply
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.calling import call_model
-from mirrorkit.train.step.clip import Clip
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.empty_shares import has_no_rows, of_any_size, unless_empty
+from mirrorkit.train.step.empty_shares import Copies, has_no_rows, never_empty, of_any_size, unless_empty
 from mirrorkit.train.step.facts import ShardSums, TraceFacts
 from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.layer_state import LayerState
-from mirrorkit.train.step.loss_scale import LossScale, all_finite, only_if
+from mirrorkit.train.step.loss_scale import all_finite, only_if
+from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_batch
 from mirrorkit.train.step.split_check import About, compare_parts
-from mirrorkit.train.step.synchronized import Copies, never_empty
-from mirrorkit.train.step.totals import EXAMPLES, FIXED, LOSS, Term, Totals
+from mirrorkit.train.step.totals import EXAMPLES, Term, Totals
 from mirrorkit.variables import unchanged
-
-__all__ = ["EXAMPLES", "FIXED", "LOSS", "Changing", "Clip", "Functions"]
 
 Group: TypeAlias = "list[KerasVariable | tf.Tensor]"
 
@@ -56,73 +53,48 @@ class Changing(NamedTuple):
 
 
 class Functions:
-    """The functions of one step.
-
-    Args:
-        model: a built Keras model.
-        optimizer: a built Keras optimizer.
-        state: the model's layer state.
-        variables: all that the step changes.
-        clip: bounds for the mean gradient.
-        averages: averages of the weights, or None.
-        loss_scale: how the loss is scaled, or None.
-        clock: knows the learning rate of a step.
-        shards: into how many shards one update's examples are cut (replicas times accumulated batches).
-        jit_compile: compile what a replica computes with XLA.
-    """
+    """The functions of one step; `shards` is into how many one update's examples are cut (replicas times batches)."""
 
     def __init__(
         self,
         model: KerasModel,
         optimizer: KerasOptimizer,
+        options: Options,
         *,
         state: LayerState,
         variables: Changing,
-        clip: Clip,
         averages: Averages | None,
-        loss_scale: LossScale | None,
         clock: Clock,
         shards: int,
-        jit_compile: bool,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._iterations = next(i for i, v in enumerate(variables.slots) if v is optimizer.iterations)
+        self._options = options
         self._state = state
         self._variables = variables
-        self._clip = clip
         self._averages = averages
-        self._loss_scale = loss_scale
         self._clock = clock
         self._shards = shards
         if state.synchronized:  # it talks to the other replicas, so it must be traced on each of them
             self._sums: TraceOnce | Callable[..., ShardSums] = self._shard_sums
         else:
-            self._sums = TraceOnce(self._shard_sums, jit_compile=jit_compile)
-        self._test_sums = TraceOnce(self._shard_totals, jit_compile=jit_compile)
+            self._sums = TraceOnce(self._shard_sums, jit_compile=options.jit_compile)
+        self._test_sums = TraceOnce(self._shard_totals, jit_compile=options.jit_compile)
         self._apply = TraceOnce(self._pure_apply)
         self._totals: Totals | None = None
         self._facts: TraceFacts | None = None
 
-    def resolve(self, batch: Batch, losses: Mapping[str, PerOutput], metrics: Mapping[str, PerOutput]) -> None:
-        """Find out, once, which loss and metrics belong to which output, and refuse a batch that lacks targets.
-
-        Args:
-            batch: tensors or specs.
-            losses: arguments of `Losses`.
-            metrics: arguments of `Metrics`.
-        """
+    def resolve(self, batch: Batch) -> None:
+        """Find out, once, which loss and metrics belong to which output, and refuse a batch that lacks targets."""
         if self._totals is None:
-            self._totals = outside_replica(lambda: Totals.resolve(self._model, batch, losses, metrics))
+            given = self._options
+            self._totals = outside_replica(lambda: Totals.resolve(self._model, batch, given.losses, given.metrics))
         self._totals.require_targets(batch)
 
     @property
     def totals(self) -> Totals:
-        """What the totals hold.
-
-        Raises:
-            StepError: no batch was seen yet.
-        """
+        """What the totals hold; known once a batch was seen."""
         if self._totals is None:
             raise StepError(
                 "What a step measures is known once it has seen a batch. Call strategy.run(step.compute, "
@@ -132,11 +104,7 @@ class Functions:
 
     @property
     def facts(self) -> TraceFacts:
-        """What tracing found out.
-
-        Raises:
-            StepError: the step was not traced yet.
-        """
+        """What tracing found out; known once the step was traced."""
         if self._facts is None:
             raise StepError(
                 "Which weights have a gradient is known once `compute` was traced. Call strategy.run(step.compute, "
@@ -144,10 +112,9 @@ class Functions:
             )
         return self._facts
 
-    def check_batch(
-        self, values: Changing, batch: Nest, replicas: int, unchecked: Sequence[str], *, training: bool
-    ) -> None:
+    def check_batch(self, values: Changing, batch: Nest, replicas: int, *, training: bool) -> None:
         """Refuse a step that means something else on several shards of a batch; see `split_check`."""
+        unchecked = self._options.unchecked
         known = {*self.totals.losses.own_names, *self.totals.metrics.names, "loss", "add_loss", "rows", "state"}
         if unknown := sorted(set(unchecked) - known):
             raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
@@ -162,27 +129,10 @@ class Functions:
         """Return the rows that this replica computes, and how their sums count (None for fully)."""
         return never_empty(batch) if self._state.synchronized else (batch.rows(), None)
 
-    @property
-    def totals_size(self) -> int:
-        """Number of values in the totals."""
-        return self.totals.size
-
-    @property
-    def modes(self) -> dict[str, str]:
-        """For each log name "max" or "min", whichever is better, where it is known."""
-        return self.totals.modes
-
-    def logs(self, totals: tf.Tensor) -> Logs:
-        """Turn totals into Keras's logs."""
-        return self.totals.logs(totals)
-
     def train_sums(self, values: Changing, batch: Nest, place: tf.Tensor) -> Sums:
-        """Return what a shard adds: gradients, layer state and totals, a nest of float tensors.
+        """Return what a shard adds: gradients, layer state and totals, a nest of float tensors; zeros without any rows.
 
-        Args:
-            values: only weights, state and scale are needed.
-            batch: the shard's rows; without any it adds zeros.
-            place: for the seeds, see `LayerState.seeded`.
+        Of `values` only weights, state and scale are needed; `place` is for the seeds, see `LayerState.seeded`.
         """
         if has_no_rows(batch) and isinstance(self._sums, TraceOnce):
             if self._facts is None:
@@ -192,7 +142,7 @@ class Functions:
         self._found(sums)
         return sums.sent
 
-    def _found(self, sums: ShardSums) -> TraceFacts:
+    def _found(self, sums: ShardSums) -> None:
         """Keep the facts of the first trace, and refuse another that finds others."""
         facts = TraceFacts.of(sums)
         if self._facts is None:
@@ -203,11 +153,10 @@ class Functions:
                 "those before: the model or the loss computes something else, or a layer's `trainable` was changed "
                 "since. Let it do the same for batches of any size, or make a new optimizer and a new Step."
             )
-        return facts
 
     def test_totals(self, values: Changing, batch: Nest) -> tf.Tensor:
         """Return the totals of a shard, without training."""
-        return tf.zeros([self.totals_size]) if has_no_rows(batch) else self._test_sums(values, batch)
+        return tf.zeros([self.totals.size]) if has_no_rows(batch) else self._test_sums(values, batch)
 
     def _shard_sums(self, values: Changing, batch: Nest, place: tf.Tensor) -> ShardSums:
         weights = values.weights
@@ -254,7 +203,7 @@ class Functions:
         self, term: Term, totals: tf.Tensor, scale: list[tf.Tensor]
     ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         """Return a term as float16 is to see it, and what makes its gradient that of the term again."""
-        if self._loss_scale is None:
+        if self._options.loss_scale is None:
             return term.numerator, lambda gradient: gradient
         # Scaled is the mean over the whole batch, as in Keras: a sum would overflow earlier. Its size is not known yet,
         # but near the share's times the shards. Synchronized layers mix the replicas' gradients: one number for all.
@@ -274,11 +223,11 @@ class Functions:
         weights, slots, averages = self._apply(old.weights, old.slots, old.averages, gradients, divisors, rate)
         state = self._state.new_values(self.facts.changes, sums["state"], old.state, totals[EXAMPLES])
         new = [*weights, *slots, *state, *averages]
-        if self._loss_scale is None:
+        if self._options.loss_scale is None:
             return new, totals
         finite = all_finite(gradients)
         new = only_if(finite, new, old._replace(scale=[]).flat)
-        return [*new, *self._loss_scale.new_values(finite, old.scale)], totals
+        return [*new, *self._options.loss_scale.new_values(finite, old.scale)], totals
 
     def _pure_apply(
         self,
@@ -294,7 +243,7 @@ class Functions:
         iterations = slots[self._iterations]
         weights, slots = packed.join(weights), packed.join_slots(slots)
         means = self._mean_gradients(packed, gradients, divisors)
-        clipped = iter(self._clip([gradient for gradient in means if gradient is not None]))
+        clipped = iter(self._options.clip([gradient for gradient in means if gradient is not None]))
         means = [None if gradient is None else next(clipped) for gradient in means]
         known_rate = rate[0] if rate else None
         new_weights, new_slots = functional_apply(packed.optimizer, weights, slots, means, rate=known_rate)

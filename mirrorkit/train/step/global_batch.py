@@ -35,13 +35,10 @@ class GlobalBatch(Protocol):
 
 
 class HostBatch:
-    """A global batch on the host.
+    """A global batch on the host: a nest of tensors with the same first dimension.
 
     The rows of a replica are consecutive and in the order of the replicas; the first replicas get
     `ceil(batch / replicas)` each, the last ones what is left, which may be nothing.
-
-    Args:
-        batch: a nest of tensors with the same first dimension.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -76,11 +73,7 @@ class HostBatch:
 
 
 class OwnRows:
-    """Rows that are a replica's own already, as `strategy.run` gives them to a custom training loop.
-
-    Args:
-        rows: a nest of tensors with the same first dimension.
-    """
+    """Rows that are a replica's own already, as `strategy.run` gives them to a custom training loop."""
 
     def __init__(self, rows: Batch) -> None:
         self._rows = rows
@@ -90,11 +83,7 @@ class OwnRows:
         return self._rows
 
     def rows_or_all(self) -> tuple[Batch, bool | tf.Tensor]:
-        """See `GlobalBatch`; where a size is not static, the replicas ask each other, and a GPU's host waits for it.
-
-        Raises:
-            StepError: this replica's rows are of static size 0.
-        """
+        """See `GlobalBatch`; where a size is not static, the replicas ask each other, and a GPU's host waits for it."""
         context = tf.distribute.get_replica_context()
         replicas, size = context.num_replicas_in_sync, tf.nest.flatten(self._rows)[0].shape[0]
         if size == 0:

@@ -28,9 +28,8 @@ _within = threading.local()  # a strategy traces each replica in a thread of its
 def without_waits(*, of_metric: KerasMetric = None) -> Iterator[None]:
     """Let Keras's operations stay on the device within the block.
 
-    Args:
-        of_metric: what the block computes, where it is a metric. The winner's index becomes int64 in Keras's own; a
-            metric of the user's may count on int32.
+    `of_metric` is what the block computes, where it is a metric. The winner's index becomes int64 in Keras's own; a
+    metric of the user's may count on int32.
     """
     _wrap()
     names = {"signbit", "take", "affine_transform"}

@@ -19,11 +19,7 @@ from mirrorkit.train.step.seeds import fold
 
 
 class LayerState:
-    """The non-trainable variables of a model, and the arithmetic that keeps them equal on all replicas.
-
-    Args:
-        model: a built Keras model.
-    """
+    """The non-trainable variables of a model, and the arithmetic that keeps them equal on all replicas."""
 
     def __init__(self, model: KerasModel) -> None:
         self.variables = list(model.non_trainable_variables)
@@ -39,9 +35,7 @@ class LayerState:
     def seeded(self, state: Sequence[tf.Tensor], place: tf.Tensor) -> list[tf.Tensor]:
         """Return the state with every seed made that of one shard of one step.
 
-        Args:
-            state: values of the variables.
-            place: int64 [2]: steps before this one, and the shard (part * replicas + replica).
+        `place` is int64 [2]: steps before this one, and the shard (part * replicas + replica).
         """
         with tf.device(HOST):  # where random operations take their seeds from
             return [
@@ -66,14 +60,7 @@ class LayerState:
     def new_values(
         self, changes: Sequence[bool], sums: Sequence[tf.Tensor], state: Sequence[tf.Tensor], examples: tf.Tensor
     ) -> list[tf.Tensor | None]:
-        """Return each variable's new value, None where nothing changes it.
-
-        Args:
-            changes: for each variable whether it does, and so has a sum.
-            sums: over all shards.
-            state: the values before.
-            examples: of all shards.
-        """
+        """Return each variable's new value from the sums over all shards; None where nothing `changes` it."""
         rest = iter(sums)
         return [_advanced(old, next(rest), examples) if has else None for old, has in zip(state, changes, strict=True)]
 

@@ -26,16 +26,10 @@ class LossSum(NamedTuple):
 
 
 class Losses:
-    """The losses of a model's outputs, resolved once the outputs are known.
+    """The losses of a model's outputs, resolved once the outputs are known: tensors or anything with `shape`.
 
-    Args:
-        loss: what Keras's `compile(loss=...)` takes: a name, a function of `(y_true, y_pred)` that returns one value
-            per example, a `keras.losses.Loss`; for several outputs a list in their order or a dict by their names.
-        loss_weights: a number for each output, in the same form; 1 where absent.
-        outputs: the outputs beside their targets: tensors or anything with `shape`.
-
-    Raises:
-        StepError: losses that do not fit the outputs, or an output with a loss and without a target.
+    `loss` and `loss_weights` are what Keras's `compile` takes: for several outputs a list in their order or a dict by
+    their names. An output that has no weight counts with 1.
     """
 
     def __init__(self, loss: PerOutput, loss_weights: PerOutput, outputs: Sequence[Output]) -> None:
@@ -45,34 +39,21 @@ class Losses:
                 f"The model has {len(names)} outputs {list(names)} but one loss {loss!r}. "
                 "Give a dict from output name to its loss; outputs that it leaves out have none."
             )
-        self.names = list(names)
+        self.names = names
         self._losses: list[Loss | None] = per_output(names, loss, "losses")
         self.require_targets([output.y for output in outputs])
-        pairs = zip(self._losses, outputs, strict=True)
-        self._losses = [None if one is None else _resolve(one, output) for one, output in pairs]
-        weights = [1.0] * len(names) if loss_weights is None else per_output(names, loss_weights, "loss weights")
-        self._weights = [1.0 if weight is None else float(weight) for weight in weights]
-        if all(one is None for one in self._losses):
+        # each output's index and loss, in the order of `sums`
+        self.members = [(i, _resolve(one, outputs[i])) for i, one in enumerate(self._losses) if one is not None]
+        weights = [
+            1.0 if weight is None else float(weight) for weight in per_output(names, loss_weights, "loss weights")
+        ]
+        self.weights = [weights[index] for index, _ in self.members]  # of each entry of `sums` in the total
+        if not self.members:
             raise StepError("No output of the model has a loss. Give Step a loss for at least one of them.")
 
     def sums(self, outputs: Sequence[Output]) -> list[LossSum]:
-        """Sum the losses of one shard: one entry for each output that has a loss, without its weight.
-
-        Args:
-            outputs: the model's outputs beside their targets.
-        """
-        pairs = zip(self._losses, outputs, strict=True)
-        return [loss_sum(loss, output) for loss, output in pairs if loss is not None]
-
-    @property
-    def weights(self) -> list[float]:
-        """The weight of each entry of `sums` in the total."""
-        return [weight for weight, loss in zip(self._weights, self._losses, strict=True) if loss is not None]
-
-    @property
-    def members(self) -> list[tuple[int, Loss]]:
-        """Each output's index and loss, in the order of `sums`."""
-        return [(index, loss) for index, loss in enumerate(self._losses) if loss is not None]
+        """Sum the losses of one shard: one entry for each output that has a loss, without its weight."""
+        return [loss_sum(loss, outputs[index]) for index, loss in self.members]
 
     def require_targets(self, targets: Sequence[Nest]) -> None:
         """Refuse data that has no target (None) for an output with a loss."""
@@ -87,9 +68,7 @@ class Losses:
     @property
     def own_names(self) -> list[str]:
         """Log names of the entries of `sums`, as in Keras; none for a model with a single output."""
-        if len(self.names) == 1:
-            return []
-        return [f"{name}_loss" for name, loss in zip(self.names, self._losses, strict=True) if loss is not None]
+        return [f"{self.names[index]}_loss" for index, _ in self.members] if len(self.names) > 1 else []
 
 
 def _resolve(loss: Loss | str, output: Output) -> Loss:
@@ -113,11 +92,7 @@ def _resolve(loss: Loss | str, output: Output) -> Loss:
 
 
 def loss_sum(loss: Loss, output: Output) -> LossSum:
-    """Sum a loss over one shard, with weights and masks as Keras counts them.
-
-    Raises:
-        StepError: the loss returned one number for all examples.
-    """
+    """Sum a loss over one shard, with weights and masks as Keras counts them."""
     values, mask = _values(loss, output)
     weight = None if output.weight is None else _fit(tf.cast(output.weight, values.dtype), values)
     if mask is not None:

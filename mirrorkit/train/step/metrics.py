@@ -20,16 +20,10 @@ from mirrorkit.train.step.outputs import Output, kind_of_target, per_output
 
 
 class Metrics:
-    """The metrics of a model's outputs, resolved once outputs and targets are known.
+    """The metrics of a model's outputs, resolved once these are known: tensors or anything with `shape` and `dtype`.
 
-    Args:
-        metrics: what Keras's `compile(metrics=...)` takes: names and `keras.metrics.Metric` objects in a list; for
-            several outputs a list of lists in their order or a dict by their names.
-        weighted_metrics: the same; these see the sample weights.
-        outputs: the outputs beside their targets: tensors or anything with `shape` and `dtype`.
-
-    Raises:
-        StepError: a name that Keras does not know, or a metric whose state does not add up.
+    `metrics` and `weighted_metrics`, which see the sample weights, are what Keras's `compile` takes: names and
+    `keras.metrics.Metric` objects in a list; for several outputs a list of lists in their order or a dict by name.
     """
 
     def __init__(self, metrics: PerOutput, weighted_metrics: PerOutput, outputs: Sequence[Output]) -> None:

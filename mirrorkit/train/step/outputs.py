@@ -34,11 +34,7 @@ class Output(NamedTuple):
 
 
 def unpack_batch(batch: Nest) -> Batch:
-    """Take `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)` apart.
-
-    Raises:
-        StepError: a tuple of another length.
-    """
+    """Take `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)` apart."""
     if not isinstance(batch, (tuple, list)):
         return Batch(batch)
     if len(batch) not in (1, 2, 3):
@@ -69,7 +65,8 @@ def output_names(model: KerasModel, y_pred: Nest) -> list[str | None]:
 def match(names: Sequence[str | None], y: Nest, y_pred: Nest, weight: Nest) -> list[Output]:
     """Put targets and weights beside the outputs that they belong to."""
     y = per_output(names, y, "targets")
-    weight = [weight] * len(names) if weight is None or _is_tensor(weight) else per_output(names, weight, "weights")
+    for_all = weight is None or tf.is_tensor(weight) or isinstance(weight, tf.TypeSpec)
+    weight = [weight] * len(names) if for_all else per_output(names, weight, "weights")
     return [Output(*parts) for parts in zip(names, y, tf.nest.flatten(y_pred), weight, strict=True)]
 
 
@@ -84,11 +81,7 @@ def kind_of_target(output: Output) -> str:
 
 
 def per_output(names: Sequence[str | None], given: PerOutput, what: str) -> list[PerOutput]:
-    """Sort what was given for the outputs - one thing, a list in order, a dict by name, or None - by output.
-
-    Raises:
-        StepError: it does not fit the outputs.
-    """
+    """Sort what was given for the outputs - one thing, a list in order, a dict by name, or None - by output."""
     if given is None:
         return [None] * len(names)
     if isinstance(given, Mapping) and names != [None]:
@@ -105,7 +98,3 @@ def per_output(names: Sequence[str | None], given: PerOutput, what: str) -> list
             "Give a dict from output name to its part."
         )
     return parts
-
-
-def _is_tensor(value: Nest) -> bool:
-    return tf.is_tensor(value) or isinstance(value, tf.TypeSpec)

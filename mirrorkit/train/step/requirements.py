@@ -40,7 +40,13 @@ def check_model(model: KerasModel, *, scaled: bool) -> None:
                 f"The layer {layer.name!r} computes in float16, whose small gradients vanish without a loss scale. Use "
                 'Step(..., loss_scale="dynamic"), or keras.config.set_dtype_policy("mixed_bfloat16"), which needs none.'
             )
-    check_gradients_are_gradients(model)
+    for variable in model.trainable_variables:  # float8's scales and maxima, say, cannot be added up
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise StepError(
+                f"The variable {variable.path!r} takes its gradient for its new value (overwrite_with_gradient, as in "
+                "float8 training); sums over replicas would not be that value. Use "
+                'keras.config.set_dtype_policy("mixed_bfloat16").'
+            )
     if not model.trainable_variables:
         raise StepError(f"The model {model.name!r} has no trainable variables. Set model.trainable = True.")
 
@@ -77,17 +83,6 @@ def _require_keras_own(model: KerasModel, name: str, cure: str) -> None:
             f"{type(model).__name__} overrides {name}, which Keras's own training calls and a mirrorkit step does not: "
             f"it would be ignored. Write {cure}."
         )
-
-
-def check_gradients_are_gradients(model: KerasModel) -> None:
-    """Refuse weights whose "gradient" is a new value: float8's scales and maxima, say, which cannot be added up."""
-    for variable in model.trainable_variables:
-        if getattr(variable, "overwrite_with_gradient", False):
-            raise StepError(
-                f"The variable {variable.path!r} takes its gradient for its new value (overwrite_with_gradient, as in "
-                "float8 training); sums over replicas would not be that value. Use "
-                'keras.config.set_dtype_policy("mixed_bfloat16").'
-            )
 
 
 def check_still_trainable(model: KerasModel, weights: Sequence[KerasVariable]) -> None:
@@ -211,15 +206,7 @@ def check_built_for(optimizer: KerasOptimizer, model: KerasModel) -> None:
 
 
 def variables_of(step: object, why: str) -> list[Variable]:
-    """Return the variables that a step says it changes.
-
-    Args:
-        step: any step, also one of the user's own.
-        why: what cannot be done without them, such as "warm_up could not put it back".
-
-    Raises:
-        StepError: it does not say.
-    """
+    """Return the variables that any step says it changes; `why` tells what cannot be done without them."""
     variables = list(getattr(step, "variables", []))
     if not variables:
         raise StepError(
@@ -236,4 +223,33 @@ def check_variables(strategy: tf.distribute.Strategy, variables: Sequence[Variab
             raise StepError(
                 f"The variable {variable.path!r} was not created in the scope of this {type(strategy).__name__}. "
                 "Create model and optimizer inside `with strategy.scope():`, and load_model there too."
+            )
+
+
+def require_static_batches(element_spec: Spec, replicas: int) -> None:
+    """Refuse global batches of unknown size or shape, or that the replicas cannot share equally."""
+    for spec in tf.nest.flatten(element_spec):
+        shape = tf.TensorShape(spec.shape)
+        if shape.rank is None or shape[0] is None:
+            raise StepError(
+                f"A TPU needs batches of one static size; found {spec}. Pass drop_remainder=True to mk.data.batches, "
+                "mk.data.records or dataset.batch. To evaluate on every example, take a batch size that divides their "
+                "number."
+            )
+        if not shape.is_fully_defined():
+            raise StepError(f"A TPU needs static shapes; found {spec}. Pad or crop the examples to one shape.")
+        if shape[0] % replicas:
+            raise StepError(
+                f"A global batch of {shape[0]} cannot be shared equally by {replicas} TPU cores. Take a multiple of "
+                f"{replicas}, such as {-(-shape[0] // replicas) * replicas}."
+            )
+
+
+def require_tpu_precision(model: KerasModel) -> None:
+    """Refuse float16, for which a TPU has no arithmetic."""
+    for layer in layers_of(model):
+        if getattr(layer, "compute_dtype", None) == "float16":
+            raise StepError(
+                f"The layer {layer.name!r} computes in float16, for which a TPU has no arithmetic. Use "
+                'keras.config.set_dtype_policy("mixed_bfloat16"), which needs no loss scale.'
             )

@@ -101,14 +101,7 @@ def require_own_draws(
     The step is traced, and of the graph no more is run than what the seeds follow from. Seen are operations of the
     graph itself, not those within a `tf.function` or a loop that the step calls, and no constant seeds.
 
-    Args:
-        strategy: of several replicas.
-        train: makes a training step; in cross-replica context.
-        variables: what the step changes; they are left as they were.
-        batch: a global batch.
-
-    Raises:
-        StepError: it names the operations.
+    `train` makes a training step on a global batch, in cross-replica context; `variables` are left as they were.
     """
     flat = tf.nest.flatten(batch)
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in flat]

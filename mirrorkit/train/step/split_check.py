@@ -89,9 +89,6 @@ def compare_parts(
         batch: a global batch.
         shards: into how many an update's examples are cut, and how many of them are replicas.
         unchecked: names that are not checked.
-
-    Raises:
-        StepError: it names each loss, metric, output and state, and says what to do.
     """
     if not tf.nest.flatten(batch.x)[0].shape[0]:
         return

@@ -23,11 +23,11 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.step import requirements
 from mirrorkit.train.step.compiled import compiled_parts
-from mirrorkit.train.step.functions import Clip
 from mirrorkit.train.step.global_batch import HostBatch, OwnRows
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.losses import warn_on_logits_mismatch
-from mirrorkit.train.step.supervised import Options, Supervised
+from mirrorkit.train.step.options import Clip, Options
+from mirrorkit.train.step.supervised import Supervised
 
 
 class Step:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import tensorflow as tf
 
@@ -18,43 +17,18 @@ from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.calling import predict_with
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.compiled import compile_model
-from mirrorkit.train.step.functions import LOSS, Changing, Clip, Functions
+from mirrorkit.train.step.functions import Changing, Functions
 from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loop_step import Pass
-from mirrorkit.train.step.loss_scale import LossScale
+from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import unpack_batch
-from mirrorkit.train.step.static_shapes import require_tpu_precision
+from mirrorkit.train.step.totals import LOSS
 from mirrorkit.variables import native
 
 
-@dataclass(frozen=True)
-class Options:
-    """What `Step` was given beside model and optimizer; see there."""
-
-    losses: Mapping[str, Any]
-    metrics: Mapping[str, Any]
-    clip: Clip
-    accumulate: int
-    loss_scale: LossScale | None
-    ema: float | None
-    unchecked: Sequence[str]
-    bucket_mib: float
-    jit_compile: bool
-
-
 class Supervised:
-    """The `LoopStep` of a `Step`; making one creates what is missing (slots, averages, loss scale) in the scope.
-
-    Args:
-        strategy: in whose scope model and optimizer were created.
-        model: a Keras model.
-        optimizer: a Keras optimizer.
-        options: the rest of what `Step` was given.
-
-    Raises:
-        StepError: the model is not built, or was created outside of the scope.
-    """
+    """The `LoopStep` of a `Step`; making one creates what is missing (slots, averages, loss scale) in the scope."""
 
     loss_index = LOSS
 
@@ -63,7 +37,7 @@ class Supervised:
     ) -> None:
         requirements.check_model(model, scaled=options.loss_scale is not None)
         if is_tpu(strategy):
-            require_tpu_precision(model)
+            requirements.require_tpu_precision(model)
         requirements.check_variables(
             strategy, [*model.trainable_variables, *model.non_trainable_variables, *optimizer.variables]
         )
@@ -81,7 +55,6 @@ class Supervised:
         self.strategy = strategy
         self.model = model
         self.accumulate = options.accumulate
-        self._options = options
         self._checked: set[Pass] = set()  # before which kind of pass a batch was checked
         state = LayerState(model)
         self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds)
@@ -90,14 +63,12 @@ class Supervised:
         self._functions = Functions(
             model,
             optimizer,
+            options,
             state=state,
             variables=self._changing,
-            clip=options.clip,
             averages=self.averages,
-            loss_scale=options.loss_scale,
             clock=self.clock,
             shards=strategy.num_replicas_in_sync * options.accumulate,
-            jit_compile=options.jit_compile,
         )
         self._update = Update(
             strategy,
@@ -130,7 +101,7 @@ class Supervised:
         requirements.check_tensors(tuple(batch))
         requirements.check_batched(self.model, batch.x)
         requirements.check_rows(batch)
-        self._functions.resolve(batch, self._options.losses, self._options.metrics)
+        self._functions.resolve(batch)
 
     def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
         """Return what checks a global batch before the first step to "train" or "test"; None without need."""
@@ -140,17 +111,17 @@ class Supervised:
     def _check_batch(self, what: Pass, batch: Batch) -> None:
         self.prepare(batch)
         replicas = self.strategy.num_replicas_in_sync
-        self._functions.check_batch(self.values(), batch, replicas, self._options.unchecked, training=what == "train")
+        self._functions.check_batch(self.values(), batch, replicas, training=what == "train")
         self._checked.add(what)
 
     def totals_size(self, what: Pass = "train") -> int:
         """Return the number of values in the totals, the same for both passes."""
-        return self._functions.totals_size
+        return self._functions.totals.size
 
     @property
     def modes(self) -> Mapping[str, str]:
         """For each log name "max" or "min", where Keras knows it."""
-        return self._functions.modes
+        return self._functions.totals.modes
 
     def sums(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> Sums:
         """Compute this replica's sums over its rows of a batch; in replica context. See `Step.compute`."""
@@ -178,12 +149,7 @@ class Supervised:
         return self._update.after(sums)()
 
     def add(self, batch: GlobalBatch, part: int | tf.Tensor) -> None:
-        """Compute the sums of one of an update's batches and add them to the others'; `finish` comes last.
-
-        Args:
-            batch: one of them.
-            part: 0 for the first batch of an update (its sums replace those of the last update), then 1, 2, ...
-        """
+        """Add the sums of one of an update's batches to the others'; those of part 0 replace the last update's."""
         self.strategy.run(lambda: self._running.add(self.sums(batch, part), part))
 
     def finish(self) -> tf.Tensor:
@@ -209,7 +175,7 @@ class Supervised:
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Turn totals into Keras's logs: the loss, then each metric."""
-        return self._functions.logs(totals)
+        return self._functions.totals.logs(totals)
 
     def values(self, known: Mapping[int, tf.Tensor] | None = None) -> Changing:
         """Read what the computation on a replica depends on, where it is not known by the id of its variable."""

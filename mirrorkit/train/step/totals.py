@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Logs, PerOutput
-from mirrorkit.train.step.losses import Losses, LossSum
+from mirrorkit.train.step.losses import Losses
 from mirrorkit.train.step.metrics import Metrics
 from mirrorkit.train.step.outputs import Batch, Output, match, output_names, per_output
 
@@ -32,15 +32,9 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class Totals:
-    """Which loss and metrics belong to which output of the model, and so what the totals hold.
+    """Which loss and metrics belong to which output of the model, and so what the totals hold."""
 
-    Attributes:
-        names: of the model's outputs; None for a single one.
-        losses: of the outputs.
-        metrics: of the outputs.
-    """
-
-    names: Sequence[str | None]
+    names: Sequence[str | None]  # of the outputs; None for a single one
     losses: Losses
     metrics: Metrics
 
@@ -48,14 +42,7 @@ class Totals:
     def resolve(
         cls, model: KerasModel, batch: Batch, losses: Mapping[str, PerOutput], metrics: Mapping[str, PerOutput]
     ) -> Totals:
-        """Work them out for a model and its data.
-
-        Args:
-            model: a built Keras model.
-            batch: tensors or specs.
-            losses: arguments of `Losses`.
-            metrics: arguments of `Metrics`.
-        """
+        """Work them out for a model and its data, from the arguments of `Losses` and `Metrics`."""
 
         def symbolic(spec: tf.TensorSpec) -> tf.TensorSpec:
             return keras.KerasTensor((None, *spec.shape[1:]), dtype=spec.dtype.name)
@@ -84,30 +71,23 @@ class Totals:
     ) -> tuple[list[Term], tf.Tensor]:
         """Return what to minimize, and the totals of one shard.
 
-        Args:
-            outputs: of the model for the shard, beside their targets.
-            examples: their number, a float32 scalar.
-            added: what layers add to the loss; it counts once for the whole batch, so each shard carries its part.
+        What layers add to the loss counts once for the whole batch, so each shard carries its part.
         """
         losses = self.losses.sums(outputs)
         extra = examples * tf.add_n([_scalar(value) for value in added]) if added else None
-        terms = self._terms(losses, extra)
+        parts: dict[int, list[tf.Tensor]] = {}  # by what divides them: a loss under a mask is a term of its own
+        for i, (loss, weight) in enumerate(zip(losses, self.losses.weights, strict=True)):
+            divisor = EXAMPLES if loss.denominator is None else FIXED + 2 * i + 1
+            parts.setdefault(divisor, []).append(loss.numerator if weight == 1 else weight * loss.numerator)
+        if extra is not None:
+            parts.setdefault(EXAMPLES, []).append(extra)
+        terms = [Term(tf.add_n(parts[divisor]), divisor) for divisor in sorted(parts)]
         own = [
             number for numerator, divisor in losses for number in (numerator, examples if divisor is None else divisor)
         ]
         head = [examples, tf.add_n([term.numerator for term in terms]), tf.zeros([]) if extra is None else extra]
         totals = tf.concat([tf.stack([*head, *own]), *self.metrics.sums(outputs)], 0)
         return terms, totals if totals.shape.is_fully_defined() else tf.ensure_shape(totals, [self.size])
-
-    def _terms(self, losses: Sequence[LossSum], extra: tf.Tensor | None) -> list[Term]:
-        """Gather what is divided by the number of examples; the loss under a mask is a term of its own."""
-        weights = self.losses.weights
-        weighted = [s.numerator if w == 1 else w * s.numerator for w, s in zip(weights, losses, strict=True)]
-        pairs = list(zip(weighted, losses, strict=True))
-        by_examples = [part for part, loss in pairs if loss.denominator is None] + ([] if extra is None else [extra])
-        terms = [Term(tf.add_n(by_examples), EXAMPLES)] if by_examples else []
-        masked = [(part, i) for i, (part, loss) in enumerate(pairs) if loss.denominator is not None]
-        return terms + [Term(part, FIXED + 2 * i + 1) for part, i in masked]
 
     def logs(self, totals: tf.Tensor) -> Logs:
         """Turn totals into Keras's logs."""

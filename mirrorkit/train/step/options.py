@@ -1,0 +1,42 @@
+"""What `Step` was given beside model and optimizer, as the rest of a step takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from mirrorkit._types import PerOutput
+from mirrorkit.train.step.loss_scale import LossScale
+
+
+class Clip(NamedTuple):
+    """Bounds for the mean gradient, after the reduction, so that it means the same on any number of replicas."""
+
+    norm: float | None  # of all gradients together
+    value: float | None  # of each number; at most one of the two is set
+
+    def __call__(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the gradients within the bounds."""
+        if self.norm is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, self.norm)
+        if self.value is not None:
+            gradients = [tf.clip_by_value(gradient, -self.value, self.value) for gradient in gradients]
+        return gradients
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `Step`; see there."""
+
+    losses: Mapping[str, PerOutput]  # arguments of `Losses`
+    metrics: Mapping[str, PerOutput]  # and of `Metrics`
+    clip: Clip
+    accumulate: int
+    loss_scale: LossScale | None
+    ema: float | None
+    unchecked: Sequence[str]
+    bucket_mib: float
+    jit_compile: bool
