@@ -99,14 +99,16 @@ def _living_threads() -> set[threading.Thread]:
 def _children() -> dict[int, str]:
     """Process id and command of each child of this process; empty where there is no /proc."""
     children = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # "pid (command) state parent ...", and the command may hold spaces and parentheses
-            pid, _, rest = stat.read_text().partition(" (")
-            command, _, fields = rest.rpartition(") ")
-            line = (stat.parent / "cmdline").read_text().replace("\0", " ")
-        except OSError:
-            continue
-        if int(fields.split()[1]) == os.getpid() and "multiprocessing.resource_tracker" not in line:
-            children[int(pid)] = line or command
+    for pid in [pid for thread in Path("/proc/self/task").glob("*/children") for pid in _read(thread).split()]:
+        command = _read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ")
+        if "multiprocessing.resource_tracker" not in command:
+            children[int(pid)] = command or _read(Path(f"/proc/{pid}/comm")).strip()
     return children
+
+
+def _read(file: Path) -> str:
+    """The content of a file of /proc; empty where its process or thread has ended."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

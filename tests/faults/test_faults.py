@@ -2,7 +2,7 @@
 
 Of the rows with a bad TF_CONFIG the first has a process of its own here, as all have in the table; all of them are told
 to one more process, one after the other. What happens to running jobs is tested in tests/multiworker,
-tests/parameter_server and tests/kills.
+tests/train/parameter_server and tests/kills.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is checked before parameter servers start; tests/parameter_server runs them."""
+"""What is checked before parameter servers start; tests/train/parameter_server runs them."""
 
 from __future__ import annotations
 

@@ -139,6 +139,14 @@ class HostIterator(EpochIterator):
         if self._rest is not None:
             self._leave_looked_at()
 
+    def read(self) -> Batch | None:
+        """Return the next batch to a caller that reads it outside of a compiled call; None at the end of the data."""
+        batch = next(self.source, None)
+        if batch is None and self._rest is not None:
+            self._leave_looked_at()
+            batch = next(self.source, None)
+        return batch
+
     def _leave_looked_at(self) -> None:
         self.source, self._rest = self._rest, None
 

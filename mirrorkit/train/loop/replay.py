@@ -46,4 +46,5 @@ class Replay:
         return found
 
     def _batches(self) -> int:
-        return min(self._step.accumulate, self._data.left or self._step.accumulate)
+        accumulate, left = self._step.accumulate, self._data.left
+        return accumulate if left is None else min(accumulate, left)

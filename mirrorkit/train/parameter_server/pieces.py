@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.errors import StepError
-from mirrorkit.train.input.epoch import EpochIterator, Part
+from mirrorkit.train.input.epoch import EpochIterator, HostIterator, Part
 from mirrorkit.train.input.resident import SentIterator
 
 # For each batch of an update a nest of tensors whose first dimension counts the updates: the batches themselves, or the
@@ -34,6 +34,7 @@ def pieces(data: EpochIterator, steps: int, accumulate: int, at_once: int) -> It
                 piece = Part(part.first + done * len(part.sizes), updates, part.sizes)
                 yield piece, data.columns(piece)
         return
+    assert isinstance(data, HostIterator)  # all data that are not sent
     first = data.position
     rows: list[list[Batch]] = []
     for row in _updates(data, steps, accumulate):
@@ -60,11 +61,11 @@ def specs_of(data: EpochIterator, part: Part, columns: Columns) -> list[Spec]:
     ]
 
 
-def _updates(data: EpochIterator, steps: int, accumulate: int) -> Iterator[list[Batch]]:
+def _updates(data: HostIterator, steps: int, accumulate: int) -> Iterator[list[Batch]]:
     """Read the batches of one update after the other."""
     for done in range(0, steps, accumulate):
         wanted = min(accumulate, steps - done)
-        row = list(itertools.islice(data.source, wanted))
+        row = list(itertools.takewhile(lambda batch: batch is not None, (data.read() for _ in range(wanted))))
         if len(row) < wanted and data.steps is not None:
             raise StepError(
                 f"The data said that it holds {data.steps} batches, but ended after {data.position + done + len(row)}. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "parameter-server.md"
+PAGE = Path(__file__).parents[3] / "docs" / "parameter-server.md"
 
 
 def test_blocks_with_a_cluster_print_what_the_page_says(run_python):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -45,24 +46,33 @@ def test_equal_data_pass(compare: Any) -> None:
     compare((texts, 5), (texts, 5), (np.array([b"a", b"bc"], object), 5))
 
 
+_LAST_DIFFERS = "the first batch is one on chief, worker 0, and another on worker 1"
+
+
 @pytest.mark.parametrize(
     ("seen", "says"),
     [
-        ([(_batch(1, 2), 5), (_batch(2, 1), 5), (_batch(1, 2), 5)], "one on chief, worker 1, and another on worker 0"),
-        ([(_batch(1), 5), (_batch(2), 5), (_batch(3), 5)], "one on chief, and another on worker 0, and another on wor"),
-        ([(_batch(1), 5), (None, 5), (_batch(1), 5)], "worker 0 found no batch, and the others did"),
-        ([(_batch(1), 5), (_batch(1), 5), (_batch(1), None)], "number of batches is one on chief, worker 0, and anoth"),
-        ([(X, 5), (X, 5), (X + 1, 5)], "one on chief, worker 0, and another on worker 1"),  # nothing but inputs
-        ([((*_batch(1), [w]), 5) for w in (1.0, 1.0, 2.0)], "one on chief, worker 0, and another on worker 1"),
-        ([(_batch(1), 5), (_batch(1), 5), (_batch(1.0), 5)], "one on chief, worker 0, and another on worker 1"),
         (
-            [(np.array([b"a", t], object), 5) for t in (b"b", b"b", b"c")],
-            "one on chief, worker 0, and another on worker",
+            [(_batch(1, 2), 5), (_batch(2, 1), 5), (_batch(1, 2), 5)],
+            "the first batch is one on chief, worker 1, and another on worker 0",
         ),
+        (
+            [(_batch(1), 5), (_batch(2), 5), (_batch(3), 5)],
+            "the first batch is one on chief, and another on worker 0, and another on worker 1",
+        ),
+        ([(_batch(1), 5), (None, 5), (_batch(1), 5)], "worker 0 found no batch, and the others did"),
+        (
+            [(_batch(1), 5), (_batch(1), 5), (_batch(1), None)],
+            "an epoch's number of batches is one on chief, worker 0, and another on worker 1",
+        ),
+        ([(X, 5), (X, 5), (X + 1, 5)], _LAST_DIFFERS),  # nothing but inputs
+        ([((*_batch(1), [w]), 5) for w in (1.0, 1.0, 2.0)], _LAST_DIFFERS),
+        ([(_batch(1), 5), (_batch(1), 5), (_batch(1.0), 5)], _LAST_DIFFERS),
+        ([(np.array([b"a", t], object), 5) for t in (b"b", b"b", b"c")], _LAST_DIFFERS),
     ],
 )
 def test_other_data_are_refused_by_name(compare: Any, seen: Any, says: str) -> None:
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=re.escape(f"; but {says}. Set the same seed")):
         compare(*seen)
 
 

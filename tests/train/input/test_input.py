@@ -12,6 +12,8 @@ from training_helpers import largest_difference, linear, plain_dataset, set_valu
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
+from mirrorkit.train.input.epoch import EpochIterator
+from mirrorkit.train.input.input import Input
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -97,3 +99,60 @@ def test_a_users_shuffle_goes_on_from_epoch_to_epoch(line: Any, numbers: Any) ->
     tf.random.set_seed(1)
     history = line.fit(shuffled(), epochs=3, verbose=0).history
     np.testing.assert_allclose(history["loss"], expected, rtol=1e-5)
+
+
+def _next(epoch: EpochIterator, count: int = 1) -> list[int]:
+    """Take the next batches, each of one number, as a call does."""
+    found = [int(next(epoch.source)[0]) for _ in range(count)]
+    epoch.advance(count)
+    return found
+
+
+@pytest.fixture
+def endless() -> Input:
+    """Batches of one number, counted without end, in epochs of three."""
+    return Input(tf.distribute.get_strategy(), tf.data.Dataset.counter().batch(1), steps=3)
+
+
+def test_epochs_of_endless_data_follow_each_other(endless: Input) -> None:
+    for epoch in range(3):
+        batches = endless.epoch(epoch)
+        assert batches.left == 3
+        assert _next(batches, 3) == [3 * epoch, 3 * epoch + 1, 3 * epoch + 2]
+
+
+def test_endless_data_are_not_read_again_to_go_on(endless: Input) -> None:
+    first = endless.epoch(0)
+    _next(first, 3)
+    assert endless.epoch(1) is first
+
+
+def test_the_first_epoch_again_starts_again(endless: Input) -> None:
+    _next(endless.epoch(0), 3)
+    assert _next(endless.epoch(0), 2) == [0, 1]
+    assert _next(endless.epoch(2)) == [6]
+
+
+def test_endless_data_begin_with_the_first_epoch_that_is_trained(endless: Input) -> None:
+    endless.first_epoch = 5
+    assert _next(endless.epoch(5), 3) == [0, 1, 2]
+    assert _next(endless.epoch(6)) == [3]
+
+
+def test_endless_data_resume_at_a_place(endless: Input) -> None:
+    endless.first_epoch = 1
+    batches = endless.epoch(2, start=2)
+    assert (batches.position, batches.left) == (2, 1)
+    assert _next(batches) == [5]
+    assert _next(endless.epoch(3), 3) == [6, 7, 8]
+
+
+def test_finite_data_start_again_in_each_epoch() -> None:
+    data = Input(tf.distribute.get_strategy(), tf.data.Dataset.range(4).batch(1), steps=3)
+    assert [_next(data.epoch(epoch), 3) for epoch in range(2)] == [[0, 1, 2]] * 2
+    assert _next(data.epoch(1, start=2)) == [2]
+
+
+def test_carried_on_data_start_again_at_their_end() -> None:
+    data = Input(tf.distribute.get_strategy(), tf.data.Dataset.range(4).batch(1), steps=3, carry_on=True)
+    assert [_next(data.epoch(epoch), 3) for epoch in range(3)] == [[0, 1, 2], [3, 0, 1], [2, 3, 0]]

@@ -1,0 +1,122 @@
+"""The list of callbacks of a loop: their order, who gets the loop, whose files they write, and when all stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.train.callback import LoopCallback
+from mirrorkit.train.loop import callbacks as module
+from mirrorkit.train.loop.callbacks import agree_to_stop, callback_list, choose_modes, release
+
+C = keras.callbacks
+
+
+@pytest.fixture
+def loop() -> Any:
+    """All that a list takes of a loop."""
+    return SimpleNamespace(strategy=tf.distribute.get_strategy())
+
+
+@pytest.fixture
+def model() -> Any:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile()
+    return model
+
+
+def _kinds(hooks: Any) -> list[type]:
+    return [type(callback) for callback in hooks.callbacks]
+
+
+def test_savers_come_last_in_the_users_order(loop: Any, model: Any, tmp_path: Path) -> None:
+    saver, stop, plateau = mk.train.Checkpoints(tmp_path), C.EarlyStopping(), C.ReduceLROnPlateau()
+    hooks = callback_list(loop, model, [saver, [stop, plateau]], verbose=1, history=True, epochs=2, steps=5)
+    assert _kinds(hooks) == [C.EarlyStopping, C.ReduceLROnPlateau, C.History, C.ProgbarLogger, mk.train.Checkpoints]
+    assert hooks.callbacks[:2] == [stop, plateau]
+    assert hooks.params == {"verbose": 1, "epochs": 2, "steps": 5}
+    assert stop.model is model
+    assert saver.loop is loop
+
+
+def test_what_was_given_is_not_added_again(loop: Any, model: Any) -> None:
+    given = [C.History(), C.ProgbarLogger()]
+    assert callback_list(loop, model, given, verbose=1, history=True, epochs=1, steps=1).callbacks == given
+    assert callback_list(loop, model, None).callbacks == []
+    assert callback_list(loop, model, C.CallbackList(given), epochs=1, steps=1).callbacks[:2] == given
+
+
+def test_a_callback_of_any_class_that_has_set_loop_is_given_the_loop(loop: Any, model: Any) -> None:
+    class OfTheUser(C.Callback):
+        def set_loop(self, loop: Any) -> None:
+            self.seen = loop
+
+    callback = OfTheUser()
+    callback_list(loop, model, callback)
+    assert callback.seen is loop
+
+
+def test_only_the_chief_writes(loop: Any, model: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    writers = [C.CSVLogger(tmp_path / "log.csv"), C.ModelCheckpoint(tmp_path / "a.keras"), C.TensorBoard(tmp_path)]
+    given = [*writers, C.RemoteMonitor(), C.EarlyStopping()]
+    assert len(callback_list(loop, model, given, verbose=1, epochs=1, steps=1).callbacks) == 6
+    monkeypatch.setattr(module, "is_chief", lambda strategy: False)
+    assert _kinds(callback_list(loop, model, given, verbose=1, epochs=1, steps=1)) == [C.EarlyStopping]
+
+
+def test_backup_and_restore_is_refused(loop: Any, model: Any, tmp_path: Path) -> None:
+    with pytest.raises(StepError, match=r"BackupAndRestore asks Keras's fit .* Use mk\.train\.Checkpoints\(folder\)"):
+        callback_list(loop, model, [[C.BackupAndRestore(tmp_path)]])
+
+
+def test_modes_are_chosen_where_keras_would_ask_the_model(loop: Any, model: Any) -> None:
+    watching = [
+        C.EarlyStopping("val_auc"),
+        C.EarlyStopping("loss"),
+        C.EarlyStopping("auc", mode="min"),
+        C.EarlyStopping("other"),
+        C.History(),
+    ]
+    choose_modes(callback_list(loop, model, watching), {"auc": "max", "loss": "min"})
+    assert [callback.mode for callback in watching[:-1]] == ["max", "min", "min", "auto"]
+    assert not hasattr(watching[-1], "mode")
+
+
+@pytest.mark.parametrize(("others", "stops"), [([0.0, 0.0], False), ([0.0, 1.0], True)])
+@pytest.mark.parametrize("mine", [False, True])
+def test_all_stop_when_one_wants_to(
+    mine: bool, others: list[float], stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "of_all_workers", lambda strategy, value: [*others, float(value)])
+    model = SimpleNamespace(stop_training=mine)
+    agree_to_stop(tf.distribute.get_strategy(), model)
+    assert model.stop_training is (mine or stops)
+
+
+def test_one_worker_agrees_with_itself() -> None:
+    for wanted in (False, True):
+        model = SimpleNamespace(stop_training=wanted)
+        agree_to_stop(tf.distribute.get_strategy(), model)
+        assert model.stop_training is wanted
+
+
+def test_the_last_to_come_is_released_first(loop: Any, model: Any) -> None:
+    released: list[str] = []
+
+    class Holds(LoopCallback):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def release(self) -> None:
+            released.append(self.name)
+
+    release(callback_list(loop, model, [Holds("first"), C.EarlyStopping(), Holds("second")]))
+    assert released == ["second", "first"]
