@@ -48,7 +48,7 @@ class Layout:
             return [Member({**arguments, "devices": "cpu:1"}, one_core, core=0)]
         arguments["devices"] = None
         serving = self.kind == "parameter_server"
-        if serving:  # with one thread between operations, a worker waits for ever for its parameter servers
+        if serving:  # with one thread between operations, a worker waits forever for its parameter servers
             one_core["TF_NUM_INTEROP_THREADS"] = "4"
         tasks = clusters(self.replicas, ps=1 if serving else 0)
         found = []

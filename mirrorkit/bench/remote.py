@@ -90,7 +90,7 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
             self._send(self._connections[i], (method, arguments))
         deadline = time.monotonic() + self._timeout
         answers: dict[int, Any] = {}
-        # As they come: when one process fails, the others may wait for it for ever.
+        # As they come: when one process fails, the others may wait for it forever.
         while missing := {self._connections[i]: i for i in self._answering if i not in answers}:
             ready = wait(list(missing), max(0.0, deadline - time.monotonic()))
             if not ready:

@@ -49,7 +49,7 @@ class Variants:
         of_all_workers(self._strategy, 0.0)  # all begin at once: a worker's seconds hold no wait for a late one
         if name in self._data:
             batches = steps * self._step.accumulate
-            self._from_data(name, batches)  # what was made ahead while nobody asked must not count as fast input
+            self._from_data(name, batches)  # what was prefetched before the measurement must not count as fast input
             return self._from_data(name, batches) / steps
         start = time.perf_counter()
         float(self._variants[name](self._rows, tf.constant(steps)))  # waits for the end
@@ -139,5 +139,5 @@ class _Fixed(OwnRows):
 
 
 def _touched(values: Any) -> tf.Tensor:
-    """One number that depends on every tensor, so that TensorFlow does not leave out what nobody would need."""
+    """One number that depends on every tensor, so that TensorFlow does not leave any out."""
     return tf.add_n([tf.cast(tf.reshape(value, [-1])[0], tf.float32) for value in tf.nest.flatten(values)])

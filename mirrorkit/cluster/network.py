@@ -37,7 +37,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def unreachable(addresses: Mapping[str, str], *, seconds: float = 2.0) -> list[str]:
-    """Return the tasks at whose addresses nobody listens, in the order given.
+    """Return the tasks at whose addresses nothing listens, in the order given.
 
     All are tried at once. It takes at most `seconds`, and a little more where this machine is busy or a name server
     does not answer.

@@ -12,7 +12,7 @@ _PORTS = range(12000, 32000)
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports of this machine at which nobody listens now, chosen at random."""
+    """Return different ports of this machine at which nothing listens now, chosen at random."""
     ports: list[int] = []
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         if len(ports) == count:

@@ -1,4 +1,4 @@
-"""Meet the other tasks before TensorFlow starts: it waits for a missing one for ever, without a word.
+"""Meet the other tasks before TensorFlow starts: it waits for a missing one forever, without a word.
 
 The first task listens at its own address, where TensorFlow will listen later; the others connect to it. When all are
 there, and were started with the same cluster, it lets them go. Messages are lines of JSON; nothing stays open.

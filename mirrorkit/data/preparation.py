@@ -47,7 +47,7 @@ class PreparedRecipe(Recipe):
 
     @property
     def num_classes(self) -> int | None:
-        """The number of classes; None where the labels are not classes, or nobody has said."""
+        """The number of classes; None where the labels are not classes, or their number is unknown."""
         raise NotImplementedError
 
     @functools.cached_property

@@ -61,7 +61,7 @@ class Task:
         code = self._process.wait()
         self.send(signal.SIGKILL)  # processes that the script started and left running
         for reader in self._readers:
-            reader.join(2)  # a process that left the group may hold the pipe open for ever
+            reader.join(2)  # a process that left the group may hold the pipe open forever
         os.close(self._lifeline)
         self._events.put((self, code if code >= 0 else 128 - code))
 

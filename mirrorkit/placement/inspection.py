@@ -158,5 +158,5 @@ def gpu_strategy(devices: str) -> tuple[tf.distribute.Strategy, bool]:
     if len(tf.config.list_logical_devices("GPU")) >= count:
         return _strategy.create("one_device" if count == 1 else "mirrored", devices=f"gpu:{count}"), True
     names = [f"/device:GPU:{i}" for i in range(count)]
-    # Nothing is run: TensorFlow's collectives would wait for ever for devices that are not there.
+    # Nothing is run: TensorFlow's collectives would wait forever for devices that are not there.
     return (tf.distribute.OneDeviceStrategy(names[0]) if count == 1 else tf.distribute.MirroredStrategy(names)), False

@@ -50,7 +50,7 @@ def create(
         communication: how replicas add up their sums. "auto"; for "mirrored" also "nccl", "ring" (between CPU devices),
             "hierarchical" and "one_device"; for "multi_worker" also "nccl" and "ring" (over gRPC, where "auto" gathers
             short messages).
-        start_timeout: seconds to wait for the other tasks of the cluster, or for a TPU; TensorFlow would wait for ever.
+        start_timeout: seconds to wait for the other tasks of the cluster, or for a TPU; TensorFlow would wait forever.
         fallback: where no TPU answers, take all GPUs, or else the CPU, and log a warning.
 
     Raises:

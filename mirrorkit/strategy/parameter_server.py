@@ -24,9 +24,9 @@ from mirrorkit.strategy.workers import task_addresses
 _log = logging.getLogger("mirrorkit")
 
 _CHECK_SECONDS = 1.0  # between two checks whether the chief listens
-_CHECKS_UNTIL_EXIT = 3  # so many in a row find nobody at the chief's address: it has exited
+_CHECKS_UNTIL_EXIT = 3  # so many in a row find nothing at the chief's address: it has exited
 _THREADS = "TF_NUM_INTEROP_THREADS"
-_LEAST_THREADS = 4  # for the operations of a task: with a single one it waits for another task for ever
+_LEAST_THREADS = 4  # for the operations of a task: with a single one it waits for another task forever
 
 
 def build(devices: Devices, cluster: Cluster | None, *, start_timeout: float) -> tuple[tf.distribute.Strategy, str]:

@@ -1,6 +1,6 @@
 """TPUs: find one, reach it within a time limit, initialise it.
 
-Where nobody answers at an address, TensorFlow waits for many minutes and holds its locks meanwhile. So a TPU on a
+Where nothing answers at an address, TensorFlow waits for many minutes and holds its locks meanwhile. So a TPU on a
 network is first tried from another process, which can be ended.
 """
 

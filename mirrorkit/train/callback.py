@@ -27,7 +27,7 @@ class LoopCallback(keras.callbacks.Callback):  # type: ignore[name-defined, misc
 
     @property
     def call_period(self) -> int | None:
-        """After how many training steps a call of several steps is to end; None for no wish."""
+        """The number of training steps after which a call of several steps must end; None for any."""
         return None
 
     def on_non_finite_loss(self, error: NonFiniteLossError) -> None:
@@ -38,7 +38,7 @@ class LoopCallback(keras.callbacks.Callback):  # type: ignore[name-defined, misc
 
 
 def call_periods(callbacks: list[Any]) -> list[int]:
-    """Return after how many training steps callbacks want a call to end.
+    """Return the numbers of training steps after which callbacks need a call to end.
 
     A callback of the user's that has `set_loop` says so by a number `every`.
     """

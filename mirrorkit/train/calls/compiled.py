@@ -84,7 +84,7 @@ class Calls:
 
     @property
     def traces(self) -> int:
-        """How many functions were compiled; a number that grows during training names a loss of time."""
+        """How many functions were compiled; where it grows during training, time is lost."""
         return len(self._traces)
 
     def _batches_of(self, what: Pass) -> int:
@@ -118,7 +118,7 @@ class Calls:
     def _trace(self, what: Pass, data: EpochIterator, sizes: Sizes | None) -> ConcreteFunction:
         """Return the compiled function for this kind of call, traced the first time.
 
-        `sizes` are those of the batches of one update; None where nobody knows how many batches there are.
+        `sizes` are those of the batches of one update; None where the number of batches is unknown.
         """
         if self._jit_compile and not data.on_device and not self._traces:
             _log.warning(

@@ -79,7 +79,7 @@ def explained_call(data: EpochIterator, *, compiled: bool) -> Iterator[None]:
 
 
 def require_known_length(accumulate: int) -> None:
-    """Refuse updates of several batches where nobody knows how many there are."""
+    """Refuse updates of several batches on data of unknown length."""
     if accumulate > 1:
         raise StepError(
             f"accumulate={accumulate} needs data of known length, so that the last update is complete. Give "

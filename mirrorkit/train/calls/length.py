@@ -27,7 +27,7 @@ class CallLength:
         self._calls = 0
 
     def next(self, left: int | None) -> int:
-        """Return the length of the next call when `left` steps remain, or None where nobody knows how many do."""
+        """Return the length of the next call when `left` steps remain, or None where that is unknown."""
         steps = -(-self._steps // self._multiple) * self._multiple
         return steps if left is None else min(steps, left)
 

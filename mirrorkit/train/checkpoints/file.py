@@ -107,7 +107,7 @@ def remove_unfinished(folder: Path) -> None:
 def keep_newest(path: Path, keep: int) -> None:
     """Remove checkpoints older than `path`, so that with it `keep` are left.
 
-    What claims to be newer than the one just written could not be read when the run went on; it does not count.
+    Files of a later step than the one just written could not be read when the run resumed; they do not count.
     """
     older = [file for file in find(path.parent) if _steps(file.name) < _steps(path.name)]
     for file in older[keep - 1 :]:

@@ -34,7 +34,7 @@ class EpochIterator:
 
     Args:
         source: what a compiled call is given to take its batches from: a nest of tensors, or an iterator.
-        steps: how many batches there are; None where nobody knows.
+        steps: how many batches there are; None where that is unknown.
         size: examples in each of the first `whole` batches, where it is known.
         last: examples in a batch after those, where it is known.
         position: batches that are done already.
@@ -72,7 +72,7 @@ class EpochIterator:
 
     @property
     def left(self) -> int | None:
-        """How many batches are left; None where nobody knows."""
+        """How many batches are left; None where that is unknown."""
         return None if self.steps is None else self.steps - self.position
 
     def advance(self, steps: int) -> None:

@@ -86,7 +86,7 @@ class Input:
             require_static_batches(self.element_spec, strategy.num_replicas_in_sync)
 
     def left(self, done: int) -> int | None:
-        """Return how many batches of the epoch are left after `done`; None where nobody knows."""
+        """Return how many batches of the epoch are left after `done`; None where that is unknown."""
         return None if self.steps is None else self.steps - done
 
     def epoch(
@@ -95,7 +95,7 @@ class Input:
         """Return the epoch's batches from the `start`-th on.
 
         Up to `look_at` batches, those of the first update, may be read before the training begins: several workers then
-        see that theirs are the same, and `check` is called with the first one, which is trained on all the same.
+        see that theirs are the same, and `check` is called with the first one, which is still used for training.
         """
         before = (epoch - self.first_epoch) * (self.steps or 0) + start if self._is_endless else start
         if self._endless is not None and before == self._next:

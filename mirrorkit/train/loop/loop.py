@@ -51,17 +51,18 @@ class Loop:
         steps_per_call: training steps per compiled call. Batch hooks of callbacks come once per call, as with Keras's
             `steps_per_execution`. "auto" finds about half a second's worth, but takes one step per call (one update,
             with `accumulate`) in a `fit` with a callback whose batch hooks are your own: it may act on every batch, as
-            one that sets the learning rate does. A number is kept to; hooks that only look are cheaper with 50, say.
+            one that sets the learning rate does. A number is used as given; where hooks only observe, 50, say, is
+            faster.
         jit_compile: have XLA compile whole calls: data, model and update become one program. For a single replica and
-            `mk.data.resident`; other calls are made as without it. Small dense models gain; convolutions on CPU become
-            many times slower. XLA checks no values: an index out of range is taken for the nearest, a label out of
-            range makes NaN, assertions do nothing. So train without it first.
+            `mk.data.resident`; other calls do without. Small dense models gain; convolutions on CPU become many times
+            slower. XLA checks no values: an index out of range is taken for the nearest, a label out of range gives
+            NaN, assertions do nothing. So train without it first.
 
     Attributes:
         position: where the training stands: epoch, batch, steps, history.
 
     Raises:
-        StepError: something that is no step, a step of another strategy, an argument that cannot be.
+        StepError: `step` is not a step or was built for another strategy, or an argument is invalid.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Loop:
 
         Raises:
             NonFiniteLossError: the loss became NaN or infinite.
-            StepError: data that the step cannot train on, an argument that cannot be.
+            StepError: the step cannot train on the data, or an argument is invalid.
             CheckpointError: what was restored does not fit this data or these metrics; see also `Checkpoints`.
         """
         if getattr(self.step, "is_averaged", False):

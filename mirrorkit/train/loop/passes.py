@@ -85,7 +85,7 @@ class Passes:
             steps = self._until_wanted(self._length.next(data.left(position.batch)), position.steps, periods)
             hooks.on_train_batch_begin(position.batch)
             result = self.calls.train(batches, totals, steps)
-            if result.steps == 0:  # the end of data whose length nobody knew
+            if result.steps == 0:  # the end of data of unknown length
                 break
             if result.first_bad_step is not None:
                 _raise_non_finite(result.first_bad_step, position, hooks.callbacks)

@@ -74,7 +74,7 @@ class RemoteCalls:
 
     @property
     def traces(self) -> int:
-        """How many functions were compiled; a number that grows during training names a loss of time."""
+        """How many functions were compiled; where it grows during training, time is lost."""
         return len(self._traces)
 
     def _call(self, what: Pass, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
@@ -114,7 +114,7 @@ class RemoteCalls:
             return [result.get() for result in results]  # they are on the chief already
 
     def _look(self, last_seen: float) -> float:
-        """Return when a worker was there last; raise when a parameter server is gone, or all workers are for long."""
+        """Return when a worker last answered; raise where a server has exited, or no worker answers for long."""
         require_servers(self._strategy)
         workers = task_addresses(self._strategy, "worker")
         if len(unreachable(workers)) < len(workers):

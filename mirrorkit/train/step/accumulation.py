@@ -29,7 +29,7 @@ class RunningSums:
         self.variables: list[list[tf.Variable]] = []  # of each replica of this worker; none before sums were seen
 
     def add(self, sums: Any, part: int | tf.Tensor) -> None:
-        """Add a nest of float tensors of static shape, or begin anew with it where `part` is 0; in replica context."""
+        """Add a nest of float tensors of static shape, or begin with it where `part` is 0; in replica context."""
         values = tf.nest.flatten(sums)
         if not self.variables:
             self._like = tf.nest.map_structure(lambda _: None, sums)

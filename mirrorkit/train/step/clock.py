@@ -70,7 +70,7 @@ class Clock:
 
     @contextmanager
     def at(self, start: Reading, index: tf.Tensor) -> Iterator[None]:
-        """Within the block it is the `index`-th step after `start` was read, and nothing asks a device."""
+        """Within the block it is the `index`-th step after `start` was read, and no value is read from a device."""
         if self._counts_steps:
             with tf.device(HOST):
                 count = start.count + tf.cast(index, tf.int64)

@@ -19,7 +19,7 @@ from mirrorkit.train.step.seeds import require_own_draws
 
 @runtime_checkable
 class TrainStep(Protocol):
-    """What `Loop` needs of a step; `mk.train.Step` is one, and a user's own (a GAN, say) is as welcome.
+    """What `Loop` needs of a step; `mk.train.Step` is one, and custom steps, such as a GAN's, work too.
 
     A step may also have
 
@@ -52,7 +52,7 @@ class Custom:
 
     accumulate = 1  # such a step may accumulate by itself
     loss_index = 1  # not finite when one of the logs is not
-    modes: Mapping[str, str] = {}  # whether a log is to rise or to fall: nobody knows
+    modes: Mapping[str, str] = {}  # the direction of a custom step's logs is unknown
 
     def __init__(self, strategy: tf.distribute.Strategy, step: Any) -> None:
         needed = ["build", *(["train"] if hasattr(step, "train") else ["compute", "update"])]

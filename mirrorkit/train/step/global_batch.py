@@ -91,7 +91,7 @@ class OwnRows:
                 "A replica got no example of this batch, and the model has synchronized layers, which wait for every "
                 "replica. Train with a Loop, which shares such a batch among all of them, or with larger batches."
             )
-        if replicas == 1 or size is not None:  # shares of static size are taken to be nowhere empty
+        if replicas == 1 or size is not None:  # shares of static size are assumed not to be empty
             return self._rows, False
         own = tf.cast(count_examples(unpack_batch(self._rows)), tf.int64)
         sizes = context.all_gather(own[tf.newaxis], axis=0)

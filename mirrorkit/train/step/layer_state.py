@@ -1,7 +1,7 @@
 """Layer state under replicas: BatchNorm's statistics, Dropout's seeds, and whatever else a layer updates by itself.
 
 Every replica starts from the same state and ends with the same state. Floats (moving statistics) become the mean over
-all examples of what the replicas came to. Integers (counters of calls) advance by the replicas' mean. The states of
+all examples of the replicas' values. Integers (counters of calls) advance by the replicas' mean. The states of
 Keras's seed generators stay: what is drawn follows from the seed, the step and the replica, so no two draw the same
 mask.
 """

@@ -11,6 +11,7 @@ logs = step.update(strategy, sums)                # one reduction, then the same
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import operator
 import warnings
 from collections.abc import Callable, Sequence
@@ -138,7 +139,8 @@ class Step:
     def for_loop(self, strategy: tf.distribute.Strategy) -> Supervised:
         """Build the step, and return it as `mk.train.Loop` runs it; for mirrorkit's own use."""
         if self._built is None:
-            self._built = Supervised(strategy, self.model, self.optimizer, self._options)
+            options = dataclasses.replace(self._options, accumulate=self.accumulate)
+            self._built = Supervised(strategy, self.model, self.optimizer, options)
         if self._built.strategy is not strategy:
             raise StepError("This step was built for another strategy. Create another model, optimizer and step.")
         return self._built
