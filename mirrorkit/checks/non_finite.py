@@ -111,7 +111,7 @@ def _in_computation(step: Any, batch: Batch, shard: int) -> Iterator[NonFinite]:
         yield from _forth_and_back(step, lambda w, s: _objective_of_model(step, w, s, batch))
     elif hasattr(step, "compute"):
         yield from _in_own_step(step, batch)
-    else:
+    elif not hasattr(step, "train"):  # several updates in one method: only variables and batch can be looked at
         raise StepError(f"find_non_finite takes a step, a loop or a Keras model, found {type(step).__name__}.")
 
 

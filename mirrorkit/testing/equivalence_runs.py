@@ -179,6 +179,11 @@ class _InShards:
     """A custom step on one replica that computes its batch in N parts, each as replica number `part` would."""
 
     def __init__(self, step: Any, shards: int) -> None:
+        if not hasattr(step, "compute"):
+            raise StepError(
+                f'reference="shards" takes compute apart; {type(step).__name__} trains by a method of its own. Use '
+                'reference="batch".'
+            )
         self._step, self._shards = step, shards
         self.build, self.update = step.build, step.update
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from training_helpers import KINDS, largest_difference, plain_dataset
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import StepError
+from mirrorkit.errors import NonFiniteLossError, StepError
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -235,3 +236,33 @@ def test_a_step_without_any_way_to_train(strategy_of: Any) -> None:
 
     with pytest.raises(StepError, match=r"is no step: it lacks compute, update"):
         mk.train.Loop(strategy_of("one_device", 1), Nothing())
+
+
+def test_what_looks_at_a_step_takes_one_of_several_updates_too(strategy_of: Any, numbers: Any) -> None:
+    loop = _loop(strategy_of("mirrored", 2), Alternating)
+    x, y = numbers[0].copy(), numbers[1]
+    x[45] = np.nan
+    with pytest.raises(NonFiniteLossError, match=r"batch 2: input of the batch: 4 NaN"):
+        loop.fit(plain_dataset(x, y, batch=20), callbacks=[mk.checks.NanWatch()], verbose=0)
+    data = plain_dataset(*numbers, batch=20)
+    assert mk.testing.assert_equivalent(Alternating, data, replicas=(2,), steps=2)
+    with pytest.raises(StepError, match=r"Alternating trains by a method of its own"):
+        mk.testing.assert_equivalent(Alternating, data, replicas=(2,), steps=2, reference="shards")
+
+
+def test_draws_of_a_step_of_several_updates_are_its_replicas_own(strategy_of: Any, numbers: Any) -> None:
+    class Noisy(Alternating):
+        def __init__(self, within: Any) -> None:
+            super().__init__()
+            self.seeds = keras.random.SeedGenerator(3)
+            self._within = within
+
+        def losses(self, x: Any, y: Any) -> Any:
+            with self._within():
+                noise = keras.random.normal((3, 4), seed=self.seeds)
+            return super().losses(x + tf.reduce_sum(noise), y)
+
+    data = plain_dataset(*numbers, batch=20)
+    with pytest.raises(StepError, match="Replicas would draw the same random numbers"):
+        _loop(strategy_of("mirrored", 2), lambda: Noisy(contextlib.nullcontext)).fit(data, verbose=0)
+    _loop(strategy_of("mirrored", 2), lambda: Noisy(mk.train.seeds_by_replica)).fit(data, verbose=0)
