@@ -60,7 +60,7 @@ class DataError(MirrorkitError, ValueError):
 
 
 class RecipeError(ArgumentError, DataError):
-    """A recipe of batches was given arguments that do not fit the set or each other.
+    """A recipe or a function of `mk.data` was given arguments that do not fit the set or each other.
 
     It is a `DataError` too, as it was in 0.1.
     """
