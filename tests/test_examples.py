@@ -78,6 +78,7 @@ def test_mnist_examples_fall_back_to_synthetic_data_and_learn(name):
     assert min(speeds(output)) > 0
 
 
+@pytest.mark.slow  # tests/train/test_equivalence.py compares the bits of both loops on a smaller net
 def test_the_loop_in_the_open_trains_what_loop_trains(tmp_path):
     """With the same schedule: that of mnist_loop.py rises first, for parameter servers."""
     script = (ROOT / "examples" / "mnist_loop.py").read_text()

@@ -15,12 +15,28 @@ from placement_table import BEGIN, END, as_markdown, rows
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "placement.md"
 
 
-@pytest.mark.parametrize(("place", "subject"), enumerate(FEATURES.values()), ids=FEATURES)
+# Made of the same operations as one of the others; the table of the slow test has them too.
+SLOW = {
+    *("flip", "pad_and_crop, reflect", "cutout", "normalize"),
+    *("momentum", "AdamW", "Lion", "weight decay", "clip_value"),
+    *("partial batch", "empty share", "sample weights", "F1"),
+}
+_SUBJECTS = [
+    pytest.param(place, subject, id=name, marks=pytest.mark.slow if name in SLOW else ())
+    for place, (name, subject) in enumerate(FEATURES.items())
+]
+
+
+@pytest.mark.parametrize(("place", "subject"), _SUBJECTS)
 def test_a_feature_is_clean(place: int, subject: Subject) -> None:
     report = subject.placement(("batches", "resident")[place % 2], devices="gpu:2")
     assert report.problems == []
     assert all(call.to_host == 0 for call in report.calls)
     assert report["train"].step.kernels_on("GPU:1") > 0
+
+
+def test_the_slow_features_are_there() -> None:
+    assert FEATURES.keys() > SLOW
 
 
 def test_on_a_single_gpu_too() -> None:

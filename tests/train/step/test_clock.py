@@ -58,15 +58,24 @@ def _decaying(cls: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "options"),
-    [(_rising, {}), (_decaying(CountsTwice), {}), (_rising, {"loss_scale": "dynamic"}), (_rising, {"accumulate": 2})],
+    ("optimizer", "options", "lengths"),
+    [
+        (_rising, {}, (1, 4, "auto")),
+        (_decaying(CountsTwice), {}, (1, 4)),
+        (_rising, {"loss_scale": "dynamic"}, (1, 4)),
+        (_rising, {"accumulate": 2}, (1, 4)),
+    ],
     ids=["schedule", "own optimizer", "loss scale", "accumulate"],
 )
-def test_the_length_of_calls_changes_no_bit(optimizer: Any, options: Any, strategy_of: Any) -> None:
+def test_the_length_of_calls_changes_no_bit(
+    optimizer: Any, options: Any, lengths: tuple[Any, ...], strategy_of: Any
+) -> None:
     strategy = strategy_of("mirrored", 2)
-    found = [_weights(strategy, optimizer, lambda: L.Dropout(0.4), steps_per_call=n, **options) for n in (1, 4, "auto")]
-    _assert_same_bits(found[1], found[0])
-    _assert_same_bits(found[2], found[0])
+    first, *others = (
+        _weights(strategy, optimizer, lambda: L.Dropout(0.4), steps_per_call=length, **options) for length in lengths
+    )
+    for found in others:
+        _assert_same_bits(found, first)
 
 
 @pytest.mark.parametrize("own", [AsksItsSchedule, type("Plain", (keras.optimizers.SGD,), {})])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,15 @@ def _operations(loop: Any) -> int:
     return sum(op.type not in ("Placeholder", "Const", "Identity") for op in trace.graph.get_operations())
 
 
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2), ("central_storage", 2)], ids=str)
-@pytest.mark.parametrize("case", _CASES)
+def _everywhere() -> Iterator[Any]:
+    """All cases on two replicas; on the other strategies, which share the traced update, the first by itself."""
+    for where in (("mirrored", 2), ("one_device", 1), ("central_storage", 2)):
+        for case in _CASES:
+            slow = where[0] != "mirrored" and case != "plain"
+            yield pytest.param(where, case, id=f"{where}-{case}", marks=pytest.mark.slow if slow else ())
+
+
+@pytest.mark.parametrize(("where", "case"), list(_everywhere()))
 def test_same_bits_with_fewer_operations(
     where: Any, case: str, make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

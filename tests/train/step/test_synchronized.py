@@ -102,8 +102,17 @@ def test_one_copy_counts_in_totals_and_a_part_of_each_in_gradients(static: bool,
             np.testing.assert_allclose(other, values[0], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [mk.data.batches, mk.data.resident], ids=lambda make: make.__name__)
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2), ("mirrored", 4)], ids=str)
+@pytest.mark.parametrize(
+    ("where", "make"),
+    [
+        (("one_device", 1), mk.data.batches),
+        (("mirrored", 2), mk.data.batches),
+        (("mirrored", 4), mk.data.batches),
+        (("mirrored", 4), mk.data.resident),
+        pytest.param(("one_device", 1), mk.data.resident, marks=pytest.mark.slow),
+        pytest.param(("mirrored", 2), mk.data.resident, marks=pytest.mark.slow),
+    ],
+)
 def test_a_loop_takes_any_last_batch(where: Any, make: Any, make_loop: Any, images: Any) -> None:
     """On four replicas 13 is 4, 4, 4, 1, and the last one 1, 0, 0, 0."""
     loop = make_loop(where, _net, _sgd)
