@@ -57,13 +57,15 @@ def _decaying(cls: Any) -> Any:
     return lambda: cls(S.ExponentialDecay(0.2, 3, 0.5))
 
 
+_OTHERS = [(_decaying(CountsTwice), {}), (_rising, {"loss_scale": "dynamic"}), (_rising, {"accumulate": 2})]
+
+
 @pytest.mark.parametrize(
     ("optimizer", "options", "lengths"),
     [
         (_rising, {}, (1, 4, "auto")),
-        (_decaying(CountsTwice), {}, (1, 4)),
-        (_rising, {"loss_scale": "dynamic"}, (1, 4)),
-        (_rising, {"accumulate": 2}, (1, 4)),
+        *((*case, (1, 4)) for case in _OTHERS),
+        *(pytest.param(*case, (1, "auto"), marks=pytest.mark.slow) for case in _OTHERS),
     ],
     ids=["schedule", "own optimizer", "loss scale", "accumulate"],
 )
