@@ -57,17 +57,23 @@ def _decaying(cls: Any) -> Any:
     return lambda: cls(S.ExponentialDecay(0.2, 3, 0.5))
 
 
-_OTHERS = [(_decaying(CountsTwice), {}), (_rising, {"loss_scale": "dynamic"}), (_rising, {"accumulate": 2})]
+_OTHERS: dict[str, tuple[Any, Any]] = {
+    "own optimizer": (_decaying(CountsTwice), {}),
+    "loss scale": (_rising, {"loss_scale": "dynamic"}),
+    "accumulate": (_rising, {"accumulate": 2}),
+}
 
 
 @pytest.mark.parametrize(
     ("optimizer", "options", "lengths"),
     [
-        (_rising, {}, (1, 4, "auto")),
-        *((*case, (1, 4)) for case in _OTHERS),
-        *(pytest.param(*case, (1, "auto"), marks=pytest.mark.slow) for case in _OTHERS),
+        pytest.param(_rising, {}, (1, 4, "auto"), id="schedule"),
+        *(pytest.param(*case, (1, 4), id=name) for name, case in _OTHERS.items()),
+        *(
+            pytest.param(*case, (1, "auto"), id=f"{name}, auto", marks=pytest.mark.slow)
+            for name, case in _OTHERS.items()
+        ),
     ],
-    ids=["schedule", "own optimizer", "loss scale", "accumulate"],
 )
 def test_the_length_of_calls_changes_no_bit(
     optimizer: Any, options: Any, lengths: tuple[Any, ...], strategy_of: Any
