@@ -144,7 +144,9 @@ def test_endless_data_resume_at_a_place(endless: Input) -> None:
     batches = endless.epoch(2, start=2)
     assert (batches.position, batches.left) == (2, 1)
     assert _next(batches) == [5]
-    assert _next(endless.epoch(3), 3) == [6, 7, 8]
+    following = endless.epoch(3)
+    assert following is batches, "they go on, and are not read from the beginning"
+    assert _next(following, 3) == [6, 7, 8]
 
 
 def test_finite_data_start_again_in_each_epoch() -> None:
