@@ -68,7 +68,14 @@ def test_an_example_is_short_and_explains_itself(path, monkeypatch, capsys):
         assert option in text
 
 
-@pytest.mark.parametrize("name", ["mnist_custom_loop.py", "mnist_keras_fit.py", "mnist_loop.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mnist_custom_loop.py",
+        "mnist_loop.py",
+        pytest.param("mnist_keras_fit.py", marks=pytest.mark.slow),  # Keras's fit waits for tf.data's tuning threads
+    ],
+)
 def test_mnist_examples_fall_back_to_synthetic_data_and_learn(name):
     output = mnist(name)
     assert "mnist was asked for and found nowhere" in output
