@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from test_package import FILES, LAYERS, PACKAGE, ROOMS_OF_TRAIN
 
 ROOT = PACKAGE.parent
@@ -113,18 +112,22 @@ def test_each_private_name_has_a_reason_and_a_test() -> None:
         assert test in TESTS, f"{names}: there is no {test}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_file_reaches_into_the_objects_of_another(path: Path) -> None:
-    """What begins with an underscore is for the file that defines it, or TensorFlow's and Keras's and in the table."""
+def _reached(path: Path) -> set[str]:
+    """Return what a file takes from other objects by names that begin with an underscore and are not its own."""
     tree = ast.parse(path.read_text())
     own = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     own |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
     own |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     known = own | NOT_PRIVATE | _told().get(str(path.relative_to(PACKAGE)), set())
-    reached = {
+    return {
         ast.unparse(node)
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr) and node.attr not in known
         if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
     }
+
+
+def test_no_file_reaches_into_the_objects_of_another() -> None:
+    """What begins with an underscore is for the file that defines it, or TensorFlow's and Keras's and in the table."""
+    reached = {str(path.relative_to(PACKAGE)): found for path in FILES if (found := _reached(path))}
     assert not reached
