@@ -37,7 +37,7 @@ def test_against_peers_puts_the_loop_beside_others_and_names_who_cannot_run(chec
         assert row["ratio"] == pytest.approx(rows[0]["best"] / row["best"])
         assert row["accuracy"] == pytest.approx(rows[0]["accuracy"], abs=0.05), "the same training"
     assert "999" in rows[4]["error"]
-    assert "DeviceError" in done.stdout
+    assert "DeviceArgumentError" in done.stdout
 
 
 @pytest.mark.slow  # a process for each

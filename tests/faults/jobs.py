@@ -17,7 +17,7 @@ from mirrorkit.launch import layout
 
 ROOT = Path(mk.__file__).parents[1]
 WORKERS = ROOT / "tests" / "multiworker" / "interrupted_training.py"
-SERVERS = ROOT / "tests" / "parameter_server" / "training.py"
+SERVERS = ROOT / "tests" / "train" / "parameter_server" / "training.py"
 LIMIT = 280.0  # seconds in which anything that is waited for has to come
 
 

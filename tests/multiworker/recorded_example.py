@@ -14,21 +14,22 @@ import numpy as np
 import tensorflow as tf
 
 import mirrorkit as mk
+from mirrorkit.train.step.supervised import Supervised
 
 
 def main() -> None:
     folder, wanted, script, *arguments = sys.argv[1:]
     steps = {int(step) for step in wanted.split()}
-    logs, create = mk.train.Step.logs, mk.strategy.create
+    logs, create = Supervised.logs, mk.strategy.create
     worker = 0
 
-    def recorded(step: mk.train.Step, totals: Any) -> Any:
-        """`Step.logs`, which every loop calls for its numbers; the weights are then as they are after a step."""
-        if tf.executing_eagerly() and (done := int(step.optimizer.iterations.numpy())) in steps:
+    def recorded(step: Supervised, *args: Any) -> Any:
+        """`Supervised.logs`, which every loop calls for its numbers; the weights are then as they are after a step."""
+        if tf.executing_eagerly() and (done := int(step.model.optimizer.iterations.numpy())) in steps:
             steps.remove(done)
             values = [variable.numpy() for variable in step.model.trainable_variables]
             np.savez(Path(folder, f"step{done}-worker{worker}.npz"), *values)
-        return logs(step, totals)
+        return logs(step, *args)
 
     def created(*args: Any, **options: Any) -> Any:
         nonlocal worker
@@ -36,7 +37,7 @@ def main() -> None:
         worker = mk.strategy.worker_index(strategy)
         return strategy
 
-    mk.train.Step.logs = recorded  # type: ignore[method-assign]
+    Supervised.logs = recorded  # type: ignore[method-assign]
     mk.strategy.create = created
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")

@@ -138,7 +138,7 @@ def test_wrong_logs_alone() -> None:
             new, logs = super()._new_values(sums, values)
             return new, {"loss": logs["loss"] * tf.distribute.get_strategy().num_replicas_in_sync}
 
-    assert "The training is right and the logs are not" in _fails(lambda: Logs(net(), _sgd()))
+    assert "The training is correct, but the logs are not" in _fails(lambda: Logs(net(), _sgd()))
 
 
 @pytest.mark.slow
