@@ -71,8 +71,8 @@ def test_an_example_is_short_and_explains_itself(path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "name",
     [
-        "mnist_custom_loop.py",
         "mnist_loop.py",
+        pytest.param("mnist_custom_loop.py", marks=pytest.mark.slow),
         pytest.param("mnist_keras_fit.py", marks=pytest.mark.slow),  # Keras's fit waits for tf.data's tuning threads
     ],
 )

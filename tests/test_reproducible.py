@@ -73,6 +73,7 @@ REPEAT = """
 """
 
 
+@pytest.mark.slow
 def test_random_numbers_drawn_in_parallel_and_rows_added_in_parallel_repeat(run_python: Callable[..., Any]) -> None:
     threads = {"TF_NUM_INTRAOP_THREADS": "4"}  # more than one, however few cores there are
     assert run_python(REPEAT.format(first="mk.reproducible.enable()"), env=threads).json() == [1, 1]
@@ -124,6 +125,7 @@ def test_what_is_no_seed(seed: Any) -> None:
         mk.reproducible.enable(seed=seed)
 
 
+@pytest.mark.slow
 def test_a_seed_of_numpy_is_that_of_python(run_python):
     code = """
         import numpy as np

@@ -39,7 +39,11 @@ def _train(strategy: Any, recipe: Any, **options: Any) -> tuple[list[np.ndarray]
 
 @pytest.mark.parametrize(
     ("where", "options"),
-    [(("one_device", 1), {}), (("mirrored", 4), {}), (("central_storage", 2), {"accumulate": 2})],
+    [
+        (("one_device", 1), {}),
+        (("mirrored", 4), {}),
+        pytest.param(("central_storage", 2), {"accumulate": 2}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_it_trains_bit_for_bit_as_streamed_batches_do(where: Any, options: Any, strategy_of: Any, split: Any) -> None:

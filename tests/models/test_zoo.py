@@ -115,7 +115,13 @@ def test_wide_resnet_dropout_acts_in_training_only():
     assert sum(isinstance(layer, keras.layers.Dropout) for layer in model.layers) == 3
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp", "mnist_cnn", "cifar_cnn", "resnet20", "wide_resnet", "speed_net"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("linear", "mlp", "mnist_cnn", "resnet20"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("cifar_cnn", "wide_resnet", "speed_net")),
+    ],
+)
 def test_it_learns_to_tell_bars_apart(name):
     """Two classes, a bright horizontal or vertical bar on noise: any of the models must get nearly all of them."""
     keras.utils.set_random_seed(0)

@@ -184,7 +184,9 @@ def test_a_plain_function_puts_back_what_the_functions_it_calls_hold(strategy_of
     assert int(steps) == 7
 
 
-@pytest.mark.parametrize("place", [("one_device", 1), ("mirrored", 2)], ids=lambda where: where[0])
+@pytest.mark.parametrize(
+    "place", [("one_device", 1), pytest.param(("mirrored", 2), marks=pytest.mark.slow)], ids=lambda where: where[0]
+)
 @pytest.mark.parametrize("restore", ["model and optimizer", "model"])
 def test_keras_fit_traces_nothing_more_and_trains_the_same_bits(
     place: tuple[str, int], restore: str, strategy_of: Callable[..., Any]

@@ -146,7 +146,13 @@ def test_one_step_in_the_open_works_eagerly(make_loop: Any, numbers: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("where", "static"), [(("mirrored", 4), True), (("mirrored", 4), False), (("central_storage", 2), False)], ids=str
+    ("where", "static"),
+    [
+        (("mirrored", 4), False),
+        pytest.param(("mirrored", 4), True, marks=pytest.mark.slow),
+        pytest.param(("central_storage", 2), False, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_a_batch_of_one_trains_like_on_one_device(where: Any, static: bool, make_loop: Any) -> None:
     """Max pooling's gradient would kill the process on an empty share, BatchNorm's statistics would become NaN."""

@@ -181,6 +181,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", ".keras"])
 @pytest.mark.parametrize("name", [*KINDS, "two", "words", "twice", "thrice", "own"])
 def test_a_new_process_predicts_the_same(name: str, ending: str, differences: dict[str, float]) -> None:

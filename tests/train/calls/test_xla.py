@@ -51,7 +51,11 @@ def train(strategy_of: Callable[..., Any]) -> Callable[..., list[np.ndarray]]:
     [
         (("one_device", 1), {}),
         (("mirrored", 1), {"accumulate": 2}),
-        (("central_storage", 1), {"clip_norm": 0.1, "ema": 0.9, "loss_scale": "dynamic"}),
+        pytest.param(
+            ("central_storage", 1),
+            {"clip_norm": 0.1, "ema": 0.9, "loss_scale": "dynamic"},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=str,
 )

@@ -97,6 +97,7 @@ def test_a_step_with_an_overflow_is_skipped(two_workers):
     assert (found["iterations"], found["skipped"]) == (STEPS - 1, 1)
 
 
+@pytest.mark.slow  # two workers run in the fast set, and slow tests have processes of their own
 @pytest.mark.parametrize("run", ["augmented", "accumulated"])
 def test_one_worker_does_what_one_device_does(one_worker, run):
     found = one_worker(run)

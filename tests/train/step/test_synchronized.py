@@ -158,7 +158,10 @@ def test_rows_cut_from_the_global_batch_are_those_gathered(where: Any, strategy_
         _assert_as_gathered(strategy_of(*where), HostBatch, spec, some)
 
 
-@pytest.mark.parametrize(("batch", "examples", "shards"), [(13, 40, 1), (14, 40, 1), (3, 6, 1), (16, 40, 4)])
+@pytest.mark.parametrize(
+    ("batch", "examples", "shards"),
+    [(13, 40, 1), (16, 40, 4), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((14, 40, 1), (3, 6, 1)))],
+)
 def test_resident_rows_are_those_gathered(
     batch: int, examples: int, shards: int, strategy_of: Any, images: Any
 ) -> None:
