@@ -6,6 +6,7 @@ The way of a batch: each kind of recipe gathers its examples (from memory, from 
 
 from __future__ import annotations
 
+import abc
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -46,9 +47,9 @@ class PreparedRecipe(Recipe):
         return self._num_examples
 
     @property
+    @abc.abstractmethod
     def num_classes(self) -> int | None:
         """The number of classes; None where the labels are not classes, or their number is unknown."""
-        raise NotImplementedError
 
     @functools.cached_property
     def element_spec(self) -> Any:

@@ -75,5 +75,5 @@ def test_seconds_and_laps(monkeypatch):
     assert timer.laps == [1.0, 2.0]
     assert timer.seconds == 10.0
     assert timer.seconds == 10.0
-    with pytest.raises(StopIteration), timer:  # a second use starts anew
+    with pytest.raises(StopIteration), timer:  # a second use starts from zero
         assert timer.laps == []

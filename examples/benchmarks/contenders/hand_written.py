@@ -26,7 +26,7 @@ class Contender(Base):
             self.optimizer.build(self.model.trainable_variables)
             self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
             self.metrics = [keras.metrics.Mean(name="loss"), keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
-        # one iterator for all epochs: to make one anew takes longer than some epochs
+        # one iterator for all epochs: making a new one takes longer than some epochs
         self.iterator = iter(self.strategy.experimental_distribute_dataset(self.dataset))
 
     def on_replica(self, x: tf.Tensor, y: tf.Tensor) -> None:

@@ -59,8 +59,8 @@ class Custom:
         missing = [name for name in needed if not hasattr(step, name)]
         if missing:
             raise StepError(
-                f"{type(step).__name__} is no step: it lacks {', '.join(missing)}. Use mk.train.Step(model, optimizer, "
-                "loss=...), or define build(strategy), compute(batch) and update(strategy, sums)."
+                f"{type(step).__name__} is not a step: it lacks {', '.join(missing)}. Use mk.train.Step(model, "
+                "optimizer, loss=...), or define build(strategy), compute(batch) and update(strategy, sums)."
             )
         step.build(strategy)
         self.clock = Clock()  # such a step asks for nothing on the host
@@ -133,7 +133,7 @@ class Custom:
         wrong = [name for name, value in logs.items() if not tf.is_tensor(value) or value.shape.rank != 0]
         if wrong:
             raise StepError(
-                f"{function} of {type(self._step).__name__} returned {wrong}, which are no reduced scalars. Compute "
+                f"{function} of {type(self._step).__name__} returned {wrong}, which are not reduced scalars. Compute "
                 "logs from the sums inside the function given to mk.train.Update, and return scalars by name."
             )
         return logs

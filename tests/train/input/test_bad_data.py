@@ -140,7 +140,7 @@ def test_what_is_no_step(loop: Any) -> None:
         def compute(self, batch: Any) -> Any:
             return batch
 
-    with pytest.raises(StepError, match="Half is no step: it lacks build, update"):
+    with pytest.raises(StepError, match="Half is not a step: it lacks build, update"):
         mk.train.Loop(loop.strategy, Half())
 
 

@@ -42,7 +42,7 @@ def _adam() -> Any:
 
 @pytest.fixture(params=["recipe", "shuffled dataset"])
 def data(request: Any, numbers: Any) -> Any:
-    """A function that makes the data anew, with the same seeds: batches of 14 with a smaller last one."""
+    """A function that makes the data again, with the same seeds: batches of 14 with a smaller last one."""
     if request.param == "recipe":
         return lambda: mk.data.batches(mk.data.arrays(*numbers), global_batch_size=14, shuffle=True, seed=4)
 

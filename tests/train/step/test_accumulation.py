@@ -100,7 +100,7 @@ def _flat(values: Any) -> np.ndarray:
 
 
 def test_parts_can_be_counted_in_the_graph(make_loop: Any, numbers: Any) -> None:
-    """`part` may be a tensor: the first part still begins anew, and every part draws other random numbers."""
+    """`part` may be a tensor: the first part still replaces the sums, and every part draws other random numbers."""
 
     def net() -> Any:
         return sequential((4,), L.Dense(8), L.Dropout(0.5), L.Dense(1))

@@ -234,7 +234,7 @@ def test_a_step_without_any_way_to_train(strategy_of: Any) -> None:
         def build(self, strategy: Any) -> None:
             """Nothing to build."""
 
-    with pytest.raises(StepError, match=r"is no step: it lacks compute, update"):
+    with pytest.raises(StepError, match=r"is not a step: it lacks compute, update"):
         mk.train.Loop(strategy_of("one_device", 1), Nothing())
 
 

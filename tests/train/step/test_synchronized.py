@@ -205,7 +205,7 @@ def test_scaled_and_accumulated(make_loop: Any, images: Any) -> None:
 
 
 def test_an_empty_share_of_static_size_is_refused(make_loop: Any, images: Any) -> None:
-    """In the open form nobody else knows of it: an error, not a replica that waits for the others for ever."""
+    """In a custom training loop no other replica knows: an error, not a replica that waits for the others for ever."""
     loop = make_loop(("mirrored", 2), _net, _sgd)
     strategy, step = loop.strategy, loop.step
     x, y = images
@@ -224,7 +224,7 @@ def test_an_empty_share_of_static_size_is_refused(make_loop: Any, images: Any) -
 
 @pytest.mark.parametrize("whose", ["loop", "user"])
 def test_examples_travel_only_where_nobody_knows_the_global_batch(whose: str, make_loop: Any) -> None:
-    """A Loop's replicas cut their rows from the global batch; in the open form they gather those of unknown size."""
+    """A Loop cuts rows from the global batch; a custom training loop gathers those of unknown size."""
     loop = make_loop(("mirrored", 2), _net, _sgd)
     strategy, step = loop.strategy, loop.step.for_loop(loop.strategy)
     step.prepare((tf.TensorSpec([None, 6, 6, 1]), tf.TensorSpec([None, 1])))
