@@ -93,6 +93,18 @@ def test_validation_with_an_empty_share(make: Any, strategy_of: Any, numbers: An
     assert report.history["val_mae"][-1] == pytest.approx(np.mean(np.abs(error)), rel=1e-5)
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["size known", "size unknown"])
+def test_a_share_without_examples_is_not_tested(known: bool, strategy_of: Any, numbers: Any) -> None:
+    class Fails(Line):
+        def test(self, batch: Any) -> Any:
+            with tf.control_dependencies([tf.debugging.assert_positive(tf.shape(batch[0])[0])]):
+                return {"first": tf.identity(batch[0][:, 0])}
+
+    x, y = (part[:21] for part in numbers)  # the last batch of 20 holds one: three of four replicas have none
+    data = mk.data.batches(mk.data.arrays(x, y), global_batch_size=20) if known else plain_dataset(x, y, batch=20)
+    assert _loop(strategy_of("mirrored", 4), Fails).evaluate(data)["first"] == pytest.approx(x[:, 0].mean(), rel=1e-5)
+
+
 def test_warm_up_compiles_the_evaluation_too(strategy_of: Any, numbers: Any) -> None:
     loop = _loop(strategy_of("mirrored", 2))
     data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=20)
