@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parents[2] / "examples/benchmarks/against_peers.py"
 @pytest.mark.slow  # five processes compile
 def test_against_peers_puts_the_loop_beside_others_and_names_who_cannot_run(check_rows, tmp_path):
     figures = tmp_path / "figures.json"
-    arguments = "--net linear --replicas 2 --batch-size 64 --data synthetic --examples 1024 --rounds 2 --epochs 2"
+    arguments = "--net linear --replicas 2 --batch-size 64 --data synthetic --examples 4096 --rounds 2 --epochs 2"
     contenders = "--contenders loop-resident,hand,fit@1,loop-apart,loop@999"
     done = subprocess.run(
         [sys.executable, SCRIPT, *arguments.split(), *contenders.split(), "--json", str(figures)],

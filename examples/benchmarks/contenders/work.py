@@ -119,14 +119,16 @@ def pipeline(work: Work, *, data: str = "memory") -> Any:
         images, labels = (tf.constant(array) for array in work.arrays())
     steps = len(labels) // work.batch_size
 
-    def order(_: Any) -> Any:
-        places = tf.random.shuffle(tf.range(len(labels)))[: steps * work.batch_size]
+    def order(seed: Any) -> Any:
+        places = tf.random.experimental.stateless_shuffle(tf.range(len(labels)), tf.stack([seed, 0]))
+        places = places[: steps * work.batch_size]
         return tf.data.Dataset.from_tensor_slices(tf.reshape(places, [steps, work.batch_size]))
 
     def gather(places: Any) -> tuple[Any, Any]:
         return tf.gather(images, places), tf.gather(labels, places)
 
-    batches = tf.data.Dataset.range(1).flat_map(order).map(gather, num_parallel_calls=tf.data.AUTOTUNE)
+    seeds = tf.data.Dataset.random(seed=0, rerandomize_each_iteration=True).take(1)  # another one in every epoch
+    batches = seeds.flat_map(order).map(gather, num_parallel_calls=tf.data.AUTOTUNE)
     return batches.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)
 
 
