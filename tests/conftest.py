@@ -10,6 +10,7 @@ processes or threads behind.
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Before TensorFlow is first imported: it reads this once. Tests only; the package itself leaves logging alone.
@@ -30,11 +31,24 @@ from mirrorkit.devices import onednn
 
 devices.split_cpu(4)
 
+# What TensorFlow and Keras have imported stays: without this, each full collection looks through it again.
+gc.collect()
+gc.freeze()
+
 # A shell starts what it runs in the background with Ctrl-C ignored, and nohup ignores the hang-up; every process of the
 # tests would inherit that.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
+
+
+# Modules that take long: begun last, one process would end with them while the other waits.
+LONGEST = ("test_in_process.py", "test_rehearsal.py", "test_resume.py", "test_synchronized.py", "test_warm_up.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest modules; pytest-xdist deals the modules in this order (`--no-loadscope-reorder`)."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,12 @@ ROOT = Path(__file__).parents[1]
 # No code of their own: tables, and the commands that made them.
 TABLES = [ROOT / "docs" / name for name in ("hardware.md", "speed-figures.md")]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FIRST_READ = ("README.md", "getting-started.md")  # the other pages run in the slow set
+RUN = [
+    pytest.param(page, id=page.name, marks=[] if page.name in FIRST_READ else pytest.mark.slow)
+    for page in PAGES
+    if page not in TABLES
+]
 
 
 def python_only(page: str) -> str:
@@ -29,7 +35,7 @@ def promised(source: str) -> list[str]:
     return re.findall(r"^\s*print\(.*\)  # (.+)$", source, re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in TABLES], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", RUN)
 def test_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, capfd):
     source = python_only(page.read_text())
     assert source.strip(), "a page without a Python block"

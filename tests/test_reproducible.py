@@ -35,6 +35,7 @@ TRAIN = """
 """
 
 
+@pytest.mark.slow  # two processes
 def test_two_runs_give_equal_bits(run_python: Callable[..., Any]) -> None:
     with ThreadPoolExecutor(2) as two:
         one, again = two.map(lambda _: run_python(TRAIN).json(), range(2))

@@ -97,7 +97,7 @@ def test_a_step_with_an_overflow_is_skipped(two_workers):
     assert (found["iterations"], found["skipped"]) == (STEPS - 1, 1)
 
 
-@pytest.mark.slow  # two workers run in the fast set, and slow tests have processes of their own
+@pytest.mark.slow  # one worker; two run in the fast set
 @pytest.mark.parametrize("run", ["augmented", "accumulated"])
 def test_one_worker_does_what_one_device_does(one_worker, run):
     found = one_worker(run)
@@ -105,6 +105,7 @@ def test_one_worker_does_what_one_device_does(one_worker, run):
     assert max(found["weights"], found["history"], found["averaged"]) < 2e-5
 
 
+@pytest.mark.slow
 def test_a_table_in_shards_on_all_servers(one_worker):
     table = one_worker("table")
     assert table["shards"] == [[34, 4], [34, 4], [33, 4]]
