@@ -22,13 +22,14 @@ from mirrorkit.launch import launch, launcher
 
 TASK = "import json, os, sys; task = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
 # Says which processes there are, and stays: itself, and a child that a script of its kind may have.
-STAYS = (
+TELLS = (
     "import os, signal, subprocess, sys, time\n"
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
     "{before}\n"
     "print('pids', os.getpid(), os.getppid(), child.pid)\n"
-    "time.sleep(300)\n"
 )
+# Python runs a handler between two sleeps: one that comes just before a sleep begins waits for its end.
+STAYS = TELLS + "for _ in range(3000): time.sleep(0.1)\n"
 IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
@@ -280,7 +281,7 @@ def test_a_script_does_not_outlive_its_keeper(script, started):
 
 
 def test_what_a_script_leaves_running_is_ended_with_it(script, started):
-    process = started("--workers", 1, script(STAYS.replace("time.sleep(300)\n", "").format(before="pass")))
+    process = started("--workers", 1, script(TELLS.format(before="pass")))
     tasks = pids(process, 1)
     assert process.wait(20) == 0
     assert_gone(tasks[0])
