@@ -7,9 +7,9 @@ for x, y in train.dataset(epoch=0):                           # a tf.data.Datase
     ...
 ```
 
-`batches`, `resident` (kept on the devices) and `records` (TFRecord files, for data larger than memory) give a `Recipe`:
-it makes the batches of any epoch from any step on, and the order of the examples is a pure function of (seed, epoch,
-position).
+`batches`, `resident` (kept on the devices), `records` (TFRecord files, for data larger than memory) and `from_function`
+(your own datasets, one for each worker) give a `Recipe`: it makes the batches of any epoch from any step on, and the
+order of the examples is a pure function of (seed, epoch, position).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from mirrorkit.data.distribution import distribute
 from mirrorkit.data.drawn_digits import synthetic
 from mirrorkit.data.in_memory import Batches, batches
 from mirrorkit.data.on_device import Resident, resident
+from mirrorkit.data.own_function import FromFunction as FromFunction
+from mirrorkit.data.own_function import from_function
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.record_files import write_records
 from mirrorkit.data.sources import load
@@ -27,7 +29,10 @@ from mirrorkit.data.splits import Split, Splits, arrays, class_indices, one_hot
 from mirrorkit.data.tfrecords import Records, records
 
 # for mirrorkit's other packages
+from mirrorkit.data.augment import Made as Made  # isort: skip
 from mirrorkit.data.distribution import untuned as untuned  # isort: skip
+from mirrorkit.data.own_rows import own_rows as own_rows  # isort: skip
+from mirrorkit.data.preparation import PreparedRecipe as PreparedRecipe  # isort: skip
 from mirrorkit.data.rows import HOST as HOST  # isort: skip
 
 __all__ = [
@@ -42,6 +47,7 @@ __all__ = [
     "batches",
     "class_indices",
     "distribute",
+    "from_function",
     "load",
     "one_hot",
     "records",

@@ -7,12 +7,15 @@ train = mk.data.batches(split, global_batch_size=512, shuffle=True,
 
 Images are [B, H, W, C] of any dtype, which flip, pad_and_crop and cutout keep (uint8 stays uint8). `seed` is an integer
 tensor of shape [2], as `tf.random.stateless_*` takes it: the same seed gives the same images. Write your own in the
-same form; use only stateless random operations, or results will change from run to run.
+same form; use only stateless random operations, or results will change from run to run. Your function gets 16 images of
+a batch at a time, each time with another seed, so that they come out the same whichever worker makes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -21,15 +24,36 @@ from mirrorkit.errors import RecipeError
 
 Augmentation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
+_BLOCK = 16  # images that a function of the user's gets at a time
+
 __all__ = ["Augmentation", "apply", "cutout", "flip", "normalize", "pad_and_crop"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """An augmentation that draws for a whole batch, and changes any of its rows.
+
+    Attributes:
+        draw: the number of images in the batch and the seed -> random numbers [..., B, 1].
+        change: images, and what was drawn for them -> images.
+    """
+
+    draw: Callable[[Any, tf.Tensor], tf.Tensor]
+    change: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+    def __call__(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        return self.change(images, self.draw(tf.shape(images)[0], seed))
 
 
 def flip() -> Augmentation:
     """Mirror each image left-right with probability one half."""
 
-    def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    def draw(size: Any, seed: tf.Tensor) -> tf.Tensor:
+        return tf.random.stateless_uniform([size, 1], seed)
+
+    def change(images: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
         shape = tf.shape(images)
-        mirrored = tf.random.stateless_uniform([shape[0], 1], seed) < 0.5
+        mirrored = drawn < 0.5
 
         def move(pixels: tf.Tensor) -> tf.Tensor:
             # the CPU kernels for rank 3 and 2 are much faster than those for rank 4 and a broadcast
@@ -39,7 +63,7 @@ def flip() -> Augmentation:
 
         return move(images) if images.dtype.size == 1 else _in_floats(move, images)
 
-    return augment
+    return _Drawn(draw, change)
 
 
 def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
@@ -63,11 +87,13 @@ def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
         with tf.device(HOST):
             return tf.cast(tf.pad(tf.range(length), [[pixels, pixels]], mode=mode.upper()), tf.int64)
 
-    def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    def draw(size: Any, seed: tf.Tensor) -> tf.Tensor:
+        # in int64: a GPU would send int32 to the host and back
+        return tf.cast(tf.random.stateless_uniform([2, size, 1], seed, 0, 2 * pixels + 1, tf.int32), tf.int64)
+
+    def change(images: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
         shape = tf.shape(images)
         size, height, width = shape[0], shape[1], shape[2]
-        # in int64: a GPU would send int32 to the host and back
-        offsets = tf.cast(tf.random.stateless_uniform([2, size, 1], seed, 0, 2 * pixels + 1, tf.int32), tf.int64)
         rows, columns = offsets[0] + _range(height), offsets[1] + _range(width)  # of the padded images
         border = pixels if mode == "constant" else 0
         if not border:  # the border repeats pixels of the image
@@ -82,7 +108,7 @@ def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
 
         return _in_floats(move, images)
 
-    return augment
+    return _Drawn(draw, change)
 
 
 def cutout(size: int = 8, *, fill: float = 0) -> Augmentation:
@@ -105,13 +131,15 @@ def cutout(size: int = 8, *, fill: float = 0) -> Augmentation:
         place = _range(length)[None, :]
         return (place >= first) & (place < first + size)
 
-    def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        count, height, width = tf.shape(images)[0], tf.shape(images)[1], tf.shape(images)[2]
-        centres = tf.random.stateless_uniform([2, count, 1], seed)
+    def draw(size: Any, seed: tf.Tensor) -> tf.Tensor:
+        return tf.random.stateless_uniform([2, size, 1], seed)
+
+    def change(images: tf.Tensor, centres: tf.Tensor) -> tf.Tensor:
+        height, width = tf.shape(images)[1], tf.shape(images)[2]
         square = covered(height, centres[0])[:, :, None, None] & covered(width, centres[1])[:, None, :, None]
         return tf.where(square, tf.cast(fill, images.dtype), images)
 
-    return augment
+    return _Drawn(draw, change)
 
 
 def normalize(mean: float | Sequence[float], std: float | Sequence[float]) -> Augmentation:
@@ -128,11 +156,42 @@ def normalize(mean: float | Sequence[float], std: float | Sequence[float]) -> Au
     if not (stds > 0).all():
         raise RecipeError(f"normalize(std={std}) was asked for; every deviation must be positive.")
 
-    def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        del seed  # part of every augmentation's signature; this one draws nothing
+    def draw(size: Any, seed: tf.Tensor) -> tf.Tensor:
+        del seed
+        return tf.zeros([size, 1])  # nothing is random
+
+    def change(images: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
+        del drawn
         return (tf.cast(images, tf.float32) - means) / stds
 
-    return augment
+    return _Drawn(draw, change)
+
+
+class Made(NamedTuple):
+    """Rows of a global batch that are gathered, mapped and augmented, and those of them that are wanted.
+
+    Python ints, or int64 tensors where the size of a batch shows only when it is made.
+    """
+
+    first: Any  # wanted
+    end: Any
+    made_first: Any  # made
+    made_end: Any
+    size: Any  # of the global batch
+
+    def wanted(self, made: Any) -> Any:
+        """Cut what is wanted out of a nest of tensors of what was made."""
+        if self.first is self.made_first and self.end is self.made_end:
+            return made
+        return tf.nest.map_structure(lambda rows: rows[self.first - self.made_first : self.end - self.made_first], made)
+
+
+def rows_to_make(augmentations: Sequence[Augmentation], first: Any, end: Any, size: Any) -> Made:
+    """Return which rows of a batch must be made to get those from `first` to `end`: a user's function gets blocks."""
+    if all(isinstance(one, _Drawn) for one in augmentations):
+        return Made(first, end, first, end, size)
+    least = min if isinstance(end, int) and isinstance(size, int) else tf.minimum
+    return Made(first, end, first // _BLOCK * _BLOCK, least(-(-end // _BLOCK) * _BLOCK, size), size)
 
 
 def apply(
@@ -142,24 +201,54 @@ def apply(
     seed: int,
     epoch: int | tf.Tensor,
     step: int | tf.Tensor,
-    replica: int | tf.Tensor | None = None,
+    rows: Made | None = None,
 ) -> tf.Tensor:
     """Run augmentations on the batch of one step, each with a seed of its own made from (seed, epoch, step).
 
-    `step` may be any int64 that identifies the batch. With `replica`, the number of a replica that holds only its own
-    rows of the batch, the random numbers are that replica's own.
+    `step` may be any int64 that identifies the batch. With `rows`, the images are those of the batch that are made.
     """
     if not augmentations:
         return images
     with tf.device(HOST):  # where the random operations expect their seeds
         here = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
         here = tf.random.experimental.stateless_fold_in(here, tf.cast(step, tf.int64))
-        if replica is not None:
-            here = tf.random.experimental.stateless_fold_in(here, replica)
         seeds = [tf.random.experimental.stateless_fold_in(here, place) for place in range(len(augmentations))]
     for augmentation, own in zip(augmentations, seeds, strict=True):
-        images = augmentation(images, own)
+        if not isinstance(augmentation, _Drawn):
+            images = _in_blocks(augmentation, images, own, 0 if rows is None else rows.made_first)
+        elif rows is None:
+            images = augmentation(images, own)
+        else:
+            drawn = augmentation.draw(rows.size, own)[..., rows.made_first : rows.made_end, :]
+            images = augmentation.change(images, drawn)
     return images
+
+
+def _in_blocks(function: Augmentation, images: tf.Tensor, seed: tf.Tensor, first_row: Any) -> tf.Tensor:
+    """Call a function on the blocks of images that are the rows of a batch from `first_row` on.
+
+    The last block is filled up with its last image, so that the function always gets as many.
+    """
+    count = images.shape[0]
+    if count == 0:
+        return function(tf.zeros([_BLOCK, *images.shape[1:]], images.dtype), seed)[:0]
+
+    def seed_of(block: tf.Tensor | int) -> tf.Tensor:
+        with tf.device(HOST):
+            return tf.random.experimental.stateless_fold_in(seed, tf.cast(first_row, tf.int64) + block * _BLOCK)
+
+    with tf.device(HOST):
+        count = tf.shape(images, tf.int64)[0] if count is None else tf.constant(count, tf.int64)
+        blocks = -(-count // _BLOCK)
+        places = tf.minimum(tf.range(blocks * _BLOCK), count - 1)
+    stacked = tf.reshape(tf.gather(images, places), [-1, _BLOCK, *images.shape[1:]])
+    first = function(stacked[0], seed_of(0))
+    signature = tf.TensorSpec(first.shape, first.dtype)
+    others = tf.map_fn(
+        lambda block: function(stacked[block], seed_of(block)), tf.range(1, blocks), fn_output_signature=signature
+    )
+    made = tf.concat([first[None], others], 0)
+    return tf.ensure_shape(tf.reshape(made, [-1, *first.shape[1:]])[:count], [images.shape[0], *first.shape[1:]])
 
 
 def _in_floats(move: Callable[[tf.Tensor], tf.Tensor], images: tf.Tensor) -> tf.Tensor:

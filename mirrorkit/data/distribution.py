@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +12,7 @@ from mirrorkit.batching import per_replica_sizes
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.tfrecords import Records
 from mirrorkit.errors import RecipeError
-from mirrorkit.strategy import num_workers
+from mirrorkit.strategy import input_context, num_workers
 
 _POLICIES = {name: tf.data.experimental.AutoShardPolicy[name.upper()] for name in ("auto", "data", "file", "off")}
 
@@ -32,11 +33,11 @@ def distribute(
         dataset: global batches, or a recipe, of which its first epoch is taken.
         strategy: any `tf.distribute.Strategy`.
         autoshard: how the workers of a cluster divide the data (one worker has nothing to divide).
-            "data": every worker reads everything and keeps its part.
-            "file": every worker reads its own files; there must be at least one per worker. Start such an epoch at
-            `start=0`: the skipped batches would be counted from each worker's own files.
-            "auto": "file" where the data comes from files, else "data"; "data" too for `mk.data.records` of fewer files
-            than workers. A `tf.data.Dataset` of fewer files is refused by TensorFlow when it is iterated.
+            "auto": of a recipe every worker reads its own rows of each global batch, and nothing else. Of a
+            `tf.data.Dataset`, "file" where TensorFlow finds files that it comes from, else "data".
+            "data": every worker reads whole global batches and keeps its rows.
+            "file": every worker reads its own files; there must be at least one per worker. For `mk.data.records` as
+            "auto"; for a `tf.data.Dataset` TensorFlow divides the files: batches are other ones than on one worker.
             "off": every worker gets everything.
 
     Returns:
@@ -45,21 +46,34 @@ def distribute(
 
     Raises:
         RecipeError: an unknown policy, or something that is not a data set; "file" for `mk.data.records` of fewer
-            files than workers.
+            files than workers, or for a dataset that such a recipe made.
     """
     if autoshard not in _POLICIES:
         raise RecipeError(f"autoshard={autoshard!r} was asked for; there are {', '.join(map(repr, _POLICIES))}.")
-    if isinstance(dataset, Records) and len(dataset.files) < (workers := num_workers(strategy)):
-        if autoshard == "file":
-            raise RecipeError(
-                f"autoshard='file' was asked for, but the set has {len(dataset.files)} files for {workers} workers. "
-                "Use 'data', where every worker reads all files and keeps its rows, or write more files."
-            )
-        autoshard = "data" if autoshard == "auto" else autoshard
+    if autoshard == "file" and isinstance(dataset, Records) and len(dataset.files) < num_workers(strategy):
+        raise RecipeError(
+            f"autoshard='file' was asked for, but the set has {len(dataset.files)} files for {num_workers(strategy)} "
+            "workers. Use 'auto', where every worker reads its own rows of each batch, or write more files."
+        )
     if isinstance(dataset, Recipe):
+        if (
+            autoshard in ("auto", "file")
+            and dataset.reads_own_rows
+            and (context := input_context(strategy)) is not None
+        ):
+            return LocalBatches(dataset.dataset(input_context=context), strategy, sizes=dataset.batch_sizes())
         dataset = dataset.dataset()
     if not isinstance(dataset, tf.data.Dataset):
         raise RecipeError(f"distribute needs a tf.data.Dataset or a recipe, found {type(dataset).__name__}.")
+    if (
+        dataset.options().experimental_distribute.auto_shard_policy == _POLICIES["data"]
+    ):  # a recipe made it, or the user
+        if autoshard == "file":
+            raise RecipeError(
+                "autoshard='file' was asked for, but the dataset says that its files must not be divided. Give "
+                "distribute the recipe itself, or use 'data'."
+            )
+        autoshard = "data" if autoshard == "auto" else autoshard
     by_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and autoshard != "data"
     if by_worker or isinstance(strategy, tf.distribute.TPUStrategy):
         options = tf.data.Options()
@@ -74,11 +88,19 @@ class LocalBatches:
     TensorFlow's own distributed iterator runs a tuning thread on every device, which can hold up the end of an epoch
     for many seconds, and several workers ask each other before every batch whether there is one. Here one iterator on
     the host serves all replicas of a worker, and workers that read the same data need not ask.
+
+    Args:
+        dataset: global batches, or with `sizes` this worker's rows of them.
+        strategy: its replicas get them.
+        sizes: of the global batches.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> None:
+    def __init__(
+        self, dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, sizes: Iterable[int] | None = None
+    ) -> None:
         self._dataset = untuned(dataset)
         self._strategy = strategy
+        self._sizes = sizes
 
     @property
     def element_spec(self) -> Any:
@@ -87,15 +109,23 @@ class LocalBatches:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield a per-replica value for each global batch."""
-        replicas = self._strategy.num_replicas_in_sync
-        for batch in self._dataset:
+        replicas, context = self._strategy.num_replicas_in_sync, input_context(self._strategy)
+        for batch, size in zip(
+            self._dataset, itertools.repeat(None) if self._sizes is None else self._sizes, strict=False
+        ):
             if replicas == 1:
                 yield batch
                 continue
-            sizes = per_replica_sizes(int(tf.nest.flatten(batch)[0].shape[0]), replicas)
+            found = int(tf.nest.flatten(batch)[0].shape[0])
+            sizes = per_replica_sizes(size or found, replicas)
+            first = 0
+            if size is not None and context is not None and found < size:  # this worker's rows alone
+                here = replicas // context.num_input_pipelines
+                first = context.input_pipeline_id * here
+                sizes = sizes[first : first + here]
             shares = _shares(batch, sizes)
             yield self._strategy.experimental_distribute_values_from_function(
-                lambda context, shares=shares: shares[context.replica_id_in_sync_group]
+                lambda context, shares=shares, first=first: shares[context.replica_id_in_sync_group - first]
             )
 
 

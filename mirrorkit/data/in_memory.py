@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.data.augment import Made
+from mirrorkit.data.own_rows import own_rows
 from mirrorkit.data.preparation import MapFunction, PreparedRecipe
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import RecipeError
@@ -37,7 +39,7 @@ class Batches(PreparedRecipe):
         shuffle: draw a new order for every epoch: a pure function of (seed, epoch).
         seed: fixes the orders and the augmentations.
         augment: augmentations of `mk.data.augment`, run one after the other on the whole global batch, with random
-            numbers that depend only on (seed, epoch, step), not on the replicas, the threads or `start`.
+            numbers that depend only on (seed, epoch, step), not on the replicas, the workers, the threads or `start`.
         map: your own function of a batch, `(x, y) -> (x, y)` in TensorFlow operations; it must treat each example
             independently of the others. Runs in parallel.
         one_hot: give labels as float32 [B, num_classes].
@@ -92,26 +94,37 @@ class Batches(PreparedRecipe):
             mapped = list(pieces.map(self.map, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
             return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *mapped)
 
-    def dataset(self, epoch: int = 0, start: int = 0) -> tf.data.Dataset:
-        """The global batches `start`, `start + 1`, ... of `epoch`, without reading those before.
+    def dataset(
+        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
+        """The global batches `start`, `start + 1`, ... of `epoch`, without reading those before; see `Recipe.dataset`.
 
         Raises:
             RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch.
         """
         self._check_position(epoch, start)
-        return self._all_of(range(epoch, epoch + 1), start)
+        return self._all_of(range(epoch, epoch + 1), start, input_context)
 
-    def _all_of(self, epochs: range, start: int = 0) -> tf.data.Dataset:
+    def _all_of(
+        self, epochs: range, start: int = 0, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
         whole = self.host_tensors
         size, total, steps = self.global_batch_size, self.num_examples, self.steps_per_epoch
-        even = self.drop_remainder or total % size == 0
+        left = 0 if self.drop_remainder else total % size  # examples in a smaller last batch
         with tf.init_scope(), tf.device("CPU:0"):
             orders = None if self._as_written else tf.constant(np.stack([self.order(epoch) for epoch in epochs]))
 
-        def gather(row: tf.Tensor, step: tf.Tensor) -> Any:
-            first = step * size
-            # a static batch size, where all batches have the same, spares the model's graph its dynamic shapes
-            length = size if even else tf.minimum(tf.constant(size, tf.int64), total - first)
+        def rows_of(step: tf.Tensor) -> Made:
+            """Which rows of a batch to gather: Python ints where that is the same for all batches."""
+            usual, last = ((*own_rows(count, input_context), count) for count in (size, left))
+            if not left:
+                return self.rows_to_make(*usual)
+            is_whole = step < total // size
+            return self.rows_to_make(
+                *(tf.where(is_whole, *map(np.int64, two)) for two in zip(usual, last, strict=True))
+            )
+
+        def gather(row: tf.Tensor, first: tf.Tensor, length: Any) -> Any:
             if orders is not None:
                 places = tf.slice(orders, [row, first], [1, length])[0]
                 return tf.nest.map_structure(lambda tensor: tf.gather(tensor, places), whole)
@@ -119,7 +132,10 @@ class Batches(PreparedRecipe):
 
         def batch(place: tf.Tensor) -> Any:
             row, step = place // steps, place % steps
-            return self.finish(gather(row, step), epoch=epochs.start + row, step=step)
+            rows = rows_of(step)
+            # a static batch size, where all batches have the same, spares the model's graph its dynamic shapes
+            element = gather(row, step * size + rows.made_first, rows.made_end - rows.made_first)
+            return self.finish(element, epoch=epochs.start + row, step=step, rows=rows if input_context else None)
 
         places = tf.data.Dataset.range(start, len(epochs) * steps)
         batch = self._without_autograph(batch)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.data.augment import Made
 from mirrorkit.data.in_memory import Batches
 from mirrorkit.data.rows import HOST, Rows
 from mirrorkit.errors import DataError, RecipeError
@@ -29,10 +30,8 @@ class Resident(Batches):
     ```
 
     Every device holds the set, in as many bytes as the split has (rows of uint8 pixels fill up words of 8 bytes); only
-    int32 arrays stay on the host, where TensorFlow keeps them for GPUs too. Order, batches and dtypes are those of
-    `batches` with the same seed. `map` and `augment` run on the device, on each replica's own rows: on several
-    replicas an augmentation draws other random numbers than with `batches`, different ones on every replica, and the
-    same ones each time.
+    int32 arrays stay on the host, where TensorFlow keeps them for GPUs too. Order, batches, augmented images and dtypes
+    are those of `batches` with the same seed. `map` and `augment` run on the device, on each replica's own rows.
 
     Args:
         split: from `mk.data.load`, `mk.data.synthetic` or `mk.data.arrays`.
@@ -79,6 +78,10 @@ class Resident(Batches):
         if not self.shuffle:
             return np.arange(self._shard_size)
         return np.random.default_rng([self.seed, epoch, shard]).permutation(self._shard_size)
+
+    def rows_to_make(self, first: Any, end: Any, size: Any) -> Made:
+        """Return which rows of a batch must be gathered; none of another replica's shard. See `PreparedRecipe`."""
+        return super().rows_to_make(first, end, size) if self.shards == 1 else Made(first, end, first, end, size)
 
     @functools.cached_property
     def rows(self) -> Any:

@@ -7,6 +7,7 @@ The way of a batch: each kind of recipe gathers its examples (from memory, from 
 from __future__ import annotations
 
 import abc
+import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -14,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import Self
 
-from mirrorkit.data.augment import Augmentation, apply, cutout, flip, normalize, pad_and_crop
+from mirrorkit.data.augment import Augmentation, Made, apply, cutout, flip, normalize, pad_and_crop, rows_to_make
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.errors import RecipeError
 from mirrorkit.whole import is_whole
@@ -30,6 +32,8 @@ class PreparedRecipe(Recipe):
     Equality is identity: compiled functions are kept by the recipe that they were compiled for. A subclass calls
     `_settle` in its `__post_init__` and has a `num_classes`.
     """
+
+    reads_own_rows = True
 
     global_batch_size: int
     shuffle: bool = False
@@ -54,15 +58,24 @@ class PreparedRecipe(Recipe):
     @functools.cached_property
     def element_spec(self) -> Any:
         """The shapes and dtypes of a batch, as `tf.data.Dataset.element_spec` gives them."""
-        return self.dataset().element_spec
+        return self.as_written().dataset().element_spec
 
-    def finish(
-        self, element: tuple[Any, ...], *, epoch: Any, step: tf.Tensor, replica: int | tf.Tensor | None = None
-    ) -> Any:
+    def identity(self, epoch: int, start: int) -> str:
+        """Return what must be the same on all workers, so that they read the same batches from the `start`-th on."""
+        numbers = (self.num_examples, self.global_batch_size, self.shuffle, self.seed, epoch, start)
+        return f"{type(self).__name__}{numbers}"
+
+    def as_written(self) -> Self:
+        """Return the same recipe unshuffled: its examples come in the order in which they lie in memory or on disk."""
+        other = copy.copy(self)
+        other._set(shuffle=False)
+        return other
+
+    def finish(self, element: tuple[Any, ...], *, epoch: Any, step: tf.Tensor, rows: Made | None = None) -> Any:
         """Run `map`, `augment` and one-hot encoding on gathered examples: `(x, y)` or `(x, y, sample_weight)`.
 
-        They are a batch's, or with `replica` the rows of that replica alone, which draws its own random numbers. `step`
-        is the number of the batch, or any int64 that identifies it.
+        They are those of the whole batch with the number `step`, or with `rows` (see `rows_to_make`) those that must be
+        made, of which the wanted ones are returned: the same, bit for bit, as in the whole batch.
         """
         function = self._map_per_batch
         element = element if function is None else function(*element)
@@ -71,8 +84,13 @@ class PreparedRecipe(Recipe):
                 f"map must return (x, y) or (x, y, sample_weight), as it takes them; it returned {element!r}."
             )
         x, y, *weight = element
-        x = apply(self.augment or (), x, seed=self.seed, epoch=epoch, step=step, replica=replica)
-        return (x, tf.one_hot(y, self.num_classes, dtype=tf.float32) if self.one_hot else y, *weight)
+        x = apply(self.augment or (), x, seed=self.seed, epoch=epoch, step=step, rows=rows)
+        finished = (x, tf.one_hot(y, self.num_classes, dtype=tf.float32) if self.one_hot else y, *weight)
+        return finished if rows is None else rows.wanted(finished)
+
+    def rows_to_make(self, first: Any, end: Any, size: Any) -> Made:
+        """Return which rows of a batch of `size` examples must be gathered to get those from `first` to `end`."""
+        return rows_to_make(self.augment or (), first, end, size)
 
     @property
     def _map_per_batch(self) -> MapFunction | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import functools
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -16,11 +18,19 @@ class Recipe(abc.ABC):
     """How to make the global batches of any epoch, from any step on. It holds no position: ask it twice, get the same.
 
     The order of the examples is a pure function of (seed, epoch, position). Subclasses set `global_batch_size` and
-    `drop_remainder`, and define `num_examples` and `dataset`.
+    `drop_remainder`, and define `num_examples` and `dataset`; where `dataset` takes an `input_context`, they set
+    `reads_own_rows`.
+
+    Attributes:
+        reads_own_rows: whether each worker reads its own rows alone. Otherwise it reads whole global batches, and its
+            replicas cut out their rows.
+        order_version: changes where another release of mirrorkit gives the examples of an epoch in another order.
     """
 
     global_batch_size: int
     drop_remainder: bool
+    reads_own_rows: bool = False
+    order_version: int = 1
 
     @property
     @abc.abstractmethod
@@ -28,8 +38,14 @@ class Recipe(abc.ABC):
         """The number of examples in the set (with `drop_remainder`, an epoch may use fewer)."""
 
     @abc.abstractmethod
-    def dataset(self, epoch: int = 0, start: int = 0) -> tf.data.Dataset:
-        """The global batches `start`, `start + 1`, ... of `epoch`: `(x, y)` or `(x, y, sample_weight)`."""
+    def dataset(
+        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
+        """The global batches `start`, `start + 1`, ... of `epoch`: `(x, y)` or `(x, y, sample_weight)`.
+
+        With `input_context`, of each batch only the rows that the replicas of this worker train on: consecutive ones,
+        in the order of the replicas. All rows where some replica would get none.
+        """
 
     def epochs(self, count: int, *, first: int = 0) -> tf.data.Dataset:
         """The global batches of `count` epochs in one dataset, each epoch in its own order; for Keras's `fit`.
@@ -64,6 +80,13 @@ class Recipe(abc.ABC):
         """The number of global batches in an epoch."""
         whole, rest = divmod(self.num_examples, self.global_batch_size)
         return whole + (rest > 0 and not self.drop_remainder)
+
+    def batch_sizes(self) -> Iterator[int]:
+        """The number of examples in each global batch of an epoch."""
+        whole, rest = divmod(self.num_examples, self.global_batch_size)
+        yield from itertools.repeat(self.global_batch_size, whole)
+        if self.steps_per_epoch > whole:
+            yield rest
 
     @property
     def element_spec(self) -> Any:

@@ -18,6 +18,14 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
     return 1 if cluster is None else sum(cluster.num_tasks(job) for job in _training_jobs(cluster))
 
 
+def input_context(strategy: tf.distribute.Strategy) -> tf.distribute.InputContext | None:
+    """Return which part of the input this worker's replicas need; None under a strategy of one process."""
+    workers = num_workers(strategy)
+    if workers == 1:
+        return None
+    return tf.distribute.InputContext(workers, worker_index(strategy), strategy.num_replicas_in_sync)
+
+
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Return whether this process is the one that writes: logs, checkpoints, the progress bar."""
     return worker_index(strategy) == 0

@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, ConcreteFunction, Nest, Spec
 from mirrorkit.data import HOST
-from mirrorkit.strategy import first_replica, num_workers
+from mirrorkit.strategy import first_replica, input_context, num_workers
 from mirrorkit.train.calls.errors import explained_call, require_known_length
 from mirrorkit.train.input.epoch import EpochIterator, Sizes
 from mirrorkit.train.reduce.reduction import all_reduce
-from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
+from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch, rows_of_worker
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 
 _log = logging.getLogger("mirrorkit")
@@ -42,8 +42,8 @@ class Calls:
         self._jit_compile = jit_compile
         self._traces: dict[Any, ConcreteFunction] = {}
 
-        def predict_one(batch: Batch) -> Nest:
-            outputs = strategy.run(lambda: step.predict(HostBatch(batch)))
+        def predict_one(batch: Batch, size: int | None) -> Nest:
+            outputs = strategy.run(lambda: step.predict(rows_of_worker(batch, size, input_context(strategy))))
             if num_workers(strategy) > 1:  # every worker gets the rows of all
                 outputs = tf.nest.map_structure(lambda value: strategy.gather(value, axis=0), outputs)
             return outputs
@@ -61,10 +61,10 @@ class Calls:
         """Evaluate the next `steps` batches, or as many as are left, adding to `totals`."""
         return self._call("test", data, totals, steps)
 
-    def predictions(self, batches: Iterable[Batch]) -> Iterator[Nest]:
-        """Yield the outputs of each replica for each of the global batches, in order."""
-        for batch in batches:
-            outputs = self._predict(batch)
+    def predictions(self, batches: Iterable[tuple[Batch, int | None]]) -> Iterator[Nest]:
+        """Yield the outputs of each replica for each of the global batches, in order; see `Input.batches`."""
+        for batch, size in batches:
+            outputs = self._predict(batch, size)
             like = first_replica(self._strategy, outputs)
             parts = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
             for of_replica in zip(*parts, strict=True):
@@ -80,7 +80,7 @@ class Calls:
 
     def predict_function(self, element_spec: Spec) -> ConcreteFunction:
         """Return the function that `predict` would call for batches like these; traces, runs nothing."""
-        return self._predict.get_concrete_function(element_spec)
+        return self._predict.get_concrete_function(element_spec, None)
 
     @property
     def traces(self) -> int:

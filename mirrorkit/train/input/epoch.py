@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
-from mirrorkit.data import HOST, untuned
+from mirrorkit.data import HOST, own_rows, untuned
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
+from mirrorkit.train.step.global_batch import GlobalBatch, rows_of_worker
 
 Sizes = tuple[int | None, ...]  # of the batches of one update; None where a size is not known before it runs
 
@@ -97,8 +98,9 @@ class EpochIterator:
         """Return how many examples the batch of this number has; None where that is not known."""
         return self.size if batch < self._whole else self._last
 
-    def batch(self, source: Nest, index: tf.Tensor, size: int | None) -> GlobalBatch:
-        """Return the next batch, the `index`-th of the epoch; in a compiled call, which is given `source`."""
+    @property
+    def batch(self) -> Callable[[Nest, tf.Tensor, int | None], GlobalBatch]:
+        """Of `source`, a number and a size, the batch of that number; in a compiled call, which is given `source`."""
         raise NotImplementedError
 
 
@@ -108,10 +110,22 @@ class HostIterator(EpochIterator):
     Batches may be looked at before the first update takes them, to be compared or checked. To read them a second time
     would move a shuffle on, or a generator of the user's; so they are kept, and the first update takes them from there:
     `look_at` is as many as it takes, or 0 for none.
+
+    With `context`, they hold the rows of this worker alone.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, *, look_at: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        *,
+        look_at: int = 0,
+        context: tf.distribute.InputContext | None = None,
+        **options: Any,
+    ) -> None:
         iterator = iter(untuned(dataset))
+        if context is not None:
+            self.kind = "rows of a worker"
+        self._context = context
         self.first: Batch | None = None
         self._rest: Any = None  # the batches after those that were looked at
         if look_at:
@@ -150,12 +164,17 @@ class HostIterator(EpochIterator):
     def _leave_looked_at(self) -> None:
         self.source, self._rest = self._rest, None
 
-    @staticmethod  # compiled functions outlive the iterator
-    def batch(source: Nest, index: tf.Tensor, size: int | None) -> GlobalBatch:
-        """Return the next batch."""
-        del index
-        with tf.device(HOST):
-            return HostBatch(_sized(next(source), size))
+    @property
+    def batch(self) -> Callable[[Nest, tf.Tensor, int | None], GlobalBatch]:
+        """What returns the next batch; a function of its own, since compiled functions outlive the iterator."""
+        return functools.partial(_next, self._context)
+
+
+def _next(context: tf.distribute.InputContext | None, source: Nest, index: tf.Tensor, size: int | None) -> GlobalBatch:
+    del index
+    with tf.device(HOST):
+        first, end = (0, size) if context is None or size is None else own_rows(size, context)
+        return rows_of_worker(_sized(next(source), None if end is None else end - first), size, context)
 
 
 def _sized(batch: Batch, size: int | None) -> Batch:

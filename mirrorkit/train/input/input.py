@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from mirrorkit import batching
 from mirrorkit._types import Batch, Spec
-from mirrorkit.data import Batches, Recipe, Resident, untuned
+from mirrorkit.data import Batches, FromFunction, PreparedRecipe, Recipe, Resident, own_rows, untuned
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import is_parameter_server, is_tpu, num_workers
+from mirrorkit.strategy import input_context, is_chief, is_parameter_server, is_tpu, num_workers
 from mirrorkit.train.input.class_weight import ClassWeights
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator
 from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
-from mirrorkit.train.input.same_data import first_rows, require_same_data
+from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data
 from mirrorkit.train.step.outputs import unpack_batch
 from mirrorkit.train.step.requirements import require_static_batches
 from mirrorkit.whole import is_whole
+
+_log = logging.getLogger("mirrorkit")
 
 _STAND_IN_SIZE = 32  # of a dimension that the data does not tell, in a stand-in batch; per replica for the batch size
 
@@ -62,6 +67,8 @@ class Input:
         self._strategy = strategy
         self._data = data
         self._compared = num_workers(strategy) == 1
+        # Each worker reads its own rows of a batch, or all of them where this is None.
+        self._context = input_context(strategy) if isinstance(data, Recipe) and data.reads_own_rows else None
         self.first_epoch = 0  # the epoch that begins with the first batch of endless data
         self._endless: EpochIterator | None = None
         self._next = 0  # number of the batch, of all epochs together, that it gives next
@@ -82,6 +89,8 @@ class Input:
         self.global_batch_size: int | None = size
         if size is not None:
             batching.check_split(size, strategy.num_replicas_in_sync)
+        if self._context is None and is_chief(strategy):
+            _say_what_it_costs(num_workers(strategy))
         if is_tpu(strategy):
             require_static_batches(self.element_spec, strategy.num_replicas_in_sync)
 
@@ -95,7 +104,8 @@ class Input:
         """Return the epoch's batches from the `start`-th on.
 
         Up to `look_at` batches, those of the first update, may be read before the training begins: several workers then
-        see that theirs are the same, and `check` is called with the first one, which is still used for training.
+        see that theirs are the same, and `check` is called with the first one, which is still used for training. Where
+        each worker reads its own rows alone, `check` is called with a sample that all of them read.
         """
         before = (epoch - self.first_epoch) * (self.steps or 0) + start if self._is_endless else start
         if self._endless is not None and before == self._next:
@@ -110,23 +120,38 @@ class Input:
     def _iterator(
         self, epoch: int, start: int, before: int, look_at: int, check: Callable[[Batch], None] | None
     ) -> EpochIterator:
-        if isinstance(self._data, Batches) and look_at:
-            self._compare(lambda: first_rows(self._data, epoch, start))
+        makes_own = isinstance(self._data, FromFunction)  # what the workers read differs
+        if look_at and not makes_own and (isinstance(self._data, Batches) or self._context is not None):
+            self._compare(lambda: self._identity(epoch, start))
         if self._is_held:
             if check is not None and start != self.steps:
                 check(self.first(epoch, start))
             return self._held(epoch, start)
         dataset = self._batches(epoch, start, before)
+        if self._context is not None and look_at and not makes_own:
+            if check is not None and start != self.steps:
+                check(self.first())
+            look_at, check = 0, None
         return self._on_host(dataset, position=start, look_at=look_at, check=check)
 
-    def batches(self) -> Iterator[Batch]:
-        """Return an iterator over the global batches on the host, from the beginning."""
-        return itertools.islice(iter(untuned(self._batches(0, 0, 0))), self.steps)
+    def batches(self) -> Iterator[tuple[Batch, int | None]]:
+        """Return an iterator over the batches on the host, from the beginning, each with the size of the whole batch.
+
+        Without a known size it is the whole batch, else this worker's rows.
+        """
+        whole = self._whole()
+        for i, batch in enumerate(itertools.islice(iter(untuned(self._batches(0, 0, 0))), self.steps)):
+            yield batch, None if self._context is None else self.global_batch_size if i < whole else self._last()
 
     def first(self, epoch: int = 0, start: int = 0) -> Batch | None:
-        """Return one batch of a recipe; None for a dataset of the user's, which to read could move a shuffle on."""
+        """Return one batch of a recipe; None for a dataset of the user's, which to read could move a shuffle on.
+
+        Where each worker reads its own rows alone, it is a batch that all of them can read without a shuffle.
+        """
         if not isinstance(self._data, Recipe):
             return None
+        if self._context is not None:
+            return next(iter(untuned(self._sample())))
         return next(iter(untuned(self._batches(epoch, start, start).take(1))))
 
     def rehearsals(self, accumulate: int = 1) -> Iterator[tuple[EpochIterator, int]]:
@@ -159,10 +184,24 @@ class Input:
             return SentIterator(self._data, epoch, steps=self.steps, position=start, weigh=self._weigh)
         return ResidentIterator(self._data, self._strategy, epoch, steps=self.steps, position=start, weigh=self._weigh)
 
+    def _sample(self) -> tf.data.Dataset:
+        """Return a whole batch of a recipe, the same on every worker, as a dataset of one element."""
+        data = self._data.as_written() if isinstance(self._data, PreparedRecipe) else self._data
+        return self._weighed(data.dataset().take(1))
+
+    def _identity(self, epoch: int, start: int) -> Batch | None:
+        """Return what tells one worker's batches from another's, without reading a shuffled batch of files."""
+        if isinstance(self._data, Batches):
+            return first_rows(self._data, epoch, start)
+        return np.frombuffer(self._data.identity(epoch, start).encode(), np.uint8), self.first()
+
     def _compare(self, first: Callable[[], Batch | None]) -> None:
         """See once that all workers begin with the same batch."""
         if not self._compared:
-            require_same_data(self._strategy, first(), self.steps)
+            if isinstance(self._data, FromFunction):
+                require_own_data(self._strategy, first(), self.steps)
+            else:
+                require_same_data(self._strategy, first(), self.steps)
             self._compared = True
 
     def _whole(self) -> int:
@@ -193,6 +232,7 @@ class Input:
             whole=self._whole(),
             last=self._last(),
             position=position,
+            context=self._context,
         )
         if looks:
             self._compare(lambda: iterator.first)
@@ -207,6 +247,8 @@ class Input:
         return dataset if self._weigh is None else dataset.map(self._weigh, num_parallel_calls=tf.data.AUTOTUNE)
 
     def _batches(self, epoch: int, start: int, before: int) -> tf.data.Dataset:
+        if self._context is not None:
+            return self._weighed(self._data.dataset(epoch=epoch, start=start, input_context=self._context))
         if isinstance(self._data, Recipe):
             return self._weighed(self._data.dataset(epoch=epoch, start=start))
         return self._weighed(self._data.skip(before))
@@ -217,17 +259,37 @@ class Input:
         if self._is_held:
             return self._held(0, start)
         if isinstance(self._data, Recipe):
-            batch = self._weighed(self._data.dataset(epoch=0).take(1)).cache()
+            batch = (
+                self._weighed(self._data.dataset(epoch=0).take(1)) if self._context is None else self._sample()
+            ).cache()
+            whole = self._own_rows_of(batch, self.global_batch_size)
             if end and self.steps != self._whole():
-                smaller = batch.map(lambda *parts: tf.nest.map_structure(lambda part: part[: self._last()], parts))
-                batch = batch.repeat(self._whole() - start).concatenate(smaller)
-            return self._on_host(batch.repeat(), position=start)
+                whole = whole.repeat(self._whole() - start).concatenate(self._own_rows_of(batch, self._last()))
+            return self._on_host(whole.repeat(), position=start)
         size = self.global_batch_size or _STAND_IN_SIZE * self._strategy.num_replicas_in_sync
         spec = self.element_spec
         zeros = tf.nest.map_structure(
             lambda s: tf.zeros([size, *(d or _STAND_IN_SIZE for d in s.shape[1:])], s.dtype), spec
         )
         return self._on_host(tf.data.Dataset.from_tensors(zeros).repeat().map(lambda *parts: _like(parts, spec)))
+
+    def _own_rows_of(self, batch: tf.data.Dataset, size: int | None) -> tf.data.Dataset:
+        """Cut what this worker would read of a batch of `size` examples out of a larger one."""
+        first, end = own_rows(size or 0, self._context)
+        if (first, end) == (0, self.global_batch_size):
+            return batch
+        return batch.map(lambda *parts: tf.nest.map_structure(lambda part: part[first:end], parts))
+
+
+@functools.cache  # once
+def _say_what_it_costs(workers: int) -> None:
+    if workers > 1:
+        _log.warning(
+            "Each of the %d workers reads this data whole, and trains on its rows: %d times the reading and decoding. "
+            "mk.data.batches, records and from_function let each worker read its own part alone.",
+            workers,
+            workers,
+        )
 
 
 def _like(parts: tuple[Any, ...], spec: Spec) -> Batch:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
-from mirrorkit.data import HOST, Batches, Resident
+from mirrorkit.data import HOST, Batches, Made, Resident
 from mirrorkit.train.input.epoch import EpochIterator, Part
 from mirrorkit.train.step.global_batch import GlobalBatch, bounds, some_is_empty, this_replica
 
@@ -96,40 +96,39 @@ class _ResidentBatch:
     _size: int
 
     def rows(self) -> Batch:
-        return self._rows(this_replica()[0])
+        return self._between(*bounds(self._size, *this_replica()))
 
     def rows_or_all(self) -> tuple[Batch, bool | tf.Tensor]:
         replicas = this_replica()[1]
         if self._data.shards > 1 or not some_is_empty(self._size, replicas):
             return self.rows(), False
-        # As each replica has them: augmentations draw other random numbers for each.
-        parts = [self._rows(replica) for replica in range(replicas)]
-        return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts), True
+        return self._between(0, self._size), True
 
     def examples(self) -> tf.Tensor:
         return tf.constant(self._size)
 
-    def _rows(self, replica: Any) -> Batch:
-        """Return the rows of any replica, from the set on this one's device."""
+    def _between(self, first: Any, end: Any) -> Batch:
+        """Return these rows of the batch, from the set on this replica's device."""
         this, replicas = this_replica()
         arrays = self._source["arrays"]
         own = arrays[this % len(arrays)]  # each worker has those of its own devices
-        places = self._places(replica, replicas)
+        rows = self._data.rows_to_make(first, end, self._size)
+        places = self._places(rows, this)
         element = tf.nest.map_structure(lambda rows, kept: rows.take(kept, places), self._data.rows, own)
-        number = None if replicas == 1 else replica
-        element = self._data.finish(element, epoch=self._source["epoch"], step=self._index, replica=number)
+        made = None if replicas == 1 else rows
+        element = self._data.finish(element, epoch=self._source["epoch"], step=self._index, rows=made)
         return element if self._weigh is None else self._weigh(*element)
 
-    def _places(self, replica: Any, replicas: int) -> tf.Tensor:
-        """Return a replica's part of the batch: places in the set, or in the replica's shard of it (int64 [B])."""
+    def _places(self, rows: Made, replica: Any) -> tf.Tensor:
+        """Return where these rows are in the set, or in the replica's shard of it (int64 [B])."""
         orders = self._source["order"]
         order = orders[replica % len(orders)]
-        if len(orders) > 1:  # all that comes from a shard is the replica's own
-            replica, replicas = 0, 1
-        first, end = bounds(self._size // len(orders), replica, replicas)
+        shards = len(orders)
         with tf.device(HOST):
-            start = tf.cast(self._index, tf.int64) * (self._data.global_batch_size // len(orders))
-            return tf.gather(order, start + tf.range(first, end, dtype=tf.int64))  # for a slice, XLA compiles each time
+            start = tf.cast(self._index, tf.int64) * (self._data.global_batch_size // shards)
+            before = self._size // shards * replica if shards > 1 else 0  # rows of the shards before this one
+            numbers = tf.range(rows.made_first - before, rows.made_end - before, dtype=tf.int64)
+            return tf.gather(order, start + numbers)  # for a slice, XLA compiles each time
 
 
 class SentIterator(EpochIterator):

@@ -46,6 +46,38 @@ def require_same_data(strategy: tf.distribute.Strategy, first: Any, steps: int |
     )
 
 
+def require_own_data(strategy: tf.distribute.Strategy, first: Any, steps: int | None) -> None:
+    """See that workers that make data of their own begin with different batches. Collective: every worker calls it.
+
+    A function that leaves its shard out of account gives all workers the same examples. Inputs and targets are
+    compared; a worker without a batch gives None as `first`.
+
+    `steps` is the number of batches of an epoch, which must be the same on all of them.
+    """
+    if num_workers(strategy) == 1:
+        return
+    names = list(addresses(strategy))
+    prints = of_all_workers(strategy, _NOTHING if first is None else _fingerprint([first]))
+    lengths = of_all_workers(strategy, _NOTHING if steps is None else steps)
+    if len(set(lengths)) > 1:
+        raise DataError(
+            f"An epoch's number of batches is one on {_groups(names, lengths)}. Give from_function the same "
+            "steps_per_epoch on every worker: the least number of batches of all shards."
+        )
+    if _NOTHING in prints:
+        has_none = [name for name, value in zip(names, prints, strict=True) if value == _NOTHING]
+        raise DataError(
+            f"{', '.join(has_none)} found no batch in its shard. Every shard needs as many as an epoch has."
+        )
+    same = [[n for n, value in zip(names, prints, strict=True) if value == one] for one in dict.fromkeys(prints)]
+    twice = next((group for group in same if len(group) > 1), None)
+    if twice:
+        raise DataError(
+            f"{' and '.join(twice)} begin with the same batch, so examples would be trained on twice. The function of "
+            "from_function must give each shard other examples: dataset.shard(num_shards, shard), before any shuffle."
+        )
+
+
 def first_rows(data: Batches, epoch: int, start: int) -> Any:
     """Return what a set in memory gives as the batch `start` of `epoch`, as it lies in the split."""
     size = data.global_batch_size

@@ -60,10 +60,10 @@ class RemoteCalls:
         """Evaluate the next `steps` batches, or as many as are left, adding to `totals`."""
         return self._call("test", data, totals, steps)
 
-    def predictions(self, batches: Iterable[Batch]) -> Iterator[Nest]:
+    def predictions(self, batches: Iterable[tuple[Batch, int | None]]) -> Iterator[Nest]:
         """Yield the outputs for each global batch, in order."""
         waiting: list[Any] = []
-        for batch in batches:
+        for batch, _ in batches:
             if "predict" not in self._traces:
                 self._traces["predict"] = tf.function(self._predict, autograph=False, reduce_retracing=True)
             waiting.append(self._schedule(self._traces["predict"], (batch,)))

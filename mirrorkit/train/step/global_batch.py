@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from mirrorkit._types import Batch
-from mirrorkit.data import HOST
+from mirrorkit.data import HOST, own_rows
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.outputs import count_examples, unpack_batch
 
@@ -39,10 +39,17 @@ class HostBatch:
 
     The rows of a replica are consecutive and in the order of the replicas; the first replicas get
     `ceil(batch / replicas)` each, the last ones what is left, which may be nothing.
+
+    Args:
+        batch: the examples; on several workers perhaps the rows of this worker's replicas alone.
+        size: of the whole batch, where these are a worker's rows.
+        first: which row of the whole batch they begin with.
     """
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, *, size: int | None = None, first: int = 0) -> None:
         self._batch = batch
+        self._size = size
+        self._first = first
 
     def rows(self) -> Batch:
         """See `GlobalBatch`."""
@@ -61,15 +68,23 @@ class HostBatch:
 
     def examples(self) -> tf.Tensor:
         """See `GlobalBatch`."""
-        return count_examples(unpack_batch(self._batch))
+        return count_examples(unpack_batch(self._batch)) if self._size is None else tf.constant(self._size)
 
     def _cut(self, replica: Any, replicas: Any) -> Batch:
         def rows(tensor: tf.Tensor) -> tf.Tensor:
-            first, end = bounds(tf.shape(tensor)[0] if tensor.shape[0] is None else tensor.shape[0], replica, replicas)
-            return tensor[first:end]
+            size = self._size or (tf.shape(tensor)[0] if tensor.shape[0] is None else tensor.shape[0])
+            first, end = bounds(size, replica, replicas)
+            return tensor[first - self._first : end - self._first]
 
         with tf.device(HOST):  # cut first, so that only a replica's own rows travel to its device
             return tf.nest.map_structure(rows, self._batch)
+
+
+def rows_of_worker(batch: Batch, size: int | None, context: tf.distribute.InputContext | None) -> HostBatch:
+    """Return the global batch of which a worker's data gave it its rows alone; without a context it gave them all."""
+    if context is None or size is None:
+        return HostBatch(batch)
+    return HostBatch(batch, size=size, first=own_rows(size, context)[0])
 
 
 class OwnRows:

@@ -1,0 +1,124 @@
+"""Data of the user's own, of which each worker makes its part."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit.data.recipe import Recipe
+from mirrorkit.errors import RecipeError
+from mirrorkit.whole import is_whole
+
+
+@dataclass(frozen=True, eq=False)
+class FromFunction(Recipe):
+    """A recipe of data of your own, of which every worker reads its part: a function makes each worker's dataset.
+
+    `mk.data.from_function` is this class.
+
+    ```python
+    def frames(shard, num_shards, epoch):
+        files = tf.data.Dataset.list_files("frames/*", shuffle=False).shard(num_shards, shard)
+        dataset = files.shuffle(1000, seed=epoch).map(read, num_parallel_calls=tf.data.AUTOTUNE)
+        return dataset.batch(256 // num_shards, drop_remainder=True)
+
+    train = mk.data.from_function(frames, global_batch_size=256, steps_per_epoch=500)
+    ```
+
+    The idiom of `tf.distribute.Strategy.distribute_datasets_from_function`, for `mk.train.Loop`. A global batch is what
+    the workers read side by side, in their order: it depends on how many they are. The workers compare their first
+    batches and the numbers of batches before the first step of a fit.
+
+    Args:
+        function: `(shard, num_shards)`, or `(shard, num_shards, epoch)`, to a `tf.data.Dataset` of batches of
+            `global_batch_size / num_shards` examples each, `(x, y)` or `(x, y, sample_weight)`. Shard 0 of 1 is all of
+            the data. It is called once for every epoch.
+        global_batch_size: examples per step over all workers together.
+        steps_per_epoch: batches that every shard has at least; needed where the dataset cannot say how many it has.
+
+    Raises:
+        RecipeError: a function that returns something else, or batches of another size; an unknown number of batches.
+    """
+
+    function: Callable[..., tf.data.Dataset]
+    global_batch_size: int = field(kw_only=True)
+    steps_per_epoch: int = field(default=None, kw_only=True)  # type: ignore[assignment]  # a number, once made
+
+    reads_own_rows = True
+    drop_remainder = True
+
+    def __post_init__(self) -> None:
+        """Check the arguments, and the dataset of one shard alone."""
+        for name in ("global_batch_size", "steps_per_epoch"):
+            value = getattr(self, name)
+            if not is_whole(value) and not (name == "steps_per_epoch" and value is None):
+                raise RecipeError(f"{name}={value!r} was asked for; it must be a whole number of at least 1.")
+        whole = self._made(0, 1, 0)
+        steps = self.steps_per_epoch or int(whole.cardinality())
+        if steps < 1:
+            raise RecipeError(
+                "from_function needs to know how many batches an epoch has, and the dataset does not say. Pass "
+                "steps_per_epoch=, or tell it: dataset.apply(tf.data.experimental.assert_cardinality(500))."
+            )
+        vars(self).update(steps_per_epoch=steps, _spec=whole.element_spec)  # a frozen dataclass refuses assignment
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples that an epoch uses."""
+        return self.steps_per_epoch * self.global_batch_size
+
+    @property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of a global batch."""
+        return vars(self)["_spec"]
+
+    def dataset(
+        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
+        """The batches `start`, `start + 1`, ... of `epoch`, with `input_context` of this worker's shard alone.
+
+        Raises:
+            RecipeError: a position outside the epoch; a batch that the workers' replicas cannot share equally; a shard
+                of fewer batches, where it says how many it has.
+        """
+        self._check_position(epoch, start)
+        shard, shards = 0, 1
+        if input_context is not None:
+            shard, shards = input_context.input_pipeline_id, input_context.num_input_pipelines
+            if self.global_batch_size % (replicas := input_context.num_replicas_in_sync):
+                raise RecipeError(
+                    f"from_function(global_batch_size={self.global_batch_size}) cannot be shared equally by {replicas} "
+                    f"replicas on {shards} workers. Use a multiple of {replicas}."
+                )
+        made = self._made(shard, shards, epoch)
+        found = int(made.cardinality())
+        if 0 <= found < self.steps_per_epoch:
+            raise RecipeError(
+                f"Shard {shard} of {shards} has {found} batches; an epoch of from_function takes "
+                f"{self.steps_per_epoch} of each. Pass steps_per_epoch= with the least number of all shards."
+            )
+        return made.skip(start).take(self.steps_per_epoch - start)
+
+    def _made(self, shard: int, shards: int, epoch: int) -> tf.data.Dataset:
+        takes_epoch = "epoch" in inspect.signature(self.function).parameters
+        made = self.function(shard, shards, **({"epoch": epoch} if takes_epoch else {}))
+        if not isinstance(made, tf.data.Dataset):
+            raise RecipeError(
+                f"The function of from_function must return a tf.data.Dataset; it returned {type(made).__name__}."
+            )
+        wanted = self.global_batch_size // shards
+        for spec in tf.nest.flatten(made.element_spec):
+            if spec.shape.rank == 0 or spec.shape[0] not in (None, wanted):
+                raise RecipeError(
+                    f"For shard {shard} of {shards} the function of from_function must return batches of {wanted} "
+                    f"examples, global_batch_size={self.global_batch_size} / {shards}; found {made.element_spec}. "
+                    "Batch its dataset: .batch(global_batch_size // num_shards, drop_remainder=True)."
+                )
+        return made
+
+
+from_function = FromFunction

@@ -1,0 +1,93 @@
+"""Which rows each worker reads, and that recipes give the workers together what they give one process, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mirrorkit import batching, data
+from mirrorkit.data import own_rows
+
+
+def contexts(workers: int, replicas_each: int) -> list[tf.distribute.InputContext]:
+    return [tf.distribute.InputContext(workers, i, workers * replicas_each) for i in range(workers)]
+
+
+@given(st.integers(1, 300), st.integers(1, 8), st.integers(1, 4))
+def test_a_worker_has_the_rows_of_its_replicas(size, workers, each):
+    sizes = batching.per_replica_sizes(size, workers * each)
+    for worker, context in enumerate(contexts(workers, each)):
+        first = sum(sizes[: worker * each])
+        wanted = (first, first + sum(sizes[worker * each : (worker + 1) * each])) if min(sizes) else (0, size)
+        assert own_rows(size, context) == wanted
+
+
+def test_without_a_context_all_rows_are_asked_for():
+    assert own_rows(7, None) == (0, 7)
+
+
+def noisy(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """An augmentation of a user's: other numbers for each image, which depend on how many it is given."""
+    return tf.cast(images, tf.float32) + tf.random.stateless_uniform(tf.shape(images), seed)
+
+
+AUGMENTATIONS = {
+    "none": (),
+    "built in": (data.augment.flip(), data.augment.pad_and_crop(2), data.augment.cutout(3)),
+    "a user's": (data.augment.flip(), noisy, data.augment.cutout(2)),
+}
+
+
+@pytest.mark.parametrize("augment", AUGMENTATIONS.values(), ids=AUGMENTATIONS)
+@settings(max_examples=8, deadline=None)
+@given(
+    total=st.integers(24, 110),
+    size=st.integers(5, 24),
+    shuffle=st.booleans(),
+    drop=st.booleans(),
+    workers=st.integers(2, 4),
+    each=st.integers(1, 2),
+)
+def test_workers_together_read_what_one_process_reads(augment, total, size, shuffle, drop, workers, each):
+    rng = np.random.default_rng(0)
+    split = data.arrays(rng.integers(0, 256, (total, 6, 6, 3), dtype=np.uint8), np.arange(total))
+    recipe = data.batches(
+        split, global_batch_size=size, shuffle=shuffle, seed=3, augment=augment, drop_remainder=drop, one_hot=False
+    )
+    start = recipe.steps_per_epoch // 2
+    whole = list(recipe.dataset(2, start))
+    parts = [list(recipe.dataset(2, start, input_context=context)) for context in contexts(workers, each)]
+    assert {len(part) for part in parts} == {len(whole)}
+    for number, (x, y) in enumerate(whole):
+        some_empty = min(batching.per_replica_sizes(len(y), workers * each)) == 0
+        joined: Any = [part[number] for part in parts]
+        if some_empty:
+            assert all(np.array_equal(x, own) for own, _ in joined)
+            continue
+        np.testing.assert_array_equal(np.concatenate([own for own, _ in joined]), x)
+        np.testing.assert_array_equal(np.concatenate([own for _, own in joined]), y)
+
+
+def test_a_map_sees_the_workers_own_rows_alone():
+    split = data.arrays(np.zeros([12, 4, 4, 1], np.uint8), np.arange(12))
+    seen: list[np.ndarray] = []
+
+    def note(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        (y,) = tf.py_function(lambda value: seen.append(value.numpy()) or [value], [y], [y.dtype])
+        return x, y
+
+    recipe = data.batches(split, global_batch_size=6, map=note)
+    list(recipe.dataset(input_context=contexts(3, 1)[1]))
+    assert sorted(np.concatenate(seen)) == [2, 3, 8, 9]
+
+
+def test_the_batch_size_stays_static_where_all_batches_have_the_same():
+    split = data.arrays(np.zeros([12, 4, 4, 1], np.uint8), np.arange(12))
+    (context, _) = contexts(2, 1)
+    assert data.batches(split, global_batch_size=6).dataset(input_context=context).element_spec[1].shape == [3]
+    assert data.batches(split, global_batch_size=5).dataset(input_context=context).element_spec[1].shape == [None]
