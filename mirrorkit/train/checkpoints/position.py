@@ -22,6 +22,7 @@ class Position:
         ended: `epochs` of the last fit that came to its end, perhaps early because a callback stopped it; asked again
             for as many, there is nothing more to do.
         global_batch_size: of the data; None where it is not known.
+        order_version: of the recipe whose order of examples this epoch follows; see `mk.data.Recipe`.
     """
 
     epoch: int = 0
@@ -31,6 +32,7 @@ class Position:
     history: dict[str, list[LogValue]] = field(default_factory=dict)
     ended: int = 0
     global_batch_size: int | None = None
+    order_version: int = 1  # that of checkpoints that do not say
 
     def advance(self, steps: int, totals: list[float]) -> None:
         """Count the steps of a call."""

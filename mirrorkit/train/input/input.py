@@ -87,6 +87,7 @@ class Input:
         inputs = tf.nest.flatten(unpack_batch(self.element_spec).x)
         size = data.global_batch_size if isinstance(data, Recipe) else inputs[0].shape[0]
         self.global_batch_size: int | None = size
+        self.order_version = data.order_version if isinstance(data, Recipe) else 1
         if size is not None:
             batching.check_split(size, strategy.num_replicas_in_sync)
         if self._context is None and is_chief(strategy):

@@ -171,6 +171,7 @@ class Passes:
         self._step.prepare(data.element_spec)
         if position.batch == 0:
             position.global_batch_size = data.global_batch_size
+            position.order_version = data.order_version
             return self._zeros()
         size = self._step.totals_size()
         if position.global_batch_size != data.global_batch_size or len(position.totals) != size:
@@ -179,6 +180,14 @@ class Passes:
                 f"{len(position.totals)} sums of loss and metrics; found batches of {data.global_batch_size} and "
                 f"{size} sums. Finish epoch {position.epoch} (counted from 0) with the global batch size, loss and "
                 "metrics that it began with; at the end of an epoch they may change."
+            )
+        if position.order_version != data.order_version:
+            raise CheckpointError(
+                f"The checkpoint was made after {position.batch} batches of epoch {position.epoch} (counted from 0), "
+                f"in version {position.order_version} of the order of shuffled examples; this mirrorkit gives version "
+                f"{data.order_version}, so the rest of the epoch would repeat some examples and leave out others. "
+                "Finish the epoch with the version of mirrorkit that began it, or go on from a checkpoint made at the "
+                "end of an epoch."
             )
         return tf.constant(position.totals, tf.float64)
 

@@ -14,6 +14,7 @@ from training_helpers import KINDS, largest_difference, line_net, plain_dataset,
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import ArgumentError, CheckpointError, StepError
+from mirrorkit.train.checkpoints.position import Position
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -233,6 +234,26 @@ def test_within_an_epoch_batch_size_and_metrics_must_stay(make_loop: Any, number
     break_off(loop, data, mk.train.Checkpoints(tmp_path, every="epoch"), at=7, epochs=2)
     more.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
     assert len(loop.fit(others, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0).epochs) == 1
+
+
+def test_within_an_epoch_the_order_of_the_examples_must_stay(
+    make_loop: Any, numbers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12, shuffle=True)
+    loop = make_loop(("one_device", 1), line_net)
+    break_off(loop, data, mk.train.Checkpoints(tmp_path / "within", every=2), at=3, epochs=2)
+    break_off(loop, data, mk.train.Checkpoints(tmp_path / "end", every="epoch"), at=7, epochs=2)
+    monkeypatch.setattr(mk.data.Batches, "order_version", 7)
+    with pytest.raises(CheckpointError, match=r"after 2 batches of epoch 0 .* version 1 of the order .* version 7"):
+        loop.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / "within")], verbose=0)
+    report = loop.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / "end")], verbose=0)
+    assert len(report.history["loss"]) == 2
+
+
+def test_a_position_that_does_not_say_its_order_is_of_the_first_version() -> None:
+    values = {name: value for name, value in Position(order_version=2).as_json().items() if name != "order_version"}
+    assert Position.from_json(values).order_version == 1
+    assert Position.from_json(Position(order_version=2).as_json()).order_version == 2
 
 
 # --- a step of the user's own

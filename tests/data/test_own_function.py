@@ -1,0 +1,114 @@
+"""A recipe of the user's own data; on real workers in tests/multiworker/test_own_input.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.train.input import same_data
+
+SIZE = 6
+
+
+def numbers(shard: int, num_shards: int, epoch: int = 0, *, count: int = 24) -> tf.data.Dataset:
+    dataset = tf.data.Dataset.range(100 * epoch, 100 * epoch + count).shard(num_shards, shard)
+    return dataset.map(lambda i: (tf.cast(i, tf.float32)[None], i)).batch(SIZE // num_shards, drop_remainder=True)
+
+
+def labels(dataset: tf.data.Dataset) -> list[list[int]]:
+    return [y.numpy().tolist() for _, y in dataset]
+
+
+def context(shard: int, shards: int, replicas: int | None = None) -> tf.distribute.InputContext:
+    return tf.distribute.InputContext(shards, shard, replicas or shards)
+
+
+def test_one_process_reads_everything_and_workers_their_shards():
+    recipe = mk.data.from_function(numbers, global_batch_size=SIZE)
+    assert (recipe.steps_per_epoch, recipe.num_examples) == (4, 24)
+    assert labels(recipe.dataset()) == np.arange(24).reshape(4, 6).tolist()
+    assert labels(recipe.dataset(2, 3)) == [[218, 219, 220, 221, 222, 223]]
+    assert labels(recipe.dataset(1, 2, input_context=context(1, 3))) == [[113, 116], [119, 122]]
+
+
+def test_the_epoch_is_given_to_those_who_take_it():
+    recipe = mk.data.from_function(lambda shard, num_shards: numbers(shard, num_shards, 7), global_batch_size=SIZE)
+    assert labels(recipe.dataset(3))[0][0] == 700
+
+
+def test_a_loop_trains_on_every_example_of_every_epoch(strategy_of):
+    seen: list[int] = []
+
+    def noted(shard: int, num_shards: int, epoch: int) -> tf.data.Dataset:
+        def note(x: Any, y: Any) -> Any:
+            (y,) = tf.py_function(lambda value: seen.extend(value.numpy().tolist()) or [value], [y], [tf.int64])
+            return x, tf.ensure_shape(y, [SIZE])
+
+        return numbers(shard, num_shards, epoch).map(note)
+
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        step = mk.train.Step(model, keras.optimizers.SGD(1e-9), loss="mse")
+    recipe = mk.data.from_function(noted, global_batch_size=SIZE)
+    mk.train.Loop(strategy, step).fit(recipe, epochs=2, verbose=0)
+    assert sorted(seen) == [*range(24), *range(100, 124)]
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (lambda *_: [1], {}, "must return a tf.data.Dataset; it returned list"),
+        (lambda *_: numbers(0, 2), {}, "must return batches of 6 examples, global_batch_size=6 / 1"),
+        (lambda *_: tf.data.Dataset.range(3), {}, r"dataset: .batch\(global_batch_size // num_shards"),
+        (lambda *_: numbers(0, 1).repeat(), {}, "how many batches an epoch has, and the dataset does not say"),
+        (lambda *_: numbers(0, 1).filter(lambda *_: True), {}, "the dataset does not say"),
+        (numbers, {"steps_per_epoch": 5}, "Shard 0 of 1 has 4 batches; an epoch of from_function takes 5"),
+        (numbers, {"steps_per_epoch": 0}, "steps_per_epoch=0 was asked for"),
+        (numbers, {"global_batch_size": 0}, "global_batch_size=0 was asked for"),
+    ],
+)
+def test_what_does_not_fit_is_refused(function, options, message):
+    with pytest.raises(RecipeError, match=message):
+        mk.data.from_function(function, **{"global_batch_size": SIZE, **options}).dataset()
+
+
+def test_a_batch_that_replicas_cannot_share_is_refused_on_workers():
+    recipe = mk.data.from_function(numbers, global_batch_size=SIZE)
+    with pytest.raises(RecipeError, match="cannot be shared equally by 4 replicas on 2 workers. Use a multiple of 4"):
+        recipe.dataset(input_context=context(0, 2, 4))
+
+
+@pytest.fixture
+def compare(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`compare((first, steps), ...)` of several workers, as the first of them sees it."""
+
+    def compare(*seen: tuple[Any, int | None]) -> None:
+        prints = [same_data._NOTHING if first is None else same_data._fingerprint([first]) for first, _ in seen]
+        gathered = [prints, [steps for _, steps in seen]]
+        monkeypatch.setattr(same_data, "num_workers", lambda strategy: len(seen))
+        monkeypatch.setattr(same_data, "addresses", lambda strategy: {f"worker {i}": "" for i in range(len(seen))})
+        monkeypatch.setattr(same_data, "of_all_workers", lambda strategy, value: gathered.pop(0))
+        same_data.require_own_data(None, *seen[0])
+
+    return compare
+
+
+def batch(*values: int) -> Any:
+    return np.array(values, np.float32), np.zeros(len(values), np.int64)
+
+
+def test_shards_must_begin_with_different_batches_and_be_as_long(compare):
+    compare((batch(1), 4), (batch(2), 4), (batch(3), 4))
+    with pytest.raises(DataError, match="worker 0 and worker 2 begin with the same batch"):
+        compare((batch(1), 4), (batch(2), 4), (batch(1), 4))
+    with pytest.raises(DataError, match="number of batches is one on worker 0, and another on worker 1"):
+        compare((batch(1), 4), (batch(2), 5))
+    with pytest.raises(DataError, match="worker 1 found no batch in its shard"):
+        compare((batch(1), 4), (None, 4))
