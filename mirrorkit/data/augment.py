@@ -181,7 +181,7 @@ class Made(NamedTuple):
 
     def wanted(self, made: Any) -> Any:
         """Cut what is wanted out of a nest of tensors of what was made."""
-        if self.first is self.made_first and self.end is self.made_end:
+        if isinstance(self.size, int) and (self.first, self.end) == (self.made_first, self.made_end):
             return made
         return tf.nest.map_structure(lambda rows: rows[self.first - self.made_first : self.end - self.made_first], made)
 

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.augment import Made
-from mirrorkit.data.own_rows import own_rows
 from mirrorkit.data.preparation import MapFunction, PreparedRecipe
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import RecipeError
@@ -110,19 +108,8 @@ class Batches(PreparedRecipe):
     ) -> tf.data.Dataset:
         whole = self.host_tensors
         size, total, steps = self.global_batch_size, self.num_examples, self.steps_per_epoch
-        left = 0 if self.drop_remainder else total % size  # examples in a smaller last batch
         with tf.init_scope(), tf.device("CPU:0"):
             orders = None if self._as_written else tf.constant(np.stack([self.order(epoch) for epoch in epochs]))
-
-        def rows_of(step: tf.Tensor) -> Made:
-            """Which rows of a batch to gather: Python ints where that is the same for all batches."""
-            usual, last = ((*own_rows(count, input_context), count) for count in (size, left))
-            if not left:
-                return self.rows_to_make(*usual)
-            is_whole = step < total // size
-            return self.rows_to_make(
-                *(tf.where(is_whole, *map(np.int64, two)) for two in zip(usual, last, strict=True))
-            )
 
         def gather(row: tf.Tensor, first: tf.Tensor, length: Any) -> Any:
             if orders is not None:
@@ -132,7 +119,7 @@ class Batches(PreparedRecipe):
 
         def batch(place: tf.Tensor) -> Any:
             row, step = place // steps, place % steps
-            rows = rows_of(step)
+            rows = self.rows_of(step, input_context)
             # a static batch size, where all batches have the same, spares the model's graph its dynamic shapes
             element = gather(row, step * size + rows.made_first, rows.made_end - rows.made_first)
             return self.finish(element, epoch=epochs.start + row, step=step, rows=rows if input_context else None)

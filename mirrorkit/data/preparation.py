@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from typing_extensions import Self
 
 from mirrorkit.data.augment import Augmentation, Made, apply, cutout, flip, normalize, pad_and_crop, rows_to_make
+from mirrorkit.data.own_rows import own_rows
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.errors import RecipeError
 from mirrorkit.whole import is_whole
@@ -87,6 +89,16 @@ class PreparedRecipe(Recipe):
         x = apply(self.augment or (), x, seed=self.seed, epoch=epoch, step=step, rows=rows)
         finished = (x, tf.one_hot(y, self.num_classes, dtype=tf.float32) if self.one_hot else y, *weight)
         return finished if rows is None else rows.wanted(finished)
+
+    def rows_of(self, step: tf.Tensor, input_context: tf.distribute.InputContext | None) -> Made:
+        """Return which rows of a batch a worker must gather: Python ints where they are the same for all batches."""
+        whole, left = divmod(self.num_examples, self.global_batch_size)
+        usual, last = (
+            self.rows_to_make(*own_rows(size, input_context), size) for size in (self.global_batch_size, left)
+        )
+        if not left or self.drop_remainder:
+            return usual
+        return Made(*(tf.where(step < whole, *map(np.int64, two)) for two in zip(usual, last, strict=True)))
 
     def rows_to_make(self, first: Any, end: Any, size: Any) -> Made:
         """Return which rows of a batch of `size` examples must be gathered to get those from `first` to `end`."""

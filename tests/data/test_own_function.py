@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused(function, options, message):
 
 def test_a_batch_that_replicas_cannot_share_is_refused_on_workers():
     recipe = mk.data.from_function(numbers, global_batch_size=SIZE)
-    with pytest.raises(RecipeError, match="cannot be shared equally by 4 replicas on 2 workers. Use a multiple of 4"):
+    with pytest.raises(RecipeError, match=r"cannot be shared equally by 4 replicas on 2 workers. Use a multiple of 4"):
         recipe.dataset(input_context=context(0, 2, 4))
 
 
