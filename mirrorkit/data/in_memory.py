@@ -107,7 +107,7 @@ class Batches(PreparedRecipe):
         self, epochs: range, start: int = 0, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
         whole = self.host_tensors
-        size, total, steps = self.global_batch_size, self.num_examples, self.steps_per_epoch
+        size, steps = self.global_batch_size, self.steps_per_epoch
         with tf.init_scope(), tf.device("CPU:0"):
             orders = None if self._as_written else tf.constant(np.stack([self.order(epoch) for epoch in epochs]))
 

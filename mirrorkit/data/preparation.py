@@ -19,8 +19,8 @@ import tensorflow as tf
 from typing_extensions import Self
 
 from mirrorkit.data.augment import Augmentation, Made, apply, cutout, flip, normalize, pad_and_crop, rows_to_make
-from mirrorkit.data.own_rows import own_rows
 from mirrorkit.data.recipe import Recipe
+from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import RecipeError
 from mirrorkit.whole import is_whole
 

@@ -101,6 +101,7 @@ def of_loop(loop: Loop, data: Any, *, validation_data: Any = None, are_here: boo
 def _batch_bytes(stream: EpochIterator | None, signature: Any, size: int) -> int:
     """Return what a batch may bring to the devices: its rows; of a resident set the rows' numbers, and int32."""
     specs = tf.nest.flatten(signature if stream is None else stream.element_spec)
+    specs = [spec for spec in specs if isinstance(spec, tf.TypeSpec)]  # not Python's numbers among the arguments
     if isinstance(stream, ResidentIterator):
         return 8 * size + sum(_row_bytes(spec) * size for spec in specs if spec.dtype == tf.int32)
     return sum(_row_bytes(spec) * size for spec in specs)

@@ -226,7 +226,8 @@ def test_a_counter_of_int64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bounds_of_a_slice_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def places(self: Any, replica: Any, replicas: int) -> tf.Tensor:
+    def places(self: Any, rows: Any, replica: Any) -> tf.Tensor:
+        del rows
         order = tf.identity(self._source["order"][0])
         start = tf.cast(self._index, tf.int64) * 16 + replica * 8
         return order[start : start + 8]
