@@ -49,9 +49,9 @@ def main() -> None:
         totals = strategy.run(lambda batch: mk.train.all_reduce(step.test(batch)), args=(batch,))
         return strategy.experimental_local_results(totals)[0]
 
-    test_batches = mk.data.distribute(test.dataset(), strategy, autoshard="data")
+    test_batches = mk.data.distribute(test, strategy)
     for epoch in range(options.epochs):
-        train_batches = mk.data.distribute(train.dataset(epoch), strategy, autoshard="data")
+        train_batches = mk.data.distribute(train, strategy, epoch=epoch)
         if epoch == 0:  # before timing: trace for any batch size, and run once without any change
             for function, batches in ((train_step, train_batches), (test_step, test_batches)):
                 function.get_concrete_function(batches.element_spec)

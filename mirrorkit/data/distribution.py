@@ -18,19 +18,24 @@ _POLICIES = {name: tf.data.experimental.AutoShardPolicy[name.upper()] for name i
 
 
 def distribute(
-    dataset: tf.data.Dataset | Recipe, strategy: tf.distribute.Strategy, *, autoshard: str = "auto"
+    dataset: tf.data.Dataset | Recipe,
+    strategy: tf.distribute.Strategy,
+    *,
+    autoshard: str = "auto",
+    epoch: int = 0,
+    start: int = 0,
 ) -> LocalBatches | tf.distribute.DistributedDataset:
     """Share each global batch among the replicas of a strategy.
 
     ```python
-    for batch in mk.data.distribute(train.dataset(epoch=0), strategy, autoshard="data"):
+    for batch in mk.data.distribute(train, strategy, epoch=3):
         strategy.run(step_fn, args=(batch,))
     ```
 
     Source: https://www.tensorflow.org/tutorials/distribute/input
 
     Args:
-        dataset: global batches, or a recipe, of which its first epoch is taken.
+        dataset: global batches, or a recipe, of which an epoch is taken.
         strategy: any `tf.distribute.Strategy`.
         autoshard: how the workers of a cluster divide the data (one worker has nothing to divide).
             "auto": of a recipe every worker reads its own rows of each global batch, and nothing else. Of a
@@ -39,6 +44,7 @@ def distribute(
             "file": every worker reads its own files; there must be at least one per worker. For `mk.data.records` as
             "auto"; for a `tf.data.Dataset` TensorFlow divides the files: batches are other ones than on one worker.
             "off": every worker gets everything.
+        epoch, start: of a recipe, which epoch, and from which batch on.
 
     Returns:
         An iterable of per-replica values with an `element_spec`. To iterate inside a `tf.function`, use
@@ -61,8 +67,14 @@ def distribute(
             and dataset.reads_own_rows
             and (context := input_context(strategy)) is not None
         ):
-            return LocalBatches(dataset.dataset(input_context=context), strategy, sizes=dataset.batch_sizes())
-        dataset = dataset.dataset()
+            rows = dataset.dataset(epoch, start, input_context=context)
+            return LocalBatches(rows, strategy, sizes=list(dataset.batch_sizes())[start:])
+        dataset = dataset.dataset(epoch, start)
+    elif epoch or start:
+        raise RecipeError(
+            f"distribute(epoch={epoch}, start={start}) was asked for, which is for recipes. Give it the recipe, or "
+            "recipe.dataset(epoch, start) without them."
+        )
     if not isinstance(dataset, tf.data.Dataset):
         raise RecipeError(f"distribute needs a tf.data.Dataset or a recipe, found {type(dataset).__name__}.")
     if (

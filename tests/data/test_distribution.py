@@ -90,3 +90,13 @@ def test_nonsense_is_refused():
         data.distribute(data.batches(numbered(5), global_batch_size=2), strategy, autoshard="batch")
     with pytest.raises(RecipeError, match="found list"):
         data.distribute([1, 2], strategy)
+
+
+def test_any_epoch_of_a_recipe_from_any_batch_on(strategy_of):
+    recipe = data.batches(numbered(10), global_batch_size=4, shuffle=True, seed=1)
+    strategy = strategy_of("mirrored", 2)
+    found = [np.concatenate(local(strategy, x)) for x, _ in data.distribute(recipe, strategy, epoch=2, start=1)]
+    for own, (x, _) in zip(found, recipe.dataset(2, 1), strict=True):
+        np.testing.assert_array_equal(own, x)
+    with pytest.raises(RecipeError, match="which is for recipes"):
+        data.distribute(recipe.dataset(), strategy, epoch=1)
