@@ -24,13 +24,11 @@ class Recipe(abc.ABC):
     Attributes:
         reads_own_rows: whether each worker reads its own rows alone. Otherwise it reads whole global batches, and its
             replicas cut out their rows.
-        order_version: changes where another release of mirrorkit gives the examples of an epoch in another order.
     """
 
     global_batch_size: int
     drop_remainder: bool
     reads_own_rows: bool = False
-    order_version: int = 1
 
     @property
     @abc.abstractmethod
@@ -80,6 +78,11 @@ class Recipe(abc.ABC):
         """The number of global batches in an epoch."""
         whole, rest = divmod(self.num_examples, self.global_batch_size)
         return whole + (rest > 0 and not self.drop_remainder)
+
+    @property
+    def order_version(self) -> int:
+        """Changes where another release of mirrorkit gives the examples of an epoch in another order."""
+        return 1
 
     def batch_sizes(self) -> Iterator[int]:
         """The number of examples in each global batch of an epoch."""

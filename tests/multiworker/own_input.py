@@ -1,12 +1,13 @@
 """Training on data of which each worker reads its own rows; for one process and for several workers.
 
-Run: python -m mirrorkit launch --workers 3 own_input.py FOLDER
+Run: python -m mirrorkit launch --workers 3 own_input.py FOLDER [leave|go_on]
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,8 @@ def from_function(*, own: bool = True) -> mk.data.Recipe:
     return mk.data.from_function(function, global_batch_size=BATCH)
 
 
-def fit(strategy: tf.distribute.Strategy, data: Any) -> dict[str, Any]:
-    """Train for two epochs; returns weights, history, and predictions in order."""
+def fit(strategy: tf.distribute.Strategy, data: Any, **options: Any) -> dict[str, Any]:
+    """Train for two epochs; returns weights, history and the loop."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
         layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(2)]
@@ -89,7 +90,7 @@ def fit(strategy: tf.distribute.Strategy, data: Any) -> dict[str, Any]:
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"]))
-    report = loop.fit(data, epochs=2, verbose=0)
+    report = loop.fit(data, **{"epochs": 2, "verbose": 0, **options})
     return {"weights": [weight.tolist() for weight in model.get_weights()], "history": report.history, "loop": loop}
 
 
@@ -123,7 +124,33 @@ def counted(strategy: tf.distribute.Strategy, folder: Path) -> list[int]:
     return decoder.seen
 
 
+class Leave(keras.callbacks.Callback):
+    """Ends the process in the middle of an epoch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.steps == 8:
+            os._exit(3)
+        self.steps += 1
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.steps = 0
+
+
+def go_on(strategy: tf.distribute.Strategy, folder: Path, *, leave: bool = False) -> list[Any]:
+    """Train for three epochs, from where the run in the folder was; returns the weights."""
+    every_step = [mk.train.Checkpoints(folder / "checkpoints", every=1)]
+    hooks = [*every_step, keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)]
+    recipe = recipes(folder)["records"]
+    return fit(strategy, recipe, epochs=3, callbacks=[*hooks, Leave()] if leave else hooks)["weights"]
+
+
 if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        folder = Path(sys.argv[1])
+        strategy = mk.strategy.create("auto", start_timeout=120)
+        weights = go_on(strategy, folder, leave=sys.argv[2] == "leave")
+        (folder / f"weights{mk.strategy.worker_index(strategy)}.json").write_text(json.dumps(weights))
+        sys.exit()
     made, results = mk.strategy.create("auto", start_timeout=120), Path(sys.argv[1])
     found = train(made, results)
     found["decoded"] = counted(made, results)

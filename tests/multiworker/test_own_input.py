@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,26 @@ def test_each_example_is_decoded_by_one_worker(found):
     # 5 examples in the last batch are fewer than the replicas of no case here; a sample is decoded once per fit
     decoded = sorted(itertools.chain(*(worker["decoded"] for worker in found)))
     assert decoded == sorted(range(own_input.EXAMPLES))
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory) -> Path:
+    """A folder with the checkpoints of two workers that left in the middle of their second epoch."""
+    folder = write(tmp_path_factory.mktemp("left"))
+    done = launched(HERE / "own_input.py", folder, "leave", folder=folder, check=False)
+    assert done.returncode == 3, done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_run_goes_on_within_an_epoch_on_any_number_of_workers(left, strategy_of, tmp_path, workers):
+    whole = own_input.go_on(strategy_of("one_device", 1), write(tmp_path / "whole"))
+    folder = Path(shutil.copytree(left, tmp_path / "folder"))
+    launched(HERE / "own_input.py", folder, "go_on", folder=folder, workers=workers)
+    weights = json.loads((folder / "weights0.json").read_text())
+    for one, other in zip(weights, whole, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    if workers == 2:
+        undisturbed = write(tmp_path / "undisturbed")
+        launched(HERE / "own_input.py", undisturbed, "go_on", folder=undisturbed, workers=2)
+        assert weights == json.loads((undisturbed / "weights0.json").read_text())
