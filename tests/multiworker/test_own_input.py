@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,11 @@ def test_workers_that_make_the_same_data_are_refused(found):
 
 
 def test_each_example_is_decoded_by_one_worker(found):
-    # 5 examples in the last batch are fewer than the replicas of no case here; a sample is decoded once per fit
-    decoded = sorted(itertools.chain(*(worker["decoded"] for worker in found)))
-    assert decoded == sorted(range(own_input.EXAMPLES))
+    # in a second fit: before the first one each worker decodes a sample, which the checks of the first batch need
+    decoded = Counter(itertools.chain(*(worker["decoded"] for worker in found)))
+    last = own_input.EXAMPLES % own_input.BATCH
+    everywhere = {} if min(mk.batching.per_replica_sizes(last, len(found))) else {len(found): last}
+    assert Counter(decoded.values()) == {1: own_input.EXAMPLES - sum(everywhere.values()), **everywhere}
 
 
 @pytest.fixture(scope="module")
