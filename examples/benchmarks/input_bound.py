@@ -54,7 +54,7 @@ class Job:
         )
         keras.utils.set_random_seed(0)
         with self.strategy.scope():
-            model = mk.models.create("linear", input_shape=self.data.element_spec[0].shape[1:])
+            model = mk.models.create("linear", input_shape=tuple(self.data.element_spec[0].shape[1:]))
             optimizer = keras.optimizers.SGD(0.01)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.loop = mk.train.Loop(self.strategy, mk.train.Step(model, optimizer, loss=loss))
