@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mirrorkit.bench.report import Column, table
+from mirrorkit.bench.report import Column, rates_line, table
 from mirrorkit.bench.turns import in_turns
 from mirrorkit.errors import StepError
 from mirrorkit.whole import is_whole
@@ -46,6 +47,9 @@ class Anatomy:
         steps_per_call: over how many steps the dispatch of a call is spread.
         spread: largest less smallest measurement of a step, as a share of the median.
         workers: for each worker, the larger of its own input and computation, in seconds per step.
+        input_rates: for each worker, the examples per second that its input alone brings to its replicas. Of data that
+            every worker reads whole, only the rows of its replicas count.
+        examples_per_second: of the training, on all workers.
     """
 
     seconds: float
@@ -54,6 +58,8 @@ class Anatomy:
     steps_per_call: int
     spread: float
     workers: Sequence[float] = field(default_factory=list)
+    input_rates: Sequence[float] = field(default_factory=list)
+    examples_per_second: float = math.nan
 
     @property
     def shares(self) -> dict[str, float]:
@@ -76,7 +82,7 @@ class Anatomy:
         return slowest if self.workers[slowest] > _LATE * others[len(others) // 2] else None
 
     def __str__(self) -> str:
-        """A line for each part, the verdict, and the straggler where there is one."""
+        """A line for each part, the verdict, and of several workers the input rates and the straggler, if any."""
         columns = Column("part", "part"), Column("ms", "ms", ".3f"), Column("share", "share", ".0%")
         rows = [{"part": p.replace("_", "-"), "ms": 1e3 * self.parts[p], "share": self.shares[p]} for p in PARTS]
         lines = [
@@ -85,6 +91,8 @@ class Anatomy:
             table(columns, rows),
             _BOUND[self.bound],
         ]
+        if len(self.input_rates) > 1:
+            lines.append(rates_line("Input alone", self.input_rates, self.examples_per_second))
         if self.straggler is not None:
             alone = ", ".join(f"{1e3 * seconds:.3f}" for seconds in self.workers)
             lines.append(f"worker {self.straggler} holds the others up (input or compute alone, ms: {alone})")
@@ -127,13 +135,17 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
     dispatch, net = without_dispatch({name: min(values) for name, values in timed.items()}, min(single), steps)
     python = dispatch * loop.step.accumulate / loop.steps_per_call
     whole = sorted(timed["whole"])
+    seconds = net["whole"] + python
     return Anatomy(
-        seconds=net["whole"] + python,
+        seconds=seconds,
         parts={**parts_of(net), "python": python},
         input_alone=net["input"],
         steps_per_call=loop.steps_per_call,
         spread=(whole[-1] - whole[0]) / whole[len(whole) // 2],
         workers=of_all_workers(loop.strategy, max(net["input"], net["compute"])),
+        # With the dispatch, which is little: without it nothing might be left.
+        input_rates=of_all_workers(loop.strategy, variants.own / min(timed["input"])),
+        examples_per_second=sum(of_all_workers(loop.strategy, variants.own)) / seconds,
     )
 
 
@@ -169,5 +181,6 @@ def _steps_worth(variants: Variants) -> dict[str, int]:
     steps = {}
     for name in variants.names:
         variants.seconds(name, 1)  # compiles
-        steps[name] = max(2, min(variants.most, max(_LEAST_STEPS, round(_SECONDS / variants.seconds(name, 2)))))
+        most = variants.most(name)
+        steps[name] = min(most, max(_LEAST_STEPS, round(_SECONDS / variants.seconds(name, min(2, most)))))
     return steps

@@ -29,6 +29,7 @@ class Measured:
     speeds: list[float] = field(default_factory=list)  # examples per second, turn by turn
     facts: dict[str, Any] = field(default_factory=dict)  # the data's name and number of examples, and the strategy
     accuracy: float | None = None  # on the test set, after all turns, where it was asked for
+    input_rates: list[float] | None = None  # examples per second of each worker's input alone, where asked for
     error: str | None = None  # why there are no figures
 
 
@@ -85,6 +86,7 @@ def train_in_turns(
     epochs: int | None = None,
     warm_up: int = 1,
     evaluate: bool = False,
+    inputs: bool = False,
     needs_first: bool = False,
     budget: Budget | None = None,
     seconds: float = math.inf,
@@ -97,6 +99,7 @@ def train_in_turns(
         epochs: of a turn; as many as fit into about two seconds by default.
         warm_up: epochs before the first turn.
         evaluate: take the accuracy at the end.
+        inputs: of several workers that train in step, take the rate of each one's input alone, at the end.
         needs_first: raise when the first job fails.
         budget: of the whole benchmark: nothing goes on after it.
         seconds: of these jobs. The first two are started though they take longer, so that there is a comparison.
@@ -140,4 +143,7 @@ def train_in_turns(
         for key in calls if evaluate else ():
             if found[key].error is None:
                 found[key].accuracy = remotes[key].call("evaluate")
+        for key in calls if inputs else ():
+            if found[key].error is None and jobs[key].layout.kind == "multi_worker":
+                found[key].input_rates = remotes[key].call("input_rates")
     return found

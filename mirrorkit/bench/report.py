@@ -99,16 +99,26 @@ def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def figures(values: Sequence[float], error: str | None = None) -> dict[str, Any]:
+def figures(
+    values: Sequence[float], error: str | None = None, input_rates: Sequence[float] | None = None
+) -> dict[str, Any]:
     """The part of a row that sums up its measurements, or says why there are none.
 
-    Best is the largest value; spread is largest less smallest, as a share of the median.
+    Best is the largest value; spread is largest less smallest, as a share of the median. The workers' input rates are
+    in it where they were measured.
     """
     if error is not None:
         return {"error": error}
     median = statistics.median(values)
     spread = (max(values) - min(values)) / median
-    return {"values": values, "n": len(values), "median": median, "best": max(values), "spread": spread}
+    found = {"values": values, "n": len(values), "median": median, "best": max(values), "spread": spread}
+    return found if input_rates is None else {**found, "input_rates": list(input_rates)}
+
+
+def rates_line(what: str, rates: Sequence[float], taken: float) -> str:
+    """Say how many examples per second each worker's input brings alone, and how many the training takes."""
+    each = " + ".join(f"{rate:,.0f}" for rate in rates)
+    return f"{what}, by worker: {each} = {sum(rates):,.0f} examples/s; the training takes {taken:,.0f}."
 
 
 def span(row: dict[str, Any]) -> tuple[float, float] | None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from mirrorkit import data as _data
 from mirrorkit import models, strategy, train
 from mirrorkit._keras import keras
+from mirrorkit.bench.input_alone import InputAlone
 from mirrorkit.bench.measure import MOST_EPOCHS
 from mirrorkit.devices import Devices
 from mirrorkit.errors import ModelError
@@ -94,6 +95,10 @@ class Training:
     def evaluate(self) -> float:
         """Return the accuracy on the test set."""
         return float(self._loop.evaluate(self._test)["accuracy"])
+
+    def input_rates(self) -> list[float]:
+        """Return, for each worker, the examples per second that its input alone brings to its replicas."""
+        return InputAlone(self._strategy, self._train).rates()
 
 
 class Fit(Training):

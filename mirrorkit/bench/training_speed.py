@@ -10,7 +10,7 @@ from mirrorkit.bench.layout import SHARED_NOTE, Hardware, Layout, check, for_com
 from mirrorkit.bench.machine import about_with_gpus
 from mirrorkit.bench.measure import TRAINING, Job, Measured, check_work, train_in_turns
 from mirrorkit.bench.old_names import takes_old
-from mirrorkit.bench.report import SPEED_COLUMNS, Column, Report, figures, span
+from mirrorkit.bench.report import SPEED_COLUMNS, Column, Report, figures, rates_line, span
 from mirrorkit.errors import StrategyError
 
 MODES = ("strong", "weak", "both")
@@ -59,7 +59,8 @@ def scaling(
         mode: "strong", "weak" or "both".
         repeats: measurements of each layout, after the warm-up.
         epochs: of one measurement.
-        resident: whether the data lies on the devices (`mk.data.resident`), or tf.data makes the batches.
+        resident: whether the data lies on the devices (`mk.data.resident`), or tf.data makes the batches. Of workers
+            that do so, the report also has each one's input rate: what its pipeline brings alone, without a training.
 
     Raises:
         MirrorkitError: one replica could not be measured. Another layout that fails is a row with an error.
@@ -83,7 +84,8 @@ def scaling(
     shared = {n for n in several if hardware.is_shared(devices, n)}
     rows = compare(found, shared)
     title = f"Scaling of {what}, {devices}"
-    return Report("scaling", title, SCALING_COLUMNS, rows, _chart(title, rows), [SHARED_NOTE] * bool(shared), machine)
+    notes = [*[SHARED_NOTE] * bool(shared), *_rates(rows, "scaling")]
+    return Report("scaling", title, SCALING_COLUMNS, rows, _chart(title, rows), notes, machine)
 
 
 @takes_old(device="devices", batch_size="global_batch_size")
@@ -125,7 +127,7 @@ def strategies(
     rows: list[dict[str, Any]] = []
     for layout, measured in found.items():
         row: dict[str, Any] = {"strategy": layout.kind, "device": layout.device, "replicas": layout.replicas}
-        row |= figures(measured.speeds, measured.error)
+        row |= figures(measured.speeds, measured.error, measured.input_rates)
         if measured.error is None:
             row |= {"ratio": row["median"] / (rows[0] if rows else row)["median"], "accuracy": measured.accuracy}
         rows.append(row)
@@ -134,7 +136,8 @@ def strategies(
     names = [f"{row['strategy']} x{row['replicas']}" for row in rows]
     speeds, spans = {"speed": [row.get("median") for row in rows]}, {"speed": [span(row) for row in rows]}
     chart = Chart(f"{model}, global batch {global_batch_size}", names, speeds, spans, y_label=_Y_LABEL, bars=True)
-    return Report("strategies", title, _STRATEGIES_COLUMNS, rows, chart, [SHARED_NOTE] * shared, machine)
+    notes = [*[SHARED_NOTE] * shared, *_rates(rows, "strategy")]
+    return Report("strategies", title, _STRATEGIES_COLUMNS, rows, chart, notes, machine)
 
 
 def _trained(
@@ -144,7 +147,8 @@ def _trained(
     jobs = {
         key: Job(TRAINING, layout, {**training, "global_batch_size": size}) for key, (layout, size) in layouts.items()
     }
-    found = train_in_turns(jobs, needs_first=True, **turns)
+    # A set on the devices is read at once.
+    found = train_in_turns(jobs, needs_first=True, inputs=not training["resident"], **turns)
     facts = next(iter(found.values())).facts
     return found, f"{training['model']} on {facts['examples']:,} images of {facts['data']}"
 
@@ -157,13 +161,22 @@ def compare(found: Mapping[tuple[str, int, int], Measured], shared: Container[in
     rows: list[dict[str, Any]] = []
     for (scale, n, size), measured in found.items():
         row: dict[str, Any] = {"scaling": scale, "replicas": n, "global_batch_size": size}
-        row |= figures(measured.speeds, measured.error)
+        row |= figures(measured.speeds, measured.error, measured.input_rates)
         base = (rows[0] if rows else row).get("median")
         if "median" in row and base is not None:
             faster = row["median"] / base
             row |= {"overhead": 1 / faster - 1} if n in shared else {"speedup": faster, "efficiency": faster / n}
         rows.append(row)
     return rows
+
+
+def _rates(rows: Sequence[dict[str, Any]], name: str) -> list[str]:
+    """A line for each row of several workers whose inputs were measured alone."""
+    return [
+        rates_line(f"Input alone of {row[name]} x{row['replicas']}", row["input_rates"], row["median"])
+        for row in rows
+        if "input_rates" in row
+    ]
 
 
 def _chart(title: str, rows: Sequence[dict[str, Any]]) -> Chart:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import mirrorkit as mk
-from mirrorkit.bench.breakdown import Anatomy, parts_of, without_dispatch
+from mirrorkit.bench.breakdown import PARTS, Anatomy, parts_of, without_dispatch
 from mirrorkit.errors import StepError
 
 
@@ -66,6 +68,15 @@ def test_the_largest_part_gives_the_verdict(part, verdict):
 def test_a_worker_is_a_straggler_when_it_is_a_fifth_slower_than_the_median_of_the_others(workers, straggler):
     anatomy = Anatomy(1.0, {"compute": 1.0}, 0.0, 1, 0.0, workers)
     assert anatomy.straggler == straggler
+
+
+def test_several_workers_have_a_line_of_their_input_rates():
+    one = Anatomy(1.0, dict.fromkeys(PARTS, 0.2), 0.0, 1, 0.0, [1.0], [1500.0], 1000.0)
+    assert "examples/s" not in str(one)
+    two = replace(one, workers=[1.0, 1.0], input_rates=[1500.0, 600.4])
+    assert str(two).splitlines()[-1] == (
+        "Input alone, by worker: 1,500 + 600 = 2,100 examples/s; the training takes 1,000."
+    )
 
 
 def test_no_repeats_are_refused_before_anything_is_timed():

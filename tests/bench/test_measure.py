@@ -37,7 +37,7 @@ class Machine:
                     raise MirrorkitError("no room")
                 machine.now += machine.starts if method == "facts" else machine.epochs * arguments.get("epochs", 0)
                 machine.seen.append((target, arguments.get("epochs", method)))
-                return {"facts": {}, "evaluate": 0.5}.get(method, 100.0)
+                return {"facts": {}, "evaluate": 0.5, "input_rates": [3.0, 4.0]}.get(method, 100.0)
 
         return Fake()
 
@@ -106,3 +106,14 @@ def test_without_a_budget_epochs_and_repeats_are_as_asked_and_accuracy_comes_las
     assert [entry for entry in machine.seen if entry[1:] == (3,)] == [("a", 3), ("c", 3), ("a", 3), ("c", 3)]
     assert machine.seen[-5:-3] == [("a", "evaluate"), ("c", "evaluate")]
     assert [measured.accuracy for measured in found.values()] == [0.5, None, 0.5]
+
+
+@pytest.mark.parametrize("inputs", [True, False])
+def test_input_rates_are_taken_at_the_end_of_workers_that_train_in_step(monkeypatch, inputs):
+    machine = Machine(monkeypatch, starts=1, epochs=1)
+    kinds = ("one_device", "multi_worker", "parameter_server")
+    several = {kind: Job(kind, Layout(kind, "workers", 1 if kind == "one_device" else 2)) for kind in kinds}
+    found = train_in_turns(several, repeats=1, epochs=1, inputs=inputs)
+    rates = [measured.input_rates for measured in found.values()]
+    assert rates == [None, [3.0, 4.0] if inputs else None, None]
+    assert (machine.seen[-4] == ("multi_worker", "input_rates")) == inputs

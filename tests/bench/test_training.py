@@ -63,3 +63,12 @@ def test_jit_compile_reaches_what_it_is_named_after(asked, digits, monkeypatch):
     monkeypatch.setattr(training.train, "Loop", keep("loop", loop))
     make(training.Training, digits, jit_compile=asked)
     assert given == {"step": asked == "step", "loop": asked == "loop"}
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_the_input_alone_trains_nothing(digits, resident):
+    loop = make(training.Training, digits, resident=resident)
+    before = loop.evaluate()
+    (rate,) = loop.input_rates()
+    assert rate > 0
+    assert loop.evaluate() == before

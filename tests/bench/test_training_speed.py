@@ -25,7 +25,12 @@ def measured(monkeypatch):
             return {
                 key: Measured(error="no room")
                 if (speed := speeds(job.layout, job.arguments["global_batch_size"])) is None
-                else Measured([0.9 * speed, speed, 1.3 * speed], facts, 0.9 + job.layout.replicas / 100)
+                else Measured(
+                    [0.9 * speed, speed, 1.3 * speed],
+                    facts,
+                    0.9 + job.layout.replicas / 100,
+                    [2e3] * job.layout.replicas if options["inputs"] and job.layout.kind == "multi_worker" else None,
+                )
                 for key, job in jobs.items()
             }
 
@@ -98,6 +103,19 @@ def test_strategies_compares_speed_and_accuracy(measured):
     assert report.rows[1]["accuracy"] == pytest.approx(0.92)
     assert report.rows[2]["error"] == "no room"
     assert "to one device" in str(report)
+
+
+@pytest.mark.parametrize("benchmark", [bench.scaling, bench.strategies])
+def test_workers_that_read_have_their_input_rates_in_a_line_and_in_their_row(measured, benchmark):
+    measured(lambda layout, batch: 1000.0)
+    name = {bench.scaling: "strong", bench.strategies: "multi_worker"}[benchmark]
+    line = f"Input alone of {name} x2, by worker: 2,000 + 2,000 = 4,000 examples/s; the training takes 1,000."
+    report = benchmark(devices="workers", replicas=[2], resident=False)
+    assert line in report.notes
+    rates = {(row.get("scaling") or row["strategy"], row["replicas"]): row.get("input_rates") for row in report.rows}
+    assert rates[name, 2] == [2e3, 2e3]
+    assert rates["baseline" if benchmark == bench.scaling else "one_device", 1] is None
+    assert not any("Input alone" in note for note in benchmark(devices="workers", replicas=[2]).notes)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.bench import breakdown
+from mirrorkit.bench import breakdown, variants
+from mirrorkit.errors import StepError
 
 
 @pytest.fixture(autouse=True)
@@ -41,14 +42,45 @@ def test_a_slow_input_is_found_and_nothing_of_the_training_is_changed(strategy_o
             return tf.identity(x), y
 
     data = tf.data.Dataset.from_tensor_slices((split(32).images, split(32).labels)).batch(8).map(slow)
-    variables = [copy for v in loop.step.variables for copy in strategy.experimental_local_results(v.value)]
-    before = [copy.numpy() for copy in variables]
+    trained = [copy for v in loop.step.variables for copy in strategy.experimental_local_results(v.value)]
+    before = [copy.numpy() for copy in trained]
     anatomy = mk.bench.anatomy(loop, data, repeats=2)
     assert anatomy.bound == "input"
     assert anatomy.shares["input"] > 0.5
     assert anatomy.seconds > 0.009 * accumulate
     assert anatomy.input_alone > 0.009 * accumulate
-    assert all(np.array_equal(old, copy.numpy()) for old, copy in zip(before, variables, strict=True))
+    assert anatomy.input_rates[0] < 8 / 0.009
+    assert anatomy.examples_per_second < 8 / 0.009
+    assert all(np.array_equal(old, copy.numpy()) for old, copy in zip(before, trained, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["batches", "resident"])
+def test_a_smaller_batch_at_the_end_of_an_epoch_is_no_obstacle(strategy_of, kind):
+    data = getattr(mk.data, kind)(split(33), global_batch_size=8, shuffle=True)
+    anatomy = mk.bench.anatomy(make_loop(strategy_of("mirrored", 2)), data, repeats=1)
+    assert anatomy.seconds > 0
+
+
+def test_an_epoch_of_less_than_one_update_is_refused(strategy_of):
+    loop = make_loop(strategy_of("mirrored", 2), accumulate=2)
+    with pytest.raises(StepError, match=r"2 whole batches each \(accumulate=2\); an epoch has 1"):
+        mk.bench.anatomy(loop, mk.data.batches(split(15), global_batch_size=8), repeats=1)
+
+
+def test_an_epoch_of_one_update_is_measured_again_and_again(strategy_of):
+    loop = make_loop(strategy_of("mirrored", 2), accumulate=2)
+    anatomy = mk.bench.anatomy(loop, mk.data.batches(split(23), global_batch_size=8), repeats=2)
+    assert anatomy.seconds > 0
+
+
+def test_rates_are_examples_of_whole_updates_by_the_measured_times(strategy_of, monkeypatch):
+    """Two batches of 8 in 50 ms of input alone, and in 100 ms of the whole step; the rest takes no time."""
+    times = {"input": 0.05, "whole": 0.1}
+    monkeypatch.setattr(variants.Variants, "seconds", lambda self, name, steps: times.get(name, 1e-9))
+    loop = make_loop(strategy_of("mirrored", 2), accumulate=2)
+    anatomy = mk.bench.anatomy(loop, mk.data.batches(split(64), global_batch_size=8), repeats=1)
+    assert anatomy.input_rates == [pytest.approx(16 / 0.05)]
+    assert anatomy.examples_per_second == pytest.approx(16 / 0.1, rel=1e-3)
 
 
 def test_a_heavy_model_on_resident_data_is_not_input_bound(strategy_of):

@@ -1,5 +1,7 @@
 """The job of test_straggler.py: worker 1 is slow in its model, then in its input; each worker writes who it is told.
 
+At last it is slow in its own rows, those of a recipe.
+
 Arguments: the folder of the results.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,29 @@ def slowly(x: tf.Tensor, seconds: float) -> tf.Tensor:
         return tf.identity(x)
 
 
-def anatomy(strategy: tf.distribute.Strategy, *, model_seconds: float, input_seconds: float) -> mk.bench.Anatomy:
+def slow_rows(row_seconds: float) -> mk.data.Batches:
+    """Return batches of 8 rows, of which each takes so many seconds, one after the other."""
+    one_at_a_time = threading.Lock()
+
+    def sleep(x: np.ndarray) -> np.ndarray:
+        with one_at_a_time:
+            time.sleep(row_seconds * len(x))
+        return x
+
+    def read(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.ensure_shape(tf.numpy_function(sleep, [x], tf.float32), x.shape), y
+
+    split = mk.data.arrays(np.ones([512, 4], np.float32), np.ones([512, 1], np.float32))
+    return mk.data.batches(split, global_batch_size=8, map=read)
+
+
+def anatomy(
+    strategy: tf.distribute.Strategy,
+    *,
+    model_seconds: float = 0.0,
+    input_seconds: float = 0.0,
+    data: mk.data.Batches | None = None,
+) -> mk.bench.Anatomy:
     """Take a small training apart that sleeps in each step."""
 
     class Slow(keras.layers.Layer):
@@ -43,18 +68,19 @@ def anatomy(strategy: tf.distribute.Strategy, *, model_seconds: float, input_sec
         optimizer = keras.optimizers.SGD(0.01)
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
     numbers = np.ones([64, 4], np.float32), np.ones([64, 1], np.float32)
-    data = tf.data.Dataset.from_tensor_slices(numbers).batch(8).map(lambda x, y: (slowly(x, input_seconds), y))
-    return mk.bench.anatomy(loop, data, repeats=3)
+    whole = tf.data.Dataset.from_tensor_slices(numbers).batch(8).map(lambda x, y: (slowly(x, input_seconds), y))
+    return mk.bench.anatomy(loop, whole if data is None else data, repeats=3)
 
 
 if __name__ == "__main__":
     made = mk.strategy.create("auto", start_timeout=120)
     worker = mk.strategy.worker_index(made)
     mine = SECONDS * (worker == 1)
-    slow = {"model": anatomy(made, model_seconds=mine, input_seconds=0.0)}
-    slow["input"] = anatomy(made, model_seconds=0.0, input_seconds=mine)
+    slow = {"model": anatomy(made, model_seconds=mine)}
+    slow["input"] = anatomy(made, input_seconds=mine)
+    slow["rows"] = anatomy(made, data=slow_rows(SECONDS / 4 if worker == 1 else SECONDS / 20))
     found = {
-        where: {"straggler": a.straggler, "workers": list(a.workers), "parts": dict(a.parts), "text": str(a)}
+        where: {"straggler": a.straggler, "workers": list(a.workers), "rates": list(a.input_rates), "text": str(a)}
         for where, a in slow.items()
     }
     Path(sys.argv[1], f"found{worker}.json").write_text(json.dumps(found))

@@ -1,4 +1,4 @@
-"""The anatomy of a step names the worker that holds the others up, on every worker."""
+"""The anatomy of a step names the worker that holds the others up, on every worker, and each one's input rate."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def test_every_worker_is_told_which_one_is_slow(tmp_path):
             assert slow >= 0.9 * SECONDS
             assert fast < 0.5 * SECONDS, "the wait for the slow worker is not the fast one's own"
             assert "worker 1 holds the others up" in found[where]["text"]
+        # 8 rows a batch, which each worker reads whole; 4 of them are its own.
+        assert found["input"]["rates"][1] <= 4 / (0.9 * SECONDS)
+        # Of a recipe each reads 4: 5 ms a row on worker 1, 1 ms on worker 0.
+        rates = found["rows"]["rates"]
+        assert rates[1] == pytest.approx(4 / SECONDS, rel=0.2)
+        assert rates[0] == pytest.approx(20 / SECONDS, rel=0.4)
+        assert found["rows"]["straggler"] == 1
+        both = f"{rates[0]:,.0f} + {rates[1]:,.0f} = {sum(rates):,.0f} examples/s"
+        assert f"Input alone, by worker: {both}; the training takes" in found["rows"]["text"]
