@@ -90,9 +90,13 @@ class EpochIterator:
         updates, left = divmod(whole, accumulate)
         if updates:
             yield Part(first, updates, (self.size,) * accumulate)
+        first += updates * accumulate
         rest = (self.size,) * left + (self._last,) * (steps - whole)
-        for done in range(0, len(rest), accumulate):
-            yield Part(first + updates * accumulate + done, 1, rest[done : done + accumulate])
+        each = (rest[done : done + accumulate] for done in range(0, len(rest), accumulate))
+        for sizes, alike in itertools.groupby(each):
+            part = Part(first, len(list(alike)), sizes)
+            yield part
+            first += part.batches
 
     def size_of(self, batch: int) -> int | None:
         """Return how many examples the batch of this number has; None where that is not known."""

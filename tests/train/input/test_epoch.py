@@ -34,9 +34,9 @@ def test_runs_of_like_updates(position: int, steps: int, accumulate: int, expect
     assert sum(part.batches for part in parts) == steps
 
 
-def test_batches_of_unknown_size_are_updates_of_their_own() -> None:
+def test_updates_of_batches_of_unknown_size_are_made_in_one_call() -> None:
     data = EpochIterator(None, steps=5, size=None, whole=0)
-    assert list(data.parts(5, 2)) == [Part(0, 1, (None, None)), Part(2, 1, (None, None)), Part(4, 1, (None,))]
+    assert list(data.parts(5, 2)) == [Part(0, 2, (None, None)), Part(4, 1, (None,))]
 
 
 def test_the_place_in_the_epoch() -> None:
