@@ -9,7 +9,7 @@ import tensorflow as tf
 from mirrorkit._types import Variable
 from mirrorkit.checks.non_finite import find_in_shards
 from mirrorkit.errors import NonFiniteLossError, StepError
-from mirrorkit.strategy import is_parameter_server, num_workers
+from mirrorkit.strategy import is_parameter_server, num_workers, worker_index
 from mirrorkit.train import Loop, LoopCallback, Replay
 from mirrorkit.variables import assign, copies
 from mirrorkit.whole import is_whole
@@ -129,14 +129,18 @@ class NanWatch(LoopCallback):
                 break
         self._restore(before)
         rows = self._replay(batch).rows() if goes_on else []  # the data may end earlier this time
-        for part, shards in enumerate(rows):
+        strategy = self.loop.strategy
+        for part, shards in enumerate(
+            rows
+        ):  # those of this worker's replicas, with the numbers that the step gave them
+            first = part * strategy.num_replicas_in_sync + worker_index(strategy) * len(shards)
             try:
-                found = find_in_shards(self.loop.step, shards, first=part * len(shards))
+                found = find_in_shards(self.loop.step, shards, first=first)
             except tf.errors.InvalidArgumentError as refused:  # XLA does not check values and gave NaN
                 return batch, f"The search layer by layer raised an error in batch {batch}: {refused.message}"
             if found:
                 return batch, f"The first number that is not finite comes in batch {batch}: {found}."
-        elsewhere = "another worker's rows (its error says more), " if num_workers(self.loop.strategy) > 1 else ""
+        elsewhere = "another worker's rows (its error says more), " if num_workers(strategy) > 1 else ""
         return batch, (
             f"When the loop trained again from batch {self._batch} on, all numbers here stayed finite. Possible causes "
             f"are {elsewhere}data that gave other batches this time (a tf.data.Dataset that reshuffles), an operation "

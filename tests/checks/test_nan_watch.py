@@ -73,6 +73,15 @@ def test_the_layer_is_named_and_the_weights_are_those_before(where: Any, every: 
     assert_weights_equal(loop, sound)
 
 
+def test_a_worker_numbers_its_shards_after_those_of_the_workers_before(
+    strategy_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nan_watch, "worker_index", lambda strategy: 1)
+    recipe = mk.data.batches(with_a_bad_example(40), global_batch_size=BATCH)
+    with pytest.raises(NonFiniteLossError, match=r"\(shard 3 of the batch\)"):  # the second of this one's two
+        make_loop(strategy_of(*TWO)).fit(recipe, verbose=0, callbacks=[mk.checks.NanWatch()])
+
+
 def slope_at_zero() -> Any:
     """Finite for zeros, but not its slope: the weights become NaN, and the loss of the next update with them."""
     layers = [L.Dense(4, use_bias=False, kernel_initializer="identity", name="first"), L.Lambda(tf.sqrt, name="root")]
