@@ -39,14 +39,6 @@ class Share:
         """The number of batches in an epoch."""
         return self.batches + (self.rest > 0)
 
-    def place(self, step: tf.Tensor) -> tuple[Any, Any]:
-        """The first of the rows that are asked for in a batch, and the size of that batch."""
-        if not self.rest:
-            return self.rows[0], self.batch_size
-        places = tf.constant([(self.rows[0], self.batch_size), (self.last_rows[0], self.rest)], tf.int64)
-        place = places[tf.cast(step >= self.batches, tf.int32)]
-        return place[0], place[1]
-
 
 @dataclass(frozen=True)
 class RecordReader:

@@ -97,8 +97,6 @@ class Records(PreparedRecipe):
     features: Mapping[str, Any] | None = field(init=False)
     _index: RecordIndex = field(init=False, repr=False)
 
-    reads_own_rows = True  # no annotation: not a field
-
     def __post_init__(self, num_examples: int | Sequence[int] | None) -> None:
         """Find the files and check the arguments."""
         if not is_whole(self.shuffle_buffer):
@@ -185,9 +183,8 @@ class Records(PreparedRecipe):
 
         def batch(step: tf.Tensor, gathered: Any) -> Any:
             element = _decode_raw(gathered, self.features or {}) if self.decode is None else gathered
-            if input_context is None:
-                return self.finish(element, epoch=epoch, step=step)
-            return self.finish(element, epoch=epoch, step=step, rows=share.place(step))
+            rows = None if input_context is None else self.rows_of(step, input_context)
+            return self.finish(element, epoch=epoch, step=step, rows=rows)
 
         numbered = tf.data.Dataset.zip((tf.data.Dataset.range(start, share.steps), gathered))
         batches = numbered.map(self._without_autograph(batch), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -196,8 +193,10 @@ class Records(PreparedRecipe):
     def _share(self, context: tf.distribute.InputContext | None) -> Share:
         batches, rest = divmod(self.num_examples, self.global_batch_size)
         rest = 0 if self.drop_remainder else rest
-        rows = own_rows(self.global_batch_size, context)
-        return Share(self.global_batch_size, batches, rest, rows, own_rows(rest, context))
+        usual, last = (self.rows_to_make(*own_rows(size, context), size) for size in (self.global_batch_size, rest))
+        return Share(
+            self.global_batch_size, batches, rest, (usual.made_first, usual.made_end), (last.made_first, last.made_end)
+        )
 
     def _streams(self, epoch: int, context: tf.distribute.InputContext | None) -> Streams:
         seekable = not self.compression
