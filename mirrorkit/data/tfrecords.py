@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data import record_files
-from mirrorkit.data.disk import CURE, DISK_ERRORS, file_errors, reason
+from mirrorkit.data.disk import CURE, file_errors, reason
+from mirrorkit.data.own_rows import own_rows
 from mirrorkit.data.preparation import PreparedRecipe
-from mirrorkit.errors import DataError, FileError, RecipeError
+from mirrorkit.data.record_index import RecordIndex, count_by_reading
+from mirrorkit.data.record_reading import RecordReader, Share
+from mirrorkit.data.record_streams import Streams, draw_streams
+from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.whole import is_whole
 
-_OPEN_FILES = 16  # read at the same time
+_log = logging.getLogger("mirrorkit")
+
 _ENCODED = {
     "image/encoded": tf.io.FixedLenFeature([], tf.string),
     "image/class/label": tf.io.FixedLenFeature([], tf.int64),
@@ -36,8 +42,13 @@ class Records(PreparedRecipe):
     train = mk.data.records("imagenet/train-*", global_batch_size=256, shuffle=True)      # files from elsewhere
     ```
 
-    Unshuffled, a set of `write_records` with up to 16 files comes in the order in which it was written. Shuffled,
-    every epoch draws a new order of the files and shuffles the examples in blocks; a pure function of (seed, epoch).
+    Unshuffled, a set of `write_records` with up to 16 files comes in the order in which it was written. Shuffled, the
+    set is cut into up to 64 streams, in another way in every epoch: consecutive examples, or whole files where they are
+    gzip. Each batch takes some rows from every stream, and each stream is shuffled in blocks. The order is a pure
+    function of the files, their numbers of examples, `global_batch_size`, `shuffle_buffer`, and (seed, epoch).
+
+    On several workers each decodes the rows of its replicas alone. Shuffled, it also reads nothing but the streams that
+    have these rows.
 
     Args:
         source: a folder with one set, its index file, or a pattern such as "imagenet/train-*". Files from elsewhere
@@ -45,17 +56,20 @@ class Records(PreparedRecipe):
             Gzip is recognised.
         global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller.
         shuffle: draw a new order for every epoch.
-        shuffle_buffer: how many serialized examples are shuffled together; they are held in memory.
-        seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`; but an augmentation's random numbers
-            depend on (seed, epoch, first example of the batch): workers that read their own files draw their own.
-        num_classes: the number of classes; for files from elsewhere, `one_hot` needs it.
+        shuffle_buffer: how many serialized examples are shuffled together, those of at least one batch; they are held
+            in memory, divided among the workers.
+        seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
+        num_classes: the number of classes; for files from elsewhere, `one_hot` needs it. Without `decode`, the labels
+            of files from elsewhere are compared with it as they are decoded.
         decode: for files from elsewhere, your own function of one serialized example -> `(x, y)`.
-        num_examples: for files from elsewhere, how many examples they hold; None reads them through once and counts
-            (and compares the labels with `num_classes`, where there is no `decode`).
+        num_examples: for files from elsewhere, how many examples they hold: one number for each file, in the order of
+            their names, or one for all together. None counts them, and shuffling several files counts them too where
+            it is not one for each: by the headers of the records, or, if they are gzip or not local, by reading them
+            through.
 
     Attributes:
         files: the files, with their paths.
-        counts: the number of examples in each; with `num_examples`, that number alone.
+        counts: the number of examples in each; with one `num_examples` for all, that number alone.
         compression: "" or "GZIP".
         features: dtype and shape of every array of an example, where `write_records` wrote the set; else None.
 
@@ -74,13 +88,16 @@ class Records(PreparedRecipe):
     shuffle_buffer: int = field(default=8192, kw_only=True)
     num_classes: int | None = field(default=None, kw_only=True)
     decode: Decode | None = field(default=None, kw_only=True)
-    num_examples: InitVar[int | None] = field(default=None, kw_only=True)  # the attribute is the number found
+    num_examples: InitVar[int | Sequence[int] | None] = field(
+        default=None, kw_only=True
+    )  # the attribute is the number found
     files: tuple[str, ...] = field(init=False)
     counts: tuple[int, ...] = field(init=False)
     compression: str = field(init=False)
     features: Mapping[str, Any] | None = field(init=False)
+    _index: RecordIndex = field(init=False, repr=False)
 
-    def __post_init__(self, num_examples: int | None) -> None:
+    def __post_init__(self, num_examples: int | Sequence[int] | None) -> None:
         """Find the files and check the arguments."""
         if not is_whole(self.shuffle_buffer):
             raise RecipeError(
@@ -114,15 +131,17 @@ class Records(PreparedRecipe):
             features=index["features"],
             num_classes=index["num_classes"] if self.num_classes is None else self.num_classes,
         )
+        # arrays of one dtype and shape throughout: examples of one size
+        self._set(_index=RecordIndex(self.files, self.compression, self.counts, one_size=True))
 
-    def _take_files(self, files: Sequence[str], num_examples: int | None) -> None:
+    def _take_files(self, files: Sequence[str], num_examples: int | Sequence[int] | None) -> None:
         compression = _compression(files[0])
-        decode = self.decode or _image_decoder(files[0], compression)
-        if num_examples is None:
-            counts = _count(files, compression, self.num_classes if self.decode is None else None)
-        else:
-            counts = [num_examples]
-        self._set(files=tuple(files), counts=tuple(counts), compression=compression, features=None, decode=decode)
+        decode = self.decode or _image_decoder(files[0], compression, self.num_classes)
+        told = _numbers(num_examples, files)
+        index = RecordIndex(files, compression, told)
+        counts = (told,) if isinstance(told, int) else index.counts
+        self._set(files=tuple(files), counts=counts, compression=compression, features=None, decode=decode)
+        self._set(_index=index)
 
     def verify(self) -> None:
         """Read all files through, without decoding.
@@ -131,77 +150,86 @@ class Records(PreparedRecipe):
             DataError: a file that is cut short or damaged, by its name.
             FileError: a file that cannot be read.
         """
-        _count(self.files, self.compression)
+        for file in self.files:
+            count_by_reading(file, self.compression)
 
-    def dataset(self, epoch: int = 0, start: int = 0) -> tf.data.Dataset:
+    def dataset(
+        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
         """The global batches `start`, `start + 1`, ... of `epoch`; those before are skipped without decoding them.
+
+        With `input_context`, of each batch only the rows that the replicas of this worker train on: consecutive ones,
+        in the order of the replicas. All rows where some replica would get none.
 
         Raises:
             RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch.
+            DataError: a file that is cut short or damaged, or holds another number of examples than was said.
         """
         self._check_position(epoch, start)
-        examples = self._serialized(epoch, start * self.global_batch_size)
-        if self.decode is not None:
-            examples = examples.map(self._decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        gathered = examples.batch(self.global_batch_size, drop_remainder=self.drop_remainder)
+        share = self._share(input_context)
+        reader = RecordReader(self.files, self.compression, self._index)
+        if self.shuffle:
+            vectors = reader.shuffled(
+                self._streams(epoch, input_context),
+                share,
+                start,
+                seed=self.seed,
+                epoch=epoch,
+                shuffle_buffer=self.shuffle_buffer,
+            )
+        else:
+            vectors = reader.as_written(share, start)
+        gathered = vectors if self.decode is None else self._decoded(vectors, share, start)
 
-        def batch(*parts: Any) -> Any:
-            if self.decode is None:
-                key, element = _fingerprint(parts[0][0]), _decode_raw(parts[0], self.features or {})
-            else:
-                key, element = parts[0][0], parts[1]
-            return self.finish(element, epoch=epoch, step=key)
+        def batch(step: tf.Tensor, gathered: Any) -> Any:
+            element = _decode_raw(gathered, self.features or {}) if self.decode is None else gathered
+            rows = None if input_context is None else self.rows_of(step, input_context)
+            return self.finish(element, epoch=epoch, step=step, rows=rows)
 
-        batch = self._without_autograph(batch)
-        batches = gathered.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        numbered = tf.data.Dataset.zip((tf.data.Dataset.range(start, share.steps), gathered))
+        batches = numbered.map(self._without_autograph(batch), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return batches.prefetch(self.prefetch)
 
-    def _serialized(self, epoch: int, first: int) -> tf.data.Dataset:
-        """The serialized examples of an epoch in their order, from the `first` on."""
-        files, together = np.array(self.files), min(len(self.files), _OPEN_FILES)
-        if self.shuffle:
-            files = np.random.default_rng([self.seed, epoch]).permutation(files)
-            # with half of the files open, other examples meet in a block in every epoch
-            together = max(1, together // 2)
-        read = tf.data.Dataset.from_tensor_slices(files).interleave(
-            lambda file: tf.data.TFRecordDataset(file, self.compression),
-            cycle_length=together,
-            num_parallel_calls=tf.data.AUTOTUNE,
-            deterministic=True,
-        )
-        if not self.shuffle:
-            return read.skip(first)
-        # Dataset.shuffle would mix TensorFlow's global seed into the order; a block shuffled by a stateless operation
-        # depends on nothing but (seed, epoch, block), and blocks before the start need not be shuffled at all
-        skipped, rest = divmod(first, self.shuffle_buffer)
-
-        def shuffled(block: tf.Tensor) -> tf.Tensor:
-            key = tf.constant([self.seed, epoch], tf.int64)
-            key = tf.random.experimental.stateless_fold_in(key, _fingerprint(block[0]))
-            return tf.random.experimental.stateless_shuffle(block, key)
-
-        return (
-            read.skip(skipped * self.shuffle_buffer)
-            .batch(self.shuffle_buffer)
-            .map(tf.autograph.experimental.do_not_convert(shuffled))
-            .unbatch()
-            .skip(rest)
+    def _share(self, context: tf.distribute.InputContext | None) -> Share:
+        batches, rest = divmod(self.num_examples, self.global_batch_size)
+        rest = 0 if self.drop_remainder else rest
+        usual, last = (self.rows_to_make(*own_rows(size, context), size) for size in (self.global_batch_size, rest))
+        return Share(
+            self.global_batch_size, batches, rest, (usual.made_first, usual.made_end), (last.made_first, last.made_end)
         )
 
-    def _decoded(self, serialized: tf.Tensor) -> Any:
+    def _streams(self, epoch: int, context: tf.distribute.InputContext | None) -> Streams:
+        seekable = not self.compression
+        streams = draw_streams(
+            self._index.counts, batch_size=self.global_batch_size, seed=self.seed, epoch=epoch, seekable=seekable
+        )
+        if context is not None and not seekable and len(streams.pieces) < context.num_input_pipelines:
+            _say_once(
+                f"The set has {len(self.files)} gzip files for {context.num_input_pipelines} workers, so that several "
+                "workers read the same files; each decodes its own rows. Write more files, or uncompressed ones."
+            )
+        return streams
+
+    def _decoded(self, vectors: tf.data.Dataset, share: Share, start: int) -> tf.data.Dataset:
+        """Decode serialized examples one by one, in parallel."""
         assert self.decode is not None
-        return _fingerprint(serialized), self.decode(serialized)
+        examples = vectors.unbatch().map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        size, last = (end - first for first, end in (share.rows, share.last_rows))
+        batches = examples.batch(size, drop_remainder=not share.rest)
+        return batches if last <= size else batches.rebatch([size] * max(0, share.batches - start) + [last])
+
+    @property
+    def order_version(self) -> int:
+        """Changes where another release of mirrorkit gives the examples of an epoch in another order."""
+        return 2 if self.shuffle else 1
 
 
 records = Records
 
 
-def _fingerprint(serialized: tf.Tensor) -> tf.Tensor:
-    """A number that identifies an example, and the block or batch that begins with it.
-
-    Counting the batches would be the plainer way, but Dataset.enumerate and scan make autosharding by file impossible.
-    """
-    return tf.strings.to_hash_bucket_fast(serialized, 1 << 62)
+@functools.cache
+def _say_once(message: str) -> None:
+    _log.warning(message)
 
 
 def _decode_raw(serialized: tf.Tensor, features: Mapping[str, Any]) -> Any:
@@ -220,7 +248,22 @@ def _compression(file: str) -> str:
         return "GZIP" if opened.read(3) == b"\x1f\x8b\x08" else ""
 
 
-def _image_decoder(file: str, compression: str) -> Decode:
+def _numbers(num_examples: Any, files: Sequence[str]) -> int | tuple[int, ...] | None:
+    """`num_examples` after a check: None, a number, or a number for each file."""
+    if num_examples is None:
+        return None
+    if is_whole(num_examples):
+        return int(num_examples)
+    numbers = () if isinstance(num_examples, str) or not hasattr(num_examples, "__len__") else tuple(num_examples)
+    if len(numbers) != len(files) or not all(is_whole(number, 0) for number in numbers):
+        raise RecipeError(
+            f"num_examples={num_examples!r} was asked for; it must be a whole number of at least 1, or one for each of "
+            f"the {len(files)} files."
+        )
+    return tuple(map(int, numbers))
+
+
+def _image_decoder(file: str, compression: str, num_classes: int | None) -> Decode:
     try:
         first = next(iter(tf.data.TFRecordDataset(file, compression).take(1)), None)
         if first is None:
@@ -235,31 +278,10 @@ def _image_decoder(file: str, compression: str) -> Decode:
     def decode(serialized: tf.Tensor) -> Any:
         example = tf.io.parse_single_example(serialized, _ENCODED)
         image = tf.io.decode_image(example["image/encoded"], channels=shape[-1], expand_animations=False)
-        return tf.ensure_shape(image, shape), example["image/class/label"]
+        label = example["image/class/label"]
+        if num_classes is not None:
+            words = f"A file holds a label outside 0 .. {num_classes - 1}, found with num_classes={num_classes}:"
+            tf.debugging.Assert((label >= 0) & (label < num_classes), [words, label])
+        return tf.ensure_shape(image, shape), label
 
-    return decode
-
-
-def _count(files: Sequence[str], compression: str, num_classes: int | None = None) -> list[int]:
-    """The number of examples in each file; with `num_classes`, after a look at every label."""
-    label_only = {"image/class/label": _ENCODED["image/class/label"]}
-    counts = []
-    for file in files:
-        count = 0
-        try:
-            for part in tf.data.TFRecordDataset(file, compression).batch(1024):
-                count += len(part)
-                if num_classes is None:
-                    continue
-                labels = tf.io.parse_example(part, label_only)["image/class/label"].numpy()
-                if labels.min() < 0 or labels.max() >= num_classes:
-                    raise DataError(
-                        f"{file} holds labels {labels.min()} .. {labels.max()}; they must lie in "
-                        f"0 .. {num_classes - 1} for {num_classes} classes."
-                    )
-        except DISK_ERRORS as error:  # not the data's fault
-            raise FileError(f"{file} cannot be read: {reason(error)}. {CURE}") from error
-        except tf.errors.OpError as error:
-            raise DataError(f"{file} is cut short or damaged after {count} examples: {reason(error)}.") from error
-        counts.append(count)
-    return counts
+    return tf.autograph.experimental.do_not_convert(decode)

@@ -1,0 +1,209 @@
+"""How many examples TFRecord files hold, and where in a file an example begins.
+
+A record is 8 bytes that hold the length of its data, 4 bytes of checksum, the data, and 4 bytes of checksum
+(https://www.tensorflow.org/tutorials/load_data/tfrecord). So a look at the lengths alone finds every record of an
+uncompressed file. Compressed files, and those that are not local, have to be read through.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from mirrorkit.data.disk import CURE, DISK_ERRORS, file_errors, reason
+from mirrorkit.errors import DataError, FileError
+
+_log = logging.getLogger("mirrorkit")
+
+_EVERY = 32  # an offset of this many is kept: 8 bytes for 32 examples
+_LENGTH = struct.Struct("<Q")
+_FRAME = 16  # bytes of a record around its data
+_BUFFER = 256 << 10  # bytes read at a time, as tf.data.TFRecordDataset does
+
+
+class Segment(NamedTuple):
+    """Consecutive examples of one file, and how to read them.
+
+    Attributes:
+        file: its number.
+        offset: the byte at which to begin.
+        skip: how many examples to pass over from there.
+        size: how many to read then.
+        buffer: how many bytes to read at a time.
+    """
+
+    file: int
+    offset: int
+    skip: int
+    size: int
+    buffer: int
+
+
+class RecordIndex:
+    """The examples of a set of files: their number in each, and their places.
+
+    What must be read to find out is read when it is asked for.
+
+    Args:
+        files: their paths.
+        compression: "" or "GZIP".
+        counts: the number of examples in each file, or in all together; None if it is unknown.
+        one_size: whether all examples of a file have the same number of bytes.
+    """
+
+    def __init__(
+        self, files: Sequence[str], compression: str, counts: Sequence[int] | int | None, one_size: bool = False
+    ) -> None:
+        self._files = tuple(files)
+        self._compression = compression
+        self._told = counts
+        self._one_size = one_size
+        self._found: dict[int, tuple[int, array[int]]] = {}  # by file: examples, every 32nd offset
+        self._bytes: dict[int, int] = {}
+        self._agrees: dict[int, bool] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether `counts` is told without reading."""
+        return isinstance(self._told, Sequence) or (self._told is not None and len(self._files) == 1)
+
+    @property
+    def reads_through(self) -> bool:
+        """Whether counting and finding examples reads all that comes before them."""
+        return bool(self._compression) or not all(map(_is_local, self._files))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of examples in each file; counts them where nobody has said it."""
+        if isinstance(self._told, Sequence):
+            return tuple(self._told)
+        if self._told is not None and len(self._files) == 1:
+            return (self._told,)
+        if self.reads_through and len(self._found) < len(self._files):
+            _log.warning(
+                "Reading %d files through to count their examples; records(num_examples=[...]), with one number for "
+                "each file, spares it.",
+                len(self._files),
+            )
+        counts = tuple(self._find(file)[0] for file in range(len(self._files)))
+        if self._told is not None and sum(counts) != self._told:
+            raise DataError(
+                f"num_examples={self._told} was asked for, but the {len(counts)} files hold {sum(counts)} examples: "
+                f"{', '.join(map(str, counts))}. Correct it or leave it out."
+            )
+        return counts
+
+    def segment(self, file: int, first: int, count: int) -> Segment:
+        """How to read `count` examples of a file from the `first` on."""
+        offset, skip = self._place(file, first)
+        if self._compression:  # where they lie among the compressed bytes is unknown; about here
+            length = -(-self._size(file) * (first + count) // max(1, self.counts[file]))
+        elif first + count == self.counts[file]:
+            length = self._size(file) - offset
+        else:
+            length = self._place(file, first + count)[0] - offset
+        # buffers that tile the examples: what lies behind them is not read
+        buffers = max(1, -(-length // _BUFFER))
+        return Segment(file, offset, skip, count, max(1 << 10, -(-length // buffers)))
+
+    def _place(self, file: int, record: int) -> tuple[int, int]:
+        """An offset in a file, and how many examples lie between it and the one with the number `record`."""
+        if self._compression or not hasattr(tf.raw_ops, "TFRecordDatasetV2"):
+            return 0, record
+        if self._one_size and (offset := self._multiple(file, record)) is not None:
+            return offset, 0
+        count, offsets = self._find(file)
+        if count < self.counts[file]:
+            raise DataError(
+                f"{self._files[file]} should hold {self.counts[file]} examples, found {count}. Correct num_examples, "
+                "or write the file again."
+            )
+        offset, skip = offsets[record // _EVERY], record % _EVERY
+        if skip and _is_local(self._files[file]):
+            lengths = _lengths(self._files[file], offset)
+            offset, skip = offset + sum(next(lengths) for _ in range(skip)), 0
+        return offset, skip
+
+    def _multiple(self, file: int, record: int) -> int | None:
+        """The offset of an example where all have one size, as the first one's header confirms; None where not."""
+        count, size = self.counts[file], self._size(file)
+        if file not in self._agrees:
+            path = self._files[file]
+            with file_errors(f"{path} cannot be read", CURE), tf.io.gfile.GFile(path, "rb") as opened:
+                header = opened.read(_LENGTH.size)
+            self._agrees[file] = size == count * (_LENGTH.unpack(header)[0] + _FRAME)
+        return record * (size // count) if self._agrees[file] else None
+
+    def _size(self, file: int) -> int:
+        if file not in self._bytes:
+            with file_errors(f"{self._files[file]} cannot be read", CURE):
+                self._bytes[file] = tf.io.gfile.stat(self._files[file]).length
+        return self._bytes[file]
+
+    def _find(self, file: int) -> tuple[int, array[int]]:
+        if file not in self._found:
+            path = self._files[file]
+            lengths = _read_lengths(path, self._compression) if self.reads_through else _lengths(path)
+            offset, count, offsets = 0, 0, array("q")
+            for count, length in enumerate(lengths, 1):
+                if count % _EVERY == 1:
+                    offsets.append(offset)
+                offset += length
+            offsets.append(offset)
+            self._found[file] = count, offsets
+        return self._found[file]
+
+
+def count_by_reading(file: str, compression: str) -> int:
+    """Read a file through and return the number of its examples; every checksum is compared.
+
+    Raises:
+        DataError: a file that is cut short or damaged, by its name.
+        FileError: a file that cannot be read.
+    """
+    return sum(1 for _ in _read_lengths(file, compression))
+
+
+def _read_lengths(file: str, compression: str) -> Iterator[int]:
+    """The bytes of each record of a file, which is read through."""
+    count = 0
+    try:
+        for part in tf.data.TFRecordDataset(file, compression).batch(1024):
+            lengths = tf.strings.length(part).numpy() + _FRAME
+            count += len(lengths)
+            yield from lengths.tolist()
+    except DISK_ERRORS as error:  # not the data's fault
+        raise FileError(f"{file} cannot be read: {reason(error)}. {CURE}") from error
+    except tf.errors.OpError as error:
+        raise DataError(f"{file} is cut short or damaged after {count} examples: {reason(error)}.") from error
+
+
+def _lengths(file: str, offset: int = 0) -> Iterator[int]:
+    """The bytes of each record of a local, uncompressed file from an offset on; only their headers are read."""
+    with file_errors(f"{file} cannot be read", CURE):
+        opened = os.open(file, os.O_RDONLY)
+        try:
+            size, count = os.fstat(opened).st_size, 0
+            while offset < size:
+                header = os.pread(opened, 8, offset)
+                length = _LENGTH.unpack(header)[0] + _FRAME if len(header) == 8 else _FRAME
+                offset += length
+                if offset > size:
+                    raise DataError(
+                        f"{file} is cut short or damaged after {count} examples: the next one would end at byte "
+                        f"{offset}, the file has {size}."
+                    )
+                count += 1
+                yield length
+        finally:
+            os.close(opened)
+
+
+def _is_local(file: str) -> bool:
+    return "://" not in file

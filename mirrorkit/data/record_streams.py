@@ -1,0 +1,161 @@
+"""The order of examples in files: streams, of which every batch takes its next rows. Plain NumPy.
+
+The examples of an epoch are cut into streams: consecutive examples of the files, which come in an order drawn for the
+epoch. Every batch takes its first rows from the first stream, the next rows from the second, and so on, in proportion
+to their lengths, so that all streams end with the epoch. So whoever wants some rows of every batch reads some of the
+streams, and the order does not depend on who reads what.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+MOST = 64  # streams
+
+
+class Piece(NamedTuple):
+    """Consecutive examples of one file."""
+
+    file: int
+    first: int
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """The streams of an epoch.
+
+    The first few examples of each stream are for the last, smaller batch: to reach them there nobody has to read a
+    compressed file to its end.
+
+    Attributes:
+        pieces: for each stream, its examples.
+        batches: the number of whole batches.
+        last: for each number of streams from 0 on, how many examples those streams have in the last, smaller batch.
+        whole: the same for all whole batches together.
+    """
+
+    pieces: tuple[tuple[Piece, ...], ...]
+    batches: int
+    last: np.ndarray
+    whole: np.ndarray
+
+    def taken(self, batches: np.ndarray) -> np.ndarray:
+        """How many examples the streams before each one have given to the first whole batches, [streams + 1, ...]."""
+        return np.multiply.outer(self.whole, batches) // self.batches
+
+    def of_rows(self, first: int, end: int) -> range:
+        """The streams that have one of these rows in some whole batch."""
+        return _overlap(self.whole[:-1] // self.batches, -(-self.whole[1:] // self.batches), first, end)
+
+    def of_last_rows(self, first: int, end: int) -> range:
+        """The streams that have one of these rows in the last, smaller batch."""
+        return _overlap(self.last[:-1], self.last[1:], first, end)
+
+    def part(self, stream: int, first: int, end: int) -> Iterator[Piece]:
+        """Yield some consecutive examples of a stream."""
+        for piece in self.pieces[stream]:
+            begin, stop = max(first, 0), min(end, piece.size)
+            if begin < stop:
+                yield Piece(piece.file, piece.first + begin, stop - begin)
+            first, end = first - piece.size, end - piece.size
+
+
+def draw_streams(counts: Sequence[int], *, batch_size: int, seed: int, epoch: int, seekable: bool) -> Streams:
+    """Cut the examples of an epoch into streams.
+
+    Args:
+        counts: the number of examples in each file.
+        batch_size: the size of a global batch.
+        seed: with `epoch`, what the order depends on.
+        epoch: the number of the epoch.
+        seekable: whether a file can be read from any example on. If not, a stream has whole files.
+    """
+    total = sum(counts)
+    batches, rest = divmod(total, batch_size)
+    rng = np.random.default_rng([seed, epoch])
+    files = [Piece(int(file), 0, counts[file]) for file in rng.permutation(len(counts)) if counts[file]]
+    # every stream has a row in most batches: of each example in the last batch and of one more in each whole one
+    least = max(-(-total * (batches + 1) // (batches * batch_size)), -(-total // MOST))
+    if seekable:
+        pieces = _ranges(files, int(rng.integers(total)), max(1, total // least))
+        pieces = [pieces[place] for place in rng.permutation(len(pieces))]
+    else:
+        pieces = _groups(files, least)
+    ends = np.cumsum([0, *(sum(piece.size for piece in stream) for stream in pieces)])
+    # Python integers do not overflow
+    last = np.array([int(end) * rest // total for end in ends], np.int64)
+    return Streams(tuple(map(tuple, pieces)), batches, last, ends - last)
+
+
+def _ranges(files: Sequence[Piece], offset: int, streams: int) -> list[list[Piece]]:
+    """Lay the files end to end as a ring, and cut it from an offset on into ranges of equal length within one."""
+    total = sum(file.size for file in files)
+    ring = [*files, *files]
+    begins = np.cumsum([0, *(file.size for file in ring)]).tolist()
+
+    def range_of(begin: int, end: int) -> Iterator[Piece]:
+        for at in range(bisect.bisect_right(begins, begin) - 1, bisect.bisect_left(begins, end)):
+            first = max(begin - begins[at], 0)
+            yield Piece(ring[at].file, first, min(end - begins[at], ring[at].size) - first)
+
+    cuts = [offset + stream * total // streams for stream in range(streams + 1)]
+    return [list(range_of(*cut)) for cut in itertools.pairwise(cuts)]
+
+
+def _groups(files: Sequence[Piece], least: int) -> list[list[Piece]]:
+    """Group consecutive files, so that each group has at least so many examples."""
+    groups: list[list[Piece]] = [[]]
+    for file in files:
+        if sum(piece.size for piece in groups[-1]) >= least:
+            groups.append([])
+        groups[-1].append(file)
+    if len(groups) > 1 and sum(piece.size for piece in groups[-1]) < least:
+        short = groups.pop()
+        groups[-1] += short
+    return groups
+
+
+def _overlap(begins: np.ndarray, ends: np.ndarray, first: int, end: int) -> range:
+    found = np.flatnonzero((begins < end) & (ends > first))
+    return range(int(found[0]), int(found[-1]) + 1) if len(found) else range(0)
+
+
+def remaining(counts: Sequence[int], together: int, given: int) -> list[Piece]:
+    """What is left of files that are interleaved, `together` at a time, after so many examples.
+
+    `tf.data.Dataset.interleave` of these pieces goes on as that of the files does. It takes one example of each open
+    file in turn; a file that has ended misses its turn, and at the next one another file is open in its place.
+    """
+    left = [Piece(file, 0, count) for file, count in enumerate(counts)]
+    slots: list[Piece | None] = [None] * min(together, len(left))
+    turn = 0
+    while given:
+        open_slots = [piece for piece in slots if piece is not None]
+        rounds = min([given // max(1, len(open_slots)), *(piece.size for piece in open_slots)])
+        if rounds and (not left or len(open_slots) == len(slots)):
+            slots = [piece and Piece(piece.file, piece.first + rounds, piece.size - rounds) for piece in slots]
+            given -= rounds * len(open_slots)
+            continue
+        piece = slots[turn]
+        if piece is None and left:
+            piece = left.pop(0)
+        if piece is not None and piece.size:
+            slots[turn] = Piece(piece.file, piece.first + 1, piece.size - 1)
+            given -= 1
+        else:
+            slots[turn] = None
+        turn = (turn + 1) % len(slots)
+    pieces = []
+    for piece in [*slots[turn:], *slots[:turn]]:
+        if piece is not None:
+            pieces.append(piece)
+        elif left:
+            pieces.append(left.pop(0))
+    return pieces + left

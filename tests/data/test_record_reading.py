@@ -1,0 +1,303 @@
+"""Records on several workers: together they read what one process reads; each decodes its rows alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recipe_helpers import assert_same, collect, order_of
+
+from mirrorkit import batching, data
+from mirrorkit.data import own_rows
+from mirrorkit.data.record_streams import draw_streams
+from mirrorkit.errors import DataError, FileError
+
+AUGMENT = [data.augment.flip(), data.augment.pad_and_crop(1)]
+
+
+def contexts(workers: int, each: int = 1) -> list[tf.distribute.InputContext]:
+    return [tf.distribute.InputContext(workers, i, workers * each) for i in range(workers)]
+
+
+def number_of(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    number = tf.strings.to_number(serialized, tf.int64)
+    return number, number % 7
+
+
+def write_numbers(folder, counts, compression: str = "") -> None:
+    """Files from elsewhere, whose examples are the numbers from 0 on, of several lengths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    first = 0
+    for file, count in enumerate(counts):
+        with tf.io.TFRecordWriter(str(folder / f"{file:03}.tfrecord"), compression) as writer:
+            for number in range(first, first + count):
+                writer.write(f"{number:0{number % 5 + 4}}".encode())
+        first += count
+
+
+def assert_workers_read_the_same(recipe: data.Records, epoch: int, start: int, workers: int, each: int) -> None:
+    whole = collect(recipe.dataset(epoch, start))
+    parts = [collect(recipe.dataset(epoch, start, input_context=context)) for context in contexts(workers, each)]
+    assert {len(part) for part in parts} == {len(whole)} == {recipe.steps_per_epoch - start}
+    for number, batch in enumerate(whole):
+        joined = [part[number] for part in parts]
+        if min(batching.per_replica_sizes(len(batch[1]), workers * each)):
+            joined = [tf.nest.map_structure(lambda *rows: np.concatenate(rows), *joined)]
+        for own in joined:
+            assert_same([own], [batch])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=20),
+    size=st.integers(1, 40),
+    buffer=st.integers(1, 200),
+    gzip=st.booleans(),
+    shuffle=st.booleans(),
+    drop=st.booleans(),
+    workers=st.integers(1, 4),
+    each=st.integers(1, 2),
+    epoch=st.integers(0, 3),
+    draws=st.data(),
+)
+def test_workers_together_read_what_one_process_reads(
+    tmp_path_factory, counts, size, buffer, gzip, shuffle, drop, workers, each, epoch, draws
+):
+    folder = tmp_path_factory.mktemp("uneven")
+    write_numbers(folder, counts, "GZIP" if gzip else "")
+    recipe = data.records(
+        folder / "*",
+        decode=number_of,
+        num_examples=counts,
+        global_batch_size=min(size, sum(counts)),
+        shuffle=shuffle,
+        shuffle_buffer=buffer,
+        drop_remainder=drop,
+    )
+    assert recipe.counts == tuple(counts)
+    whole = collect(recipe.dataset(epoch))
+    assert [len(y) for _, y in whole] == list(recipe.batch_sizes())
+    read = sorted(np.concatenate([x for x, _ in whole]))
+    assert (read == np.arange(sum(counts))).all() if len(read) == sum(counts) else len(set(read)) == len(read)
+    start = draws.draw(st.integers(0, recipe.steps_per_epoch))
+    assert_same(collect(recipe.dataset(epoch, start)), whole[start:])
+    assert_workers_read_the_same(recipe, epoch, start, workers, each)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    total=st.integers(30, 90),
+    num_files=st.integers(1, 7),
+    size=st.integers(2, 30),
+    gzip=st.booleans(),
+    shuffle=st.booleans(),
+    workers=st.integers(1, 4),
+    each=st.integers(1, 2),
+)
+def test_so_they_do_with_written_sets_and_augmentation(
+    tmp_path_factory, total, num_files, size, gzip, shuffle, workers, each
+):
+    folder = tmp_path_factory.mktemp("written")
+    images = np.random.default_rng(0).integers(0, 256, (total, 4, 4, 3), dtype=np.uint8)
+    data.write_records(data.arrays(images, np.arange(total) % 5), folder, num_files=num_files, gzip=gzip)
+    recipe = data.records(
+        folder, global_batch_size=size, shuffle=shuffle, shuffle_buffer=20, augment=AUGMENT, one_hot=True
+    )
+    assert_workers_read_the_same(recipe, 1, recipe.steps_per_epoch // 3, workers, each)
+
+
+@pytest.mark.parametrize("gzip", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_each_worker_decodes_its_rows_alone(tmp_path, workers, shuffle, gzip):
+    write_numbers(tmp_path, [30, 17, 50, 9], "GZIP" if gzip else "")
+    decoded: list[int] = []
+
+    def decode(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        number, label = number_of(serialized)
+        return tf.numpy_function(lambda n: (decoded.append(int(n)), n)[1], [number], tf.int64), label
+
+    recipe = data.records(
+        tmp_path, decode=decode, num_examples=[30, 17, 50, 9], global_batch_size=12, shuffle=shuffle, shuffle_buffer=36
+    )
+    every = []
+    for context in contexts(workers):
+        decoded.clear()
+        given_out = [int(n) for n, _ in collect(recipe.dataset(2, input_context=context)) for n in n]
+        assert sorted(decoded) == sorted(given_out)
+        assert len(decoded) == sum(end - first for first, end in (own_rows(n, context) for n in recipe.batch_sizes()))
+        every += decoded
+    assert sorted(every) == list(range(106))
+
+
+def test_a_worker_opens_the_files_of_its_streams_alone(tmp_path):
+    """The other files are missing: whoever opened one would fail."""
+    write_numbers(tmp_path, [20] * 8, "GZIP")
+    recipe = data.records(tmp_path / "*", decode=number_of, num_examples=[20] * 8, global_batch_size=16, shuffle=True)
+    own, _ = contexts(2)
+    streams = draw_streams([20] * 8, batch_size=16, seed=0, epoch=0, seekable=False)
+    others = {piece.file for stream in range(4, 8) for piece in streams.pieces[stream]}
+    assert len(others) == 4
+    for file in others:
+        (tmp_path / f"{file:03}.tfrecord").unlink()
+    assert sum(len(y) for _, y in recipe.dataset(input_context=own)) == 80
+    with pytest.raises(FileError, match="No such file"):
+        recipe.dataset()
+
+
+def test_a_start_reads_nothing_of_what_comes_before(tmp_path):
+    """The bytes before are damaged: whoever read them would fail."""
+    write_numbers(tmp_path, [400])
+    recipe = data.records(tmp_path, decode=number_of, global_batch_size=10)
+    whole = collect(recipe.dataset())
+    (file,) = tmp_path.iterdir()
+    content = bytearray(file.read_bytes())
+    content[12] ^= 1  # in the data of the first example
+    recipe.dataset(0, 20)  # looks at the headers
+    file.write_bytes(content)
+    assert_same(collect(recipe.dataset(0, 20)), whole[20:])
+    with pytest.raises(tf.errors.DataLossError):
+        list(recipe.dataset())
+
+
+@pytest.mark.parametrize("change", [{}, {"epoch": 2}, {"seed": 5}, {"size": 9}, {"buffer": 40}])
+def test_what_the_order_depends_on(tmp_path, change):
+    write_numbers(tmp_path, [40, 60, 80])
+
+    def order(epoch=1, seed=4, size=20, buffer=90):
+        options = {"global_batch_size": size, "shuffle_buffer": buffer, "seed": seed}
+        return order_of(data.records(tmp_path, decode=number_of, shuffle=True, **options), epoch)
+
+    assert (order(**change) == order()) == (not change)
+
+
+def test_a_block_shuffles_what_each_stream_gives_to_it(tmp_path):
+    write_numbers(tmp_path, [240])
+    recipe = data.records(tmp_path, decode=number_of, global_batch_size=24, shuffle=True, shuffle_buffer=72)
+    streams = draw_streams([240], batch_size=24, seed=0, epoch=3, seekable=True)
+    batches = np.array([x for x, _ in collect(recipe.dataset(3))])
+    begins = np.diff(streams.taken(np.arange(11)), axis=1)  # the row of each batch at which a stream begins
+    orders = set()
+    for stream, pieces in enumerate(streams.pieces):
+        held = [number for piece in pieces for number in range(piece.first, piece.first + piece.size)]
+        for block in ((0, 3), (3, 6), (6, 9), (9, 10)):
+            rows = [batches[b, begins[stream, b] : begins[stream + 1, b]] for b in range(*block)]
+            got = np.concatenate(rows).tolist()
+            assert sorted(got) == sorted(held[: len(got)])
+            orders.add(tuple(np.argsort(got)))
+            held = held[len(got) :]
+        assert not held
+    assert len(orders) > 20
+
+
+def test_the_version_of_the_order(tmp_path):
+    write_numbers(tmp_path, [10])
+    shuffled = data.records(tmp_path, decode=number_of, global_batch_size=5, shuffle=True)
+    assert (shuffled.order_version, shuffled.as_written().order_version) == (2, 1)
+
+
+def test_fewer_gzip_files_than_workers_are_said_once(tmp_path, caplog):
+    write_numbers(tmp_path, [20, 20], "GZIP")
+    recipe = data.records(tmp_path, decode=number_of, num_examples=[20, 20], global_batch_size=8, shuffle=True)
+    with caplog.at_level(logging.WARNING, "mirrorkit"):
+        for context in [*contexts(2), *contexts(3), *contexts(3)]:
+            list(recipe.dataset(input_context=context))
+    (record,) = caplog.records
+    assert record.message.startswith("The set has 2 gzip files for 3 workers")
+
+
+def test_fewer_examples_than_was_said(tmp_path):
+    write_numbers(tmp_path, [20, 20], "GZIP")
+    recipe = data.records(tmp_path, decode=number_of, num_examples=[20, 30], global_batch_size=8, shuffle=True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="fewer examples than num_examples says"):
+        list(recipe.dataset())
+    write_numbers(tmp_path / "plain", [20, 20])
+    recipe = data.records(tmp_path / "plain", decode=number_of, num_examples=41, global_batch_size=8, shuffle=True)
+    with pytest.raises(DataError, match="the 2 files hold 40 examples"):
+        recipe.dataset()
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_without_offsets_in_tensorflow_files_are_read_from_their_beginning(tmp_path, monkeypatch, shuffle):
+    write_numbers(tmp_path, [40, 23, 31])
+    recipe = data.records(tmp_path, decode=number_of, global_batch_size=9, shuffle=shuffle, shuffle_buffer=30)
+    whole = collect(recipe.dataset(0, 4))
+    monkeypatch.delattr(tf.raw_ops, "TFRecordDatasetV2")
+    assert_same(collect(recipe.dataset(0, 4)), whole)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_batch_size_stays_static_where_all_batches_have_the_same(tmp_path, shuffle):
+    write_numbers(tmp_path, [12])
+    (context, _) = contexts(2)
+
+    def shape(size, start=0, **options):
+        recipe = data.records(tmp_path, decode=number_of, global_batch_size=size, shuffle=shuffle, **options)
+        return recipe.dataset(0, start, input_context=context).element_spec[1].shape.as_list()
+
+    assert (shape(6), shape(5), shape(5, drop_remainder=True), shape(6, 2)) == ([3], [None], [3], [3])
+
+
+SHARDS = Path(os.environ.get("MIRRORKIT_DATA") or "/nowhere", "cifar10-jpeg")
+
+ONE_EPOCH = """
+    import sys
+    import tensorflow as tf
+    from mirrorkit import data
+
+    decoded = tf.Variable(0, dtype=tf.int64)
+    def decode(serialized):
+        decoded.assign_add(1)  # without a lock: in this test examples are decoded one by one
+        features = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
+        return tf.io.decode_jpeg(tf.io.parse_single_example(serialized, features)["image/encoded"], 3), 0
+
+    recipe = data.records(
+        SOURCE, decode=decode, num_examples=COUNTS, global_batch_size=64, shuffle=True, seed=1
+    )
+    context = tf.distribute.InputContext(WORKERS, WORKER, WORKERS)
+    dataset = recipe.dataset(3, input_context=context)
+    options = tf.data.Options()
+    options.threading.max_intra_op_parallelism = 1
+    def read():
+        return int(open("/proc/self/io").read().split()[1])
+    before = read()
+    rows = sum(len(y) for _, y in dataset)
+    print(read() - before, int(decoded.numpy()), rows)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARDS.is_dir(), reason="needs CIFAR-10 (JPEG) as TFRecord files in $MIRRORKIT_DATA")
+@pytest.mark.parametrize(("workers", "read", "decoded"), [(2, 0.6, 0.55), (3, 0.41, 0.4), (4, 0.3, 0.3)])
+@pytest.mark.parametrize("form", ["gzip", "uneven"])
+def test_what_each_worker_reads_and_decodes_of_real_files(tmp_path, run_python, form, workers, read, decoded):
+    files, counts = sorted(SHARDS.glob("train-*")), [5000] * 10
+    if form == "uneven":
+        files, counts = uneven_copy(files, tmp_path)
+    size = sum(file.stat().st_size for file in files)
+    code = ONE_EPOCH.replace("SOURCE", repr(f"{files[0].parent}/train-*")).replace("COUNTS", repr(counts))
+    for worker in range(workers):
+        result = run_python(code.replace("WORKERS", str(workers)).replace("WORKER", str(worker)))
+        found, times, rows = map(int, result.stdout.split()[-3:])
+        print(f"{form}, worker {worker} of {workers}: read {found / size:.3f}, decoded {times / 50_000:.3f} of the set")
+        assert found / size <= read
+        assert times == rows
+        assert times / 50_000 <= decoded
+
+
+def uneven_copy(files, folder) -> tuple[list[Path], list[int]]:
+    """The examples in seven uncompressed files, each half as long again as the one before."""
+    bounds = (50_000 * np.cumsum(1.5 ** np.arange(7)) / np.sum(1.5 ** np.arange(7))).astype(int).tolist()
+    paths = [folder / f"train-{number}.tfrecord" for number in range(7)]
+    examples = iter(tf.data.TFRecordDataset([str(file) for file in files], "GZIP").as_numpy_iterator())
+    for path, first, end in zip(paths, [0, *bounds[:-1]], bounds, strict=True):
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for _ in range(first, end):
+                writer.write(next(examples))
+    return paths, np.diff([0, *bounds]).tolist()
