@@ -62,13 +62,11 @@ def distribute(
             "workers. Use 'auto', where every worker reads its own rows of each batch, or write more files."
         )
     if isinstance(dataset, Recipe):
-        if (
-            autoshard in ("auto", "file")
-            and dataset.reads_own_rows
-            and (context := input_context(strategy)) is not None
-        ):
-            rows = dataset.dataset(epoch, start, input_context=context)
-            return LocalBatches(rows, strategy, sizes=list(dataset.batch_sizes())[start:])
+        if autoshard in ("auto", "file"):
+            if dataset.reads_own_rows and (context := input_context(strategy)) is not None:
+                rows = dataset.dataset(epoch, start, input_context=context)
+                return LocalBatches(rows, strategy, sizes=list(dataset.batch_sizes())[start:])
+            autoshard = "data"
         dataset = dataset.dataset(epoch, start)
     elif epoch or start:
         raise RecipeError(

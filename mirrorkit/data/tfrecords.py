@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
@@ -13,11 +14,11 @@ import tensorflow as tf
 
 from mirrorkit.data import record_files
 from mirrorkit.data.disk import CURE, file_errors, reason
-from mirrorkit.data.own_rows import own_rows
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.record_index import RecordIndex, count_by_reading
 from mirrorkit.data.record_reading import RecordReader, Share
 from mirrorkit.data.record_streams import Streams, draw_streams
+from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.whole import is_whole
 
@@ -188,7 +189,10 @@ class Records(PreparedRecipe):
 
         numbered = tf.data.Dataset.zip((tf.data.Dataset.range(start, share.steps), gathered))
         batches = numbered.map(self._without_autograph(batch), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return batches.prefetch(self.prefetch)
+        # TensorFlow must not divide the files by itself: each file is read in several places
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+        return batches.prefetch(self.prefetch).with_options(options)
 
     def _share(self, context: tf.distribute.InputContext | None) -> Share:
         batches, rest = divmod(self.num_examples, self.global_batch_size)
@@ -217,6 +221,12 @@ class Records(PreparedRecipe):
         size, last = (end - first for first, end in (share.rows, share.last_rows))
         batches = examples.batch(size, drop_remainder=not share.rest)
         return batches if last <= size else batches.rebatch([size] * max(0, share.batches - start) + [last])
+
+    def identity(self, epoch: int, start: int) -> str:
+        """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
+        files = [(os.path.basename(file), tf.io.gfile.stat(file).length) for file in self.files]
+        first = next(iter(tf.data.TFRecordDataset(self.files[0], self.compression, 4096).take(1)), tf.constant(b""))
+        return f"{super().identity(epoch, start)} {self.shuffle_buffer} {files} {zlib.crc32(first.numpy())}"
 
     @property
     def order_version(self) -> int:

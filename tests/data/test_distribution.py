@@ -62,7 +62,7 @@ def test_the_policy_reaches_the_data_set(autoshard, monkeypatch):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("policy", ["data", "file", "off"])
+@pytest.mark.parametrize("policy", ["auto", "data", "file", "off"])
 def test_what_a_policy_means_to_two_workers(tmp_path, policy, shuffle):
     """The rewriting that a strategy of several workers applies, on one machine."""
     from tensorflow.python.data.experimental.ops import distribute as sharding  # no public name for it
@@ -71,6 +71,10 @@ def test_what_a_policy_means_to_two_workers(tmp_path, policy, shuffle):
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy.upper()]
     dataset = data.records(tmp_path, global_batch_size=8, shuffle=shuffle).dataset().with_options(options)
+    if policy == "file":  # never some of the files without a word
+        with pytest.raises(tf.errors.NotFoundError, match="unshardable source"):
+            sharding._AutoShardDataset(dataset, 2, 0)
+        return
     parts = [
         sorted(int(i) for x, _ in sharding._AutoShardDataset(dataset, 2, worker) for i in x.numpy())
         for worker in range(2)
@@ -80,8 +84,13 @@ def test_what_a_policy_means_to_two_workers(tmp_path, policy, shuffle):
         assert parts == [everything, everything]
         return
     assert sorted(parts[0] + parts[1]) == everything
-    files = [{i % 4 for i in part} for part in parts]  # example i lies in shard i modulo 4
-    assert (len(files[0]) == len(files[1]) == 2 and not files[0] & files[1]) == (policy == "file")
+
+
+def test_a_dataset_of_a_recipe_of_files_cannot_be_divided_by_file(tmp_path):
+    data.write_records(numbered(24), tmp_path, num_files=4)
+    dataset = data.records(tmp_path, global_batch_size=8).dataset()
+    with pytest.raises(RecipeError, match="its files must not be divided. Give distribute the recipe itself"):
+        data.distribute(dataset, tf.distribute.get_strategy(), autoshard="file")
 
 
 def test_nonsense_is_refused():

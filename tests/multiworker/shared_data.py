@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import mirrorkit as mk
 
-EXAMPLES, BATCH = 53, 12
+EXAMPLES, BATCH = 49, 12
 FILES = {"seven files": 7, "four files": 4, "one file": 1}
 
 
