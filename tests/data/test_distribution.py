@@ -89,7 +89,7 @@ def test_what_a_policy_means_to_two_workers(tmp_path, policy, shuffle):
 def test_a_dataset_of_a_recipe_of_files_cannot_be_divided_by_file(tmp_path):
     data.write_records(numbered(24), tmp_path, num_files=4)
     dataset = data.records(tmp_path, global_batch_size=8).dataset()
-    with pytest.raises(RecipeError, match="its files must not be divided. Give distribute the recipe itself"):
+    with pytest.raises(RecipeError, match=r"its files must not be divided. Give distribute the recipe itself"):
         data.distribute(dataset, tf.distribute.get_strategy(), autoshard="file")
 
 
