@@ -253,17 +253,15 @@ ONE_EPOCH = """
 
     decoded = tf.Variable(0, dtype=tf.int64)
     def decode(serialized):
-        decoded.assign_add(1)  # without a lock: in this test examples are decoded one by one
+        decoded.assign_add(1)
         features = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
         return tf.io.decode_jpeg(tf.io.parse_single_example(serialized, features)["image/encoded"], 3), 0
 
     recipe = data.records(
-        SOURCE, decode=decode, num_examples=COUNTS, global_batch_size=64, shuffle=True, seed=1
+        SOURCE, decode=decode, num_examples=COUNTS, global_batch_size=BATCH, shuffle=True, seed=1
     )
     context = tf.distribute.InputContext(WORKERS, WORKER, WORKERS)
     dataset = recipe.dataset(3, input_context=context)
-    options = tf.data.Options()
-    options.threading.max_intra_op_parallelism = 1
     def read():
         return int(open("/proc/self/io").read().split()[1])
     before = read()
@@ -274,7 +272,9 @@ ONE_EPOCH = """
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARDS.is_dir(), reason="needs CIFAR-10 (JPEG) as TFRecord files in $MIRRORKIT_DATA")
-@pytest.mark.parametrize(("workers", "read", "decoded"), [(2, 0.6, 0.55), (3, 0.41, 0.4), (4, 0.3, 0.3)])
+@pytest.mark.parametrize(
+    ("workers", "read", "decoded"), [(2, 0.6, 0.55), (3, 0.41, 0.4), (4, 0.301, 0.3)]
+)  # three whole files of ten, which differ a little
 @pytest.mark.parametrize("form", ["gzip", "uneven"])
 def test_what_each_worker_reads_and_decodes_of_real_files(tmp_path, run_python, form, workers, read, decoded):
     files, counts = sorted(SHARDS.glob("train-*")), [5000] * 10
@@ -282,6 +282,8 @@ def test_what_each_worker_reads_and_decodes_of_real_files(tmp_path, run_python, 
         files, counts = uneven_copy(files, tmp_path)
     size = sum(file.stat().st_size for file in files)
     code = ONE_EPOCH.replace("SOURCE", repr(f"{files[0].parent}/train-*")).replace("COUNTS", repr(counts))
+    # for a smaller last batch, TensorFlow would read another 256 KiB of each gzip file: a sixth of these small ones
+    code = code.replace("BATCH", "100" if form == "gzip" else "64")
     for worker in range(workers):
         result = run_python(code.replace("WORKERS", str(workers)).replace("WORKER", str(worker)))
         found, times, rows = map(int, result.stdout.split()[-3:])
