@@ -65,7 +65,7 @@ class RecordReader:
             return self.as_written(share, 0).skip(start)
         limit = share.batches * share.batch_size + share.rest - first
         vectors = read.take(limit).batch(share.batch_size, drop_remainder=not share.rest)
-        if share.rows == (0, share.batch_size):
+        if (share.rows, share.last_rows) == ((0, share.batch_size), (0, share.rest)):
             return vectors
         bounds = tf.constant([share.rows, share.last_rows], tf.int64)
 

@@ -53,7 +53,15 @@ def assert_workers_read_the_same(recipe: data.Records, epoch: int, start: int, w
             assert_same([own], [batch])
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_whole_batches_of_which_every_worker_has_all_rows_before_a_last_one_that_is_shared(tmp_path, shuffle):
+    # 9 rows are 3 for each of 3 replicas and none for the fourth; 4 are one for each
+    write_numbers(tmp_path, [2, 11], "")
+    recipe = data.records(tmp_path / "*", decode=number_of, global_batch_size=9, shuffle=shuffle)
+    assert_workers_read_the_same(recipe, 0, 0, 4, 1)
+
+
+@settings(max_examples=20, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=20),
     size=st.integers(1, 40),
