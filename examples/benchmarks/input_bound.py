@@ -94,9 +94,9 @@ def write(folder: Path, *, images: int, files: int, side: int) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--images", type=int, default=16_384, help="written as JPEG for the measurement")
-    parser.add_argument("--side", type=int, default=96, help="of an image, in pixels")
-    parser.add_argument("--batch-size", type=int, default=256, help="global, of the workers together")
+    parser.add_argument("--images", type=int, default=32_768, help="written as JPEG for the measurement")
+    parser.add_argument("--side", type=int, default=64, help="of an image, in pixels")
+    parser.add_argument("--batch-size", type=int, default=1024, help="global, of the workers together")
     parser.add_argument("--rounds", type=int, default=5, help="epochs of each, after the one that compiles")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder, ExitStack() as stack:

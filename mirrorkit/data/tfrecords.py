@@ -209,8 +209,8 @@ class Records(PreparedRecipe):
         )
         if context is not None and not seekable and len(streams.pieces) < context.num_input_pipelines:
             _say_once(
-                f"The set has {len(self.files)} gzip files for {context.num_input_pipelines} workers, so that several "
-                "workers read the same files; each decodes its own rows. Write more files, or uncompressed ones."
+                f"{self.source} has {len(self.files)} gzip files for {context.num_input_pipelines} workers, so that "
+                "several workers read the same files; each decodes its own rows. Write more, or uncompressed ones."
             )
         return streams
 

@@ -217,7 +217,7 @@ def test_fewer_gzip_files_than_workers_are_said_once(tmp_path, caplog):
         for context in [*contexts(2), *contexts(3), *contexts(3)]:
             list(recipe.dataset(input_context=context))
     (record,) = caplog.records
-    assert record.message.startswith("The set has 2 gzip files for 3 workers")
+    assert record.message.startswith(f"{tmp_path} has 2 gzip files for 3 workers")
 
 
 def test_fewer_examples_than_was_said(tmp_path):
