@@ -100,7 +100,13 @@ def test_a_gradient_that_was_not_finite_in_the_update_before(strategy_of: Any) -
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["resident", "shuffled", "accumulated", "later epoch", "plain", "endless"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("resident", "accumulated", "later epoch"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("shuffled", "plain", "endless")),
+    ],
+)
 def test_whatever_the_data_and_the_update(kind: str, strategy_of: Any) -> None:
     accumulate, epochs = (4 if kind == "accumulated" else 1), (3 if kind in ("later epoch", "endless") else 1)
     split, size = with_a_bad_example(40), BATCH

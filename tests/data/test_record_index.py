@@ -40,7 +40,7 @@ def test_every_example_is_found(tmp_path, prefix):
     index = RecordIndex([prefix + file], "", None)
     assert index.counts == (len(LENGTHS),)
     assert index.reads_through == bool(prefix)
-    for first in range(len(LENGTHS)):
+    for first in range(0, len(LENGTHS), 7):
         for size in {1, len(LENGTHS) - first}:
             assert read(file, index.segment(0, first, size)) == LENGTHS[first : first + size]
 

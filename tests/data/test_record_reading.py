@@ -61,7 +61,7 @@ def test_whole_batches_of_which_every_worker_has_all_rows_before_a_last_one_that
     assert_workers_read_the_same(recipe, 0, 0, 4, 1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=20),
     size=st.integers(1, 40),
@@ -98,7 +98,7 @@ def test_workers_together_read_what_one_process_reads(
     assert_workers_read_the_same(recipe, epoch, start, workers, each)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     total=st.integers(30, 90),
     num_files=st.integers(1, 7),

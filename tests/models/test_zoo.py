@@ -118,8 +118,8 @@ def test_wide_resnet_dropout_acts_in_training_only():
 @pytest.mark.parametrize(
     "name",
     [
-        *("linear", "mlp", "mnist_cnn", "resnet20"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("cifar_cnn", "wide_resnet", "speed_net")),
+        *("linear", "mlp", "mnist_cnn"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet20", "cifar_cnn", "wide_resnet", "speed_net")),
     ],
 )
 def test_it_learns_to_tell_bars_apart(name):

@@ -20,6 +20,7 @@ SLOW = {
     *("flip", "pad_and_crop, reflect", "cutout", "normalize"),
     *("momentum", "AdamW", "Lion", "weight decay", "clip_value"),
     *("partial batch", "empty share", "sample weights", "F1"),
+    *(name for name in FEATURES if name not in ("all at once", "mixed_bfloat16", "pad_and_crop", "AUC", "embedding")),
 }
 _SUBJECTS = [
     pytest.param(place, subject, id=name, marks=pytest.mark.slow if name in SLOW else ())

@@ -50,7 +50,7 @@ def train(strategy_of: Callable[..., Any]) -> Callable[..., list[np.ndarray]]:
     ("where", "options"),
     [
         (("one_device", 1), {}),
-        (("mirrored", 1), {"accumulate": 2}),
+        pytest.param(("mirrored", 1), {"accumulate": 2}, marks=pytest.mark.slow),
         pytest.param(
             ("central_storage", 1),
             {"clip_norm": 0.1, "ema": 0.9, "loss_scale": "dynamic"},
@@ -82,7 +82,10 @@ def _of_a_size_among_the_values(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, 
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [(_through_text, "AsString"), (_of_a_size_among_the_values, "must be a compile-time constant")],
+    [
+        (_through_text, "AsString"),
+        pytest.param(_of_a_size_among_the_values, "must be a compile-time constant", marks=pytest.mark.slow),
+    ],
 )
 def test_what_xla_cannot_compile_is_named(train: Any, function: Any, said: str) -> None:
     train(("one_device", 1), jit_compile=False, map=function)

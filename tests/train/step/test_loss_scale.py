@@ -80,7 +80,11 @@ def test_an_overflow_in_one_part_skips_the_update_of_all(where: Any, make_loop: 
 
 @pytest.mark.parametrize(
     ("where", "synchronized"),
-    [(("mirrored", 4), False), (("mirrored", 4), True), (("central_storage", 2), False)],
+    [
+        (("mirrored", 4), True),
+        pytest.param(("mirrored", 4), False, marks=pytest.mark.slow),
+        pytest.param(("central_storage", 2), False, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_a_fixed_scale_changes_no_result(where: Any, synchronized: bool, make_loop: Any, numbers: Any) -> None:

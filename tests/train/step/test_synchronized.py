@@ -105,8 +105,8 @@ def test_one_copy_counts_in_totals_and_a_part_of_each_in_gradients(static: bool,
 @pytest.mark.parametrize(
     ("where", "make"),
     [
-        (("one_device", 1), mk.data.batches),
-        (("mirrored", 2), mk.data.batches),
+        pytest.param(("one_device", 1), mk.data.batches, marks=pytest.mark.slow),
+        pytest.param(("mirrored", 2), mk.data.batches, marks=pytest.mark.slow),
         (("mirrored", 4), mk.data.batches),
         (("mirrored", 4), mk.data.resident),
         pytest.param(("one_device", 1), mk.data.resident, marks=pytest.mark.slow),
