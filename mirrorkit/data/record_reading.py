@@ -237,10 +237,12 @@ def _pick(
     """
     given = taken[1:] - taken[:-1]
     counts = given[:, -1] - given[:, 0]
-    tf.debugging.Assert(
+    complete = tf.debugging.Assert(
         tf.reduce_sum(counts) == tf.size(serialized, tf.int64),
         ["The files hold fewer examples than num_examples says; a block should have", tf.reduce_sum(counts)],
     )
+    with tf.control_dependencies([complete]):  # or the gather below may say so first, in other words
+        serialized = tf.identity(serialized)
     # random numbers for all streams, since the order must not depend on which of them are read
     key = tf.random.experimental.stateless_fold_in(key, block)
     drawn = tf.random.stateless_uniform(shape, key, None, None, tf.int32)
