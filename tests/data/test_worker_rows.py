@@ -73,6 +73,17 @@ def test_workers_together_read_what_one_process_reads(augment, total, size, shuf
         np.testing.assert_array_equal(np.concatenate([own for _, own in joined]), y)
 
 
+def test_blocks_of_a_users_augmentation_have_the_same_seeds_on_every_worker():
+    rng = np.random.default_rng(0)
+    split = data.arrays(rng.integers(0, 256, (100, 6, 6, 3), dtype=np.uint8), np.arange(100))
+    recipe = data.batches(split, global_batch_size=50, augment=[noisy])  # blocks from rows 0, 16, 32 and 48 on
+    parts = [next(iter(recipe.dataset(input_context=context)))[0] for context in contexts(3, 1)]
+    whole = next(iter(recipe.dataset()))[0]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    noise = whole - split.images[:50]
+    assert not np.array_equal(noise[:16], noise[16:32]), "another seed for each block"
+
+
 def test_a_map_sees_the_workers_own_rows_alone():
     split = data.arrays(np.zeros([12, 4, 4, 1], np.uint8), np.arange(12))
     seen: list[np.ndarray] = []

@@ -155,7 +155,7 @@ def test_a_damaged_newest_one_is_named_and_the_one_before_it_used(
     assert report.history == history
     assert bits(fresh) == expected
     spoil(fresh)
-    fresh.fit(recipe, epochs=4, callbacks=[saver], verbose=0)  # and no warning: it has been written anew
+    fresh.fit(recipe, epochs=4, callbacks=[saver], verbose=0)  # and no warning: the checkpoint was written again
     assert bits(fresh) == expected
 
 
