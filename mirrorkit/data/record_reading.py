@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,9 @@ import tensorflow as tf
 
 from mirrorkit.data.record_index import RecordIndex, Segment
 from mirrorkit.data.record_streams import Streams, remaining
+from mirrorkit.data.stream_reading import StreamPlan, in_parallel, read_segment, read_streams, table_of
 
 _OPEN_FILES = 16  # read at the same time, unshuffled
-_CHUNK = 64  # examples that a stream reads at a time
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,14 @@ class RecordReader:
         together, first = min(len(self.files), _OPEN_FILES), start * share.batch_size
         if not first:
             read = tf.data.Dataset.from_tensor_slices(list(self.files)).interleave(
-                lambda file: tf.data.TFRecordDataset(file, self.compression), **_in_parallel(together)
+                lambda file: tf.data.TFRecordDataset(file, self.compression), **in_parallel(together)
             )
         elif self.index.known or not self.index.reads_through:
             pieces = remaining(self.index.counts, together, first)
             segments = [self.index.segment(*piece) for piece in pieces]
-            read = self._interleave(segments, min(len(segments), together))
+            read = tf.data.Dataset.from_tensor_slices(table_of(segments, self.files)).interleave(
+                functools.partial(read_segment, self.compression), **in_parallel(min(len(segments), together))
+            )
         else:
             return self.as_written(share, 0).skip(start)
         limit = share.batches * share.batch_size + share.rest - first
@@ -80,194 +83,70 @@ class RecordReader:
     def shuffled(
         self, streams: Streams, share: Share, start: int, *, seed: int, epoch: int, shuffle_buffer: int
     ) -> tf.data.Dataset:
-        """Read the streams that have rows which are asked for, and shuffle each in blocks of so many batches.
+        """Read the streams that have rows which are asked for, each shuffled in blocks.
 
-        A block is what all streams give to as many batches as fill the buffer. So the place of an example depends
-        neither on who asks nor on `start`.
+        A block is what a stream gives to as many batches as fill the buffer. So the place of an example depends neither
+        on who asks nor on `start`.
         """
-        per_block = max(1, min(shuffle_buffer // share.batch_size, streams.batches))
-        order = _Order(streams, np.array([seed, epoch], np.int64), per_block)
-        parts = []
-        if start < streams.batches:
-            parts.append(self._whole_batches(order, share.rows, start))
-        if share.rest and start <= streams.batches:
-            parts.append(self._last_batch(order, share.last_rows))
-        if not parts:
+        if start == share.steps:
             return _nothing(share)
-        return parts[0] if len(parts) == 1 else parts[0].concatenate(parts[1])
-
-    def _whole_batches(self, order: _Order, rows: tuple[int, int], start: int) -> tf.data.Dataset:
-        streams, per_block = order.streams, order.per_block
-        own, first = streams.of_rows(*rows), start // per_block
-        edges = np.minimum(np.arange(first, order.blocks + 1) * per_block, streams.batches)
-        given = np.diff(streams.taken(edges), axis=0)  # by each stream, before each block
-        segments, begins = list[Segment](), [0]
-        for stream in own:
-            head = streams.last[stream + 1] - streams.last[stream]
-            end = head + streams.whole[stream + 1] - streams.whole[stream]
-            pieces = streams.part(stream, int(head + given[stream, 0]), int(end))
-            segments += [self.index.segment(*piece) for piece in pieces]
-            begins.append(len(segments))
-        places, sizes = np.array(begins, np.int64), np.diff(given[own.start : own.stop])
-        table = self._table(segments)
-
-        def stream_of(begin: tf.Tensor, number: tf.Tensor, sizes: tf.Tensor) -> tf.data.Dataset:
-            read = table.skip(begin).take(number).flat_map(self._read)
-            return read.batch(_CHUNK).rebatch(sizes).take(order.blocks - first)
-
-        blocks = (
-            tf.data.Dataset.from_tensor_slices((places[:-1], np.diff(places), sizes))
-            .interleave(tf.autograph.experimental.do_not_convert(stream_of), **_in_parallel(len(own)))
-            .rebatch(sizes.sum(axis=0))
+        whole, last = streams.whole, streams.last
+        per_block = max(1, min(shuffle_buffer // share.batch_size, whole.number))
+        block = start // per_block if start < whole.number else -(-whole.number // per_block)
+        edges = np.array([*range(block * per_block, whole.number, per_block), whole.number])
+        own = [whole.streams_of(*share.rows) if start < whole.number else range(0), range(0)]
+        if share.rest:
+            own[1] = last.streams_of(*share.last_rows)
+        parts = self._parts(streams, own, edges)
+        # at least as many as any stream gives to a block of whole batches
+        most = (-(-np.diff(whole.totals) * per_block // max(1, whole.number)) + 1).max()
+        counts = [end - first for first, end in (share.rows, share.last_rows)]
+        plan = StreamPlan(
+            compression=self.compression,
+            **parts,
+            edges=edges,
+            number=np.array(block),
+            totals=np.stack([whole.totals, last.totals]),
+            batches=np.array([whole.number, 1]),
+            streams=np.array([[streams.start, streams.stop] for streams in own]),
+            rows=np.array([share.rows, share.last_rows]),
+            sizes=np.array(
+                [counts[0]] * (share.batches - edges[0]) + counts[1:] if counts[1] > counts[0] else counts[:1]
+            ),
+            key=np.array([seed, epoch]),
+            most=max(most, np.diff(last.totals).max()),
         )
-        whole = tf.constant(streams.whole[own.start : own.stop + 1])
+        return read_streams(plan, None if share.rest else counts[0]).skip(start - edges[0])
 
-        def pick(block: tf.Tensor, serialized: tf.Tensor) -> tf.Tensor:
-            batches = tf.range(block * per_block, tf.minimum((block + 1) * per_block, streams.batches) + 1)
-            return order.rows(block, serialized, whole[:, None] * batches // streams.batches, own, rows)
+    def _parts(self, streams: Streams, own: Sequence[range], edges: np.ndarray) -> dict[str, Any]:
+        """Say which segments each stream reads, and how many of their examples it gives to the batches.
 
-        return (
-            tf.data.Dataset.zip((tf.data.Dataset.range(first, order.blocks), blocks))
-            .map(tf.autograph.experimental.do_not_convert(pick))
-            .rebatch(rows[1] - rows[0], drop_remainder=True)
-            .skip(start - first * per_block)
-        )
-
-    def _last_batch(self, order: _Order, rows: tuple[int, int]) -> tf.data.Dataset:
-        own = order.streams.of_last_rows(*rows)
-        last = order.streams.last[own.start : own.stop + 1]
-        heads = [order.streams.part(stream, 0, int(size)) for stream, size in zip(own, np.diff(last), strict=True)]
-        segments = [self.index.segment(*piece) for pieces in heads for piece in pieces]
-        # a block as long as any segment: one whole segment after another, with several open
-        longest = max(segment.size for segment in segments)
-        read = self._interleave(segments, min(len(segments), _OPEN_FILES), longest)
-        taken = np.stack([np.zeros_like(last), last], axis=1)
-
-        def pick(serialized: tf.Tensor) -> tf.Tensor:
-            return order.rows(order.blocks, serialized, taken, own, rows)
-
-        return read.batch(int(last[-1] - last[0])).map(tf.autograph.experimental.do_not_convert(pick))
-
-    def _interleave(self, segments: Sequence[Segment], together: int, block_length: int = 1) -> tf.data.Dataset:
-        return self._table(segments).interleave(self._read, **_in_parallel(together, block_length))
-
-    def _table(self, segments: Sequence[Segment]) -> tf.data.Dataset:
-        files, *columns = zip(*segments, strict=True)
-        paths = [self.files[file] for file in files]
-        return tf.data.Dataset.from_tensor_slices((paths, *(np.array(column, np.int64) for column in columns)))
-
-    @tf.autograph.experimental.do_not_convert
-    def _read(
-        self, file: tf.Tensor, offset: tf.Tensor, skip: tf.Tensor, size: tf.Tensor, buffer: tf.Tensor
-    ) -> tf.data.Dataset:
-        """The examples of a segment, whose columns are arguments: with `tf.unstack` here, TensorFlow 2.21 crashes."""
-        if not hasattr(tf.raw_ops, "TFRecordDatasetV2"):
-            return tf.data.TFRecordDataset(file, self.compression, buffer).skip(skip).take(size)
-        variant = tf.raw_ops.TFRecordDatasetV2(  # tf.data.TFRecordDataset takes no offsets
-            filenames=[file], compression_type=self.compression, buffer_size=buffer, byte_offsets=[offset]
-        )
-        return tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string)).skip(skip).take(size)
-
-
-@dataclass(frozen=True)
-class _Order:
-    """The shuffled order of an epoch.
-
-    Attributes:
-        streams: all streams of the epoch.
-        key: seed and epoch.
-        per_block: whole batches in a block.
-    """
-
-    streams: Streams
-    key: np.ndarray
-    per_block: int
-
-    @property
-    def blocks(self) -> int:
-        """The number of blocks of whole batches."""
-        return -(-self.streams.batches // self.per_block)
-
-    def rows(
-        self, block: tf.Tensor | int, serialized: tf.Tensor, taken: Any, own: range, rows: tuple[int, int]
-    ) -> tf.Tensor:
-        """Pick some rows of each batch of a block; see `_pick`."""
-        # at least as many examples as any stream gives to a block, whole batches or the last one
-        whole = -(-np.diff(self.streams.whole) * self.per_block // self.streams.batches) + 1
-        most = max(whole.max(), np.diff(self.streams.last).max())
-        shape = np.array([len(self.streams.pieces), most], np.int32)
-        return _pick(serialized, taken, block, self.key, shape, own.start, *rows)
-
-
-@tf.function(
-    autograph=False,
-    input_signature=[
-        tf.TensorSpec([None], tf.string),
-        tf.TensorSpec([None, None], tf.int64),
-        tf.TensorSpec([], tf.int64),
-        tf.TensorSpec([2], tf.int64),
-        tf.TensorSpec([2], tf.int32),
-        *[tf.TensorSpec([], tf.int64)] * 3,
-    ],
-)
-def _pick(
-    serialized: tf.Tensor,
-    taken: tf.Tensor,
-    block: tf.Tensor,
-    key: tf.Tensor,
-    shape: tf.Tensor,
-    first_stream: tf.Tensor,
-    first_row: tf.Tensor,
-    end_row: tf.Tensor,
-) -> tf.Tensor:
-    """Shuffle what each stream gives to a block, and pick some rows of each batch of it, all in one vector.
-
-    Traced once: the steps of a training wait while an epoch's dataset is made.
-
-    Args:
-        serialized: the examples that some streams give to the block, one stream after another.
-        taken: how many examples the streams before each of them, and before the one after them, have given before each
-            batch of the block and after the last, [streams + 1, batches + 1].
-        block: the number of the block.
-        key: seed and epoch.
-        shape: the number of all streams, and at least as many examples as each of them gives to a block.
-        first_stream: the number of the first stream that is there.
-        first_row: the first row to pick.
-        end_row: the first one no longer to pick.
-    """
-    given = taken[1:] - taken[:-1]
-    counts = given[:, -1] - given[:, 0]
-    complete = tf.debugging.Assert(
-        tf.reduce_sum(counts) == tf.size(serialized, tf.int64),
-        ["The files hold fewer examples than num_examples says; a block should have", tf.reduce_sum(counts)],
-    )
-    with tf.control_dependencies([complete]):  # or the gather below may say so first, in other words
-        serialized = tf.identity(serialized)
-    # random numbers for all streams, since the order must not depend on which of them are read
-    key = tf.random.experimental.stateless_fold_in(key, block)
-    drawn = tf.random.stateless_uniform(shape, key, None, None, tf.int32)
-    drawn = drawn[first_stream : first_stream + tf.size(counts, tf.int64)]
-    drawn = tf.where(tf.sequence_mask(counts, shape[1]), drawn, tf.int32.max)
-    order = tf.cast(tf.argsort(drawn), tf.int64) + tf.cumsum(counts, exclusive=True)[:, None]
-    first_rows = taken[:, 1:] - taken[:, :-1]  # of each stream in each batch, and of the one after
-    asked = tf.range(first_row, end_row)
-    asked = tf.broadcast_to(asked, [tf.shape(first_rows)[1], tf.size(asked)])
-    stream = tf.searchsorted(tf.transpose(first_rows[1:]), asked, side="right", out_type=tf.int64)
-    offsets = tf.transpose(given[:, :-1] - given[:, :1] - first_rows[:-1])
-    number = asked + tf.gather(offsets, stream, batch_dims=1)  # within what a stream gives to the block
-    places = tf.gather_nd(order, tf.stack([stream, number], axis=-1))
-    return tf.gather(serialized, tf.reshape(places, [-1]))
+        Args:
+            streams: the streams of the epoch.
+            own: those that are read for whole batches, and for the last one.
+            edges: the first whole batch of each block, and their end.
+        """
+        whole, last = streams.whole, streams.last
+        middles = (edges[:-1] + edges[1:] + 1) // 2
+        halves = np.diff(np.diff(whole.taken(np.sort(np.concatenate([edges, middles]))), axis=0))
+        heads = np.diff(last.totals)
+        begins, ends = heads + np.diff(whole.taken(edges[0])), heads + np.diff(whole.totals)
+        segments, places, parts = list[Segment](), [0], list[np.ndarray]()
+        for stream in sorted({*own[0], *own[1]}):
+            head, begin, end = (int(array[stream]) for array in (heads, begins, ends))
+            wanted = []
+            if stream in own[1]:
+                wanted.append((0, head))
+            if stream in own[0]:
+                wanted.append((begin, end))
+            if wanted == [(0, head), (head, end)]:
+                wanted = [(0, end)]
+            segments += [self.index.segment(*piece) for span in wanted for piece in streams.part(stream, *span)]
+            places.append(len(segments))
+            parts.append(np.array([head * (stream in own[1]), *halves[stream] * (stream in own[0])]))
+        return {"segments": table_of(segments, self.files), "begins": np.array(places), "parts": np.stack(parts)}
 
 
 def _nothing(share: Share) -> tf.data.Dataset:
     none = tf.data.Dataset.from_tensor_slices(tf.zeros([0], tf.string))
     return none.batch(share.rows[1] - share.rows[0], drop_remainder=not share.rest)
-
-
-def _in_parallel(together: int, block_length: int = 1) -> dict[str, Any]:
-    return {
-        "cycle_length": together,
-        "block_length": block_length,
-        "num_parallel_calls": tf.data.AUTOTUNE,
-        "deterministic": True,
-    }

@@ -28,6 +28,29 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class EqualBatches:
+    """Batches of one size, and what they take from the streams.
+
+    Attributes:
+        number: the number of batches.
+        totals: for each number of streams from 0 on, how many examples those streams give to all these batches.
+    """
+
+    number: int
+    totals: np.ndarray
+
+    def taken(self, batches: np.ndarray) -> np.ndarray:
+        """How many examples the streams before each one have given to the first batches, [streams + 1, ...]."""
+        return np.multiply.outer(self.totals, batches) // max(1, self.number)
+
+    def streams_of(self, first: int, end: int) -> range:
+        """The streams that have one of these rows in some batch."""
+        begins, ends = self.totals[:-1] // self.number, -(-self.totals[1:] // self.number)
+        found = np.flatnonzero((begins < end) & (ends > first))
+        return range(int(found[0]), int(found[-1]) + 1) if len(found) else range(0)
+
+
+@dataclass(frozen=True, eq=False)
 class Streams:
     """The streams of an epoch.
 
@@ -36,27 +59,13 @@ class Streams:
 
     Attributes:
         pieces: for each stream, its examples.
-        batches: the number of whole batches.
-        last: for each number of streams from 0 on, how many examples those streams have in the last, smaller batch.
-        whole: the same for all whole batches together.
+        last: the last, smaller batch, of which there may be none.
+        whole: the whole batches.
     """
 
     pieces: tuple[tuple[Piece, ...], ...]
-    batches: int
-    last: np.ndarray
-    whole: np.ndarray
-
-    def taken(self, batches: np.ndarray) -> np.ndarray:
-        """How many examples the streams before each one have given to the first whole batches, [streams + 1, ...]."""
-        return np.multiply.outer(self.whole, batches) // self.batches
-
-    def of_rows(self, first: int, end: int) -> range:
-        """The streams that have one of these rows in some whole batch."""
-        return _overlap(self.whole[:-1] // self.batches, -(-self.whole[1:] // self.batches), first, end)
-
-    def of_last_rows(self, first: int, end: int) -> range:
-        """The streams that have one of these rows in the last, smaller batch."""
-        return _overlap(self.last[:-1], self.last[1:], first, end)
+    last: EqualBatches
+    whole: EqualBatches
 
     def part(self, stream: int, first: int, end: int) -> Iterator[Piece]:
         """Yield some consecutive examples of a stream."""
@@ -91,7 +100,7 @@ def draw_streams(counts: Sequence[int], *, batch_size: int, seed: int, epoch: in
     ends = np.cumsum([0, *(sum(piece.size for piece in stream) for stream in pieces)])
     # Python integers do not overflow
     last = np.array([int(end) * rest // total for end in ends], np.int64)
-    return Streams(tuple(map(tuple, pieces)), batches, last, ends - last)
+    return Streams(tuple(map(tuple, pieces)), EqualBatches(1, last), EqualBatches(batches, ends - last))
 
 
 def _ranges(files: Sequence[Piece], offset: int, streams: int) -> list[list[Piece]]:
@@ -120,11 +129,6 @@ def _groups(files: Sequence[Piece], least: int) -> list[list[Piece]]:
         short = groups.pop()
         groups[-1] += short
     return groups
-
-
-def _overlap(begins: np.ndarray, ends: np.ndarray, first: int, end: int) -> range:
-    found = np.flatnonzero((begins < end) & (ends > first))
-    return range(int(found[0]), int(found[-1]) + 1) if len(found) else range(0)
 
 
 def remaining(counts: Sequence[int], together: int, given: int) -> list[Piece]:

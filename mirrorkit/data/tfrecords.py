@@ -57,8 +57,8 @@ class Records(PreparedRecipe):
             Gzip is recognised.
         global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller.
         shuffle: draw a new order for every epoch.
-        shuffle_buffer: how many serialized examples are shuffled together, those of at least one batch; they are held
-            in memory, divided among the workers.
+        shuffle_buffer: how many serialized examples are shuffled together, those of at least one batch. About twice as
+            many are held in memory, divided among the workers.
         seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
         num_classes: the number of classes; for files from elsewhere, `one_hot` needs it. Without `decode`, the labels
             of files from elsewhere are compared with it as they are decoded.
@@ -207,10 +207,11 @@ class Records(PreparedRecipe):
         streams = draw_streams(
             self._index.counts, batch_size=self.global_batch_size, seed=self.seed, epoch=epoch, seekable=seekable
         )
-        if context is not None and not seekable and len(streams.pieces) < context.num_input_pipelines:
+        workers = 1 if context is None else context.num_input_pipelines
+        if not seekable and len(streams.pieces) < workers:
             _say_once(
-                f"{self.source} has {len(self.files)} gzip files for {context.num_input_pipelines} workers, so that "
-                "several workers read the same files; each decodes its own rows. Write more, or uncompressed ones."
+                f"{self.source} has {len(self.files)} gzip files for {workers} workers, so that "
+                "several workers read the same files; each decodes its own rows. Write more, or uncompressed ones.",
             )
         return streams
 

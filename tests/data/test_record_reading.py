@@ -190,7 +190,7 @@ def test_a_block_shuffles_what_each_stream_gives_to_it(tmp_path):
     recipe = data.records(tmp_path, decode=number_of, global_batch_size=24, shuffle=True, shuffle_buffer=72)
     streams = draw_streams([240], batch_size=24, seed=0, epoch=3, seekable=True)
     batches = np.array([x for x, _ in collect(recipe.dataset(3))])
-    begins = np.diff(streams.taken(np.arange(11)), axis=1)  # the row of each batch at which a stream begins
+    begins = np.diff(streams.whole.taken(np.arange(11)), axis=1)  # the row of each batch at which a stream begins
     orders = set()
     for stream, pieces in enumerate(streams.pieces):
         held = [number for piece in pieces for number in range(piece.first, piece.first + piece.size)]

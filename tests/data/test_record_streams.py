@@ -24,7 +24,7 @@ def test_the_streams_hold_every_example_once(counts, size, epoch, seekable):
     assert sorted(held) == [(file, i) for file, count in enumerate(counts) for i in range(count)]
     sizes = [sum(piece.size for piece in pieces) for pieces in streams.pieces]
     assert 1 <= len(sizes) <= MOST
-    np.testing.assert_array_equal(np.diff(streams.last) + np.diff(streams.whole), sizes)
+    np.testing.assert_array_equal(np.diff(streams.last.totals) + np.diff(streams.whole.totals), sizes)
     if seekable:
         assert max(sizes) - min(sizes) <= 1
     else:
@@ -38,14 +38,14 @@ def test_the_streams_hold_every_example_once(counts, size, epoch, seekable):
 def test_every_batch_takes_its_rows_and_the_streams_end_together(counts, size, seekable):
     streams = draw(counts, size, seekable=seekable)
     size = min(size, sum(counts))
-    taken = streams.taken(np.arange(streams.batches + 1))
+    taken = streams.whole.taken(np.arange(streams.whole.number + 1))
     given_by = np.diff(taken, axis=0)  # by each stream, before each batch
     rows = np.diff(given_by)
     assert (rows >= 0).all()
     assert (rows.sum(axis=0) == size).all()
     assert (rows.max(axis=1) - rows.min(axis=1) <= 2).all()
-    np.testing.assert_array_equal(given_by[:, -1], np.diff(streams.whole))
-    assert streams.last[-1] == sum(counts) % size
+    np.testing.assert_array_equal(given_by[:, -1], np.diff(streams.whole.totals))
+    assert streams.last.totals[-1] == sum(counts) % size
 
 
 @settings(deadline=None)
@@ -55,11 +55,13 @@ def test_the_streams_of_rows_are_those_that_give_them(counts, size, seekable, dr
     size = min(size, sum(counts))
     first = draws.draw(st.integers(0, size - 1))
     end = draws.draw(st.integers(first + 1, size))
-    ends = np.diff(streams.taken(np.arange(streams.batches + 1)))  # in each batch: the row at which a stream begins
+    ends = np.diff(
+        streams.whole.taken(np.arange(streams.whole.number + 1))
+    )  # in each batch: the row at which a stream begins
     gives = [
         s for s in range(len(streams.pieces)) if ((ends[s] < end) & (ends[s + 1] > np.maximum(ends[s], first))).any()
     ]
-    found = streams.of_rows(first, end)
+    found = streams.whole.streams_of(first, end)
     assert set(gives) <= set(found)
     assert len(found) <= len(gives) + 2  # one on each side may have a part of a row
 
@@ -67,9 +69,9 @@ def test_the_streams_of_rows_are_those_that_give_them(counts, size, seekable, dr
 def test_large_sets_do_not_overflow():
     total = 2_000_000_011
     streams = draw([total // 3] * 3 + [total - total // 3 * 3], 64)
-    taken = streams.taken(np.array([0, streams.batches // 2, streams.batches]))
+    taken = streams.whole.taken(np.array([0, streams.whole.number // 2, streams.whole.number]))
     assert (np.diff(taken) > 0).sum() == 2 * len(streams.pieces)
-    assert taken[-1].tolist() == [0, streams.batches // 2 * 64, streams.batches * 64]
+    assert taken[-1].tolist() == [0, streams.whole.number // 2 * 64, streams.whole.number * 64]
 
 
 def test_seed_and_epoch_draw_other_streams():
