@@ -30,7 +30,8 @@ class FromFunction(Recipe):
     ```
 
     The idiom of `tf.distribute.Strategy.distribute_datasets_from_function`, for `mk.train.Loop`. A global batch is what
-    the workers read side by side, in their order: it depends on how many they are. The workers compare their first
+    the workers read side by side, in their order: it depends on how many they are. A checkpoint made within an epoch
+    resumes on as many workers; one made at the end of an epoch resumes on any number. The workers compare their first
     batches and the numbers of batches before the first step of a fit.
 
     Args:
@@ -49,6 +50,7 @@ class FromFunction(Recipe):
     steps_per_epoch: int = field(default=None, kw_only=True)  # type: ignore[assignment]  # a number, once made
 
     reads_own_rows = True
+    order_depends_on_workers = True
     drop_remainder = True
 
     def __post_init__(self) -> None:

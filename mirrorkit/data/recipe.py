@@ -24,11 +24,14 @@ class Recipe(abc.ABC):
     Attributes:
         reads_own_rows: whether each worker reads its own rows alone. Otherwise it reads whole global batches, and its
             replicas cut out their rows.
+        order_depends_on_workers: whether another number of workers gives other global batches. An epoch must then end
+            on as many workers as it began with.
     """
 
     global_batch_size: int
     drop_remainder: bool
     reads_own_rows: bool = False
+    order_depends_on_workers: bool = False
 
     @property
     @abc.abstractmethod

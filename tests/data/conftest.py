@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from mirrorkit._keras import keras
+
+
+@pytest.fixture(scope="session")
+def cifar_shards() -> Path:
+    """The folder of CIFAR-10 (JPEG) as gzip TFRecord files: train-*, test-*."""
+    folder = os.environ.get("MIRRORKIT_CIFAR_SHARDS")
+    if not folder:
+        pytest.skip("needs CIFAR-10 (JPEG) as TFRecord files: set MIRRORKIT_CIFAR_SHARDS to their folder")
+    return Path(folder)
 
 
 @pytest.fixture

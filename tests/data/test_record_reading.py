@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import numpy as np
@@ -252,10 +251,7 @@ def test_the_batch_size_stays_static_where_all_batches_have_the_same(tmp_path, s
     assert (shape(6), shape(5), shape(5, drop_remainder=True), shape(6, 2)) == ([3], [None], [3], [3])
 
 
-SHARDS = Path(os.environ.get("MIRRORKIT_DATA") or "/nowhere", "cifar10-jpeg")
-
-ONE_EPOCH = """
-    import sys
+EPOCHS = """
     import tensorflow as tf
     from mirrorkit import data
 
@@ -265,37 +261,45 @@ ONE_EPOCH = """
         features = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
         return tf.io.decode_jpeg(tf.io.parse_single_example(serialized, features)["image/encoded"], 3), 0
 
-    recipe = data.records(
-        SOURCE, decode=decode, num_examples=COUNTS, global_batch_size=BATCH, shuffle=True, seed=1
-    )
-    context = tf.distribute.InputContext(WORKERS, WORKER, WORKERS)
-    dataset = recipe.dataset(3, input_context=context)
     def read():
         return int(open("/proc/self/io").read().split()[1])
-    before = read()
-    rows = sum(len(y) for _, y in dataset)
-    print(read() - before, int(decoded.numpy()), rows)
+
+    for worker in range(WORKERS):
+        recipe = data.records(
+            SOURCE, decode=decode, num_examples=COUNTS, global_batch_size=BATCH, shuffle=True, seed=1
+        )
+        dataset = recipe.dataset(3, input_context=tf.distribute.InputContext(WORKERS, worker, WORKERS))
+        decoded.assign(0)
+        before = read()
+        rows = sum(len(y) for _, y in dataset)
+        print(read() - before, int(decoded.numpy()), rows)
 """
 
 
+@pytest.fixture(scope="module")
+def real_files(request, cifar_shards, tmp_path_factory) -> tuple[list[Path], list[int], int]:
+    """Real files, the numbers of their examples, and a batch size: gzip files of one length, or uneven ones."""
+    files = sorted(cifar_shards.glob("train-*"))
+    if request.param == "uneven":
+        return *uneven_copy(files, tmp_path_factory.mktemp("uneven")), 64
+    # for a smaller last batch, TensorFlow would read another 256 KiB of each gzip file: a sixth of these small ones
+    return files, [5000] * 10, 100
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not SHARDS.is_dir(), reason="needs CIFAR-10 (JPEG) as TFRecord files in $MIRRORKIT_DATA")
 @pytest.mark.parametrize(
     ("workers", "read", "decoded"), [(2, 0.6, 0.55), (3, 0.41, 0.4), (4, 0.301, 0.3)]
 )  # three whole files of ten, which differ a little
-@pytest.mark.parametrize("form", ["gzip", "uneven"])
-def test_what_each_worker_reads_and_decodes_of_real_files(tmp_path, run_python, form, workers, read, decoded):
-    files, counts = sorted(SHARDS.glob("train-*")), [5000] * 10
-    if form == "uneven":
-        files, counts = uneven_copy(files, tmp_path)
+@pytest.mark.parametrize("real_files", ["gzip", "uneven"], indirect=True)
+def test_what_each_worker_reads_and_decodes_of_real_files(real_files, run_python, workers, read, decoded):
+    files, counts, batch = real_files
     size = sum(file.stat().st_size for file in files)
-    code = ONE_EPOCH.replace("SOURCE", repr(f"{files[0].parent}/train-*")).replace("COUNTS", repr(counts))
-    # for a smaller last batch, TensorFlow would read another 256 KiB of each gzip file: a sixth of these small ones
-    code = code.replace("BATCH", "100" if form == "gzip" else "64")
-    for worker in range(workers):
-        result = run_python(code.replace("WORKERS", str(workers)).replace("WORKER", str(worker)))
-        found, times, rows = map(int, result.stdout.split()[-3:])
-        print(f"{form}, worker {worker} of {workers}: read {found / size:.3f}, decoded {times / 50_000:.3f} of the set")
+    code = EPOCHS.replace("SOURCE", repr(f"{files[0].parent}/train-*")).replace("COUNTS", repr(counts))
+    result = run_python(code.replace("BATCH", str(batch)).replace("WORKERS", str(workers)))
+    every = [[int(number) for number in line.split()] for line in result.stdout.splitlines()[-workers:]]
+    assert sum(rows for _, _, rows in every) == 50_000
+    for worker, (found, times, rows) in enumerate(every):
+        print(f"worker {worker} of {workers}: read {found / size:.3f}, decoded {times / 50_000:.3f} of the set")
         assert found / size <= read
         assert times == rows
         assert times / 50_000 <= decoded

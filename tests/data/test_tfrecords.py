@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,8 +12,6 @@ from recipe_helpers import SPLIT, assert_same, collect, joined, order_of, write_
 from mirrorkit import data
 from mirrorkit._keras import keras
 from mirrorkit.errors import DataError, FileError, RecipeError
-
-CIFAR_FILES = os.environ.get("MIRRORKIT_CIFAR_SHARDS")
 
 
 @pytest.fixture(scope="module")
@@ -273,9 +269,8 @@ def test_memory_does_not_grow_with_the_set(tmp_path, run_python):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CIFAR_FILES, reason="needs CIFAR-10 as TFRecord shards: set MIRRORKIT_CIFAR_SHARDS")
-def test_real_files():
-    recipe = data.records(f"{CIFAR_FILES}/train-*", global_batch_size=500, shuffle=True, num_classes=10)
+def test_real_files(cifar_shards):
+    recipe = data.records(str(cifar_shards / "train-*"), global_batch_size=500, shuffle=True, num_classes=10)
     assert recipe.num_examples == 50_000
     x, y = joined(collect(recipe.dataset()))
     assert x.shape == (50_000, 32, 32, 3)

@@ -1,13 +1,13 @@
 """Training on data of which each worker reads its own rows; for one process and for several workers.
 
-Run: python -m mirrorkit launch --workers 3 own_input.py FOLDER [leave|go_on]
+Run: python -m mirrorkit launch --workers 3 own_input.py FILES FOLDER PART [PART ...]
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class Decoder:
 
 def recipes(folder: Path) -> dict[str, mk.data.Recipe]:
     """Every kind of recipe, in memory and from files, with augmentation; the files are written by the test."""
-    augment = [mk.data.augment.flip(), mk.data.augment.pad_and_crop(1), noisy]
+    augment = [mk.data.augment.pad_and_crop(1), noisy]
     shuffled = {"global_batch_size": BATCH, "shuffle": True, "seed": 1, "augment": augment}
     return {
         "batches": mk.data.batches(split(), **shuffled),
@@ -81,81 +81,109 @@ def from_function(*, own: bool = True) -> mk.data.Recipe:
     return mk.data.from_function(function, global_batch_size=BATCH)
 
 
-def fit(strategy: tf.distribute.Strategy, data: Any, **options: Any) -> dict[str, Any]:
-    """Train for two epochs; returns weights, history and the loop."""
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(2)]
-        model = keras.Sequential([keras.Input(SHAPE), *layers])
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"]))
-    report = loop.fit(data, **{"epochs": 2, "verbose": 0, **options})
-    return {"weights": [weight.tolist() for weight in model.get_weights()], "history": report.history, "loop": loop}
+class Run:
+    """One loop for all fits, each of which begins with the same weights.
+
+    Args:
+        files: where the test has written the sets.
+        folder: for checkpoints.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, files: Path, folder: Path) -> None:
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(2)]
+            self.model = keras.Sequential([keras.Input(SHAPE), *layers])
+            optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.loop = mk.train.Loop(strategy, mk.train.Step(self.model, optimizer, loss=loss, metrics=["accuracy"]))
+        self.first = [variable.numpy() for variable in self.loop.step.variables]
+        self.strategy, self.files, self.folder = strategy, files, folder
+
+    def fit(self, data: Any, **options: Any) -> dict[str, Any]:
+        """Train for two epochs from the first weights on; returns weights and history."""
+        for variable, value in zip(self.loop.step.variables, self.first, strict=True):
+            variable.assign(value)
+        self.loop.position = mk.train.Position()
+        report = self.loop.fit(data, **{"epochs": 2, "verbose": 0, **options})
+        return {"weights": [weight.tolist() for weight in self.model.get_weights()], "history": report.history}
+
+    def train(self) -> dict[str, Any]:
+        """Return for each recipe what a fit comes to and this worker's rows of every batch, as digests."""
+        found: dict[str, Any] = {}
+        for name, recipe in recipes(self.files).items():
+            seen = self.fit(recipe)
+            if name == "in order":
+                seen["predict"] = self.loop.predict(recipe).tolist()
+                seen["evaluate"] = self.loop.evaluate(recipe)
+            rows = mk.data.distribute(recipe, self.strategy)
+            pictures = [self.strategy.experimental_local_results(batch[0])[0].numpy() for batch in rows]
+            seen["pictures"] = [[hashlib.sha256(picture).hexdigest() for picture in batch] for batch in pictures]
+            found[name] = seen
+        return {**found, "from_function": self.fit(from_function())}
+
+    def decoded(self) -> list[int]:
+        """Return which examples this worker decodes in an epoch of a fit."""
+        decoder = Decoder()
+        files = str(self.files / "plain" / "*.tfrecord")
+        shuffled = mk.data.records(files, global_batch_size=BATCH, shuffle=True, decode=decoder)
+        self.fit(shuffled, epochs=1, steps_per_epoch=1)
+        decoder.seen.clear()
+        self.fit(shuffled, epochs=1)
+        return decoder.seen
+
+    def refused(self) -> str:
+        """Return what is said of workers that make the same data."""
+        try:
+            self.fit(from_function(own=False))
+        except mk.errors.DataError as error:
+            return str(error)
+        return ""
+
+    def leave(self) -> None:
+        """Break two fits of `train` off within the second epoch."""
+        for name, data in self._broken_off().items():
+            with contextlib.suppress(Left):
+                self.fit(data, callbacks=[self._checkpoints(name), Leave()])
+
+    def go_on(self) -> dict[str, Any]:
+        """Return what these fits come to from their checkpoints in the folder on; or why they do not go on."""
+        found: dict[str, Any] = {}
+        for name, data in self._broken_off().items():
+            try:
+                found[name] = self.fit(data, callbacks=[self._checkpoints(name)])
+            except mk.errors.CheckpointError as error:
+                found[name] = str(error)
+        return found
+
+    def parts(self, names: list[str]) -> dict[str, Any]:
+        """Return what each of these methods found."""
+        return {name: getattr(self, name)() for name in names}
+
+    def _broken_off(self) -> dict[str, mk.data.Recipe]:
+        return {"records": recipes(self.files)["records"], "from_function": from_function()}
+
+    def _checkpoints(self, name: str) -> mk.train.Checkpoints:
+        return mk.train.Checkpoints(self.folder / "checkpoints" / name, every=1, keep=99)
 
 
-def train(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
-    """Return for each recipe what a fit comes to and this worker's rows of every batch, as digests of the pictures."""
-    found: dict[str, Any] = {}
-    for name, recipe in recipes(folder).items():
-        seen = fit(strategy, recipe)
-        if name == "in order":
-            seen["predict"] = seen["loop"].predict(recipe).tolist()
-            seen["evaluate"] = seen["loop"].evaluate(recipe)
-        del seen["loop"]
-        rows = mk.data.distribute(recipe, strategy)
-        pictures = [strategy.experimental_local_results(batch[0])[0].numpy() for batch in rows]
-        seen["pictures"] = [[hashlib.sha256(picture).hexdigest() for picture in batch] for batch in pictures]
-        found[name] = seen
-    seen = fit(strategy, from_function())
-    del seen["loop"]
-    found["from_function"] = seen
-    return found
-
-
-def counted(strategy: tf.distribute.Strategy, folder: Path) -> list[int]:
-    """Return which examples this worker decoded in an epoch of a fit."""
-    decoder = Decoder()
-    files = str(folder / "plain" / "*.tfrecord")
-    shuffled = mk.data.records(files, global_batch_size=BATCH, shuffle=True, decode=decoder)
-    loop = fit(strategy, shuffled)["loop"]
-    decoder.seen.clear()
-    loop.fit(shuffled, verbose=0)
-    return decoder.seen
+class Left(Exception):
+    """Ends a fit."""
 
 
 class Leave(keras.callbacks.Callback):
-    """Ends the process in the middle of an epoch."""
+    """Ends a fit in the middle of its second epoch, which has four batches or five."""
+
+    steps = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.steps == 8:
-            os._exit(3)
         self.steps += 1
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.steps = 0
-
-
-def go_on(strategy: tf.distribute.Strategy, folder: Path, *, leave: bool = False) -> list[Any]:
-    """Train for three epochs, from where the run in the folder was; returns the weights."""
-    every_step = [mk.train.Checkpoints(folder / "checkpoints", every=1)]
-    hooks = [*every_step, keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)]
-    recipe = recipes(folder)["records"]
-    return fit(strategy, recipe, epochs=3, callbacks=[*hooks, Leave()] if leave else hooks)["weights"]
+        if self.steps == 7:
+            raise Left
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        folder = Path(sys.argv[1])
-        strategy = mk.strategy.create("auto", start_timeout=120)
-        weights = go_on(strategy, folder, leave=sys.argv[2] == "leave")
-        (folder / f"weights{mk.strategy.worker_index(strategy)}.json").write_text(json.dumps(weights))
-        sys.exit()
-    made, results = mk.strategy.create("auto", start_timeout=120), Path(sys.argv[1])
-    found = train(made, results)
-    found["decoded"] = counted(made, results)
-    try:
-        fit(made, from_function(own=False))
-    except mk.errors.DataError as error:
-        found["refused"] = str(error)
-    (results / f"found{mk.strategy.worker_index(made)}.json").write_text(json.dumps(found))
+    files, folder = map(Path, sys.argv[1:3])
+    made = mk.strategy.create("auto", start_timeout=120)
+    found = Run(made, files, folder).parts(sys.argv[3:])
+    (folder / f"found{mk.strategy.worker_index(made)}.json").write_text(json.dumps(found))

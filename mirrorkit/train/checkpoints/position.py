@@ -23,6 +23,7 @@ class Position:
             for as many, there is nothing more to do.
         global_batch_size: of the data; None where it is not known.
         order_version: of the recipe whose order of examples this epoch follows; see `mk.data.Recipe`.
+        order_workers: the number of workers that the order depends on; None where it depends on none, or is not known.
     """
 
     epoch: int = 0
@@ -33,6 +34,7 @@ class Position:
     ended: int = 0
     global_batch_size: int | None = None
     order_version: int = 1  # that of checkpoints that do not say
+    order_workers: int | None = None
 
     def advance(self, steps: int, totals: list[float]) -> None:
         """Count the steps of a call."""

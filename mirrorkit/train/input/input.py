@@ -88,6 +88,9 @@ class Input:
         size = data.global_batch_size if isinstance(data, Recipe) else inputs[0].shape[0]
         self.global_batch_size: int | None = size
         self.order_version = data.order_version if isinstance(data, Recipe) else 1
+        self.order_workers: int | None = None  # see `Position`
+        if isinstance(data, Recipe) and data.order_depends_on_workers:
+            self.order_workers = 1 if self._context is None else self._context.num_input_pipelines
         if size is not None:
             batching.check_split(size, strategy.num_replicas_in_sync)
         if self._context is None and is_chief(strategy):

@@ -171,7 +171,7 @@ class Passes:
         self._step.prepare(data.element_spec)
         if position.batch == 0:
             position.global_batch_size = data.global_batch_size
-            position.order_version = data.order_version
+            position.order_version, position.order_workers = data.order_version, data.order_workers
             return self._zeros()
         size = self._step.totals_size()
         if position.global_batch_size != data.global_batch_size or len(position.totals) != size:
@@ -181,14 +181,8 @@ class Passes:
                 f"{size} sums. Finish epoch {position.epoch} (counted from 0) with the global batch size, loss and "
                 "metrics that it began with; at the end of an epoch they may change."
             )
-        if position.order_version != data.order_version:
-            raise CheckpointError(
-                f"The checkpoint was made after {position.batch} batches of epoch {position.epoch} (counted from 0), "
-                f"in version {position.order_version} of the order of shuffled examples; this mirrorkit gives version "
-                f"{data.order_version}, so the rest of the epoch would repeat some examples and leave out others. "
-                "Finish the epoch with the version of mirrorkit that began it, or go on from a checkpoint made at the "
-                "end of an epoch."
-            )
+        if position.batch != data.steps:  # some of the epoch is left
+            _require_same_order(data, position)
         return tf.constant(position.totals, tf.float64)
 
     def _zeros(self, what: Pass = "train") -> tf.Tensor:
@@ -197,6 +191,25 @@ class Passes:
     def _logs(self, totals: tf.Tensor, what: Pass = "train") -> dict[str, Any]:
         values = {name: np.asarray(value) for name, value in self._step.logs(totals, what).items()}
         return {name: value.item() if value.ndim == 0 else value for name, value in values.items()}
+
+
+def _require_same_order(data: Input, position: Position) -> None:
+    """Refuse to finish an epoch in another order than it began with."""
+    where = f"The checkpoint was made after {position.batch} batches of epoch {position.epoch} (counted from 0)"
+    so = "so the rest of the epoch would repeat some examples and leave out others"
+    if position.order_version != data.order_version:
+        raise CheckpointError(
+            f"{where}, in version {position.order_version} of the order of shuffled examples; this mirrorkit gives "
+            f"version {data.order_version}, {so}. Finish the epoch with the version of mirrorkit that began it, or go "
+            "on from a checkpoint made at the end of an epoch."
+        )
+    began, found = position.order_workers, data.order_workers
+    if began is not None and found is not None and began != found:
+        on = f"{began} worker{'s' * (began > 1)}"
+        raise CheckpointError(
+            f"{where}, on {on}; found {found}. The batches of this data (from_function) depend on the number of "
+            f"workers, {so}. Finish the epoch on {on}, or go on from a checkpoint made at the end of an epoch."
+        )
 
 
 def _raise_non_finite(index: int, position: Position, callbacks: list[KerasCallback]) -> NoReturn:
