@@ -33,10 +33,7 @@ def split(examples):
 
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_slow_input_is_found_and_nothing_of_the_training_is_changed(strategy_of, accumulate):
-    """A batch takes 10 ms to make, one after the other, where a step of four weights takes about one.
-
-    The smaller batch at the end of an epoch is no obstacle, as that of resident data below is none.
-    """
+    """A batch takes 10 ms to make, one after the other, where a step of four weights takes about one."""
     strategy = strategy_of("mirrored", 2)
     loop = make_loop(strategy, accumulate=accumulate)
 
@@ -44,7 +41,7 @@ def test_a_slow_input_is_found_and_nothing_of_the_training_is_changed(strategy_o
         with tf.control_dependencies([tf.py_function(lambda: time.sleep(0.01) or 0.0, [], tf.float32)]):
             return tf.identity(x), y
 
-    data = tf.data.Dataset.from_tensor_slices((split(33).images, split(33).labels)).batch(8).map(slow)
+    data = tf.data.Dataset.from_tensor_slices((split(32).images, split(32).labels)).batch(8).map(slow)
     trained = [copy for v in loop.step.variables for copy in strategy.experimental_local_results(v.value)]
     before = [copy.numpy() for copy in trained]
     anatomy = mk.bench.anatomy(loop, data, repeats=2)
@@ -64,6 +61,7 @@ def test_an_epoch_of_less_than_one_update_is_refused(strategy_of):
 
 
 def test_an_epoch_of_one_update_is_measured_again_and_again(strategy_of):
+    """Two whole batches; the smaller one at the end is no obstacle."""
     loop = make_loop(strategy_of("mirrored", 2), accumulate=2)
     anatomy = mk.bench.anatomy(loop, mk.data.batches(split(23), global_batch_size=8), repeats=2)
     assert anatomy.seconds > 0
@@ -85,7 +83,7 @@ def test_a_heavy_model_on_resident_data_is_not_input_bound(strategy_of):
         layers = [keras.Input((4,)), *(keras.layers.Dense(400) for _ in range(4)), keras.layers.Dense(1)]
         model, optimizer = keras.Sequential(layers), keras.optimizers.SGD()
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
-    data = mk.data.resident(split(4097), global_batch_size=256, shuffle=True)
+    data = mk.data.resident(split(4097), global_batch_size=256, shuffle=True)  # the one more is no obstacle
     # 0.02 where it is quiet; other programs on the cores make differences uncertain, but not each time.
     found = (mk.bench.anatomy(loop, data, repeats=2) for _ in range(6))
     anatomy = next((one for one in found if one.shares["input"] < 0.3), None)
