@@ -63,11 +63,11 @@ def _operations(loop: Any) -> int:
 
 
 def _everywhere() -> Iterator[Any]:
-    """All cases; two of them on two replicas and the first of other strategies, which share the traced update, fast."""
-    for where in (("mirrored", 2), ("one_device", 1), ("central_storage", 2)):
-        for case in _CASES:
-            slow = case != "plain" and (where[0], case) != ("mirrored", "ema")
-            yield pytest.param(where, case, id=f"{where}-{case}", marks=pytest.mark.slow if slow else ())
+    """All cases on two replicas, two of them fast, and the first of other strategies, which share the traced update."""
+    others = [(where, "plain") for where in (("one_device", 1), ("central_storage", 2))]
+    for where, case in (*((("mirrored", 2), case) for case in _CASES), *others):
+        slow = (where[0], case) not in (("mirrored", "plain"), ("mirrored", "ema"))
+        yield pytest.param(where, case, id=f"{where}-{case}", marks=pytest.mark.slow if slow else ())
 
 
 @pytest.mark.parametrize(("where", "case"), list(_everywhere()))

@@ -63,7 +63,7 @@ def test_every_loss_of_keras_is_checked() -> None:
     assert made - {"Loss", "Circle"} == set(LOSSES)  # Circle compares the rows: below
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", LOSSES)
 def test_silent_on_losses_of_keras(name: str, weighted: bool, make_loop: Any) -> None:
     net, y, options = LOSSES[name]
