@@ -70,12 +70,9 @@ def test_an_example_is_short_and_explains_itself(path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "mnist_loop.py",
-        pytest.param("mnist_custom_loop.py", marks=pytest.mark.slow),
-        pytest.param("mnist_keras_fit.py", marks=pytest.mark.slow),  # Keras's fit waits for tf.data's tuning threads
-    ],
+    ["mnist_loop.py", "mnist_custom_loop.py", "mnist_keras_fit.py"],
 )
+@pytest.mark.slow  # test_docs.py runs README's script, the same in short
 def test_mnist_examples_fall_back_to_synthetic_data_and_learn(name):
     output = mnist(name)
     assert "mnist was asked for and found nowhere" in output

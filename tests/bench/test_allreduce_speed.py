@@ -8,6 +8,7 @@ from mirrorkit import bench
 from mirrorkit.errors import StrategyError
 
 
+@pytest.mark.slow  # a process of its own
 def test_collectives(run_benchmark, check_rows, capsys):
     arguments = "collectives --devices cpu --replicas 2 --sizes 4096,65536 --implementations auto --repeats 2"
     written, _ = run_benchmark(arguments)

@@ -16,7 +16,7 @@ from mirrorkit._keras import keras
 from mirrorkit.checks import sync
 from mirrorkit.errors import StepError
 
-KINDS = [("one_device", 1), ("mirrored", 2), ("mirrored", 4), ("central_storage", 2)]
+KINDS = [("one_device", 1), ("mirrored", 3), ("central_storage", 2)]
 
 
 def change(strategy: Any, variable: Any, replica: int, index: Any, value: Any) -> None:

@@ -171,6 +171,7 @@ def test_what_does_not_fit_together_is_refused():
     assert collect(recipe.dataset(0, 2)) == []
 
 
+@pytest.mark.slow  # a process of its own
 def test_an_iterator_does_not_copy_the_set(run_python):
     """tf.data's rewrites would: once for each dataset in a pipeline."""
     result = run_python(

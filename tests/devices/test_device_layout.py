@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import platform
 from types import SimpleNamespace
 
 import pytest
@@ -47,6 +48,13 @@ def test_cpu_n_splits_the_cpu_of_a_fresh_process(fresh_process):
 @pytest.mark.parametrize(("program", "expected"), [("plain", max(1, processor.cores() // 3)), ("7 threads", 7)])
 def test_virtual_devices_share_the_cores_unless_the_program_says_otherwise(fresh_process, program, expected):
     assert fresh_process[program]["threads"] == expected
+
+
+# Of mirrorkit.devices.onednn; here, where the two processes that it needs have run.
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="TensorFlow has oneDNN's operations for x86")
+@pytest.mark.parametrize(("program", "is_on"), [("plain", False), ("7 threads", True)])
+def test_whether_tensorflow_uses_onednn_is_asked_of_tensorflow(fresh_process, program, is_on):
+    assert fresh_process[program]["onednn"] == [is_on, is_on]
 
 
 @pytest.mark.parametrize(

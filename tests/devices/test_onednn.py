@@ -1,16 +1,8 @@
 from __future__ import annotations
 
-import platform
-
 import pytest
 
 from mirrorkit.devices import onednn
-
-
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="TensorFlow has oneDNN's operations for x86")
-@pytest.mark.parametrize(("program", "is_on"), [("plain", False), ("7 threads", True)])
-def test_whether_tensorflow_uses_onednn_is_asked_of_tensorflow(fresh_process, program, is_on):
-    assert fresh_process[program]["onednn"] == [is_on, is_on]
 
 
 @pytest.mark.parametrize(

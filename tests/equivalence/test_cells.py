@@ -25,10 +25,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 _SKIPS = 'loss_scale="dynamic", mixed_float16, overflows'
 _CORNERS = [
-    ("momentum", ("one_device", 1)),
     ("all at once", ("mirrored", 2)),
     ("BatchNorm, empty share", ("central_storage", 3)),
-    (_SKIPS, ("mirrored", 3)),
+    (_SKIPS, ("mirrored", 2)),
 ]
 # What depends on the other replicas by a mechanism of its own.
 _ON_WORKERS = {

@@ -115,7 +115,7 @@ def _in_bfloat16(all_reduce: Any) -> Any:
 def _losses_on_each(call_model: Any) -> Any:
     def call(*args: Any, **options: Any) -> Any:
         y_pred, state, losses = call_model(*args, **options)
-        return y_pred, state, [4 * loss for loss in losses]  # as if each of four replicas added them
+        return y_pred, state, [2 * loss for loss in losses]  # as if each of two replicas added them
 
     return call
 
@@ -134,7 +134,7 @@ class _Off(NamedTuple):
     mechanism: str
     rows: tuple[str, ...]
     patch: Patch
-    where: tuple[str, int] = ("mirrored", 4)
+    where: tuple[str, int] = ("mirrored", 2)
 
 
 _OFF = [

@@ -44,6 +44,7 @@ def test_a_signal_to_all_tasks_lets_the_chief_save_before_its_servers_leave(tmp_
     assert not job.says(r"^launch \| .*ended with"), "the tasks left in peace"
 
 
+@pytest.mark.slow  # a process of its own
 def test_a_server_whose_chief_never_came_leaves_on_sigterm(tmp_path):
     code = "import logging, mirrorkit as mk; logging.basicConfig(level='INFO'); mk.strategy.create('auto')"
     own = jobs.environment(tmp_path, TF_CONFIG=jobs.layout.clusters(1, ps=1)["ps 0"].to_tf_config())

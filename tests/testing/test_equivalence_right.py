@@ -114,6 +114,7 @@ def test_a_parameter_without_a_gradient_is_left_out_by_name() -> None:
     mk.testing.assert_equivalent(make, points(), **options, ignore=["last/bias"])
 
 
+@pytest.mark.slow  # a process of its own
 def test_the_cpu_is_split_when_it_can_be(run_python: Any) -> None:
     result = run_python(
         """

@@ -48,7 +48,7 @@ def test_sample_weights_count_as_in_keras(make_loop: Any, classes: Any) -> None:
         "metrics": ["accuracy"],
         "weighted_metrics": ["accuracy", "sparse_categorical_crossentropy"],
     }
-    loop = make_loop(("mirrored", 4), _probabilities, **options)
+    loop = make_loop(("mirrored", 2), _probabilities, **options)
     model = keras_twin(_probabilities, loop)
     model.compile(keras.optimizers.SGD(0.1), **options)
     found, _ = _fit_both(loop, model, plain_dataset(x, y, weight, batch=20))
@@ -88,7 +88,7 @@ def test_several_outputs_as_in_keras(make_loop: Any, numbers: Any, classes: Any)
         "loss_weights": {"kind": 2.0, "size": 0.1},
         "metrics": {"kind": ["accuracy"], "size": ["mae", "mse"]},
     }
-    loop = make_loop(("mirrored", 4), net, **options)
+    loop = make_loop(("mirrored", 2), net, **options)
     model = keras_twin(net, loop)
     model.compile(keras.optimizers.SGD(0.1), **options)
     data = plain_dataset(numbers[0], {"kind": classes[1], "size": numbers[1]}, batch=30)
@@ -127,7 +127,7 @@ def test_masked_steps_do_not_count(reduction: str, weighted: bool, make_loop: An
     y = rng.normal(size=(24, 6, 1)).astype("float32")
     weight = [rng.uniform(0, 2, (24, 6)).astype("float32")] if weighted else []
     loss = keras.losses.MeanSquaredError(reduction=reduction)
-    loop = make_loop(("mirrored", 4), _reader, loss=loss, metrics=["mae"])
+    loop = make_loop(("mirrored", 2), _reader, loss=loss, metrics=["mae"])
     model = keras_twin(_reader, loop)
     model.compile(keras.optimizers.SGD(0.1), loss, metrics=["mae"])
     _fit_both(loop, model, plain_dataset(tokens, y, *weight, batch=24))
@@ -136,7 +136,7 @@ def test_masked_steps_do_not_count(reduction: str, weighted: bool, make_loop: An
 def test_mean_with_sample_weight_divides_by_the_weights(make_loop: Any, numbers: Any) -> None:
     weight = np.linspace(0, 3, 60).astype("float32")
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    loop = make_loop(("mirrored", 4), line_net, loss=loss)
+    loop = make_loop(("mirrored", 2), line_net, loss=loss)
     error = linear(loop.step.model.get_weights(), numbers[0]) - numbers[1]
     logs = loop.evaluate(plain_dataset(*numbers, weight, batch=25))
     assert logs["loss"] == pytest.approx(np.sum(weight[:, None] * error**2) / np.sum(weight), rel=1e-5)

@@ -110,7 +110,7 @@ def test_the_learning_rate_may_change_between_steps_and_stays_in_them(make_loop:
     assert largest_difference(*results) < 1e-6
 
 
-@pytest.mark.parametrize("where", [("mirrored", 4), ("central_storage", 2)], ids=str)
+@pytest.mark.parametrize("where", [("mirrored", 2), ("central_storage", 2)], ids=str)
 def test_small_messages_give_the_same_bits(where: Any, make_loop: Any, numbers: Any) -> None:
     results = []
     for bucket_mib in (32, 64 / 2**20):

@@ -106,7 +106,7 @@ def test_twenty_steps_equal_those_of_one_replica(where: Any, train_20_steps: Any
             np.testing.assert_array_equal(copies[0], copy)
 
 
-@pytest.mark.parametrize("where", [("mirrored", 4), ("central_storage", 2)], ids=str)
+@pytest.mark.parametrize("where", KINDS[1:], ids=str)
 def test_the_loop_in_the_open_gives_the_same_bits(
     where: Any, train_20_steps: Any, strategy_of: Any, copies: Any
 ) -> None:
@@ -148,8 +148,8 @@ def test_one_step_in_the_open_works_eagerly(make_loop: Any, numbers: Any) -> Non
 @pytest.mark.parametrize(
     ("where", "static"),
     [
-        (("mirrored", 4), False),
-        pytest.param(("mirrored", 4), True, marks=pytest.mark.slow),
+        (("mirrored", 2), False),
+        pytest.param(("mirrored", 2), True, marks=pytest.mark.slow),
         pytest.param(("central_storage", 2), False, marks=pytest.mark.slow),
     ],
     ids=str,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import keras_twin, largest_difference, line_net, plain_dataset, sequential
+from training_helpers import KINDS, keras_twin, largest_difference, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -117,7 +117,7 @@ def _segments() -> Any:
     return sequential((4, 4, 2), L.Conv2D(3, 3, padding="same"))
 
 
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 4), ("central_storage", 2)], ids=str)
+@pytest.mark.parametrize("where", KINDS, ids=str)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_ignored_classes_do_not_count(where: Any, weighted: bool, make_loop: Any) -> None:
     rng = np.random.default_rng(0)
@@ -137,7 +137,7 @@ def test_masks_of_outputs_and_values_are_combined(make_loop: Any) -> None:
     rng = np.random.default_rng(0)
     tokens, y = rng.integers(0, 5, (16, 6)), rng.integers(0, 3, (16, 6))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2)
-    _fit_both(make_loop(("mirrored", 4), net, loss=loss), net, plain_dataset(tokens, y, batch=16), loss=loss)
+    _fit_both(make_loop(("mirrored", 2), net, loss=loss), net, plain_dataset(tokens, y, batch=16), loss=loss)
 
 
 def test_circle_masks_its_own_values(make_loop: Any) -> None:
@@ -173,7 +173,7 @@ def _masked_and_added() -> Any:
 )
 def test_a_masked_loss_beside_one_that_layers_add(options: dict[str, Any], make_loop: Any) -> None:
     tokens, y = _sentences()
-    loop = make_loop(("mirrored", 4), _masked_and_added, **options)
+    loop = make_loop(("mirrored", 2), _masked_and_added, **options)
     model = keras_twin(_masked_and_added, loop)
     model.compile(keras.optimizers.SGD(0.1), "mse")
     model.fit(plain_dataset(tokens, y, batch=24), epochs=3, verbose=0)
@@ -194,7 +194,7 @@ def test_a_masked_output_beside_others(make_loop: Any) -> None:
     tokens, y = _sentences()
     data = plain_dataset(tokens, {"tags": y, "mood": y[:, 0]}, batch=24)
     options = {"loss": {"tags": "mse", "mood": "mae"}, "loss_weights": {"tags": 2.0, "mood": 0.5}}
-    loop = make_loop(("mirrored", 4), net, **options)
+    loop = make_loop(("mirrored", 2), net, **options)
     model = keras_twin(net, loop)
     model.compile(keras.optimizers.SGD(0.1), **options)
     expected, found = (trained.fit(data, epochs=2, verbose=0).history for trained in (model, loop))

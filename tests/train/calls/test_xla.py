@@ -134,6 +134,7 @@ def test_it_is_on_or_off(make_loop: Any) -> None:
         mk.train.Loop(plain.strategy, plain.step, jit_compile="auto")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow  # a process of its own
 def test_calls_of_any_length_and_place_are_compiled_once(run_python: Any) -> None:
     code = """
         import json, os, pathlib

@@ -197,7 +197,9 @@ def predict():
 
 def checkpoints():
     with tempfile.TemporaryDirectory() as folder:
-        step, loop = make()
+        step, loop = made["step"], made["loop"]
+        before = int(step.optimizer.iterations.value.numpy())
+        loop.position = mk.train.Position()
         loop.fit(train, epochs=2, callbacks=[mk.train.Checkpoints(folder, every=10)], verbose=0)
         weights = [v.value.numpy() for v in step.variables]
         again, loop = make()
@@ -206,7 +208,7 @@ def checkpoints():
         pairs = zip(weights, again.variables, strict=True)
         error = float(max(np.abs(a - v.value.numpy()).max() for a, v in pairs))
         loop.fit(train, epochs=3, verbose=0)
-        iterations = int(again.optimizer.iterations.value.numpy())
+        iterations = int(again.optimizer.iterations.value.numpy()) - before
         return {"restored": restored, "error": error, "gone_on": iterations}
 
 

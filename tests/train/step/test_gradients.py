@@ -15,28 +15,6 @@ L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-@pytest.mark.parametrize("clipping", ["step", "optimizer"])
-def test_the_global_gradient_is_clipped(clipping: str, make_loop: Any, numbers: Any) -> None:
-    limit = 0.5
-    by_step = clipping == "step"
-    loop = make_loop(
-        ("mirrored", 4),
-        lambda: sequential((4,), L.Dense(1)),
-        lambda: keras.optimizers.SGD(1.0, **({} if by_step else {"global_clipnorm": limit})),
-        clip_norm=limit if by_step else None,
-    )
-    before = loop.step.model.get_weights()
-    x, y = numbers[0][:30], numbers[1][:30]
-    error = x @ before[0] + before[1] - y
-    gradient = [2 * x.T @ error / 30, 2 * error.mean(0)]
-    norm = np.sqrt(sum(np.sum(g**2) for g in gradient))
-    assert norm > 2 * limit
-    loop.fit(plain_dataset(x, y, batch=30), verbose=0)
-    after = loop.step.model.get_weights()
-    for old, new, g in zip(before, after, gradient, strict=True):
-        np.testing.assert_allclose(old - new, g * limit / norm, atol=1e-5)
-
-
 def test_regularisers_and_added_losses_count_once(make_loop: Any, numbers: Any) -> None:
     class Penalty(L.Layer):
         def call(self, x: Any) -> Any:
@@ -47,10 +25,10 @@ def test_regularisers_and_added_losses_count_once(make_loop: Any, numbers: Any) 
         l2 = keras.regularizers.L2(0.2)
         return sequential((4,), L.Dense(3, kernel_regularizer=l2, activity_regularizer=l2), Penalty(), L.Dense(1))
 
-    loop = make_loop(("mirrored", 4), net)
+    loop = make_loop(("mirrored", 2), net)
     model = keras_twin(net, loop)
     model.compile(keras.optimizers.SGD(0.1), "mse")
-    data = plain_dataset(*numbers, batch=30)  # 8, 8, 8, 6
+    data = plain_dataset(*numbers, batch=29)  # 15, 14
     expected = model.fit(data, epochs=3, verbose=0).history["loss"]
     np.testing.assert_allclose(loop.fit(data, epochs=3, verbose=0).history["loss"], expected, rtol=1e-5)
     assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5  # measured: 2.4e-7

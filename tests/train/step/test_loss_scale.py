@@ -81,8 +81,8 @@ def test_an_overflow_in_one_part_skips_the_update_of_all(where: Any, make_loop: 
 @pytest.mark.parametrize(
     ("where", "synchronized"),
     [
-        (("mirrored", 4), True),
-        pytest.param(("mirrored", 4), False, marks=pytest.mark.slow),
+        (("mirrored", 2), True),
+        pytest.param(("mirrored", 2), False, marks=pytest.mark.slow),
         pytest.param(("central_storage", 2), False, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -97,7 +97,7 @@ def test_a_fixed_scale_changes_no_result(where: Any, synchronized: bool, make_lo
     results = []
     for loss_scale in (None, 1024.0):
         loop = make_loop(where, net, _adam, loss_scale=loss_scale)
-        train(loop, cut(*numbers, sizes=[22, 30] if synchronized else [22, 30, 3]))
+        train(loop, cut(*numbers, sizes=[21, 30] if synchronized else [21, 30, 1]))
         results.append(numbers_of([*loop.step.model.variables, *loop.step.optimizer.variables]))
     assert loop.step.current_loss_scale == 1024
     assert loop.step.skipped_steps == 0
@@ -121,7 +121,7 @@ def test_mixed_float16_equals_one_device_that_computes_the_shards(
     loop = make_loop(where, _half_net, _adam, loss_scale=LossScale(scale))
     model, optimizer = keras_twin(_half_net, loop), _adam()
     optimizer.build(model.trainable_variables)
-    batches = cut(*numbers, sizes=[24, 22, 3])
+    batches = cut(*numbers, sizes=[24, 22, 2])
     logs = train(loop, batches)
     state = numbers_of(model.non_trainable_variables)
 

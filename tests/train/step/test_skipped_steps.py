@@ -90,7 +90,14 @@ _OPTIMIZERS = [
 ]
 
 
-@pytest.mark.parametrize("cls", [*_OPTIMIZERS, CountsToo], ids=lambda cls: cls.__name__)
+_FAST = ("Adam", "Adafactor", "Lamb", "Muon", "RMSprop", "CountsToo")  # those whose slots differ in kind
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [pytest.param(cls, marks=[pytest.mark.slow] * (cls.__name__ not in _FAST)) for cls in (*_OPTIMIZERS, CountsToo)],
+    ids=lambda cls: cls.__name__,
+)
 def test_a_skipped_step_leaves_every_slot_of_any_optimizer(cls: Any, make_loop: Any, numbers: Any) -> None:
     """All of them compute on what is not finite; none may raise, and nothing of it may stay."""
 

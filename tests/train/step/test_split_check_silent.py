@@ -63,7 +63,7 @@ def test_every_loss_of_keras_is_checked() -> None:
     assert made - {"Loss", "Circle"} == set(LOSSES)  # Circle compares the rows: below
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", LOSSES)
 def test_silent_on_losses_of_keras(name: str, weighted: bool, make_loop: Any) -> None:
     net, y, options = LOSSES[name]
@@ -138,14 +138,14 @@ def test_every_metric_of_keras_is_checked() -> None:
     assert made - {"Metric", "Mean", "MeanMetricWrapper", "Sum"} == checked
 
 
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", METRICS)
-def test_silent_on_metrics_of_keras(kind: str, weighted: bool, make_loop: Any) -> None:
+def test_silent_on_metrics_of_keras(kind: str, make_loop: Any) -> None:
+    """With the weights of examples and without."""
     net, y, metrics = METRICS[kind]
-    options = {"weighted_metrics" if weighted else "metrics": [type(m).from_config(m.get_config()) for m in metrics]}
-    weight = [rng.uniform(0, 2, 24).astype("float32")] if weighted else []
+    plain, weighted = ([type(m).from_config(m.get_config()) for m in metrics] for _ in range(2))
     loss = "sparse_categorical_crossentropy" if y is CLASSES else "mse"
-    check(make_loop(TWO, net, loss=loss, **options), X, y, *weight)
+    loop = make_loop(TWO, net, loss=loss, metrics=plain, weighted_metrics=weighted)
+    check(loop, X, y, rng.uniform(0, 2, 24).astype("float32"))
 
 
 def test_silent_on_what_is_known_to_depend_on_the_cut(make_loop: Any) -> None:
