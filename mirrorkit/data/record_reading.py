@@ -85,13 +85,13 @@ class RecordReader:
     ) -> tf.data.Dataset:
         """Read the streams that have rows which are asked for, each shuffled in blocks.
 
-        A block is what a stream gives to as many batches as fill the buffer. So the place of an example depends neither
-        on who asks nor on `start`.
+        A block is what a stream gives to as many batches as fill half of the buffer: while one block is used up, the next
+        one is read. So the place of an example depends neither on who asks nor on `start`.
         """
         if start == share.steps:
             return _nothing(share)
         whole, last = streams.whole, streams.last
-        per_block = max(1, min(shuffle_buffer // share.batch_size, whole.number))
+        per_block = max(1, min(shuffle_buffer // 2 // share.batch_size, whole.number))
         block = start // per_block if start < whole.number else -(-whole.number // per_block)
         edges = np.array([*range(block * per_block, whole.number, per_block), whole.number])
         own = [whole.streams_of(*share.rows) if start < whole.number else range(0), range(0)]
