@@ -85,8 +85,8 @@ class RecordReader:
     ) -> tf.data.Dataset:
         """Read the streams that have rows which are asked for, each shuffled in blocks.
 
-        A block is what a stream gives to as many batches as fill half of the buffer: while one block is used up, the next
-        one is read. So the place of an example depends neither on who asks nor on `start`.
+        A block is what a stream gives to as many batches as fill half of the buffer: the next one is read while one is
+        used up. So the place of an example depends neither on who asks nor on `start`.
         """
         if start == share.steps:
             return _nothing(share)

@@ -57,8 +57,8 @@ class Records(PreparedRecipe):
             Gzip is recognised.
         global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller.
         shuffle: draw a new order for every epoch.
-        shuffle_buffer: how many serialized examples are held in memory, divided among the workers, at least those of two
-            batches. Half of them are shuffled together, while the other half is read.
+        shuffle_buffer: how many serialized examples are held in memory, divided among the workers; at least those of
+            two batches. Half of them are shuffled together, while the other half is read.
         seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
         num_classes: the number of classes; for files from elsewhere, `one_hot` needs it. Without `decode`, the labels
             of files from elsewhere are compared with it as they are decoded.
