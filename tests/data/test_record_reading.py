@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from recipe_helpers import assert_same, collect, order_of
 
 from mirrorkit import batching, data
-from mirrorkit.data import own_rows
+from mirrorkit.data import own_rows, stream_reading
 from mirrorkit.data.record_streams import draw_streams
 from mirrorkit.errors import DataError, FileError
 
@@ -58,6 +58,15 @@ def test_whole_batches_of_which_every_worker_has_all_rows_before_a_last_one_that
     write_numbers(tmp_path, [2, 11], "")
     recipe = data.records(tmp_path / "*", decode=number_of, global_batch_size=9, shuffle=shuffle)
     assert_workers_read_the_same(recipe, 0, 0, 4, 1)
+
+
+def test_a_set_of_many_examples_in_each_stream_and_of_many_rows_in_each_block(tmp_path):
+    write_numbers(tmp_path, [4_000, 2_001])
+    recipe = data.records(tmp_path, decode=number_of, global_batch_size=100, shuffle=True, shuffle_buffer=7_000)
+    batches = collect(recipe.dataset(0))
+    np.testing.assert_array_equal(np.sort(np.concatenate([x for x, _ in batches])), np.arange(6_001))
+    assert_same(collect(recipe.dataset(0, 37)), batches[37:])  # in the second block of two
+    assert_workers_read_the_same(recipe, 0, 37, 3, 1)
 
 
 @settings(max_examples=12, deadline=None)
@@ -236,6 +245,8 @@ def test_without_offsets_in_tensorflow_files_are_read_from_their_beginning(tmp_p
     recipe = data.records(tmp_path, decode=number_of, global_batch_size=9, shuffle=shuffle, shuffle_buffer=30)
     whole = collect(recipe.dataset(0, 4))
     monkeypatch.delattr(tf.raw_ops, "TFRecordDatasetV2")
+    read = stream_reading._read.python_function  # the function itself has been traced with offsets
+    monkeypatch.setattr(stream_reading, "_read", tf.function(read, input_signature=[stream_reading._SPEC]))
     assert_same(collect(recipe.dataset(0, 4)), whole)
 
 
