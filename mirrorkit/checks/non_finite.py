@@ -87,14 +87,21 @@ def find_in_shards(step: Any, shards: Iterable[Any], *, first: int = 0) -> NonFi
         if found := _look("variable", repr(path(variable)), [_value(variable)]):
             return found
     for number, shard in enumerate(shards, start=first):
-        batch = unpack_batch(shard)
+        batch = _unpack(step, shard)
         if tf.nest.flatten(batch.x)[0].shape[0] == 0:
             continue
         for found in _in_batch(batch):
             return replace(found, shard=number)
-        for found in _in_computation(step, batch, number):
+        for found in _in_computation(step, shard, batch, number):
             return replace(found, shard=number)
     return None
+
+
+def _unpack(step: Any, batch: Any) -> Batch:
+    """Take a batch apart as the step does."""
+    if isinstance(step, Step) and step.strategy is not None:
+        return step.for_loop(step.strategy).unpack(batch)
+    return unpack_batch(batch)
 
 
 def _in_batch(batch: Batch) -> Iterator[NonFinite]:
@@ -104,9 +111,9 @@ def _in_batch(batch: Batch) -> Iterator[NonFinite]:
                 yield found
 
 
-def _in_computation(step: Any, batch: Batch, shard: int) -> Iterator[NonFinite]:
+def _in_computation(step: Any, rows: Any, batch: Batch, shard: int) -> Iterator[NonFinite]:
     if isinstance(step, Step):
-        yield from _forth_and_back(step.model, lambda w, s: _objective_of_step(step, w, s, batch, shard))
+        yield from _forth_and_back(step.model, lambda w, s: _objective_of_step(step, w, s, rows, shard))
     elif isinstance(step, keras.Model):
         yield from _forth_and_back(step, lambda w, s: _objective_of_model(step, w, s, batch))
     elif hasattr(step, "compute"):
@@ -115,9 +122,9 @@ def _in_computation(step: Any, batch: Batch, shard: int) -> Iterator[NonFinite]:
         raise StepError(f"find_non_finite takes a step, a loop or a Keras model, found {type(step).__name__}.")
 
 
-def _objective_of_step(step: Step, weights: Any, state: Any, batch: Batch, shard: int) -> tf.Tensor:
+def _objective_of_step(step: Step, weights: Any, state: Any, rows: Any, shard: int) -> tf.Tensor:
     assert step.strategy is not None  # the step has been built
-    return step.for_loop(step.strategy).objective(weights, state, batch.present, shard)
+    return step.for_loop(step.strategy).objective(weights, state, rows, shard)
 
 
 def _objective_of_model(model: Any, weights: Any, state: Any, batch: Batch) -> tf.Tensor | None:

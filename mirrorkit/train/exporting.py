@@ -23,6 +23,7 @@ from mirrorkit.errors import FileError, StepError
 from mirrorkit.strategy import is_chief
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.layer_state import layers_of, training_argument
+from mirrorkit.train.step.models import Models
 from mirrorkit.variables import unchanged
 
 _KERAS = ".keras"
@@ -68,6 +69,8 @@ def export(
     model = step if isinstance(step, keras.Model) else getattr(step, "model", None)
     if not isinstance(model, keras.Model):
         raise StepError(f"export takes a loop, a step or a Keras model, found {type(of).__name__}.")
+    if isinstance(model, Models):
+        raise model.refusal("An exported file")
     if not model.built:
         raise StepError(f"The model {model.name!r} is not built, so it has no weights yet. Give it an Input.")
     if averaged and not hasattr(step, "averaged"):

@@ -20,7 +20,6 @@ from mirrorkit.train.input.class_weight import ClassWeights
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator
 from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
 from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data
-from mirrorkit.train.step.outputs import unpack_batch
 from mirrorkit.train.step.requirements import require_static_batches
 from mirrorkit.whole import is_whole
 
@@ -84,8 +83,7 @@ class Input:
                 "The data never ends. Say how many batches to take: steps_per_epoch, validation_steps or steps."
             )
         self.steps: int | None = steps if found < 0 else found if steps is None else min(steps, found)
-        inputs = tf.nest.flatten(unpack_batch(self.element_spec).x)
-        size = data.global_batch_size if isinstance(data, Recipe) else inputs[0].shape[0]
+        size = data.global_batch_size if isinstance(data, Recipe) else tf.nest.flatten(self.element_spec)[0].shape[0]
         self.global_batch_size: int | None = size
         self.order_version = data.order_version if isinstance(data, Recipe) else 1
         self.order_workers: int | None = None  # see `Position`

@@ -142,6 +142,8 @@ class Loop:
             raise StepError(f"verbose must be 0, 1, 2 or 'auto'; found {verbose!r}.")
         if validation_data is not None:
             self._step.require("evaluate")
+        if class_weight:
+            self._step.require("class_weight")
         training = Input(self.strategy, data, steps=steps_per_epoch, carry_on=True, class_weight=class_weight)
         validation = None if validation_data is None else Input(self.strategy, validation_data, steps=validation_steps)
         report = Report(throughput=Throughput(warm=self._warm))

@@ -85,7 +85,8 @@ def foreign_state(names: Iterable[str]) -> StepError:
     return StepError(
         f"The model uses state that is not among its own: {', '.join(sorted(names))}. Replicas would share it, and "
         "a run could not be repeated. A layer that draws random numbers needs a keras.random.SeedGenerator as an "
-        "attribute and keras.random's functions; other state must come from a layer's add_weight."
+        "attribute and keras.random's functions; other state must come from a layer's add_weight. Step.from_loss takes "
+        "all models, layers and SeedGenerators that its loss_fn uses; what a metric would measure, loss_fn returns."
     )
 
 

@@ -6,12 +6,13 @@ bypasses the model's `__call__`, which Keras's `fit` does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasModel, Nest
+from mirrorkit._types import KerasModel, KerasVariable, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.tracing import foreign_state
 from mirrorkit.train.step.keras_on_gpus import without_waits
@@ -30,23 +31,42 @@ def call_model(
     """
     given = list(zip(model.trainable_variables, weights, strict=True))
     given += zip(model.non_trainable_variables, state, strict=True)
-    scope = keras.StatelessScope(state_mapping=given, collect_losses=True)
+    scope = _Scope(state_mapping=given, collect_losses=True)
     with seeds_on_host(), without_waits(), scope:
         before = dict(scope.state_mapping)
         outputs = model(x, **training_argument(model, training))
         added = list(model.losses)
-    _require_kept(model, {key for key, value in scope.state_mapping.items() if value is not before.get(key)})
+    assigned = {key for key, value in scope.state_mapping.items() if value is not before.get(key)}
+    _require_kept(model, {key: scope.paths[key] for key in assigned})
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
+
+
+class _Scope(keras.StatelessScope):  # type: ignore[name-defined, misc]
+    """Keras's own, which knows an assigned variable by its id, and also its path."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.paths: dict[int, str] = {}
+
+    def add_update(self, update: tuple[KerasVariable, tf.Tensor]) -> None:
+        """Note the variable, and let Keras keep its new value."""
+        self.paths[id(update[0])] = update[0].path
+        super().add_update(update)
 
 
 def predict_with(model: KerasModel, x: Nest) -> Nest:
     """Return the model's outputs for `x`, as Keras's `predict` does."""
+    return predicting(lambda: model(x, **training_argument(model, False)))
+
+
+def predicting(predict: Callable[[], Nest]) -> Nest:
+    """Call what predicts, as a pass through a model is made."""
     with seeds_on_host(), without_waits():
-        return model(x, **training_argument(model, False))
+        return predict()
 
 
-def _require_kept(model: KerasModel, assigned: set[int]) -> None:
-    """Refuse a pass that assigned variables (by their `id`) which the update would not write."""
+def _require_kept(model: KerasModel, assigned: Mapping[int, str]) -> None:
+    """Refuse a pass that assigned variables (the path of each by its `id`) which the update would not write."""
     for variable in model.trainable_variables:
         if id(variable) in assigned:
             raise StepError(
@@ -55,20 +75,15 @@ def _require_kept(model: KerasModel, assigned: set[int]) -> None:
                 "(add_weight(..., trainable=False)), or use a constraint such as keras.constraints.MaxNorm."
             )
     kept = {id(variable) for variable in model.non_trainable_variables}
+    lost = {key: path for key, path in assigned.items() if key not in kept}
     for layer in reversed(layers_of(model)):  # a layer comes after those that hold it
         for variable in layer.metrics_variables:
-            if id(variable) in assigned - kept:
+            if id(variable) in lost:
                 raise StepError(
                     f"The layer {layer.name!r} updates a metric in its call (variable {variable.path!r}), which a step "
                     "does not write: the metric would stay at zero. Give the metric to Step(..., metrics=[...]), or "
-                    "return what it measures as another output of the model."
+                    "return what it measures as another output of the model; the loss_fn of Step.from_loss returns it "
+                    "by name."
                 )
-    if assigned - kept:
-        raise foreign_state(_paths(model, assigned - kept) or ["a Keras variable that is assigned in a call"])
-
-
-def _paths(model: KerasModel, wanted: set[int]) -> list[str]:
-    """Return the paths of those variables that are attributes of layers."""
-    attributes = [value for layer in layers_of(model) for value in vars(layer).values()]
-    single = [one for value in attributes for one in (value if isinstance(value, (list, tuple)) else [value])]
-    return [one.path for one in single if isinstance(one, keras.Variable) and id(one) in wanted]
+    if lost:
+        raise foreign_state([f"the Keras variable {path!r} (assigned in a call)" for path in lost.values()])

@@ -14,6 +14,7 @@ from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.empty_shares import has_no_rows, unless_empty
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
 from mirrorkit.train.step.loop_step import Pass
+from mirrorkit.train.step.models import Models
 from mirrorkit.train.step.seeds import require_own_draws
 
 
@@ -64,7 +65,7 @@ class Custom:
             )
         step.build(strategy)
         self.clock = Clock()  # such a step asks for nothing on the host
-        self.model: KerasModel = getattr(step, "model", None) or _Models(step)
+        self.model: KerasModel = getattr(step, "model", None) or _models_of(step)
         self._step = step
         self._strategy = strategy
         self._names: dict[Pass, list[str]] = {}  # of the logs
@@ -75,8 +76,10 @@ class Custom:
         """What the step says that it changes."""
         return list(getattr(self._step, "variables", []))
 
-    def require(self, what: Literal["evaluate", "predict"]) -> None:
+    def require(self, what: Literal["evaluate", "predict", "class_weight"]) -> None:
         """Refuse what the step does not say how to do."""
+        if what == "class_weight":
+            return
         method = "test" if what == "evaluate" else what
         if not hasattr(self._step, method):
             raise StepError(
@@ -175,10 +178,8 @@ class Custom:
         return {name: totals[i] / totals[0] for i, name in enumerate(self._names[what], start=2)}
 
 
-class _Models(keras.Model):  # type: ignore[name-defined, misc]
-    """The Keras models and layers among the attributes of a step, as one model for callbacks."""
-
-    def __init__(self, step: Any) -> None:
-        super().__init__(name=type(step).__name__.lower())
-        self.parts = {name: part for name, part in vars(step).items() if isinstance(part, keras.layers.Layer)}
-        self.built = True
+def _models_of(step: Any) -> Models:
+    """Return the Keras models and layers among the attributes of a step, as one model for callbacks."""
+    return Models(
+        [part for part in vars(step).values() if isinstance(part, keras.layers.Layer)], type(step).__name__.lower()
+    )

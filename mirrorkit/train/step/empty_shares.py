@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest
 from mirrorkit.train.step.global_batch import GlobalBatch, this_replica
-from mirrorkit.train.step.outputs import count_examples, unpack_batch
+from mirrorkit.train.step.outputs import count_examples
 
 
 def has_no_rows(batch: Nest) -> bool:
@@ -45,7 +45,7 @@ def unless_empty(batch: Nest, full: Callable[[], Nest]) -> Nest:
     def nothing() -> Nest:
         return tf.nest.map_structure(lambda t: None if t is None else tf.zeros(t.shape, t.dtype), found[0])
 
-    return tf.cond(count_examples(unpack_batch(batch)) > 0, some, nothing)
+    return tf.cond(count_examples(batch) > 0, some, nothing)
 
 
 class Copies(NamedTuple):

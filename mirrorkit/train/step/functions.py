@@ -25,6 +25,7 @@ from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_batch
+from mirrorkit.train.step.own_loss import value_names
 from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.totals import EXAMPLES, Term, Totals
 from mirrorkit.variables import unchanged
@@ -89,8 +90,25 @@ class Functions:
         """Find out, once, which loss and metrics belong to which output, and refuse a batch that lacks targets."""
         if self._totals is None:
             given = self._options
-            self._totals = outside_replica(lambda: Totals.resolve(self._model, batch, given.losses, given.metrics))
+            self._totals = outside_replica(
+                lambda: (
+                    Totals.of_values(self._values(batch))
+                    if given.of_values
+                    else Totals.resolve(self._model, batch, given.losses, given.metrics)
+                )
+            )
         self._totals.require_targets(batch)
+
+    def _values(self, batch: Batch) -> list[str]:
+        """Return the names of the values that the user's loss function gives."""
+
+        def values(weights: list[tf.Tensor], state: list[tf.Tensor], x: Nest) -> Nest:
+            return call_model(self._model, weights, state, x, training=False)[0]
+
+        groups = (self._variables.weights, self._variables.state)
+        known = [[tf.TensorSpec(variable.shape, variable.dtype) for variable in group] for group in groups]
+        trace = TraceOnce(values).trace
+        return value_names(batch.x, lambda x: trace(*known, x).structured_outputs)
 
     @property
     def totals(self) -> Totals:
@@ -112,7 +130,7 @@ class Functions:
             )
         return self._facts
 
-    def check_batch(self, values: Changing, batch: Nest, replicas: int, *, training: bool) -> None:
+    def check_batch(self, values: Changing, batch: Batch, replicas: int, *, training: bool) -> None:
         """Refuse a step that means something else on several shards of a batch; see `split_check`."""
         unchecked = self._options.unchecked
         known = {*self.totals.losses.own_names, *self.totals.metrics.names, "loss", "add_loss", "rows", "state"}
@@ -121,9 +139,7 @@ class Functions:
         about = About(self._model, self.totals, training)
         shards = (self._shards, replicas)
         with unchanged([]):  # a layer may draw from Python's or NumPy's generator
-            outside_replica(
-                lambda: compare_parts(about, values.weights, values.state, unpack_batch(batch), shards, unchecked)
-            )
+            outside_replica(lambda: compare_parts(about, values.weights, values.state, batch, shards, unchecked))
 
     def rows(self, batch: GlobalBatch) -> tuple[Nest, Copies | None]:
         """Return the rows that this replica computes, and how their sums count (None for fully)."""

@@ -14,7 +14,7 @@ import tensorflow as tf
 from mirrorkit._types import Batch
 from mirrorkit.data import HOST, own_rows
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.outputs import count_examples, unpack_batch
+from mirrorkit.train.step.outputs import count_examples
 
 
 class GlobalBatch(Protocol):
@@ -68,7 +68,7 @@ class HostBatch:
 
     def examples(self) -> tf.Tensor:
         """See `GlobalBatch`."""
-        return count_examples(unpack_batch(self._batch)) if self._size is None else tf.constant(self._size)
+        return count_examples(self._batch) if self._size is None else tf.constant(self._size)
 
     def _cut(self, replica: Any, replicas: Any) -> Batch:
         def rows(tensor: tf.Tensor) -> tf.Tensor:
@@ -108,7 +108,7 @@ class OwnRows:
             )
         if replicas == 1 or size is not None:  # shares of static size are assumed not to be empty
             return self._rows, False
-        own = tf.cast(count_examples(unpack_batch(self._rows)), tf.int64)
+        own = tf.cast(count_examples(self._rows), tf.int64)
         sizes = context.all_gather(own[tf.newaxis], axis=0)
         first = tf.reduce_sum(sizes[: context.replica_id_in_sync_group])
         is_all = tf.reduce_any(sizes == 0)
@@ -118,7 +118,7 @@ class OwnRows:
 
     def examples(self) -> tf.Tensor:
         """See `GlobalBatch`; in replica context."""
-        own = count_examples(unpack_batch(self._rows))
+        own = count_examples(self._rows)
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
 
 

@@ -41,7 +41,7 @@ class LoopStep(Protocol):
     def variables(self) -> list[Variable]:
         """All that it may change."""
 
-    def require(self, what: Literal["evaluate", "predict"]) -> None:
+    def require(self, what: Literal["evaluate", "predict", "class_weight"]) -> None:
         """Raise a `StepError` where it cannot do this."""
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Loss, Nest, PerOutput
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.outputs import Output, kind_of_target, per_output
+from mirrorkit.train.step.outputs import Output, kind_of_target, own_value, per_output
 
 
 class LossSum(NamedTuple):
@@ -58,7 +58,7 @@ class Losses:
     def require_targets(self, targets: Sequence[Nest]) -> None:
         """Refuse data that has no target (None) for an output with a loss."""
         for name, loss, target in zip(self.names, self._losses, targets, strict=True):
-            if loss is not None and target is None:
+            if loss not in (None, own_value) and target is None:
                 output = "the model's output" if name is None else f"the output {name!r}"
                 raise StepError(
                     f"There is a loss but no target for {output}. Let the data yield (x, y), with a target for every "
@@ -67,8 +67,8 @@ class Losses:
 
     @property
     def own_names(self) -> list[str]:
-        """Log names of the entries of `sums`, as in Keras; none for a model with a single output."""
-        return [f"{self.names[index]}_loss" for index, _ in self.members] if len(self.names) > 1 else []
+        """Log names of the entries of `sums`, as in Keras; none for outputs without a name, such as a single one."""
+        return [f"{self.names[index]}_loss" for index, _ in self.members if self.names[index] is not None]
 
 
 def _resolve(loss: Loss | str, output: Output) -> Loss:
@@ -133,8 +133,10 @@ def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
     return getattr(tensor, "_keras_mask", None)  # private to Keras; tests of masked layers and losses guard it
 
 
-def _as_keras_gives(y: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _as_keras_gives(y: tf.Tensor | None, y_pred: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor]:
     """Cast both to Keras's float type and bring them to one rank, as Keras does before it calls a loss function."""
+    if y is None:
+        return None, tf.cast(y_pred, keras.config.floatx())
     y, y_pred = tf.cast(y, keras.config.floatx()), tf.cast(y_pred, keras.config.floatx())
     if len(y.shape) + 1 == len(y_pred.shape) and y_pred.shape[-1] == 1:
         return y[..., tf.newaxis], y_pred

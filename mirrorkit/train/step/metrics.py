@@ -16,7 +16,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasMetric, Metric, PerOutput
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.keras_on_gpus import without_waits
-from mirrorkit.train.step.outputs import Output, kind_of_target, per_output
+from mirrorkit.train.step.outputs import Output, kind_of_target, own_value, per_output
 
 
 class Metrics:
@@ -31,7 +31,7 @@ class Metrics:
         names = [output.name for output in outputs]
         for given, weighted in ((metrics, False), (weighted_metrics, True)):
             for index, members in enumerate(_by_output(given, names)):
-                if members and outputs[index].y is None:
+                if outputs[index].y is None and not all(isinstance(member, MeanOfOutput) for member in members):
                     raise StepError(
                         f"There are metrics but no target for output {names[index] or 'of the model'}. Let the data "
                         "yield (x, y), with a target for every output that has metrics."
@@ -98,6 +98,13 @@ class Metrics:
         return results
 
 
+class MeanOfOutput(keras.metrics.MeanMetricWrapper):  # type: ignore[name-defined, misc]
+    """The mean over the examples of an output that is itself the value of each."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(own_value, name=name)
+
+
 def _by_output(given: PerOutput, names: Sequence[str | None]) -> list[list[Metric]]:
     if not given:
         return [[] for _ in names]
@@ -148,8 +155,10 @@ def _require_additive(metric: KerasMetric, output: Output) -> None:
     """Refuse a metric by name unless updating two shards in turn gives the sum of their states."""
     rng = np.random.default_rng(0)
 
-    def shard() -> tuple[tf.Tensor, tf.Tensor]:
+    def shard() -> tuple[tf.Tensor | None, tf.Tensor]:
         y_pred = rng.uniform(0.05, 0.95, [4, *(size or 3 for size in output.y_pred.shape[1:])])
+        if output.y is None:
+            return None, tf.constant(y_pred, tf.float32)
         y = rng.integers(0, 2, [4, *(size or 3 for size in output.y.shape[1:])])
         return tf.cast(tf.constant(y), output.y.dtype), tf.constant(y_pred, tf.float32)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from mirrorkit._types import PerOutput
+from mirrorkit._types import Batch, Nest, PerOutput
 from mirrorkit.train.step.loss_scale import LossScale
 
 
@@ -40,3 +40,5 @@ class Options:
     unchecked: Sequence[str]
     bucket_mib: float
     jit_compile: bool
+    of_values: bool = False  # the model takes whole batches, and its outputs are values of each example (`from_loss`)
+    predict: Callable[[Batch], Nest] | None = None  # from a batch, in place of the model

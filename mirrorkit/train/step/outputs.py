@@ -45,9 +45,9 @@ def unpack_batch(batch: Nest) -> Batch:
     return Batch(*batch)
 
 
-def count_examples(batch: Batch) -> tf.Tensor:
+def count_examples(batch: Nest) -> tf.Tensor:
     """Return the number of examples in the batch (int32 scalar; a constant where it is known beforehand)."""
-    first = tf.nest.flatten(batch.x)[0]
+    first = tf.nest.flatten(batch)[0]
     return tf.shape(first)[0] if first.shape[0] is None else tf.constant(first.shape[0])
 
 
@@ -68,6 +68,11 @@ def match(names: Sequence[str | None], y: Nest, y_pred: Nest, weight: Nest) -> l
     for_all = weight is None or tf.is_tensor(weight) or isinstance(weight, tf.TypeSpec)
     weight = [weight] * len(names) if for_all else per_output(names, weight, "weights")
     return [Output(*parts) for parts in zip(names, y, tf.nest.flatten(y_pred), weight, strict=True)]
+
+
+def own_value(y: None, y_pred: tf.Tensor) -> tf.Tensor:
+    """The loss, or what a mean is taken of, where an output is itself the value of each example (`Step.from_loss`)."""
+    return y_pred
 
 
 def kind_of_target(output: Output) -> str:

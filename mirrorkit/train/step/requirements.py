@@ -12,6 +12,7 @@ from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Nest, Sp
 from mirrorkit.errors import StepError
 from mirrorkit.optim import trainable_variables
 from mirrorkit.train.step.layer_state import layers_of
+from mirrorkit.train.step.models import Models
 from mirrorkit.train.step.outputs import Batch, unpack_batch
 from mirrorkit.variables import native
 from mirrorkit.whole import is_whole
@@ -29,6 +30,12 @@ def check_model(model: KerasModel, *, scaled: bool) -> None:
             f"The model {model.name!r} is not built, so it has no variables yet. Give it an Input, or call "
             "model.build(input_shape) in the strategy's scope."
         )
+    for part in model.parts if isinstance(model, Models) else []:
+        if not getattr(part, "built", True):  # a seed generator is
+            raise StepError(
+                f"{part.name!r}, which Step.from_loss was given, is not built, so it has no variables yet. Give it an "
+                "Input, or call it once on a batch in the strategy's scope."
+            )
     for layer in layers_of(model):
         if getattr(layer, "variable_dtype", None) == "float16":
             raise StepError(
@@ -47,15 +54,19 @@ def check_model(model: KerasModel, *, scaled: bool) -> None:
                 "float8 training); sums over replicas would not be that value. Use "
                 'keras.config.set_dtype_policy("mixed_bfloat16").'
             )
+    if not model.trainable_variables and isinstance(model, Models):
+        raise StepError("None of the models has trainable variables. Set trainable = True for those to be trained.")
     if not model.trainable_variables:
         raise StepError(f"The model {model.name!r} has no trainable variables. Set model.trainable = True.")
 
 
-_OWN_STEP = "a step of your own (build, compute, update; docs/custom-loop.md)"
+_FROM_LOSS = "mk.train.Step.from_loss(model, optimizer, loss_fn), with loss_fn(batch) -> values [rows]"
+_OWN_STEP = f"{_FROM_LOSS}, or a step of your own (build, compute, update; docs/custom-loop.md)"
 _OVERRIDDEN = {  # what Keras's fit and evaluate call, and what to write in place of an override
     "train_step": _OWN_STEP,
-    "test_step": "metrics for Step(..., metrics=[...]), or an evaluation of your own of loop.predict(...)",
-    "compute_loss": "a loss (y_true, y_pred) -> values [batch] for Step(..., loss=...), or add_loss in a layer",
+    "test_step": f"metrics for Step(..., metrics=[...]), or {_FROM_LOSS} or a dict of them, for validation too",
+    "compute_loss": "a loss (y_true, y_pred) -> values [batch] for Step(..., loss=...), add_loss in a layer, or "
+    + _FROM_LOSS,
     "compute_metrics": "keras.metrics.Metric objects for Step(..., metrics=[...])",
     "get_metrics_result": "keras.metrics.Metric objects for Step(..., metrics=[...])",
     "make_train_function": _OWN_STEP,
@@ -127,7 +138,7 @@ def check_rows(batch: Batch) -> None:
     parts = {name: tf.nest.flatten(part) for name, part in batch._asdict().items() if part is not None}
     shapes = {name: [tuple(spec.shape) for spec in part if spec is not None] for name, part in parts.items()}
     rows = {shape[:1] for found in shapes.values() for shape in found}
-    if len(rows - {(None,)}) > 1:
+    if len(rows - {(None,)}) > 1 or () in rows:
         found = ", ".join(f"{name} {' and '.join(map(str, shape))}" for name, shape in shapes.items())
         raise StepError(
             "Inputs, targets and sample weights of a batch need a row for each example; found different numbers of "

@@ -24,9 +24,20 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Loss, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.calling import call_model
-from mirrorkit.train.step.layer_state import is_seed, layers_of
+from mirrorkit.train.step.layer_state import layers_of
 from mirrorkit.train.step.losses import loss_sum
 from mirrorkit.train.step.outputs import Batch, Output, match, per_output
+from mirrorkit.train.step.rows_check import (
+    COARSE,
+    LARGEST,
+    SIXTEEN,
+    Call,
+    differ,
+    numbers,
+    of_rows,
+    of_values,
+    other_seeds,
+)
 from mirrorkit.train.step.sampled_rows import (
     OTHER_ORDER,
     PARTS,
@@ -46,9 +57,6 @@ _log = logging.getLogger("mirrorkit")
 # Differences, in parts of a number's size:
 _EXACT = 1e-5  # rounding of sums, where the rows in another order differ by less than a tenth of it
 _CALLS = 1e-4  # rounding of what models compute for batches of different sizes
-_LARGEST = 1e-3  # larger than any rounding in float32
-_SIXTEEN = 0.05  # the same in 16 bits
-_COARSE = 0.3  # more than noise or BatchNormalization make of a mean, and less than a sum differs
 
 
 T = TypeVar("T")
@@ -65,11 +73,6 @@ class About(NamedTuple):
     def sixteen_bits(self) -> bool:
         """Whether a layer computes in 16 bits."""
         return any(getattr(layer, "compute_dtype", None) in ("float16", "bfloat16") for layer in layers_of(self.model))
-
-
-Call = Callable[
-    ..., tuple[Nest, list[tf.Tensor], list[tf.Tensor]]
-]  # (x, training, state): outputs, state, added losses
 
 
 def compare_parts(
@@ -109,9 +112,13 @@ def compare_parts(
         return
     outputs = match(about.totals.names, batch.y, y_pred, batch.weight)
     variants = [list(variants_of(output, ys)) for output, ys in zip(outputs, targets, strict=True)]
+    rows: Callable[[], Iterable[str]] = functools.partial(of_rows, call, about.totals.names, seen, y_pred)
+    if about.totals.values:
+        others = other_seeds(about.model, state)
+        rows = functools.partial(of_values, call, about.totals.values, others, seen, y_pred)
     losses = zip(about.totals.losses.own_names or ["loss"], about.totals.losses.members, strict=True)
     checks: list[tuple[str, Callable[[], Iterable[str]]]] = [
-        ("rows", lambda: _of_rows(call, about.totals.names, seen, y_pred)),
+        ("rows", rows),
         ("add_loss", lambda: _of_added(call, about, state, batch.x, added)),
         *((name, functools.partial(_of_loss, name, loss, variants[i])) for name, (i, loss) in losses),
     ]
@@ -120,7 +127,7 @@ def compare_parts(
             state_of = functools.partial(about.totals.metrics.state, number)
             checks.append((name, functools.partial(_of_metric, name, state_of, variants[i])))
     if about.training:
-        rounding = _SIXTEEN if about.sixteen_bits else _CALLS
+        rounding = SIXTEEN if about.sixteen_bits else _CALLS
 
         def after(rows: np.ndarray | None) -> Sequence[tf.Tensor]:
             if rows is None:
@@ -135,7 +142,7 @@ def compare_parts(
             f"{shards[0]} shards of a batch would not give what the whole batch gives. "
             + " ".join(text for texts in found.values() for text in texts)
             + f" (Seen on {ROWS} rows of the first batch and on parts of them. If you know that it is right, write "
-            f"Step(..., unchecked={names!r}).)"
+            f"Step{'.from_loss' * bool(about.totals.values)}(..., unchecked={names!r}).)"
         )
 
 
@@ -193,28 +200,6 @@ def _tried(name: str, check: Callable[[], Iterable[str]]) -> Iterator[str]:
         ) from error
 
 
-def _of_rows(call: Call, names: Sequence[str | None], seen: Nest, y_pred: Nest) -> Iterator[str]:
-    """Compare outputs for rows with the outputs for the same rows, in the same places, beside others."""
-    kept_and_rows = [([1], [1, 1, 1]), ([0, 2], [0, 0, 2])]
-    outputs = tf.nest.flatten(y_pred)
-    again = [_numbers(tf.nest.flatten(call(take(seen, rows))[0])) for _, rows in kept_and_rows]
-    for number, (name, one) in enumerate(zip(names, outputs, strict=True)):
-        if one.shape[:1] != [SEEN] or not one.dtype.is_floating:
-            continue
-        (whole,) = _numbers([one])
-        rounding = (_LARGEST if one.dtype.size >= 4 else _SIXTEEN) * np.max(np.abs(whole), initial=0.0)
-        pairs = [(whole[kept], other[number][kept]) for (kept, _), other in zip(kept_and_rows, again, strict=True)]
-        if not any(_differ(before, beside, rounding) for before, beside in pairs):
-            continue
-        if _differ(whole, _numbers(tf.nest.flatten(call(seen)[0]))[number], rounding):
-            continue  # the same rows give something else again: random numbers without a seed, which tracing refuses
-        output = "The model's output" if name is None else f"The output {name!r}"
-        yield (
-            f"{output} for an example depends on the other examples of its batch (training=False): a layer mixes "
-            "the rows. Let it work along other axes than the first."
-        )
-
-
 def _of_added(
     call: Call, about: About, state: Sequence[tf.Tensor], x: Nest, added: Sequence[tf.Tensor]
 ) -> Iterator[str]:
@@ -227,10 +212,8 @@ def _of_added(
         few = call(take(x, PARTS[0]), training=about.training)[2]
     if len(few) == len(added) and all(_number(a) == _number(b) for a, b in zip(few, added, strict=True)):
         return  # regularisers of weights
-    variables = about.model.non_trainable_variables
-    seeds = [is_seed(variable) for variable in variables]
-    others = [[value + n if seed else value for value, seed in zip(state, seeds, strict=True)] for n in range(1, 6)]
-    cut = any(seeds) or any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers_of(about.model))
+    others = other_seeds(about.model, state)
+    cut = bool(others) or any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers_of(about.model))
     for training in (False, True) if len(few) != len(added) else (False,):
         whole = _on_all(functools.partial(call, x, training))[2]
         parts = [call(take(x, rows), training)[2] for rows in PARTS]
@@ -238,14 +221,14 @@ def _of_added(
             values = [_number(part[i]) for part in parts]
             total, of_parts = ROWS * _number(value), float(np.dot([rows.size for rows in PARTS], values))
             size = max(abs(total), *(abs(rows.size * v) for rows, v in zip(PARTS, values, strict=True)))
-            rounding = (_SIXTEEN if about.sixteen_bits else _CALLS) * size
-            if not _differ(np.array(total), np.array(of_parts), rounding):
+            rounding = (SIXTEEN if about.sixteen_bits else _CALLS) * size
+            if not differ(np.array(total), np.array(of_parts), rounding):
                 continue
             # In training BatchNormalization and random layers are known to depend on the split; some always draw noise.
-            drawn = [_number(call(x, training, other)[2][i]) for other in others] if any(seeds) else []
+            drawn = [_number(call(x, training, other)[2][i]) for other in others]
             noise = max((abs(ROWS * number - total) for number in drawn), default=0.0)
             is_noisy = (training and cut) or noise > rounding
-            if is_noisy and abs(total - of_parts) < max(_COARSE * size, 2 * noise):
+            if is_noisy and abs(total - of_parts) < max(COARSE * size, 2 * noise):
                 continue
             yield (
                 f"A layer adds {_number(value):.6g} to the loss (add_loss or activity_regularizer) for {ROWS} rows, "
@@ -290,26 +273,17 @@ def _in_parts(sums: Callable[[Output], list[tf.Tensor]], variants: Sequence[Outp
 
 
 def _difference(sums: Callable[[Output], list[tf.Tensor]], output: Output) -> str | None:
-    whole = _numbers(_on_all(lambda: sums(output)))
-    control, *parts = (_numbers(sums(part_of(output, rows))) for rows in (OTHER_ORDER, *PARTS))
+    whole = numbers(_on_all(lambda: sums(output)))
+    control, *parts = (numbers(sums(part_of(output, rows))) for rows in (OTHER_ORDER, *PARTS))
     for value, other, first, second in zip(whole, control, *parts, strict=True):
         size = np.max(np.abs([value, first, second]), initial=0.0)
-        rounding = float(np.clip(10 * np.max(np.abs(other - value), initial=0.0), _EXACT * size, _LARGEST * size))
-        if _differ(value, first + second, rounding):
+        rounding = float(np.clip(10 * np.max(np.abs(other - value), initial=0.0), _EXACT * size, LARGEST * size))
+        if differ(value, first + second, rounding):
             place = np.unravel_index(np.argmax(np.abs(value - first - second)), value.shape)
-            numbers = f"{value[place]:.6g} in place of {first[place]:.6g} + {second[place]:.6g}"
-            return f"{numbers} for {' + '.join(str(rows.size) for rows in PARTS)} rows"
+            found = f"{value[place]:.6g} in place of {first[place]:.6g} + {second[place]:.6g}"
+            return f"{found} for {' + '.join(str(rows.size) for rows in PARTS)} rows"
     return None
-
-
-def _numbers(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
-    return [np.asarray(tf.cast(tensor, tf.float64)) for tensor in tensors]
 
 
 def _number(tensor: tf.Tensor) -> float:
     return float(tf.reduce_sum(tf.cast(tensor, tf.float64)))
-
-
-def _differ(one: np.ndarray, other: np.ndarray, rounding: float) -> bool:
-    """Whether two arrays differ by more than rounding; NaN on either side is no difference."""
-    return bool(np.any(np.abs(one - other) > rounding)) if one.shape == other.shape else True

@@ -27,7 +27,9 @@ from mirrorkit.train.step.compiled import compiled_parts
 from mirrorkit.train.step.global_batch import HostBatch, OwnRows
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.losses import warn_on_logits_mismatch
+from mirrorkit.train.step.models import shown
 from mirrorkit.train.step.options import Clip, Options
+from mirrorkit.train.step.own_loss import LossModel, prediction
 from mirrorkit.train.step.supervised import Supervised
 
 
@@ -84,7 +86,7 @@ class Step:
         requirements.check_optimizer(optimizer)
         requirements.check_options(clip_norm, clip_value, accumulate=accumulate, ema=ema, bucket_mib=bucket_mib)
         warn_on_logits_mismatch(model, loss)
-        self.model = model
+        self.model = self._trained = model
         self.optimizer = optimizer
         self.accumulate = int(accumulate)
         self.clip_norm = clip_norm
@@ -115,12 +117,67 @@ class Step:
         requirements.check_overrides(model)  # first: such a model may need no loss
         return cls(model, **{**compiled_parts(model), **options})
 
+    @classmethod
+    def from_loss(
+        cls,
+        models: Nest,
+        optimizer: KerasOptimizer,
+        loss_fn: Callable[..., Any],
+        *,
+        predict: Callable[[Batch], Nest] | None = None,
+        **options: Any,
+    ) -> Step:
+        """Train by one function of a batch: a VAE, a siamese net, distillation.
+
+        ```python
+        def loss_fn(batch, training):
+            images, labels = batch
+            soft = keras.losses.kl_divergence(tf.nn.softmax(teacher(images)), tf.nn.softmax(student(images)))
+            hard = keras.losses.sparse_categorical_crossentropy(labels, student(images), from_logits=True)
+            return {"loss": hard + soft, "soft": soft}
+
+        step = mk.train.Step.from_loss([student, teacher], optimizer, loss_fn)
+        ```
+
+        The loss is the mean of the values over the examples of the global batch, plus what layers add (regularizers,
+        `add_loss`), once; `loss_fn` does not add that itself. What it says of an example may depend on that example
+        alone.
+
+        Args:
+            models: what `loss_fn` uses: a Keras model or layer, or a list or dict of models, layers and
+                `SeedGenerator`s, all created in the strategy's scope. Their trainable weights are trained; a teacher
+                has `trainable = False`.
+            optimizer: a Keras optimizer for all of them, created in the strategy's scope.
+            loss_fn: `loss_fn(batch)` or `loss_fn(batch, training)`. It returns the loss of each example, [rows], or a
+                dict with "loss" and further values [rows], whose means are logged by their names, in validation too. A
+                batch is what the data yields: any nest of tensors that all have the rows first. Layers that are not
+                told `training` know whether it is training.
+            predict: from a batch to outputs [rows, ...], for `Loop.predict`; by default the first of the models is
+                called on `x` of a batch `x`, `(x, y)` or `(x, y, sample_weight)`.
+            **options: `clip_norm`, `clip_value`, `accumulate`, `loss_scale`, `ema`, `unchecked`, `bucket_mib` and
+                `jit_compile` of `Step`.
+
+        Raises:
+            StepError: the parts do not fit each other, or cannot mean the same on several replicas.
+        """
+        wrong = sorted({"loss", "metrics", "weighted_metrics", "loss_weights"} & set(options))
+        if wrong:
+            raise StepError(
+                f"Step.from_loss was given {', '.join(wrong)}, which need targets and outputs. Let loss_fn return a "
+                'dict: {"loss": values, "name of a metric": values}, each with one value per example.'
+            )
+        trained = LossModel(models, loss_fn)
+        step = cls(trained, optimizer, loss=None, **options)
+        step.model = shown(trained)
+        step._options = dataclasses.replace(step._options, of_values=True, predict=prediction(models, predict))
+        return step
+
     @property
     def variables(self) -> list[Variable]:
         """All variables that a step may change: weights, layer state, optimizer slots, averages, loss scale."""
         if self._built is not None:
             return self._built.variables
-        of_model = [*self.model.trainable_variables, *self.model.non_trainable_variables]
+        of_model = [*self._trained.trainable_variables, *self._trained.non_trainable_variables]
         return [*of_model, *self.optimizer.variables]
 
     @property
@@ -140,7 +197,7 @@ class Step:
         """Build the step, and return it as `mk.train.Loop` runs it; for mirrorkit's own use."""
         if self._built is None:
             options = dataclasses.replace(self._options, accumulate=self.accumulate)
-            self._built = Supervised(strategy, self.model, self.optimizer, options)
+            self._built = Supervised(strategy, self._trained, self.optimizer, options, shown=self.model)
         if self._built.strategy is not strategy:
             raise StepError("This step was built for another strategy. Create another model, optimizer and step.")
         return self._built

@@ -9,6 +9,7 @@ from typing import Literal
 import tensorflow as tf
 
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, Spec, Sums, Variable
+from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, is_tpu
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.step import requirements
@@ -22,6 +23,7 @@ from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.train.step.options import Options
+from mirrorkit.train.step.outputs import Batch as Parts
 from mirrorkit.train.step.outputs import unpack_batch
 from mirrorkit.train.step.totals import LOSS
 from mirrorkit.variables import native
@@ -33,7 +35,13 @@ class Supervised:
     loss_index = LOSS
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, model: KerasModel, optimizer: KerasOptimizer, options: Options
+        self,
+        strategy: tf.distribute.Strategy,
+        model: KerasModel,
+        optimizer: KerasOptimizer,
+        options: Options,
+        *,
+        shown: KerasModel | None = None,
     ) -> None:
         requirements.check_model(model, scaled=options.loss_scale is not None)
         if is_tpu(strategy):
@@ -47,13 +55,15 @@ class Supervised:
         with strategy.scope():
             optimizer.build(weights)
             requirements.check_built_for(optimizer, model)
-            compile_model(model, optimizer, loss=options.losses["loss"], **options.metrics)
+            compile_model(shown or model, optimizer, loss=options.losses["loss"], **options.metrics)
             if options.ema is not None:
                 self.averages = Averages(options.ema, weights)
             if options.loss_scale is not None:
                 self.scale = options.loss_scale.create()
         self.strategy = strategy
-        self.model = model
+        self.model = shown or model  # what callbacks see
+        self._trained = model
+        self._options = options
         self.accumulate = options.accumulate
         self._checked: set[Pass] = set()  # before which kind of pass a batch was checked
         state = LayerState(model)
@@ -90,18 +100,27 @@ class Supervised:
         """With `accumulate` the variables that add up an update's batches, of each replica of this worker."""
         return self._running.variables
 
-    def require(self, what: Literal["evaluate", "predict"]) -> None:
-        """See `LoopStep`: it can do everything."""
+    def require(self, what: Literal["evaluate", "predict", "class_weight"]) -> None:
+        """Refuse what only a step with targets can do."""
+        if what == "class_weight" and self._options.of_values:
+            raise StepError(
+                "class_weight weighs a loss by its targets, and Step.from_loss has a function of whole batches. "
+                "Multiply the values in loss_fn by the weights of their classes: tf.gather(class_weights, y)."
+            )
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
-        requirements.check_still_trainable(self.model, self._changing.weights)
+        requirements.check_still_trainable(self._trained, self._changing.weights)
         self.clock.require_same_schedule()
-        batch = unpack_batch(element_spec)
+        batch = self.unpack(element_spec)
         requirements.check_tensors(tuple(batch))
-        requirements.check_batched(self.model, batch.x)
+        requirements.check_batched(self._trained, batch.x)
         requirements.check_rows(batch)
         self._functions.resolve(batch)
+
+    def unpack(self, batch: Batch) -> Parts:
+        """Take a batch apart into what the model is called on, targets and weights."""
+        return Parts(batch) if self._options.of_values else unpack_batch(batch)
 
     def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
         """Return what checks a global batch before the first step to "train" or "test"; None without need."""
@@ -111,7 +130,7 @@ class Supervised:
     def _check_batch(self, what: Pass, batch: Batch) -> None:
         self.prepare(batch)
         replicas = self.strategy.num_replicas_in_sync
-        self._functions.check_batch(self.values(), batch, replicas, training=what == "train")
+        self._functions.check_batch(self.values(), self.unpack(batch), replicas, training=what == "train")
         self._checked.add(what)
 
     def totals_size(self, what: Pass = "train") -> int:
@@ -128,7 +147,7 @@ class Supervised:
         rows, copies = self._functions.rows(batch)
         self.prepare(rows)
         now = self.clock.now()
-        sums = self._functions.train_sums(self.values(now.seeds), unpack_batch(rows).present, now.place(part))
+        sums = self._functions.train_sums(self.values(now.seeds), self.unpack(rows).present, now.place(part))
         return sums if copies is None else copies.weigh(sums)
 
     def update(self, sums: Sums) -> tf.Tensor:
@@ -160,10 +179,12 @@ class Supervised:
         """Return the totals of this replica's rows; see `LoopStep`."""
         rows = batch.rows()
         self.prepare(rows)
-        return self._functions.test_totals(self.values(), unpack_batch(rows).present)
+        return self._functions.test_totals(self.values(), self.unpack(rows).present)
 
     def predict(self, batch: GlobalBatch) -> Nest:
         """Return the model's outputs for this replica's rows; see `LoopStep`."""
+        if self._options.predict is not None:
+            return self._options.predict(batch.rows())
         requirements.check_predicts_as_keras(self.model)
         return predict_with(self.model, unpack_batch(batch.rows()).x)
 
@@ -171,7 +192,7 @@ class Supervised:
         """Return what a training step on a shard minimizes, computed eagerly with these values; for `mk.checks`."""
         self.prepare(rows)
         place = tf.stack([self.clock.read().count, tf.constant(shard, tf.int64)])
-        return self._functions.objective(weights, state, unpack_batch(rows).present, place)
+        return self._functions.objective(weights, state, self.unpack(rows).present, place)
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Turn totals into Keras's logs: the loss, then each metric."""

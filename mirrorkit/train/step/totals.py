@@ -14,8 +14,8 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Logs, PerOutput
 from mirrorkit.train.step.losses import Losses
-from mirrorkit.train.step.metrics import Metrics
-from mirrorkit.train.step.outputs import Batch, Output, match, output_names, per_output
+from mirrorkit.train.step.metrics import MeanOfOutput, Metrics
+from mirrorkit.train.step.outputs import Batch, Output, match, output_names, own_value, per_output
 
 # Layout of the totals, a flat float32 vector: these three, then numerator and denominator of each output's loss, then
 # the metrics' states. LOSS is all that is minimized, added up: not finite where any part of it is not. ADDED is what
@@ -37,6 +37,7 @@ class Totals:
     names: Sequence[str | None]  # of the outputs; None for a single one
     losses: Losses
     metrics: Metrics
+    values: Sequence[str] = ()  # names of the outputs, where each is itself the value of each example
 
     @classmethod
     def resolve(
@@ -51,6 +52,15 @@ class Totals:
         names = output_names(model, y_pred)
         outputs = match(names, batch.y, y_pred, None)
         return cls(names, Losses(outputs=outputs, **losses), Metrics(outputs=outputs, **metrics))
+
+    @classmethod
+    def of_values(cls, names: Sequence[str]) -> Totals:
+        """Work them out for a model whose outputs are values [rows]: "loss", and what else is logged as a mean."""
+        no_names = [None] * len(names)  # what is logged has the name itself
+        outputs = [Output(None, None, tf.TensorSpec([None]), None) for _ in names]
+        losses = Losses([own_value if name == "loss" else None for name in names], None, outputs)
+        means = [[] if name == "loss" else [MeanOfOutput(name)] for name in names]
+        return cls(no_names, losses, Metrics(means if len(names) > 1 else None, None, outputs), names)
 
     def require_targets(self, batch: Batch) -> None:
         """Refuse data without a target for an output that has a loss."""

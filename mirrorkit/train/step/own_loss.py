@@ -1,0 +1,141 @@
+"""What `Step.from_loss` is given: models, and a function of a batch that returns a loss for each example.
+
+To the rest of a step it is a model whose input is the whole batch and whose outputs are the values of each example.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit._types import Batch, Nest, Spec
+from mirrorkit.errors import StepError
+from mirrorkit.train.step.calling import predict_with, predicting
+from mirrorkit.train.step.models import Models, flatten
+from mirrorkit.train.step.outputs import unpack_batch
+from mirrorkit.train.step.requirements import check_predicts_as_keras
+
+LossFunction = Callable[..., Any]  # (batch) or (batch, training) -> values [rows], or a dict of them
+
+
+class LossModel(Models):
+    """The models, and as their call the user's function; its outputs are values [rows] by name."""
+
+    def __init__(self, models: Nest, loss_fn: LossFunction) -> None:
+        wrong = [
+            part
+            for part in flatten(models)
+            if not isinstance(part, (keras.layers.Layer, keras.random.SeedGenerator)) or isinstance(part, type)
+        ]
+        if wrong or not any(isinstance(part, keras.layers.Layer) for part in flatten(models)):
+            raise StepError(
+                "Step.from_loss takes as its models a Keras model or layer, or a list or dict of models, layers and "
+                f"SeedGenerators; found {wrong[0] if wrong else models!r}. Let a layer hold single weights "
+                "(add_weight)."
+            )
+        super().__init__(models, "from_loss")
+        takes_training = _takes_training(loss_fn)
+
+        def values(batch: Batch, training: bool) -> Nest:
+            return loss_fn(batch, training=training) if takes_training else loss_fn(batch)
+
+        self._values = values  # a function, so that Keras tracks no layer that `loss_fn` may be
+
+    def call(self, batch: Batch, training: bool = False) -> dict[str, Nest]:
+        """Return what the function returns, by name; layers in it that are not told take `training` from here."""
+        values = self._values(batch, training)
+        named = dict(values) if isinstance(values, Mapping) else {"loss": values}
+        is_number = {name: tf.is_tensor(value) and not value.dtype.is_floating for name, value in named.items()}
+        return {name: tf.cast(value, tf.float32) if is_number[name] else value for name, value in named.items()}
+
+
+def value_names(batch: Batch, traced: Callable[[Spec], Mapping[str, Nest]]) -> list[str]:
+    """Return the names of what a loss function returns; refuse what is not one value for each example.
+
+    `traced` returns the values for the specs of a batch.
+    """
+    try:
+        return _checked(traced(_with_rows(batch, _UNUSUAL)), _UNUSUAL)
+    except StepError:
+        raise
+    except Exception:  # perhaps a model that takes batches of one size alone; if not, the error now comes again
+        rows = tf.nest.flatten(batch)[0].shape[0]
+        return _checked(traced(_with_rows(batch, rows)), rows)
+
+
+_UNUSUAL = 13  # rows; a number that no other dimension is likely to have
+
+
+def _with_rows(batch: Batch, rows: int | None) -> Spec:
+    return tf.nest.map_structure(lambda tensor: tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype), batch)
+
+
+def _checked(found: Mapping[str, Nest], rows: int | None) -> list[str]:
+    if "loss" not in found or not all(isinstance(name, str) for name in found):
+        raise StepError(
+            f'loss_fn returned a dict with the names {list(found)}. Return {{"loss": values, ...}}: the loss of each '
+            "example, and by other names what else is to be logged."
+        )
+    for name, value in found.items():
+        shape = getattr(value, "shape", None)
+        if shape is not None and shape == [rows]:
+            continue
+        cure = (
+            "Return the values before any mean over the batch, and of several values per example their sum or mean, "
+            "such as tf.reduce_mean(values, axis=-1)."
+        )
+        if shape is not None and shape.rank == 1 and shape[0] is None:
+            cure = (
+                "An example that does not count has the value 0: write tf.where in place of tf.boolean_mask. Where "
+                "TensorFlow does not know how many values there are, write tf.reshape(values, tf.shape(inputs)[:1])."
+            )
+        raise StepError(
+            f"loss_fn returned {type(value).__name__ if shape is None else f'shape {shape}'} for {name!r} of a batch "
+            f"of {rows} rows; a step needs one value per example, shape [rows], and takes the mean over the global "
+            f"batch itself. {cure}"
+        )
+    return sorted(found)
+
+
+def prediction(models: Nest, predict: Callable[[Batch], Nest] | None) -> Callable[[Batch], Nest]:
+    """Return what predicts from a batch: the user's function, or the first model, which is called on `x`."""
+    if predict is not None:
+        return lambda batch: predicting(lambda: predict(batch))
+    first = next(part for part in flatten(models) if isinstance(part, keras.layers.Layer))
+
+    def of_first(batch: Batch) -> Nest:
+        check_predicts_as_keras(first)
+        try:
+            return predict_with(first, unpack_batch(batch).x)
+        except Exception as error:  # whatever a model may raise
+            raise StepError(
+                f"predict calls the first of the models, {first.name!r}, on x of the batch, which failed with "
+                f"{type(error).__name__}: {error}. Say what to predict: Step.from_loss(..., predict=function of a "
+                "batch)."
+            ) from error
+
+    return of_first
+
+
+def _takes_training(loss_fn: LossFunction) -> bool:
+    """Return whether a function has a parameter `training`; refuse one that cannot be called with a batch alone."""
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):
+        if not callable(loss_fn):
+            raise StepError(f"loss_fn must be a function of a batch, found {loss_fn!r}.") from None
+        return False
+    parameters = signature.parameters.values()
+    takes_it = any(p.name == "training" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    try:
+        signature.bind(None, **({"training": False} if takes_it else {}))
+    except TypeError:
+        raise StepError(
+            f"loss_fn takes {signature}; a step calls it as loss_fn(batch) or loss_fn(batch, training=...). Take the "
+            "inputs and targets out of the batch in the function."
+        ) from None
+    return takes_it
