@@ -256,7 +256,9 @@ def test_a_variable_of_nobody_that_is_assigned(make_loop: Any, numbers: Any) -> 
 
     hidden.append(keras.Variable(0.0))
     loop = make_loop(("one_device", 1), lambda: sequential((4,), Hiding(), L.Dense(1)))
-    with pytest.raises(StepError, match=r"among its own: the Keras variable 'variable' \(assigned in a call\).*add_weight"):
+    with pytest.raises(
+        StepError, match=r"among its own: the Keras variable 'variable' \(assigned in a call\).*add_weight"
+    ):
         loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
 
 

@@ -37,7 +37,7 @@ def call_model(
         outputs = model(x, **training_argument(model, training))
         added = list(model.losses)
     assigned = {key for key, value in scope.state_mapping.items() if value is not before.get(key)}
-    _require_kept(model, {key: scope.paths[key] for key in assigned})
+    _require_kept(model, {key: scope.paths.get(key, "?") for key in assigned})
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
 
 

@@ -113,9 +113,8 @@ def prediction(models: Nest, predict: Callable[[Batch], Nest] | None) -> Callabl
             return predict_with(first, unpack_batch(batch).x)
         except Exception as error:  # whatever a model may raise
             raise StepError(
-                f"predict calls the first of the models, {first.name!r}, on x of the batch, which failed with "
-                f"{type(error).__name__}: {error}. Say what to predict: Step.from_loss(..., predict=function of a "
-                "batch)."
+                f"predict calls the first of the models, {first.name!r}, on x of the batch, which it does not take "
+                f"({type(error).__name__}). Say what to predict: Step.from_loss(..., predict=lambda batch: ...)."
             ) from error
 
     return of_first

@@ -1,0 +1,580 @@
+"""`Step.from_loss`: a VAE, a siamese net and distillation from one function of a batch, against plain TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from step_helpers import cut, numbers_of
+from training_helpers import KINDS, largest_difference, plain_dataset, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+Parts = dict[str, Any]
+LossFn = Callable[..., Any]
+SIZES = [20, 20, 20, 1]  # of the batches: in the last one all replicas but the first have nothing
+
+
+class Vae:
+    """Noise from a seed generator of its own, three values, inputs alone."""
+
+    def parts(self) -> Parts:
+        encoder = sequential((6,), L.Dense(8, "tanh"), L.Dense(4))
+        return {"encoder": encoder, "decoder": sequential((2,), L.Dense(6)), "seed": keras.random.SeedGenerator(3)}
+
+    def loss_fn(self, parts: Parts) -> LossFn:
+        def loss_fn(x: Any) -> Any:
+            mean, log_var = tf.split(parts["encoder"](x), 2, axis=-1)
+            noise = keras.random.normal(tf.shape(mean), seed=parts["seed"])
+            error = tf.reduce_sum((parts["decoder"](mean + tf.exp(log_var / 2) * noise) - x) ** 2, -1)
+            kl = tf.reduce_sum(mean**2 + tf.exp(log_var) - 1 - log_var, -1) / 2
+            return {"loss": error + kl, "kl": kl, "error": error}
+
+        return loss_fn
+
+    def data(self, x: Any) -> Any:
+        return x
+
+
+class Siamese:
+    """One encoder called twice, a regularizer, something added to the loss; values alone, not a dict."""
+
+    def parts(self) -> Parts:
+        return {"encoder": sequential((6,), L.Dense(5, "tanh", kernel_regularizer="l2"), _Drift())}
+
+    def loss_fn(self, parts: Parts) -> LossFn:
+        def loss_fn(batch: Any) -> Any:
+            (first, second), same = batch
+            distance = tf.norm(parts["encoder"](first) - parts["encoder"](second) + 1e-3, axis=-1)
+            return tf.where(same > 0, distance**2, tf.maximum(0.0, 1 - distance) ** 2)
+
+        return loss_fn
+
+    def data(self, x: Any) -> Any:
+        return (x, x[::-1].copy()), np.arange(len(x)) % 2
+
+
+class Distillation:
+    """A frozen teacher, a batch that is a dict, a loss that is told of the training, numbers that are not floats."""
+
+    def parts(self) -> Parts:
+        teacher = sequential((6,), L.Dense(3, name="taught"))
+        teacher.trainable = False
+        return {"student": sequential((6,), L.Dense(4, "tanh"), L.Dense(3)), "teacher": teacher}
+
+    def loss_fn(self, parts: Parts) -> LossFn:
+        def loss_fn(batch: Any, training: Any) -> Any:
+            x, labels = batch["image"], batch["label"]
+            logits = parts["student"](x, training=training)
+            hard = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+            soft = tf.reduce_mean((logits - parts["teacher"](x, training=False)) ** 2, -1)
+            right = tf.equal(tf.argmax(logits, -1), labels)
+            return {"loss": hard + soft, "accuracy": right, "while_training": tf.fill(tf.shape(hard), training)}
+
+        return loss_fn
+
+    def data(self, x: Any) -> Any:
+        return {"image": x, "label": np.arange(len(x), dtype="int64") % 3}
+
+
+class _Drift(L.Layer):  # type: ignore[name-defined, misc]
+    """Adds a mean over the rows to the loss."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+CASES = [Vae(), Siamese(), Distillation()]
+
+
+@pytest.fixture(scope="module")
+def x() -> np.ndarray:
+    """Inputs [61, 6]."""
+    return np.random.default_rng(0).normal(size=(61, 6)).astype("float32")
+
+
+@pytest.fixture
+def make(strategy_of: Any) -> Callable[..., tuple[mk.train.Loop, Parts]]:
+    """`make(where, case, predict=of the parts, **options)`: a loop and its parts, with weights of the same seed."""
+
+    def make(where: tuple[str, int], case: Any, *, predict: Any = None, **options: Any) -> tuple[mk.train.Loop, Parts]:
+        strategy = strategy_of(*where)
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            parts, optimizer = case.parts(), keras.optimizers.Adam(0.01)
+        predict = predict and predict(parts)
+        step = mk.train.Step.from_loss(parts, optimizer, case.loss_fn(parts), predict=predict, **options)
+        return mk.train.Loop(strategy, step, steps_per_call=3), parts
+
+    return make
+
+
+def _layers(parts: Parts) -> list[Any]:
+    return [part for part in parts.values() if isinstance(part, L.Layer)]
+
+
+def _weights(parts: Parts) -> list[Any]:
+    return [variable for layer in _layers(parts) for variable in layer.trainable_variables]
+
+
+def _shards(case: Any, x: np.ndarray, sizes: Sequence[int], replicas: int) -> list[list[Any]]:
+    """The rows of each replica (those that have some), for each global batch."""
+    batches = cut(*tf.nest.flatten(case.data(x)), sizes=sizes)
+    packed = []
+    for batch in batches:
+        shards = cut(*batch, sizes=mk.batching.per_replica_sizes(len(batch[0]), replicas))
+        packed.append([tf.nest.pack_sequence_as(case.data(x), list(shard)) for shard in shards if len(shard[0])])
+    return packed
+
+
+def _evaluated(values: Any, added: Any, examples: int) -> Any:
+    """What is to be minimized: the mean over the examples of all shards, and what is added once."""
+    return tf.add_n([tf.reduce_sum(value) for value in values]) / examples + added
+
+
+class _ByHand:
+    """The same in plain TensorFlow: tapes over whole batches. Random numbers alone are those of the replicas."""
+
+    def __init__(self, case: Any, optimizer: Any, clip_norm: float | None = None) -> None:
+        keras.utils.set_random_seed(0)
+        self.parts = case.parts()
+        self.optimizer = optimizer
+        self.optimizer.build(_weights(self.parts))
+        self._loss_fn = case.loss_fn(self.parts)
+        self._takes_training = isinstance(case, Distillation)
+        self._clip_norm = clip_norm
+        self._steps = 0
+
+    def values(self, shards: Sequence[Any], training: bool) -> tuple[dict[str, list[Any]], Any]:
+        """The values of each shard by name, and what is added to their mean."""
+        seed = self.parts.get("seed")
+        first = None if seed is None else seed.state.numpy()
+        found: dict[str, list[Any]] = {}
+        regularized: Any = 0.0
+        examples = sum(len(tf.nest.flatten(shard)[0]) for shard in shards)
+        for replica, shard in enumerate(shards):
+            if seed is not None:
+                seed.state.assign(self._seed(first, replica) if training else first)
+            with _collected() as added:
+                values = self._loss_fn(shard, training) if self._takes_training else self._loss_fn(shard)
+            for name, value in (values if isinstance(values, dict) else {"loss": values}).items():
+                found.setdefault(name, []).append(tf.cast(value, tf.float32))
+            regularized += tf.add_n(added) * len(tf.nest.flatten(shard)[0]) / examples if added else 0.0
+        if seed is not None:
+            seed.state.assign(first)
+        for weight in _weights(self.parts):
+            regularized += weight.regularizer(weight) if weight.regularizer else 0.0
+        return found, regularized
+
+    def _seed(self, state: Any, replica: int) -> Any:
+        for number in (self._steps, replica):
+            state = tf.random.experimental.stateless_fold_in(tf.constant(state), tf.constant(number, tf.int64))
+        return state
+
+    def train(self, shards: Sequence[Any]) -> None:
+        weights = _weights(self.parts)
+        with tf.GradientTape() as tape:
+            values, added = self.values(shards, True)
+            loss = _evaluated(values["loss"], added, sum(map(len, values["loss"])))
+        gradients = tape.gradient(loss, [weight.value for weight in weights])
+        if self._clip_norm is not None:
+            gradients, norm = tf.clip_by_global_norm(gradients, self._clip_norm)
+            assert norm > self._clip_norm
+        self.optimizer.apply(gradients)
+        self._steps += 1
+
+    def logs(self, batches: Sequence[Any], training: bool, *, train: bool = False) -> dict[str, float]:
+        """The means over all examples, as an epoch logs them; with `train` each batch is trained on."""
+        sums: dict[str, float] = {}
+        for shards in batches:
+            values, added = self.values(shards, training)
+            examples = sum(map(len, values["loss"]))
+            for name, parts in values.items():
+                sums[name] = sums.get(name, 0.0) + float(tf.add_n([tf.reduce_sum(part) for part in parts]))
+            sums["loss"] += float(added) * examples
+            if train:
+                self.train(shards)
+        return {name: value / sum(SIZES) for name, value in sums.items()}
+
+
+class _collected:
+    """What layers add to the loss within the block."""
+
+    def __enter__(self) -> list[Any]:
+        self.found: list[Any] = []
+        self._own = _Drift.add_loss
+        _Drift.add_loss = lambda _, value: self.found.append(value)  # type: ignore[method-assign]
+        return self.found
+
+    def __exit__(self, *_: Any) -> None:
+        _Drift.add_loss = self._own  # type: ignore[method-assign]
+
+
+def _all(parts: Parts) -> list[np.ndarray]:
+    return numbers_of([variable for layer in _layers(parts) for variable in layer.variables])
+
+
+def _rows(data: Any) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(data).batch(20)
+
+
+def _dataset(case: Any, x: np.ndarray) -> tf.data.Dataset:
+    return _rows(case.data(x))
+
+
+@pytest.mark.parametrize("where", KINDS, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: type(case).__name__)
+def test_as_plain_tensorflow(case: Any, where: Any, make: Any, x: np.ndarray, assert_replicas_equal: Any) -> None:
+    """Two epochs with validation: every log and every weight."""
+    loop, parts = make(where, case)
+    by_hand = _ByHand(case, keras.optimizers.Adam(0.01))
+    batches = _shards(case, x, SIZES, where[1])
+    data = _dataset(case, x)
+    history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
+    for epoch in range(2):
+        logs = by_hand.logs(batches, True, train=True)
+        logs |= {f"val_{name}": value for name, value in by_hand.logs(batches, False).items()}
+        assert {name: values[epoch] for name, values in history.items()} == pytest.approx(logs, rel=1e-5)
+    assert largest_difference(_all(parts), _all(by_hand.parts)) < 1e-6  # measured: 2e-7
+    assert loop.evaluate(data) == pytest.approx({name: history[f"val_{name}"][1] for name in loop.evaluate(data)})
+    assert_replicas_equal(loop)
+
+
+@pytest.mark.parametrize("where", KINDS, ids=str)
+def test_with_the_options_of_a_step(where: Any, make: Any, x: np.ndarray, assert_replicas_equal: Any) -> None:
+    """Clip, averages, accumulation and a loss scale: updates of 40 and 21, and Keras's own averages."""
+    options = {"clip_norm": 0.05, "ema": 0.9, "accumulate": 2, "loss_scale": 1024.0}
+    loop, parts = make(where, Siamese(), **options)
+    optimizer = keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9)
+    by_hand = _ByHand(Siamese(), optimizer, clip_norm=0.05)
+    loop.fit(_dataset(Siamese(), x), epochs=2, verbose=0)
+    for _ in range(2):
+        for (update,) in _shards(Siamese(), x, [40, 21], 1):
+            by_hand.train([update])
+    assert largest_difference(_all(parts), _all(by_hand.parts)) < 1e-6
+    optimizer.finalize_variable_values(_weights(by_hand.parts))
+    with loop.step.averaged():
+        assert largest_difference(_all(parts), _all(by_hand.parts)) < 1e-6
+    assert_replicas_equal(loop)
+
+
+def test_batches_of_any_nest_in_a_custom_loop(make: Any, x: np.ndarray, strategy_of: Any) -> None:
+    """Four parts, of which a step of a model makes nothing; `compute`, `update` and `test` as of any Step."""
+
+    class Four(Siamese):
+        def loss_fn(self, parts: Parts) -> LossFn:
+            return lambda batch: tf.reduce_sum((parts["encoder"](batch[0]) * batch[2][:, None]) ** 2, -1) + batch[3]
+
+    loop, parts = make(("mirrored", 2), Four())
+    strategy, step = strategy_of("mirrored", 2), loop.step
+    batch = (x[:20], {"unused": x[:20]}, np.arange(20.0, dtype="float32"), np.ones(20, "float32"))
+    before = _all(parts)
+    expected = np.mean(Four().loss_fn(parts)(batch)) + sum(map(float, parts["encoder"].losses))
+
+    def halves(context: Any) -> Any:
+        first = 10 * context.replica_id_in_sync_group
+        return tf.nest.map_structure(lambda part: part[first : first + 10], batch)
+
+    rows = strategy.experimental_distribute_values_from_function(halves)
+    logs = tf.function(lambda: step.update(strategy, strategy.run(step.compute, args=(rows,))))()
+    assert float(logs["loss"]) == pytest.approx(expected, rel=1e-5)
+    assert largest_difference(before, _all(parts)) > 1e-3
+
+
+@pytest.mark.parametrize("takes", ["training", "nothing"])
+def test_layers_know_whether_it_is_training(takes: str, make: Any, x: np.ndarray) -> None:
+    """Dropout of all but nothing: while training the loss is 0."""
+
+    class Dropped:
+        def parts(self) -> Parts:
+            return {"net": sequential((6,), L.Dense(2), L.Dropout(0.999999))}
+
+        def loss_fn(self, parts: Parts) -> LossFn:
+            net = parts["net"]
+            if takes == "training":
+                return lambda batch, training: tf.reduce_sum(net(batch, training=training) ** 2, -1)
+            return lambda batch: tf.reduce_sum(net(batch) ** 2, -1)
+
+    loop, _ = make(("mirrored", 2), Dropped())
+    history = loop.fit(_rows(x), validation_data=_rows(x), verbose=0).history
+    assert history["loss"] == [0.0]
+    assert history["val_loss"][0] > 0.1
+
+
+def test_predict(make: Any, x: np.ndarray) -> None:
+    """By default the first of the models on `x`; else a function of the batch."""
+    loop, parts = make(("mirrored", 2), Vae())
+    np.testing.assert_allclose(loop.predict(_rows(x)), parts["encoder"](x), rtol=1e-5)
+    assert loop.predict(plain_dataset(x, np.arange(61), batch=20)).shape == (61, 4)
+
+    data = _dataset(Distillation(), x)
+    loop, parts = make(("mirrored", 2), Distillation())
+    with pytest.raises(
+        StepError, match=r"first of the models, 'sequential_\d', on x.*ValueError.*predict=lambda batch"
+    ):
+        loop.predict(data)
+    loop, parts = make(("mirrored", 2), Distillation(), predict=lambda parts: _student_of(parts))
+    np.testing.assert_allclose(loop.predict(data)["logits"], parts["student"](x), rtol=1e-5)
+
+
+def _student_of(parts: Parts) -> Callable[[Any], Any]:
+    return lambda batch: {"logits": parts["student"](batch["image"])}
+
+
+def test_callbacks_see_a_real_model(make: Any, x: np.ndarray, tmp_path: Any) -> None:
+    """Weights are saved and restored; the learning rate is set; a model stops its training."""
+    loop, parts = make(("mirrored", 2), Vae())
+    rates = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 if epoch == 1 else 0.0)
+    best = keras.callbacks.ModelCheckpoint(
+        tmp_path / "best.weights.h5", "val_error", mode="min", save_best_only=True, save_weights_only=True
+    )
+    stop = keras.callbacks.EarlyStopping("val_error", patience=1, mode="min", restore_best_weights=True)
+    before = _all(parts)
+    report = loop.fit(_rows(x), epochs=9, validation_data=_rows(x), verbose=0, callbacks=[rates, best, stop])
+    assert len(report.history["loss"]) < 9
+    assert report.history["learning_rate"][:2] == [0.0, 0.5]
+    restored = _all(parts)
+    for variable in _weights(parts):
+        variable.assign(tf.zeros_like(variable))
+    loop.step.model.load_weights(tmp_path / "best.weights.h5")
+    assert largest_difference(restored, _all(parts)) == 0
+    assert len(before) == len(restored) == 6
+
+
+def test_one_model_is_what_callbacks_and_files_hold(strategy_of: Any, x: np.ndarray, tmp_path: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        net, optimizer = sequential((6,), L.Dense(2)), keras.optimizers.SGD(0.1)
+    step = mk.train.Step.from_loss(net, optimizer, lambda batch: tf.reduce_sum(net(batch) ** 2, -1))
+    assert step.model is net
+    loop = mk.train.Loop(strategy, step)
+    loop.fit(_rows(x), verbose=0, callbacks=[keras.callbacks.ModelCheckpoint(tmp_path / "whole.keras")])
+    assert net.optimizer is optimizer
+    mk.train.export(loop, tmp_path / "net.keras")
+    for name in ("whole.keras", "net.keras"):
+        loaded = keras.saving.load_model(tmp_path / name)
+        np.testing.assert_allclose(loaded(x), net(x), rtol=1e-6)
+
+
+def test_several_models_do_not_fit_into_one_file(make: Any, x: np.ndarray, tmp_path: Any) -> None:
+    loop, parts = make(("mirrored", 2), Vae())
+    words = r"holds one model, and the step has several parts: 'sequential', .*save_weights_only=True.*export\(model"
+    with pytest.raises(StepError, match="A .keras file " + words):
+        loop.fit(_rows(x), verbose=0, callbacks=[keras.callbacks.ModelCheckpoint(tmp_path / "all.keras")])
+    for path in ("all.keras", "all"):
+        with pytest.raises(StepError, match="An exported file " + words):
+            mk.train.export(loop, tmp_path / path)
+    mk.train.export(parts["decoder"], tmp_path / "decoder.keras")
+    loaded = keras.saving.load_model(tmp_path / "decoder.keras")
+    np.testing.assert_allclose(loaded(x[:, :2]), parts["decoder"](x[:, :2]), rtol=1e-6)
+
+
+def test_a_run_goes_on_bit_for_bit(make: Any, x: np.ndarray, tmp_path: Any) -> None:
+    """Noise, averages and a loss scale: two epochs at once, and one after the other by two loops."""
+    whole, parts = make(("mirrored", 2), Vae(), ema=0.9, loss_scale="dynamic")
+    whole.fit(_rows(x), epochs=2, verbose=0)
+    for epochs in (1, 2):
+        loop, again = make(("mirrored", 2), Vae(), ema=0.9, loss_scale="dynamic")
+        loop.fit(_rows(x), epochs=epochs, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path)])
+    for one, other in zip(numbers_of(whole.step.variables), numbers_of(loop.step.variables), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert largest_difference(_all(parts), _all(again)) == 0
+
+
+def test_warm_up_changes_nothing_and_compiles_everything(make: Any, x: np.ndarray) -> None:
+    loop, _ = make(("mirrored", 2), Vae())
+    before = numbers_of(loop.step.variables)
+    loop.warm_up(_rows(x), validation_data=_rows(x))
+    assert all(map(np.array_equal, before, numbers_of(loop.step.variables)))
+    compiled = loop._passes.calls.traces
+    loop.fit(_rows(x), validation_data=_rows(x), verbose=0)
+    assert compiled == loop._passes.calls.traces
+
+
+class Squared:
+    """A net and the sum of squares of its outputs, [rows]; `wrong` makes of (batch, parts, values) what is returned."""
+
+    def __init__(self, wrong: Any = lambda batch, parts, values: values) -> None:
+        self._wrong = wrong
+
+    def parts(self) -> Parts:
+        return {"net": sequential((6,), L.Dense(3))}
+
+    def loss_fn(self, parts: Parts) -> LossFn:
+        return lambda batch: self._wrong(batch, parts, tf.reduce_sum(parts["net"](batch) ** 2, -1))
+
+
+OUTSIDE: dict[str, Any] = {}  # what a loss function uses and the step is not given
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        (lambda b, p, v: tf.reduce_mean(v), r"shape \(\) for 'loss' of a batch of 13 rows.*before any mean over the"),
+        (lambda b, p, v: p["net"](b) ** 2, r"shape \(13, 3\) for 'loss'.*tf.reduce_mean\(values, axis=-1\)"),
+        (lambda b, p, v: tf.reduce_mean(p["net"](b), 0), r"shape \(3,\) for 'loss'.*one value per example"),
+        (
+            lambda b, p, v: tf.boolean_mask(v, v > 1),
+            r"shape \(None,\) for 'loss'.*tf.where in place of tf.boolean_mask",
+        ),
+        (lambda b, p, v: {"loss": v, "mean": tf.reduce_mean(v)}, r"shape \(\) for 'mean'"),
+        (lambda b, p, v: {"error": v}, r"a dict with the names \['error'\]. Return \{\"loss\": values"),
+        (lambda b, p, v: (v, {"error": v}), "returned tuple for 'loss'"),
+        (lambda b, p, v: None, "returned NoneType for 'loss'"),
+        (
+            lambda b, p, v: v + OUTSIDE["net"](b)[:, 0],
+            "kernel.*Step.from_loss takes all models, layers and SeedGenerators",
+        ),
+        (lambda b, p, v: v + keras.random.normal([], seed=OUTSIDE["seed"]), r"'[\w/]*seed_generator_state' \(assigned"),
+        (lambda b, p, v: v + tf.random.normal([]), "RandomStandardNormal"),
+        (
+            lambda b, p, v: OUTSIDE["mean"].update_state(v) or v,
+            r"'mean/total' \(assigned.*metric would measure, loss_fn r",
+        ),
+    ],
+    ids="scalar,matrix,over the rows,some,scalar metric,no loss,tuple,nothing,a model,a seed,no seed,a metric".split(
+        ","
+    ),
+)
+def test_what_a_loss_function_may_not_do(wrong: Any, match: str, replicas: int, make: Any, x: np.ndarray) -> None:
+    OUTSIDE.update(
+        net=sequential((6,), L.Dense(3)), seed=keras.random.SeedGenerator(1), mean=keras.metrics.Mean("mean")
+    )
+    loop, _ = make(("mirrored" if replicas > 1 else "one_device", replicas), Squared(wrong))
+    for use in (loop.fit, loop.evaluate):
+        with pytest.raises(StepError, match=match):
+            use(_rows(x))
+
+
+def _with_noise(batch: Any, parts: Parts, values: Any) -> Any:
+    return (values + keras.random.normal(tf.shape(values), stddev=0.1, seed=parts["seed"])) / _count(batch)
+
+
+def _count(batch: Any) -> Any:
+    return tf.cast(tf.shape(batch)[0], "float32")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        (lambda b, p, v: v + tf.reduce_mean(p["net"](b)) ** 2, "'loss' for an example depends on the other examples"),
+        (
+            lambda b, p, v: {"loss": v, "rank": v - tf.reduce_max(v)},
+            "'rank' for an example depends on the other examples",
+        ),
+        (lambda b, p, v: tf.reduce_logsumexp(p["net"](b) @ tf.transpose(p["net"](b)), -1), "the other examples"),
+        (lambda b, p, v: v / _count(b), "'loss' for an example depends on how many.*do not divide"),
+        (_with_noise, "'loss' for an example depends on how many"),
+    ],
+    ids=["mean", "rank", "contrastive", "divided", "divided, with noise"],
+)
+def test_a_loss_over_the_whole_batch(wrong: Any, match: str, make: Any, x: np.ndarray) -> None:
+    """Refused on replicas and for parts of an update, unless it is named."""
+
+    class Wrong(Squared):
+        def parts(self) -> Parts:
+            return {**super().parts(), "seed": keras.random.SeedGenerator(1)}
+
+    for where, options in ((("mirrored", 2), {}), (("one_device", 1), {"accumulate": 2})):
+        loop, _ = make(where, Wrong(wrong), **options)
+        with pytest.raises(StepError, match=match + r".*Step.from_loss\(..., unchecked=\('rows',\)\)"):
+            loop.fit(_rows(x), verbose=0)
+    loop, _ = make(("mirrored", 2), Wrong(wrong), unchecked="rows")
+    loop.fit(_rows(x), verbose=0)
+
+
+def test_class_weight(make: Any, x: np.ndarray) -> None:
+    loop, _ = make(("mirrored", 2), Squared())
+    with pytest.raises(StepError, match=r"class_weight weighs a loss by its targets.*Multiply the values in loss_fn"):
+        loop.fit(plain_dataset(x, np.arange(61) % 2, batch=20), class_weight={0: 1.0, 1: 2.0})
+
+
+def test_rows_of_every_tensor_of_a_batch(make: Any, x: np.ndarray) -> None:
+    loop, _ = make(("one_device", 1), Squared())
+    for wrong in (x[:19], np.float32(1)):
+        data = tf.data.Dataset.from_tensors((x[:20], wrong))
+        with pytest.raises(StepError, match="need a row for each example"):
+            loop.fit(data, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("models", "loss_fn", "options", "match"),
+    [
+        (lambda net: net, lambda x, y: x, {}, r"loss_fn takes \(x, y\); a step calls it as loss_fn\(batch\)"),
+        (lambda net: net, keras.losses.MeanSquaredError(), {}, r"loss_fn takes \(y_true, y_pred"),
+        (lambda net: net, 3, {}, "must be a function of a batch, found 3"),
+        (lambda net: net, lambda b: b, {"metrics": ["mae"]}, "was given metrics, which need targets.*return a dict"),
+        (lambda net: [net, keras.Variable(1.0)], lambda b: b, {}, r"found <Variable.*add_weight"),
+        (lambda net: [keras.random.SeedGenerator()], lambda b: b, {}, "takes as its models a Keras model or layer"),
+        (lambda net: L.Dense, lambda b: b, {}, "takes as its models a Keras model or layer"),
+    ],
+    ids=["two arguments", "a loss", "a number", "metrics", "a variable", "no model", "a class"],
+)
+def test_what_from_loss_takes(models: Any, loss_fn: Any, options: Any, match: str) -> None:
+    net = sequential((6,), L.Dense(2))
+    with pytest.raises(StepError, match=match):
+        mk.train.Step.from_loss(models(net), keras.optimizers.SGD(), loss_fn, **options)
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_parts_that_cannot_be_trained(is_built: bool, strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        net = sequential((6,), L.Dense(2)) if is_built else keras.Sequential([L.Dense(2)], name="later")
+        optimizer = keras.optimizers.SGD()
+    net.trainable = False
+    step = mk.train.Step.from_loss({"net": net}, optimizer, lambda batch: batch)
+    with pytest.raises(
+        StepError, match="Set trainable = True for those" if is_built else "'later', which.*is not built"
+    ):
+        step.build(strategy)
+
+
+def test_a_generator_that_a_layer_has_too(strategy_of: Any, x: np.ndarray) -> None:
+    """Its state is one variable of the step, not two."""
+
+    class Noise(L.Layer):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.seed = keras.random.SeedGenerator(1)
+
+        def call(self, x: Any) -> Any:
+            return x + keras.random.normal(tf.shape(x), seed=self.seed)
+
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        noise, optimizer = Noise(), keras.optimizers.SGD(0.1)
+        net = sequential((6,), noise, L.Dense(2))
+    step = mk.train.Step.from_loss([net, noise.seed], optimizer, lambda batch: tf.reduce_sum(net(batch) ** 2, -1))
+    mk.train.Loop(strategy, step).fit(_rows(x), verbose=0)
+    names = [variable.path for variable in step.variables]
+    assert len(set(names)) == len(names)
+    assert step.model is net
+
+
+def test_the_refusals_of_overridden_methods_show_the_way(strategy_of: Any) -> None:
+    for name in ("train_step", "test_step", "compute_loss"):
+        model = type("Own", (keras.Sequential,), {name: lambda self, *_: None})([keras.Input((2,)), L.Dense(1)])
+        with pytest.raises(StepError, match=rf"Own overrides {name}.*Step.from_loss\(model, optimizer, loss_fn\)"):
+            mk.train.Step(model, keras.optimizers.SGD(), loss="mse")
+        mk.train.Step.from_loss(model, keras.optimizers.SGD(), lambda batch: batch)
+
+
+def test_the_first_number_that_is_not_finite(make: Any, x: np.ndarray) -> None:
+    loop, _ = make(("mirrored", 2), Distillation())
+    batch = Distillation().data(x[:20])
+    assert mk.checks.find_non_finite(loop, batch) is None
+    batch["image"][3, 2] = np.nan
+    found = mk.checks.find_non_finite(loop, batch)
+    assert str(found).startswith("input image: 1 NaN")
+    del batch["image"], batch["label"]
