@@ -442,9 +442,20 @@ OUTSIDE: dict[str, Any] = {}  # what a loss function uses and the step is not gi
             r"'mean/total' \(assigned.*metric would measure, loss_fn r",
         ),
     ],
-    ids="scalar,matrix,over the rows,some,scalar metric,no loss,tuple,nothing,a model,a seed,no seed,a metric".split(
-        ","
-    ),
+    ids=[
+        "scalar",
+        "matrix",
+        "over the rows",
+        "some",
+        "scalar metric",
+        "no loss",
+        "tuple",
+        "nothing",
+        "a model",
+        "a seed",
+        "no seed",
+        "a metric",
+    ],
 )
 def test_what_a_loss_function_may_not_do(wrong: Any, match: str, replicas: int, make: Any, x: np.ndarray) -> None:
     OUTSIDE.update(
