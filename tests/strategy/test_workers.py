@@ -14,6 +14,7 @@ def test_one_process_has_one_worker_and_is_its_chief(strategy_of):
         assert mk.strategy.worker_index(strategy) == 0
         assert mk.strategy.is_chief(strategy)
         assert mk.strategy.of_all_workers(strategy, 7) == [7.0]
+        mk.strategy.wait_for_all(strategy, "nobody else")
 
 
 def test_the_tasks_of_a_job_have_names_and_addresses():

@@ -34,7 +34,7 @@ def callback_list(
 
     A checkpoint holds what the other callbacks did (a learning rate, the history), so it comes after them. A callback
     that has `set_loop` is given the loop. On several workers all of them see the same logs and run the same callbacks;
-    the progress bar, and those of Keras that write files, are the chief's alone.
+    the progress bar, those of Keras that write files, and those with `chief_only = True` are the chief's alone.
     """
     given = _flat(callbacks)
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
@@ -44,7 +44,7 @@ def callback_list(
             "epoch."
         )
     if not is_chief(loop.strategy):
-        given, verbose = [callback for callback in given if not isinstance(callback, _WRITERS)], 0
+        given, verbose = [callback for callback in given if not _is_chiefs(callback)], 0
     if history and not any(isinstance(c, keras.callbacks.History) for c in given):
         given.append(keras.callbacks.History())
     if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
@@ -54,6 +54,10 @@ def callback_list(
         if hasattr(callback, "set_loop"):
             callback.set_loop(loop)
     return keras.callbacks.CallbackList(given, model=model, verbose=verbose, **params)
+
+
+def _is_chiefs(callback: Any) -> bool:
+    return isinstance(callback, _WRITERS) or getattr(callback, "chief_only", False)
 
 
 def acting_on_batches(callbacks: Any) -> list[str]:
