@@ -15,7 +15,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasMetric, Metric, PerOutput
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.keras_on_gpus import without_waits
+from mirrorkit.train.step.keras_operations import without_waits
 from mirrorkit.train.step.outputs import Output, kind_of_target, per_output
 
 
