@@ -20,6 +20,7 @@ from mirrorkit.train.calls.errors import NO_BATCH, explained
 from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
+from mirrorkit.train.loop.arguments import of_one_data_set
 from mirrorkit.train.loop.callbacks import (
     acting_on_batches,
     agree_to_stop,
@@ -93,6 +94,7 @@ class Loop:
         """How many steps the next whole call takes; with "auto" it is found from the first calls."""
         return self._passes.steps_per_call
 
+    @of_one_data_set
     def fit(
         self,
         data: Data,
@@ -186,6 +188,7 @@ class Loop:
         report.skipped_steps = getattr(self.step, "skipped_steps", 0)
         return report
 
+    @of_one_data_set
     def evaluate(
         self,
         data: Data,
@@ -210,6 +213,7 @@ class Loop:
         with explained(self.strategy, data):
             return self._passes.test(inputs, hooks, on_chief=on_chief)
 
+    @of_one_data_set
     def predict(self, data: Data, *, steps: int | None = None) -> Nest:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
 
