@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,15 @@ def callback_list(
         if hasattr(callback, "set_loop"):
             callback.set_loop(loop)
     return keras.callbacks.CallbackList(given, model=model, verbose=verbose, **params)
+
+
+def verbosity(verbose: int | str) -> int:
+    """Return 0, 1 or 2 for what `fit` was given: with "auto" a bar where someone looks at it, else a line per epoch."""
+    # Keras 3 itself takes "auto" for 1 everywhere; the control characters of a bar spoil a log file.
+    if verbose != "auto":
+        return int(verbose)
+    in_terminal = bool(sys.stdout and sys.stdout.isatty())
+    return 1 if in_terminal or "ipykernel" in sys.modules else 2
 
 
 def acting_on_batches(callbacks: Any) -> list[str]:

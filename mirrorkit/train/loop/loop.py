@@ -28,6 +28,7 @@ from mirrorkit.train.loop.callbacks import (
     choose_modes,
     release,
     tell_of_batch_hooks,
+    verbosity,
 )
 from mirrorkit.train.loop.passes import Passes, Traced
 from mirrorkit.train.loop.replay import Replay
@@ -122,7 +123,8 @@ class Loop:
             validation_freq: validate after every so many epochs.
             validation_steps: batches to validate on; all by default.
             callbacks: Keras callbacks.
-            verbose: 0 for silence, 1 or "auto" for a progress bar, 2 for a line per epoch.
+            verbose: 0 for silence, 1 for a progress bar, 2 for a line per epoch; "auto" means 1 in a terminal or a
+                notebook, else 2.
             class_weight: from class index to the weight of its examples.
 
         Returns:
@@ -153,7 +155,7 @@ class Loop:
         model.stop_training = False
         if self._restored is None:
             self.position = Position(epoch=initial_epoch, steps=self.position.steps)
-        level = 1 if verbose == "auto" else int(verbose)
+        level = verbosity(verbose)
         hooks = callback_list(self, model, callbacks, history=True, verbose=level, epochs=epochs, steps=training.steps)
         self._data = training
         try:
