@@ -131,7 +131,8 @@ class Loop:
             History, speed and the seconds of each epoch.
 
         Raises:
-            NonFiniteLossError: the loss became NaN or infinite.
+            NonFiniteLossError: the loss became NaN or infinite. With `keras.callbacks.TerminateOnNaN` the training ends
+                instead, as in Keras; the history has the value.
             StepError: the step cannot train on the data, or an argument is invalid.
             CheckpointError: what was restored does not fit this data or these metrics; see also `Checkpoints`.
         """
