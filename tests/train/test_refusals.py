@@ -250,7 +250,8 @@ def _two_outputs() -> Any:
 @pytest.mark.parametrize(
     ("targets", "options", "match"),
     [
-        (("a", "b"), {"loss": "mse"}, r"2 outputs \['a', 'b'\] but one loss"),
+        (("a",), {"loss": "mse"}, "no target for the output 'b'"),
+        (("a", "b"), {"loss": ["mse"]}, r"2 outputs \['a', 'b'\], but 1 losses"),
         (("a", "b"), {"loss": {"a": "mse", "c": "mse"}}, r"name \['c'\].*\['a', 'b'\]"),
         (("a", "b"), {"loss": {"a": "mse"}, "metrics": {"z": ["mae"]}}, r"name \['z'\]"),
         (("a",), {"loss": {"a": "mse", "b": "mse"}}, "no target for the output 'b'"),
