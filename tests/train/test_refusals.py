@@ -283,11 +283,3 @@ def test_a_model_compiled_without_a_loss() -> None:
     model.compile("sgd")
     with pytest.raises(StepError, match=r"without a loss"):
         mk.train.Step.from_compiled(model)
-
-
-@pytest.mark.filterwarnings("ignore:The object being serialized")
-def test_a_compiled_loss_that_keras_cannot_copy() -> None:
-    model = _net()
-    model.compile("sgd", lambda y, y_pred: (y - y_pred) ** 2)
-    with pytest.raises(StepError, match=r"register_keras_serializable"):
-        mk.train.Step.from_compiled(model)

@@ -110,7 +110,7 @@ class Step:
             **options: further arguments of `Step`, such as `clip_norm`.
 
         Raises:
-            StepError: the model is not compiled, or a custom loss is not registered with Keras.
+            StepError: the model is not compiled, or compiled without a loss.
         """
         requirements.check_overrides(model)  # first: such a model may need no loss
         return cls(model, **{**compiled_parts(model), **options})
