@@ -69,10 +69,19 @@ def worker_name(strategy: tf.distribute.Strategy) -> str:
     return list(addresses(strategy) or {"worker 0": ""})[worker_index(strategy)]
 
 
+def replica_devices(strategy: tf.distribute.Strategy) -> list[str]:
+    """Return the devices of this worker's replicas; for TensorFlow's default strategy the one that it computes on."""
+    try:
+        return list(strategy.extended.worker_devices)
+    except RuntimeError:  # the default strategy has no list
+        found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+        return [found[0].name]
+
+
 def local_replica(strategy: tf.distribute.Strategy) -> int:
     """Return which of this worker's replicas is running; call it in replica context."""
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-    return int(tf.get_static_value(replica)) % len(strategy.extended.worker_devices)
+    return int(tf.get_static_value(replica)) % len(replica_devices(strategy))
 
 
 def first_replica(strategy: tf.distribute.Strategy, values: Any) -> Any:

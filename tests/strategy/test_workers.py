@@ -17,6 +17,16 @@ def test_one_process_has_one_worker_and_is_its_chief(strategy_of):
         mk.strategy.wait_for_all(strategy, "nobody else")
 
 
+def test_the_devices_of_this_workers_replicas(strategy_of):
+    for strategy, names in (
+        (strategy_of("mirrored", 2), ["CPU:0", "CPU:1"]),
+        (tf.distribute.get_strategy(), ["CPU:0"]),
+    ):
+        assert [name.rpartition("device:")[2] for name in workers.replica_devices(strategy)] == names
+    with strategy_of("mirrored", 2).scope():
+        assert len(workers.replica_devices(strategy)) == 1
+
+
 def test_the_tasks_of_a_job_have_names_and_addresses():
     spec = tf.train.ClusterSpec({"chief": ["a:1"], "worker": ["b:1", "c:2"]})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec)

@@ -60,6 +60,17 @@ def test_whether_a_metric_is_to_rise_or_fall() -> None:
     }
 
 
+def test_a_compiled_model_keeps_what_it_was_given() -> None:
+    loss, metrics = (lambda y, y_pred: (y - y_pred) ** 2), ["mae", keras.metrics.Mean()]
+    model = sequential((4,), L.Dense(1))
+    model.compile("sgd", loss, metrics=metrics, loss_weights=[2.0])
+    kept = model._compile_config.config
+    assert kept["loss"] is loss
+    assert list(kept["metrics"]) == metrics
+    assert kept["loss_weights"] == [2.0]
+    assert kept["weighted_metrics"] is None
+
+
 @pytest.mark.parametrize(
     "layer",
     [L.Dropout(0.5), L.GaussianNoise(0.1), L.RandomFlip(), L.LSTM(2, dropout=0.5)],

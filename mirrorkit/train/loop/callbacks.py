@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,11 +20,10 @@ _log = logging.getLogger("mirrorkit")
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _PASSIVE = ("keras", "mirrorkit")  # their own batch hooks only look, or know of calls of many steps
 
-_WRITERS = (
-    keras.callbacks.CSVLogger,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.TensorBoard,
+_WRITERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
+    if hasattr(keras.callbacks, name)  # OrbaxCheckpoint is younger than the oldest Keras that mirrorkit takes
 )
 
 
@@ -58,6 +58,15 @@ def callback_list(
 
 def _is_chiefs(callback: Any) -> bool:
     return isinstance(callback, _WRITERS) or getattr(callback, "chief_only", False)
+
+
+def verbosity(verbose: int | str) -> int:
+    """Return 0, 1 or 2 for what `fit` was given: with "auto" a bar where someone looks at it, else a line per epoch."""
+    # Keras 3 itself takes "auto" for 1 everywhere; the control characters of a bar spoil a log file.
+    if verbose != "auto":
+        return int(verbose)
+    in_terminal = bool(sys.stdout and sys.stdout.isatty())
+    return 1 if in_terminal or "ipykernel" in sys.modules else 2
 
 
 def acting_on_batches(callbacks: Any) -> list[str]:

@@ -102,7 +102,7 @@ def _by_output(given: PerOutput, names: Sequence[str | None]) -> list[list[Metri
     if not given:
         return [[] for _ in names]
     if len(names) == 1 and not isinstance(given, dict):
-        given = [given]
+        given = [keras.tree.flatten(given)]  # as Keras does
     return [
         list(members) if isinstance(members, (list, tuple)) else [] if members is None else [members]
         for members in per_output(names, given, "metrics")

@@ -193,12 +193,12 @@ def _tried(name: str, check: Callable[[], Iterable[str]]) -> Iterator[str]:
         ) from error
 
 
-def _of_rows(call: Call, names: Sequence[str | None], seen: Nest, y_pred: Nest) -> Iterator[str]:
+def _of_rows(call: Call, names: Nest, seen: Nest, y_pred: Nest) -> Iterator[str]:
     """Compare outputs for rows with the outputs for the same rows, in the same places, beside others."""
     kept_and_rows = [([1], [1, 1, 1]), ([0, 2], [0, 0, 2])]
     outputs = tf.nest.flatten(y_pred)
     again = [_numbers(tf.nest.flatten(call(take(seen, rows))[0])) for _, rows in kept_and_rows]
-    for number, (name, one) in enumerate(zip(names, outputs, strict=True)):
+    for number, (name, one) in enumerate(zip(tf.nest.flatten(names), outputs, strict=True)):
         if one.shape[:1] != [SEEN] or not one.dtype.is_floating:
             continue
         (whole,) = _numbers([one])
