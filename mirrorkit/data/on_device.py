@@ -14,7 +14,7 @@ from mirrorkit.data.augment import Made
 from mirrorkit.data.in_memory import Batches
 from mirrorkit.data.rows import HOST, Rows
 from mirrorkit.errors import DataError, RecipeError
-from mirrorkit.strategy import worker_index
+from mirrorkit.strategy import replica_devices, worker_index
 from mirrorkit.whole import is_whole
 
 
@@ -104,7 +104,7 @@ class Resident(Batches):
                 f"Use shards={replicas}, or leave it out: every device then holds the whole set."
             )
         if strategy not in self._placed:
-            devices = strategy.extended.worker_devices
+            devices = replica_devices(strategy)
             first = worker_index(strategy) * len(devices)  # of this worker's replicas
             self._placed[strategy] = [self._copy(device, first + i) for i, device in enumerate(devices)]
         return self._placed[strategy]

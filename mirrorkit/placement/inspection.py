@@ -15,6 +15,7 @@ from mirrorkit.errors import DeviceError, StepError
 from mirrorkit.placement.operations import place_of, walk
 from mirrorkit.placement.report import CallPlacement, Placement
 from mirrorkit.placement.tally import HOST_PLACE
+from mirrorkit.strategy import replica_devices
 from mirrorkit.train import EpochIterator, Loop, ResidentIterator, Step
 from mirrorkit.variables import copies, unchanged
 
@@ -73,7 +74,7 @@ def placement(
 
 def of_loop(loop: Loop, data: Any, *, validation_data: Any = None, are_here: bool = False) -> Placement:
     """Inspect what a loop under a strategy on GPUs would call; see `placement`."""
-    names = [_name(device) for device in loop.strategy.extended.worker_devices]
+    names = [_name(device) for device in replica_devices(loop.strategy)]
     replicas = len(names)
     traced = loop.traced(data, validation_data=validation_data)
     memory, resources = memory_of(loop.step, names)  # now, since sums to accumulate are made when they are traced

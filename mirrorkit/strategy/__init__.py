@@ -12,6 +12,8 @@ if mk.strategy.is_chief(strategy):                            # on several worke
 from __future__ import annotations
 
 # The names "as" themselves are for mirrorkit's other packages.
+from mirrorkit.strategy.barrier import saying_what_is_missing as saying_what_is_missing
+from mirrorkit.strategy.barrier import wait_for_all
 from mirrorkit.strategy.creation import create, describe
 from mirrorkit.strategy.lost import ENDED_BY_OTHERS as ENDED_BY_OTHERS
 from mirrorkit.strategy.lost import name_lost_workers as name_lost_workers
@@ -25,6 +27,16 @@ from mirrorkit.strategy.workers import first_replica as first_replica
 from mirrorkit.strategy.workers import input_context as input_context
 from mirrorkit.strategy.workers import is_chief, num_workers, of_all_workers, worker_index
 from mirrorkit.strategy.workers import local_replica as local_replica
+from mirrorkit.strategy.workers import replica_devices as replica_devices
 from mirrorkit.strategy.workers import task_addresses as task_addresses
 
-__all__ = ["create", "describe", "is_chief", "naming_lost_workers", "num_workers", "of_all_workers", "worker_index"]
+__all__ = [
+    "create",
+    "describe",
+    "is_chief",
+    "naming_lost_workers",
+    "num_workers",
+    "of_all_workers",
+    "wait_for_all",
+    "worker_index",
+]

@@ -16,7 +16,7 @@ from mirrorkit.devices import Devices, onednn
 from mirrorkit.errors import DeviceError, StrategyError
 from mirrorkit.strategy import communication as _communication
 from mirrorkit.strategy import multi_worker, parameter_server, tpu
-from mirrorkit.strategy.workers import num_workers
+from mirrorkit.strategy.workers import num_workers, replica_devices
 
 _log = logging.getLogger("mirrorkit")
 
@@ -63,7 +63,7 @@ def create(
     found = _cluster.detect() if cluster is None else cluster
     strategy, why = _BUILDERS[kind](_Request(devices, found, communication, start_timeout, fallback))
     _log.info("%s: %s", describe(strategy), why)
-    if any(":CPU:" in name for name in strategy.extended.worker_devices):
+    if any(":CPU:" in name for name in replica_devices(strategy)):
         _warn_of_slow_cpu()
     return strategy
 
@@ -79,10 +79,10 @@ def describe(strategy: tf.distribute.Strategy) -> str:
     if parameter_server.is_parameter_server(strategy):
         return parameter_server.describe(strategy)
     n, workers = strategy.num_replicas_in_sync, num_workers(strategy)
-    names = " ".join(name.rpartition("device:")[2] for name in strategy.extended.worker_devices)
+    names = " ".join(name.rpartition("device:")[2] for name in replica_devices(strategy))
     # TensorFlow's own name for this class is CollectiveAllReduceStrategy.
     is_multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    name = "MultiWorkerMirroredStrategy" if is_multi_worker else type(strategy).__name__
+    name = "MultiWorkerMirroredStrategy" if is_multi_worker else type(strategy).__name__.lstrip("_")
     each = f" of each of {workers} workers" if workers > 1 else ""
     return f"{name}, {n} replica{'s' if n > 1 else ''} on {names}{each}"
 

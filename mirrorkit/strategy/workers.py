@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from mirrorkit.cluster import task_name
@@ -68,10 +69,19 @@ def worker_name(strategy: tf.distribute.Strategy) -> str:
     return list(addresses(strategy) or {"worker 0": ""})[worker_index(strategy)]
 
 
+def replica_devices(strategy: tf.distribute.Strategy) -> list[str]:
+    """Return the devices of this worker's replicas; for TensorFlow's default strategy the one that it computes on."""
+    try:
+        return list(strategy.extended.worker_devices)
+    except RuntimeError:  # the default strategy has no list
+        found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+        return [found[0].name]
+
+
 def local_replica(strategy: tf.distribute.Strategy) -> int:
     """Return which of this worker's replicas is running; call it in replica context."""
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-    return int(tf.get_static_value(replica)) % len(strategy.extended.worker_devices)
+    return int(tf.get_static_value(replica)) % len(replica_devices(strategy))
 
 
 def first_replica(strategy: tf.distribute.Strategy, values: Any) -> Any:
@@ -85,11 +95,14 @@ def of_all_workers(strategy: tf.distribute.Strategy, value: float) -> list[float
     Collective: every worker must call it, and waits for the others (2 ms where they are on one machine). `[0]` of it
     is a number that the chief decided, `max` of it says whether any worker wants to stop.
     """
-    count = num_workers(strategy)
-    if count == 1:
-        return [float(value)]
-    mine = tf.one_hot(worker_index(strategy), count, tf.constant(value, tf.float64), dtype=tf.float64)
-    return [float(v) for v in _sum_over_workers(strategy, mine).numpy()]
+    return [float(v) for v in arrays_of_all_workers(strategy, np.array(value, np.float64))]
+
+
+def arrays_of_all_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
+    """Return the arrays of all workers, of one shape, in their order; float64. Collective, as `of_all_workers`."""
+    every = np.zeros((num_workers(strategy), *value.shape))
+    every[worker_index(strategy)] = value
+    return every if len(every) == 1 else _sum_over_workers(strategy, tf.constant(every)).numpy()
 
 
 @tf.function(autograph=False)

@@ -31,7 +31,10 @@ class LoopCallback(keras.callbacks.Callback):  # type: ignore[name-defined, misc
         return None
 
     def on_non_finite_loss(self, error: NonFiniteLossError) -> None:
-        """Say more than `error`, by an error of its own; called before the loop raises it."""
+        """Say more than `error`, by an error of its own; called before the loop raises it.
+
+        With `keras.callbacks.TerminateOnNaN` the loop does not: the training ends after the present call of steps.
+        """
 
     def release(self) -> None:
         """Give back what belongs to others, however the training ended."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest, Spec
 from mirrorkit.errors import FileError, StepError
-from mirrorkit.strategy import is_chief
+from mirrorkit.strategy import is_chief, of_all_workers, saying_what_is_missing
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.layer_state import layers_of, training_argument
 from mirrorkit.train.step.models import Models
@@ -45,8 +45,8 @@ def export(
     is the pass with `training=False`; Keras's own `model.export` leaves random augmentation layers switched on.
 
     Nothing of the training changes, random generators included. It is written under another name first: an existing
-    file or folder is whole until the new one is, and is then replaced. On several workers all may call it; the chief
-    writes.
+    file or folder is whole until the new one is, and is then replaced. On several workers all call it: the chief
+    writes, and it returns on every worker when the file is whole.
 
     Sources: https://keras.io/api/models/model_saving_apis/model_saving_and_loading/ and
     https://keras.io/api/models/model_saving_apis/export/
@@ -83,10 +83,24 @@ def export(
         with unchanged([]):
             _replace(target, lambda new: write(model, new, input_signature))
 
-    with step.averaged() if averaged else contextlib.nullcontext():
+    with _waiting_for_the_chief(strategy, target), step.averaged() if averaged else contextlib.nullcontext():
         if is_chief(strategy):  # outside of any scope: in one, its new variables would wait for the other workers'
             outside_replica(put_in_place)
     return target
+
+
+@contextlib.contextmanager
+def _waiting_for_the_chief(strategy: tf.distribute.Strategy, target: Path) -> Iterator[None]:
+    """Wait on every worker until the chief has left the block; where it fails, all do."""
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        with saying_what_is_missing(strategy, f"to export {os.fspath(target)!r}"):
+            chief_failed = bool(of_all_workers(strategy, failed)[0])
+    if chief_failed:
+        raise FileError(f"The chief could not write {os.fspath(target)!r}: its own error says why.")
 
 
 def _write_keras(model: KerasModel, path: Path, input_signature: Spec | None) -> None:

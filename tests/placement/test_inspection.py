@@ -18,7 +18,7 @@ from mirrorkit._keras import keras
 from mirrorkit.data import rows
 from mirrorkit.train.calls import compiled
 from mirrorkit.train.input import resident
-from mirrorkit.train.step import clock, functions, keras_on_gpus, metrics
+from mirrorkit.train.step import clock, functions, keras_operations, metrics
 
 
 def _report(make_step: Any, data: Any, devices: str = "gpu:2") -> Any:
@@ -267,7 +267,7 @@ def test_a_warm_up_of_the_learning_rate_on_the_device(monkeypatch: pytest.Monkey
 
 
 def test_keras_accuracy_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keras_on_gpus, "_within", SimpleNamespace())  # the wrappers look elsewhere
+    monkeypatch.setattr(keras_operations, "_within", SimpleNamespace())  # the wrappers look elsewhere
     monkeypatch.setattr(metrics, "without_waits", lambda of_metric: nullcontext())
     train = _report(convolutions(), pictures()("batches"))["train"]
     assert any("waits: Less (" in problem for problem in train.problems)

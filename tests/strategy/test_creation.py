@@ -68,6 +68,7 @@ def test_create_says_once_how_to_make_a_cpu_faster(monkeypatch, caplog, left_off
 def test_describe_names_class_replicas_and_devices(strategy_of):
     assert mk.strategy.describe(strategy_of("mirrored", 2)) == "MirroredStrategy, 2 replicas on CPU:0 CPU:1"
     assert mk.strategy.describe(strategy_of("one_device", 1)) == "OneDeviceStrategy, 1 replica on CPU:0"
+    assert mk.strategy.describe(tf.distribute.get_strategy()) == "DefaultDistributionStrategy, 1 replica on CPU:0"
 
 
 def test_unknown_kind_names_the_known_ones():

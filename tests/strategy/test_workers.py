@@ -14,6 +14,17 @@ def test_one_process_has_one_worker_and_is_its_chief(strategy_of):
         assert mk.strategy.worker_index(strategy) == 0
         assert mk.strategy.is_chief(strategy)
         assert mk.strategy.of_all_workers(strategy, 7) == [7.0]
+        mk.strategy.wait_for_all(strategy, "nobody else")
+
+
+def test_the_devices_of_this_workers_replicas(strategy_of):
+    for strategy, names in (
+        (strategy_of("mirrored", 2), ["CPU:0", "CPU:1"]),
+        (tf.distribute.get_strategy(), ["CPU:0"]),
+    ):
+        assert [name.rpartition("device:")[2] for name in workers.replica_devices(strategy)] == names
+    with strategy_of("mirrored", 2).scope():
+        assert len(workers.replica_devices(strategy)) == 1
 
 
 def test_the_tasks_of_a_job_have_names_and_addresses():

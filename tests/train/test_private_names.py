@@ -15,7 +15,7 @@ from training_helpers import sequential
 
 from mirrorkit._keras import keras
 from mirrorkit.train.reduce import tracing
-from mirrorkit.train.step import keras_on_gpus, seeds
+from mirrorkit.train.step import keras_operations, seeds
 from mirrorkit.train.step.layer_state import is_generator, is_seed, layers_of
 from mirrorkit.train.step.losses import mask_of
 from mirrorkit.train.step.metrics import Metrics
@@ -60,6 +60,17 @@ def test_whether_a_metric_is_to_rise_or_fall() -> None:
     }
 
 
+def test_a_compiled_model_keeps_what_it_was_given() -> None:
+    loss, metrics = (lambda y, y_pred: (y - y_pred) ** 2), ["mae", keras.metrics.Mean()]
+    model = sequential((4,), L.Dense(1))
+    model.compile("sgd", loss, metrics=metrics, loss_weights=[2.0])
+    kept = model._compile_config.config
+    assert kept["loss"] is loss
+    assert list(kept["metrics"]) == metrics
+    assert kept["loss_weights"] == [2.0]
+    assert kept["weighted_metrics"] is None
+
+
 @pytest.mark.parametrize(
     "layer",
     [L.Dropout(0.5), L.GaussianNoise(0.1), L.RandomFlip(), L.LSTM(2, dropout=0.5)],
@@ -82,6 +93,13 @@ def test_keras_random_numbers_begin_with_the_operation_that_is_looked_for() -> N
         assert seeds._DRAW in {operation.type for operation in graph.get_operations()}, draw.__name__
 
 
+def test_keras_looks_its_synchronized_moments_up_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr(keras.src.backend.nn, "_compute_moments_sync", lambda x, *_: (called.append(x) or x, x))
+    keras.ops.moments(np.ones((2, 3), "float32"), axes=0, synchronized=True)
+    assert len(called) == 1
+
+
 @pytest.mark.parametrize("name", ["signbit", "argmax", "take"])
 def test_functions_of_keras_that_are_replaced_are_looked_up_at_each_call(name: str) -> None:
     """Replaced is the attribute of the module: where Keras kept a reference of its own, it would go unseen."""
@@ -102,7 +120,7 @@ def test_functions_of_keras_that_are_replaced_are_looked_up_at_each_call(name: s
             "take": lambda: keras.ops.take(x, np.array([1]), axis=0),
         }[name]()
     assert called == [name]
-    assert callable(getattr(keras_on_gpus, f"_{name}"))
+    assert callable(getattr(keras_operations, f"_{name}"))
 
 
 @pytest.mark.parametrize("operation", sorted(tracing._STATEFUL_RANDOM))

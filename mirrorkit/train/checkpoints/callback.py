@@ -7,7 +7,7 @@ import os
 import signal
 from typing import Any
 
-from mirrorkit.errors import ArgumentError, CheckpointError
+from mirrorkit.errors import ArgumentError, CheckpointError, NonFiniteLossError
 from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.restore import local_folder, require_variables
@@ -29,6 +29,9 @@ class Checkpoints(LoopCallback):
 
     SIGTERM and Ctrl-C during `fit` (in the main thread) let the present call end, save, and leave: SIGTERM by
     `SystemExit(exit_code)`, Ctrl-C by `KeyboardInterrupt`.
+
+    Where `keras.callbacks.TerminateOnNaN` ends a training whose loss became NaN or infinite, nothing more is saved: the
+    newest checkpoint is from before.
 
     The state of other callbacks (the patience of EarlyStopping, say) is not saved.
 
@@ -58,6 +61,7 @@ class Checkpoints(LoopCallback):
         self.exit_code = exit_code
         self._writer: Writer | None = None
         self._signals = StopSignals()
+        self._is_bad = False  # whether the loss is NaN or infinite, and with it the weights
         self._began = self._saved = (0, 0, 0)  # place (see `_place`) where this training began, and of the last save
 
     @property
@@ -84,6 +88,7 @@ class Checkpoints(LoopCallback):
                     self.folder,
                     epochs,
                 )
+        self._is_bad = False
         self._writer = Writer(self.folder, self.keep)
         self._began = self._saved = self._place()
         self._signals.install()
@@ -115,6 +120,10 @@ class Checkpoints(LoopCallback):
         self._writer.wait()
         self._leave_if_asked()
 
+    def on_non_finite_loss(self, error: NonFiniteLossError) -> None:
+        """Save no more: what was saved before is better."""
+        self._is_bad = True
+
     def release(self) -> None:
         """Wait for the last write and give the signals back; Loop calls it however the training ended."""
         self._signals.restore()
@@ -132,7 +141,7 @@ class Checkpoints(LoopCallback):
 
     def _save(self, *, again: bool = False) -> None:
         assert self._writer is not None
-        if self._place() == self._saved and not again:
+        if self._is_bad or (self._place() == self._saved and not again):
             return
         if self._writes:
             self._writer.wait()

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.data import HOST, Batches, Made, Resident
+from mirrorkit.strategy import replica_devices
 from mirrorkit.train.input.epoch import EpochIterator, Part
 from mirrorkit.train.step.global_batch import GlobalBatch, bounds, some_is_empty, this_replica
 
@@ -76,7 +77,7 @@ class ResidentIterator(EpochIterator):
         def of(device: str) -> Nest:
             return tf.nest.map_structure(lambda rows: HOST if rows.on_host else device, self._data.rows)
 
-        arrays = [of(device) for device in self._strategy.extended.worker_devices]
+        arrays = [of(device) for device in replica_devices(self._strategy)]
         return {"arrays": arrays, "order": [HOST] * len(self.source["order"]), "epoch": HOST}
 
     def batch(self, source: Nest, index: tf.Tensor, size: int | None) -> GlobalBatch:

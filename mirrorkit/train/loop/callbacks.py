@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,11 +20,10 @@ _log = logging.getLogger("mirrorkit")
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _PASSIVE = ("keras", "mirrorkit")  # their own batch hooks only look, or know of calls of many steps
 
-_WRITERS = (
-    keras.callbacks.CSVLogger,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.TensorBoard,
+_WRITERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
+    if hasattr(keras.callbacks, name)  # OrbaxCheckpoint is younger than the oldest Keras that mirrorkit takes
 )
 
 
@@ -34,7 +34,7 @@ def callback_list(
 
     A checkpoint holds what the other callbacks did (a learning rate, the history), so it comes after them. A callback
     that has `set_loop` is given the loop. On several workers all of them see the same logs and run the same callbacks;
-    the progress bar, and those of Keras that write files, are the chief's alone.
+    the progress bar, those of Keras that write files, and those with `chief_only = True` are the chief's alone.
     """
     given = _flat(callbacks)
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
@@ -44,7 +44,7 @@ def callback_list(
             "epoch."
         )
     if not is_chief(loop.strategy):
-        given, verbose = [callback for callback in given if not isinstance(callback, _WRITERS)], 0
+        given, verbose = [callback for callback in given if not _is_chiefs(callback)], 0
     if history and not any(isinstance(c, keras.callbacks.History) for c in given):
         given.append(keras.callbacks.History())
     if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
@@ -54,6 +54,19 @@ def callback_list(
         if hasattr(callback, "set_loop"):
             callback.set_loop(loop)
     return keras.callbacks.CallbackList(given, model=model, verbose=verbose, **params)
+
+
+def _is_chiefs(callback: Any) -> bool:
+    return isinstance(callback, _WRITERS) or getattr(callback, "chief_only", False)
+
+
+def verbosity(verbose: int | str) -> int:
+    """Return 0, 1 or 2 for what `fit` was given: with "auto" a bar where someone looks at it, else a line per epoch."""
+    # Keras 3 itself takes "auto" for 1 everywhere; the control characters of a bar spoil a log file.
+    if verbose != "auto":
+        return int(verbose)
+    in_terminal = bool(sys.stdout and sys.stdout.isatty())
+    return 1 if in_terminal or "ipykernel" in sys.modules else 2
 
 
 def acting_on_batches(callbacks: Any) -> list[str]:

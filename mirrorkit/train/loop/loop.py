@@ -20,6 +20,7 @@ from mirrorkit.train.calls.errors import NO_BATCH, explained
 from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
+from mirrorkit.train.loop.arguments import of_one_data_set
 from mirrorkit.train.loop.callbacks import (
     acting_on_batches,
     agree_to_stop,
@@ -27,6 +28,7 @@ from mirrorkit.train.loop.callbacks import (
     choose_modes,
     release,
     tell_of_batch_hooks,
+    verbosity,
 )
 from mirrorkit.train.loop.passes import Passes, Traced
 from mirrorkit.train.loop.replay import Replay
@@ -93,6 +95,7 @@ class Loop:
         """How many steps the next whole call takes; with "auto" it is found from the first calls."""
         return self._passes.steps_per_call
 
+    @of_one_data_set
     def fit(
         self,
         data: Data,
@@ -120,14 +123,16 @@ class Loop:
             validation_freq: validate after every so many epochs.
             validation_steps: batches to validate on; all by default.
             callbacks: Keras callbacks.
-            verbose: 0 for silence, 1 or "auto" for a progress bar, 2 for a line per epoch.
+            verbose: 0 for silence, 1 for a progress bar, 2 for a line per epoch; "auto" means 1 in a terminal or a
+                notebook, else 2.
             class_weight: from class index to the weight of its examples.
 
         Returns:
             History, speed and the seconds of each epoch.
 
         Raises:
-            NonFiniteLossError: the loss became NaN or infinite.
+            NonFiniteLossError: the loss became NaN or infinite. With `keras.callbacks.TerminateOnNaN` the training ends
+                instead, as in Keras; the history has the value.
             StepError: the step cannot train on the data, or an argument is invalid.
             CheckpointError: what was restored does not fit this data or these metrics; see also `Checkpoints`.
         """
@@ -153,7 +158,7 @@ class Loop:
         model.stop_training = False
         if self._restored is None:
             self.position = Position(epoch=initial_epoch, steps=self.position.steps)
-        level = 1 if verbose == "auto" else int(verbose)
+        level = verbosity(verbose)
         hooks = callback_list(self, model, callbacks, history=True, verbose=level, epochs=epochs, steps=training.steps)
         self._data = training
         try:
@@ -188,6 +193,7 @@ class Loop:
         report.skipped_steps = getattr(self.step, "skipped_steps", 0)
         return report
 
+    @of_one_data_set
     def evaluate(
         self,
         data: Data,
@@ -212,6 +218,7 @@ class Loop:
         with explained(self.strategy, data):
             return self._passes.test(inputs, hooks, on_chief=on_chief)
 
+    @of_one_data_set
     def predict(self, data: Data, *, steps: int | None = None) -> Nest:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
 

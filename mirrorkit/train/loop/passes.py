@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit._keras import keras
 from mirrorkit._types import ConcreteFunction, KerasCallback
 from mirrorkit.errors import CheckpointError, NonFiniteLossError, StepError
 from mirrorkit.strategy import is_parameter_server
@@ -87,8 +88,10 @@ class Passes:
             result = self.calls.train(batches, totals, steps)
             if result.steps == 0:  # the end of data of unknown length
                 break
+            seen = position.batch + result.steps - 1  # the batch that hooks are told of
             if result.first_bad_step is not None:
-                _raise_non_finite(result.first_bad_step, position, hooks.callbacks)
+                seen = position.batch + result.first_bad_step
+                _tell_non_finite(result.first_bad_step, position, hooks.callbacks)
             examples = int(result.totals[_EXAMPLES]) - int(totals[_EXAMPLES])
             totals = result.totals
             if not each_step:
@@ -97,7 +100,7 @@ class Passes:
             record.add(examples, result.steps, result.seconds)
             logs = self._logs(totals)
             position.advance(result.steps, totals.numpy().tolist())
-            hooks.on_train_batch_end(position.batch - 1, logs)
+            hooks.on_train_batch_end(seen, logs)
             agree_to_stop(self._strategy, self._step.model)
         if position.batch == 0:
             raise StepError(NO_BATCH)
@@ -212,7 +215,8 @@ def _require_same_order(data: Input, position: Position) -> None:
         )
 
 
-def _raise_non_finite(index: int, position: Position, callbacks: list[KerasCallback]) -> NoReturn:
+def _tell_non_finite(index: int, position: Position, callbacks: list[KerasCallback]) -> None:
+    """Raise, unless Keras's TerminateOnNaN is among the callbacks: it ends the training when it sees the logs."""
     step, epoch, batch = position.steps + index, position.epoch, position.batch + index
     error = NonFiniteLossError(
         f"The loss became NaN or infinite at training step {step} (epoch {epoch}, batch {batch} of it; all counted "
@@ -224,4 +228,5 @@ def _raise_non_finite(index: int, position: Position, callbacks: list[KerasCallb
     for callback in callbacks:
         if isinstance(callback, LoopCallback):
             callback.on_non_finite_loss(error)
-    raise error
+    if not any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callbacks):
+        raise error

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import local_replica
+from mirrorkit.strategy import local_replica, replica_devices
 from mirrorkit.train.reduce.tracing import outside_replica
 
 
@@ -61,6 +61,6 @@ class RunningSums:
         )
 
     def _create(self, specs: list[tf.TensorSpec]) -> None:
-        for device in self._strategy.extended.worker_devices:
+        for device in replica_devices(self._strategy):
             with tf.device(device):
                 self.variables.append([tf.Variable(tf.zeros(s.shape, s.dtype), trainable=False) for s in specs])

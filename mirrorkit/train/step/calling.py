@@ -15,7 +15,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasVariable, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.tracing import foreign_state
-from mirrorkit.train.step.keras_on_gpus import without_waits
+from mirrorkit.train.step.keras_operations import without_waits
 from mirrorkit.train.step.layer_state import layers_of, training_argument
 from mirrorkit.train.step.seeds import seeds_on_host
 

@@ -14,20 +14,12 @@ def compiled_parts(model: KerasModel) -> dict[str, Any]:
     """Return optimizer, loss, metrics and loss scale of a compiled model as keyword arguments of `Step`."""
     if not getattr(model, "compiled", False):
         raise StepError("The model is not compiled. Call model.compile(...) in the strategy's scope, or use Step.")
-    config = model.get_compile_config()
-    if config.get("loss") is None:
+    # private to Keras; the public get_compile_config has copies, of registered functions and classes only
+    given = model._compile_config.config
+    names = ("loss", "metrics", "weighted_metrics", "loss_weights")
+    parts = {name: given[name] for name in names if given.get(name) is not None}
+    if "loss" not in parts:
         raise StepError("The model is compiled without a loss. Call model.compile(optimizer, loss=...).")
-    try:
-        parts = {
-            name: keras.saving.deserialize_keras_object(config[name])
-            for name in ("loss", "metrics", "weighted_metrics", "loss_weights")
-            if config.get(name) is not None
-        }
-    except (TypeError, ValueError) as error:
-        raise StepError(
-            "A custom loss or metric of the compiled model cannot be copied. Register it with "
-            "keras.saving.register_keras_serializable, or call Step(model, model.optimizer, loss=...)."
-        ) from error
     optimizer = model.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # compile adds it to a mixed_float16 model
         parts["loss_scale"] = LossScale(initial=optimizer.initial_scale, growth_steps=optimizer.dynamic_growth_steps)

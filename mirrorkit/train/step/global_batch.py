@@ -14,6 +14,7 @@ import tensorflow as tf
 from mirrorkit._types import Batch
 from mirrorkit.data import HOST, own_rows
 from mirrorkit.errors import StepError
+from mirrorkit.train.reduce.gathering import gather_rows, gather_sizes
 from mirrorkit.train.step.outputs import count_examples
 
 
@@ -109,12 +110,13 @@ class OwnRows:
         if replicas == 1 or size is not None:  # shares of static size are assumed not to be empty
             return self._rows, False
         own = tf.cast(count_examples(self._rows), tf.int64)
-        sizes = context.all_gather(own[tf.newaxis], axis=0)
+        sizes = gather_sizes(own)
         first = tf.reduce_sum(sizes[: context.replica_id_in_sync_group])
         is_all = tf.reduce_any(sizes == 0)
         begin = tf.where(is_all, tf.zeros_like(first), first)
         end = tf.where(is_all, tf.reduce_sum(sizes), first + own)
-        return tf.nest.map_structure(lambda tensor: context.all_gather(tensor, axis=0)[begin:end], self._rows), is_all
+        whole = gather_rows(self._rows, sizes)
+        return tf.nest.map_structure(lambda tensor: tensor[begin:end], whole), is_all
 
     def examples(self) -> tf.Tensor:
         """See `GlobalBatch`; in replica context."""

@@ -28,17 +28,16 @@ class LossSum(NamedTuple):
 class Losses:
     """The losses of a model's outputs, resolved once the outputs are known: tensors or anything with `shape`.
 
-    `loss` and `loss_weights` are what Keras's `compile` takes: for several outputs a list in their order or a dict by
-    their names. An output that has no weight counts with 1.
+    `loss` and `loss_weights` are what Keras's `compile` takes: for several outputs a list in their order, a dict by
+    their names, or one loss for all of them. An output that has no weight counts with 1.
     """
 
     def __init__(self, loss: PerOutput, loss_weights: PerOutput, outputs: Sequence[Output]) -> None:
         names = [output.name for output in outputs]
-        if len(names) > 1 and not isinstance(loss, (list, tuple, dict)):
-            raise StepError(
-                f"The model has {len(names)} outputs {list(names)} but one loss {loss!r}. "
-                "Give a dict from output name to its loss; outputs that it leaves out have none."
-            )
+        if not isinstance(loss, (list, tuple, dict)):  # one for all outputs, as in Keras
+            loss = [loss] * len(names)
+            if isinstance(loss_weights, (int, float)):
+                loss_weights = [loss_weights] * len(names)
         self.names = names
         self._losses: list[Loss | None] = per_output(names, loss, "losses")
         self.require_targets([output.y for output in outputs])

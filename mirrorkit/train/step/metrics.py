@@ -15,7 +15,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasMetric, Metric, PerOutput
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.keras_on_gpus import without_waits
+from mirrorkit.train.step.keras_operations import without_waits
 from mirrorkit.train.step.outputs import Output, kind_of_target, own_value, per_output
 
 
@@ -109,7 +109,7 @@ def _by_output(given: PerOutput, names: Sequence[str | None]) -> list[list[Metri
     if not given:
         return [[] for _ in names]
     if len(names) == 1 and not isinstance(given, dict):
-        given = [given]
+        given = [keras.tree.flatten(given)]  # as Keras does
     return [
         list(members) if isinstance(members, (list, tuple)) else [] if members is None else [members]
         for members in per_output(names, given, "metrics")

@@ -112,7 +112,9 @@ def compare_parts(
         return
     outputs = match(about.totals.names, batch.y, y_pred, batch.weight)
     variants = [list(variants_of(output, ys)) for output, ys in zip(outputs, targets, strict=True)]
-    rows: Callable[[], Iterable[str]] = functools.partial(of_rows, call, about.totals.names, seen, y_pred)
+    rows: Callable[[], Iterable[str]] = functools.partial(
+        of_rows, call, tf.nest.flatten(about.totals.names), seen, y_pred
+    )
     if about.totals.values:
         others = other_seeds(about.model, state)
         rows = functools.partial(of_values, call, about.totals.values, others, seen, y_pred)

@@ -43,10 +43,10 @@ class Step:
         model: a built Keras model, created in the strategy's scope. It is compiled with this optimizer, loss and
             metrics, for callbacks and saved files, unless it already is.
         optimizer: a Keras optimizer, created in the strategy's scope.
-        loss: a Keras loss, its name, or a function `(y_true, y_pred) -> values [batch]`; for several outputs a dict by
-            output name or a list.
-        metrics: Keras metrics or their names; for several outputs a dict or a list of lists. Any metric whose state
-            adds up; another is refused by name.
+        loss: a Keras loss, its name, or a function `(y_true, y_pred) -> values [batch]`; for several outputs one for
+            all of them, a dict by output name, a list, or a nest like theirs.
+        metrics: Keras metrics or their names; for several outputs a dict, a list of lists or a nest. Any metric
+            whose state adds up; another is refused by name.
         weighted_metrics: the same; these see the sample weights.
         loss_weights: for several outputs, the number that multiplies each loss.
         clip_norm: largest global norm of the reduced gradient (Pascanu et al. 2013, arXiv:1211.5063).
@@ -112,7 +112,7 @@ class Step:
             **options: further arguments of `Step`, such as `clip_norm`.
 
         Raises:
-            StepError: the model is not compiled, or a custom loss is not registered with Keras.
+            StepError: the model is not compiled, or compiled without a loss.
         """
         requirements.check_overrides(model)  # first: such a model may need no loss
         return cls(model, **{**compiled_parts(model), **options})

@@ -12,15 +12,23 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasModel, Logs, PerOutput
+from mirrorkit._types import KerasModel, Logs, Nest, PerOutput
 from mirrorkit.train.step.losses import Losses
 from mirrorkit.train.step.metrics import MeanOfOutput, Metrics
-from mirrorkit.train.step.outputs import Batch, Output, match, output_names, own_value, per_output
+from mirrorkit.train.step.outputs import Batch, Output, in_order, match, output_names, own_value, per_output
 
 # Layout of the totals, a flat float32 vector: these three, then numerator and denominator of each output's loss, then
 # the metrics' states. LOSS is all that is minimized, added up: not finite where any part of it is not. ADDED is what
 # layers add to the loss (regularisers, add_loss), times the examples.
 EXAMPLES, LOSS, ADDED, FIXED = 0, 1, 2, 3
+
+
+_WHAT = {  # the words of messages for the arguments of Losses and Metrics
+    "loss": "losses",
+    "loss_weights": "loss weights",
+    "metrics": "metrics",
+    "weighted_metrics": "weighted metrics",
+}
 
 
 class Term(NamedTuple):
@@ -34,7 +42,7 @@ class Term(NamedTuple):
 class Totals:
     """Which loss and metrics belong to which output of the model, and so what the totals hold."""
 
-    names: Sequence[str | None]  # of the outputs; None for a single one
+    names: Nest  # of the outputs, as `output_names` gives them
     losses: Losses
     metrics: Metrics
     values: Sequence[str] = ()  # names of the outputs, where each is itself the value of each example
@@ -51,6 +59,9 @@ class Totals:
         y_pred = model.compute_output_spec(tf.nest.map_structure(symbolic, batch.x))
         names = output_names(model, y_pred)
         outputs = match(names, batch.y, y_pred, None)
+        losses, metrics = (
+            {name: in_order(names, parts, _WHAT[name]) for name, parts in given.items()} for given in (losses, metrics)
+        )
         return cls(names, Losses(outputs=outputs, **losses), Metrics(outputs=outputs, **metrics))
 
     @classmethod

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,21 @@ def test_verbose_2_prints_a_line_per_epoch_and_0_nothing(loop: Any, data: Any, c
     lines = capsys.readouterr().out.strip().splitlines()
     assert [line for line in lines if line.startswith("Epoch")] == ["Epoch 1/2", "Epoch 2/2"]
     assert f"loss: {report.history['loss'][1]:.4f}" in lines[-1]
+
+
+@pytest.mark.parametrize(("where", "bar"), [("terminal", True), ("notebook", True), ("file", False)])
+def test_verbose_auto_draws_a_bar_where_someone_looks(
+    where: str, bar: bool, loop: Any, data: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: where == "terminal", raising=False)
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    if where == "notebook":
+        monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    loop.fit(data, epochs=2)
+    text = capsys.readouterr().out
+    assert ("\b" in text or "\r" in text) == bar
+    assert "Epoch 2/2" in text
+    assert re.search(r"loss: \d", text)
 
 
 def test_early_stopping_stops_and_restores_the_best_weights(

@@ -14,6 +14,8 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.input.resident import ResidentIterator
+from mirrorkit.train.reduce.reduction import all_reduce
+from mirrorkit.train.step import keras_operations
 from mirrorkit.train.step.empty_shares import Copies, never_empty
 from mirrorkit.train.step.global_batch import HostBatch, OwnRows, some_is_empty
 
@@ -253,3 +255,17 @@ def test_plain_dataset_of_unknown_size(make_loop: Any, images: Any) -> None:
     loop.fit(data, verbose=0)
     _by_hand(model, data)
     assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5
+
+
+def test_a_layer_sends_one_message_each_way(make_loop: Any, images: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its sum, sum of squares and count Keras makes three."""
+    sent: list[int] = []
+
+    def count(message: tf.Tensor) -> tf.Tensor:
+        sent.append(message.shape.num_elements())
+        return all_reduce(message)
+
+    monkeypatch.setattr(keras_operations, "all_reduce", count)
+    train(make_loop(("mirrored", 2), _net, _sgd), cut(*images, sizes=[8]))
+    assert set(sent) == {2 * 3 + 1}  # three channels
+    assert len(sent) % 4 == 0  # forward and back on each replica, in each trace

@@ -1,0 +1,75 @@
+"""A place at which the workers of a strategy wait for each other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit.errors import ClusterError
+from mirrorkit.strategy.lost import naming_lost_workers
+from mirrorkit.strategy.workers import addresses, arrays_of_all_workers, num_workers
+
+_log = logging.getLogger("mirrorkit")
+
+PATIENCE = 60.0  # seconds before the log says what is being waited for
+_MOST_BYTES = 80  # of a name, in a message
+
+
+def wait_for_all(strategy: tf.distribute.Strategy, name: str) -> None:
+    """Wait until every worker has come to the barrier of this name; under a strategy of one process, return at once.
+
+    ```python
+    if mk.strategy.is_chief(strategy):
+        prepare("frames")                                  # for all workers
+    mk.strategy.wait_for_all(strategy, "frames are there")
+    ```
+
+    Collective: every worker must call it, in the same order as whatever else all workers do. After a minute the log
+    says what a worker is waiting for.
+
+    Args:
+        strategy: the strategy of the workers.
+        name: what they wait for; the same on all of them.
+
+    Raises:
+        ClusterError: workers that wait at barriers of other names, or a worker that is gone.
+    """
+    if num_workers(strategy) == 1:
+        return
+    own = np.zeros(_MOST_BYTES)
+    encoded = name.encode()[:_MOST_BYTES]
+    own[: len(encoded)] = list(encoded)
+    with saying_what_is_missing(strategy, f"at the barrier {name!r}"):
+        rows = arrays_of_all_workers(strategy, own)
+    names = [bytes(row.astype(np.uint8)).rstrip(b"\0").decode(errors="replace") for row in rows]
+    if len(set(names)) > 1:
+        where = ", ".join(f"{task} at {name!r}" for task, name in zip(addresses(strategy), names, strict=True))
+        raise ClusterError(
+            f"The workers wait at different barriers: {where}. Every worker must come to the same barriers in the same "
+            "order."
+        )
+
+
+@contextmanager
+def saying_what_is_missing(strategy: tf.distribute.Strategy, where: str) -> Iterator[None]:
+    """Log that this worker waits for others, once it has waited for a minute; name those that are gone."""
+    waiting = threading.Timer(
+        PATIENCE,
+        _log.warning,
+        (
+            f"Waiting for the other workers {where} since {PATIENCE:.0f} s. Every worker must come here, the chief "
+            "too; is one of them still busy, or does its code leave this call out?",
+        ),
+    )
+    waiting.daemon = True
+    waiting.start()
+    try:
+        with naming_lost_workers(strategy):
+            yield
+    finally:
+        waiting.cancel()

@@ -1,0 +1,86 @@
+"""`Step.from_compiled`: every loss and metric that Keras's `compile` takes, registered with Keras or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from training_helpers import largest_difference, plain_dataset, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+L = keras.layers
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:A global batch of"),
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
+]
+
+
+def cubic(y: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y - y_pred) ** 1.5, axis=-1)
+
+
+class Cubic(keras.losses.Loss):  # type: ignore[name-defined]
+    """A loss with an argument, which is not registered with Keras."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def call(self, y: Any, y_pred: Any) -> Any:
+        return self.factor * cubic(y, y_pred)
+
+
+class Largest(keras.metrics.Mean):  # type: ignore[name-defined]
+    """A metric that is not registered, and whose config says nothing of its argument."""
+
+    def __init__(self, above: float, name: str = "largest") -> None:
+        super().__init__(name)
+        self.above = above
+
+    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return super().update_state(keras.ops.cast(keras.ops.abs(y - y_pred) > self.above, "float32"), sample_weight)
+
+
+COMPILED: dict[str, Any] = {
+    "function": lambda: {"loss": cubic, "metrics": [cubic]},
+    "lambda": lambda: {"loss": lambda y, y_pred: keras.ops.mean((y - y_pred) ** 2, axis=-1)},
+    "Loss": lambda: {"loss": Cubic(0.5), "metrics": [Largest(1.0)]},
+    "lists": lambda: {"loss": [Cubic(0.5)], "loss_weights": [2.0], "metrics": [["mae", Largest(0.5)]]},
+    "wrapper": lambda: {
+        "loss": keras.losses.MeanSquaredError(),
+        "metrics": [keras.metrics.MeanMetricWrapper(cubic, "own")],
+    },
+    "weighted": lambda: {"loss": "mse", "weighted_metrics": [Largest(1.0), cubic]},
+}
+
+
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
+@pytest.mark.parametrize("kind", COMPILED)
+def test_trains_as_keras_does(kind: str, where: Any, strategy_of: Any, numbers: Any) -> None:
+    def net() -> Any:
+        keras.utils.set_random_seed(0)
+        model = sequential((4,), L.Dense(3, activation="tanh"), L.Dense(1))
+        model.compile(keras.optimizers.SGD(0.05), **COMPILED[kind]())
+        return model
+
+    weight = [np.linspace(0, 2, 60).astype("float32")] if kind == "weighted" else []
+    data = plain_dataset(*numbers, *weight, batch=20)
+    twin = net()
+    with strategy_of(*where).scope():
+        model = net()
+    expected = twin.fit(data, epochs=2, verbose=0).history
+    loop = mk.train.Loop(strategy_of(*where), mk.train.Step.from_compiled(model))
+    found = loop.fit(data, epochs=2, verbose=0).history
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=2e-5, err_msg=name)
+    assert largest_difference(model.get_weights(), twin.get_weights()) < 1e-5
+    logs = loop.evaluate(data)
+    for name, value in twin.evaluate(data, return_dict=True, verbose=0).items():
+        np.testing.assert_allclose(logs[name], value, rtol=2e-5, err_msg=name)
+    if where[1] == 1:  # the model can still be evaluated by Keras, with the same metrics
+        for name, value in model.evaluate(data, return_dict=True, verbose=0).items():
+            np.testing.assert_allclose(logs[name], value, rtol=2e-5, err_msg=name)

@@ -1,0 +1,93 @@
+"""TensorFlow's default strategy, as a script has it that never made one: everything works as on one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import largest_difference, plain_dataset, sequential, values_of
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+L = keras.layers
+
+
+def _net() -> Any:
+    return sequential((4,), L.Dense(3), L.BatchNormalization(synchronized=True), L.Dropout(0.2), L.Dense(1))
+
+
+def _loop(strategy: Any, **options: Any) -> mk.train.Loop:
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model, optimizer = _net(), keras.optimizers.SGD(0.05, momentum=0.5)
+    return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", metrics=["mae"], **options))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate": 2, "loss_scale": 64.0, "ema": 0.9, "clip_norm": 1.0}], ids=["plain", "options"]
+)
+@pytest.mark.parametrize("kind", ["batches", "resident", "tf.data"])
+def test_a_loop_trains_evaluates_and_predicts(
+    kind: str, options: dict[str, Any], strategy_of: Any, numbers: Any
+) -> None:
+    if kind == "tf.data":
+        data = plain_dataset(*numbers, batch=20)
+    else:
+        data = getattr(mk.data, kind)(mk.data.arrays(*numbers), global_batch_size=20, shuffle=True, seed=0)
+    loop, other = (_loop(s, **options) for s in (tf.distribute.get_strategy(), strategy_of("one_device", 1)))
+    found, expected = (one.fit(data, epochs=2, validation_data=data, verbose=0).history for one in (loop, other))
+    assert found == expected
+    assert largest_difference(values_of(loop), values_of(other)) == 0
+    assert loop.evaluate(data) == other.evaluate(data)
+    np.testing.assert_array_equal(loop.predict(data), other.predict(data))
+
+
+def test_a_loop_trains_as_keras_does_without_a_strategy(numbers: Any) -> None:
+    def net() -> Any:
+        keras.utils.set_random_seed(0)
+        return sequential((4,), L.Dense(3, activation="tanh"), L.Dense(1))
+
+    data = plain_dataset(*numbers, batch=20)
+    twin, model = net(), net()
+    twin.compile(keras.optimizers.SGD(0.1), "mse")
+    expected = twin.fit(data, epochs=2, verbose=0).history["loss"]
+    step = mk.train.Step(model, keras.optimizers.SGD(0.1), loss="mse")
+    found = mk.train.Loop(tf.distribute.get_strategy(), step).fit(data, epochs=2, verbose=0).history["loss"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert largest_difference(model.get_weights(), twin.get_weights()) < 1e-6
+
+
+def test_checkpoints_and_checks(numbers: Any, tmp_path: Path) -> None:
+    strategy, data = tf.distribute.get_strategy(), mk.data.batches(mk.data.arrays(*numbers), global_batch_size=20)
+    loop = _loop(strategy)
+    loop.warm_up(data)
+    loop.fit(data, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path), mk.checks.NanWatch(), mk.checks.InSync()])
+    again = _loop(strategy)
+    assert again.restore(tmp_path).epoch == 1
+    assert largest_difference(values_of(again), values_of(loop)) == 0
+
+
+def test_a_custom_training_loop(numbers: Any, strategy_of: Any) -> None:
+    losses = []
+    for strategy in (tf.distribute.get_strategy(), strategy_of("one_device", 1)):
+        step = _loop(strategy).step
+
+        @tf.function(autograph=False)
+        def train(batch: Any, step: Any = step, strategy: Any = strategy) -> Any:
+            return step.update(strategy, strategy.run(step.compute, args=(batch,)))["loss"]
+
+        losses.append(
+            [float(train(batch)) for batch in mk.data.distribute(plain_dataset(*numbers, batch=20), strategy)]
+        )
+    assert losses[0] == losses[1]
+
+
+def test_a_model_of_another_strategy_is_refused(strategy_of: Any) -> None:
+    with strategy_of("mirrored", 2).scope():
+        model, optimizer = _net(), keras.optimizers.SGD(0.1)
+    with pytest.raises(mk.errors.StepError, match="was not created in the scope"):
+        mk.train.Loop(tf.distribute.get_strategy(), mk.train.Step(model, optimizer, loss="mse"))
