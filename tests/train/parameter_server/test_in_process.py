@@ -106,6 +106,13 @@ def test_one_worker_does_what_one_device_does(one_worker, run):
 
 
 @pytest.mark.slow
+def test_a_step_from_a_loss_function(one_worker):
+    found = one_worker("from_loss")
+    assert found["names"] == ["error", "loss", "val_error", "val_loss"]
+    assert max(found["weights"], found["history"], found["predictions"]) < 2e-5
+
+
+@pytest.mark.slow
 def test_a_table_in_shards_on_all_servers(one_worker):
     table = one_worker("table")
     assert table["shards"] == [[34, 4], [34, 4], [33, 4]]
