@@ -483,11 +483,15 @@ def _count(batch: Any) -> Any:
             lambda b, p, v: {"loss": v, "rank": v - tf.reduce_max(v)},
             "'rank' for an example depends on the other examples",
         ),
+        (
+            lambda b, p, v: {"loss": v, "top": tf.equal(v, tf.reduce_max(v))},
+            "'top' for an example depends on the other",
+        ),
         (lambda b, p, v: tf.reduce_logsumexp(p["net"](b) @ tf.transpose(p["net"](b)), -1), "the other examples"),
         (lambda b, p, v: v / _count(b), "'loss' for an example depends on how many.*do not divide"),
         (_with_noise, "'loss' for an example depends on how many"),
     ],
-    ids=["mean", "rank", "contrastive", "divided", "divided, with noise"],
+    ids=["mean", "rank", "not floats", "contrastive", "divided", "divided, with noise"],
 )
 def test_a_loss_over_the_whole_batch(wrong: Any, match: str, make: Any, x: np.ndarray) -> None:
     """Refused on replicas and for parts of an update, unless it is named."""
@@ -512,8 +516,7 @@ def test_class_weight(make: Any, x: np.ndarray) -> None:
 
 def test_rows_of_every_tensor_of_a_batch(make: Any, x: np.ndarray) -> None:
     loop, _ = make(("one_device", 1), Squared())
-    for wrong in (x[:19], np.float32(1)):
-        data = tf.data.Dataset.from_tensors((x[:20], wrong))
+    for data in (tf.data.Dataset.from_tensors((x[:20], x[:19])), _rows(x).map(lambda x: (x, 1.0))):
         with pytest.raises(StepError, match="need a row for each example"):
             loop.fit(data, verbose=0)
 
@@ -579,6 +582,19 @@ def test_the_refusals_of_overridden_methods_show_the_way(strategy_of: Any) -> No
         with pytest.raises(StepError, match=rf"Own overrides {name}.*Step.from_loss\(model, optimizer, loss_fn\)"):
             mk.train.Step(model, keras.optimizers.SGD(), loss="mse")
         mk.train.Step.from_loss(model, keras.optimizers.SGD(), lambda batch: batch)
+
+
+def test_predict_with_a_model_that_does_so_itself(strategy_of: Any, x: np.ndarray) -> None:
+    class Own(keras.Sequential):  # type: ignore[name-defined, misc]
+        def predict_step(self, data: Any) -> Any:
+            return data
+
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        net, optimizer = Own([keras.Input((6,)), L.Dense(1)]), keras.optimizers.SGD()
+    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(net, optimizer, lambda batch: net(batch)[:, 0]))
+    with pytest.raises(StepError, match="Own overrides predict_step"):
+        loop.predict(_rows(x))
 
 
 def test_the_first_number_that_is_not_finite(make: Any, x: np.ndarray) -> None:
