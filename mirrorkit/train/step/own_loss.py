@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import Batch, Nest, Spec
+from mirrorkit._types import Batch, KerasVariable, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.calling import predict_with, predicting
 from mirrorkit.train.step.models import Models, flatten
@@ -25,7 +25,7 @@ LossFunction = Callable[..., Any]  # (batch) or (batch, training) -> values [row
 class LossModel(Models):
     """The models, and as their call the user's function; its outputs are values [rows] by name."""
 
-    def __init__(self, models: Nest, loss_fn: LossFunction) -> None:
+    def __init__(self, models: Nest, loss_fn: LossFunction, frozen: Nest) -> None:
         wrong = [
             part
             for part in flatten(models)
@@ -38,6 +38,9 @@ class LossModel(Models):
                 "(add_weight)."
             )
         super().__init__(models, "from_loss")
+        self._kept = {id(variable) for layer in flatten(frozen) for variable in _weights_of(layer)}
+        if not self._kept <= set(map(id, self.variables)):
+            raise StepError("A model that is frozen must be one of the models that Step.from_loss is given.")
         takes_training = _takes_training(loss_fn)
 
         def values(batch: Batch, training: bool) -> Nest:
@@ -45,12 +48,34 @@ class LossModel(Models):
 
         self._values = values  # a function, so that Keras tracks no layer that `loss_fn` may be
 
+    @property
+    def trainable_variables(self) -> list[KerasVariable]:
+        """What this step trains: not what another one does."""
+        return [variable for variable in super().trainable_variables if id(variable) not in self._kept]
+
+    @property
+    def non_trainable_variables(self) -> list[KerasVariable]:
+        """All others."""
+        trained = set(map(id, self.trainable_variables))
+        return [variable for variable in self.variables if id(variable) not in trained]
+
+    @property
+    def trainable_weights(self) -> list[KerasVariable]:
+        """Of these Keras adds the regularizers."""
+        return self.trainable_variables
+
     def call(self, batch: Batch, training: bool = False) -> dict[str, Nest]:
         """Return what the function returns, by name; layers in it that are not told take `training` from here."""
         values = self._values(batch, training)
         named = dict(values) if isinstance(values, Mapping) else {"loss": values}
         is_number = {name: tf.is_tensor(value) and not value.dtype.is_floating for name, value in named.items()}
         return {name: tf.cast(value, tf.float32) if is_number[name] else value for name, value in named.items()}
+
+
+def _weights_of(layer: object) -> list[KerasVariable]:
+    if not isinstance(layer, keras.layers.Layer):
+        raise StepError(f"frozen takes a Keras model or layer, or a list or dict of them; found {layer!r}.")
+    return list(layer.variables)
 
 
 def value_names(batch: Batch, traced: Callable[[Spec], Mapping[str, Nest]]) -> list[str]:

@@ -124,6 +124,7 @@ class Step:
         optimizer: KerasOptimizer,
         loss_fn: Callable[..., Any],
         *,
+        frozen: Nest = (),
         predict: Callable[[Batch], Nest] | None = None,
         **options: Any,
     ) -> Step:
@@ -152,6 +153,7 @@ class Step:
                 dict with "loss" and further values [rows], whose means are logged by their names, in validation too. A
                 batch is what the data yields: any nest of tensors that all have the rows first. Layers that are not
                 told `training` know whether it is training.
+            frozen: those of the models whose weights another step trains: for one half of a GAN, the other net.
             predict: from a batch to outputs [rows, ...], for `Loop.predict`; by default the first of the models is
                 called on `x` of a batch `x`, `(x, y)` or `(x, y, sample_weight)`.
             **options: `clip_norm`, `clip_value`, `accumulate`, `loss_scale`, `ema`, `unchecked`, `bucket_mib` and
@@ -166,7 +168,7 @@ class Step:
                 f"Step.from_loss was given {', '.join(wrong)}, which need targets and outputs. Let loss_fn return a "
                 'dict: {"loss": values, "name of a metric": values}, each with one value per example.'
             )
-        trained = LossModel(models, loss_fn)
+        trained = LossModel(models, loss_fn, frozen)
         step = cls(trained, optimizer, loss=None, **options)
         step.model = shown(trained)
         step._options = dataclasses.replace(step._options, of_values=True, predict=prediction(models, predict))

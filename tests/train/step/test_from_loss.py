@@ -530,9 +530,12 @@ def test_rows_of_every_tensor_of_a_batch(make: Any, x: np.ndarray) -> None:
         (lambda net: net, lambda b: b, {"metrics": ["mae"]}, "was given metrics, which need targets.*return a dict"),
         (lambda net: [net, keras.Variable(1.0)], lambda b: b, {}, r"found <Variable.*add_weight"),
         (lambda net: [keras.random.SeedGenerator()], lambda b: b, {}, "takes as its models a Keras model or layer"),
+        (lambda net: net, lambda b: b, {"frozen": 3}, "frozen takes a Keras model or layer.*found 3"),
+        (lambda net: net, lambda b: b, {"frozen": [sequential((6,), L.Dense(1))]}, "frozen must be one of the models"),
         (lambda net: L.Dense, lambda b: b, {}, "takes as its models a Keras model or layer"),
     ],
-    ids=["two arguments", "a loss", "a number", "metrics", "a variable", "no model", "a class"],
+    ids=["two arguments", "a loss", "a number", "metrics", "a variable", "no model", "number frozen"]
+    + ["another frozen", "a class"],
 )
 def test_what_from_loss_takes(models: Any, loss_fn: Any, options: Any, match: str) -> None:
     net = sequential((6,), L.Dense(2))
@@ -605,3 +608,69 @@ def test_the_first_number_that_is_not_finite(make: Any, x: np.ndarray) -> None:
     found = mk.checks.find_non_finite(loop, batch)
     assert str(found).startswith("input image: 1 NaN")
     del batch["image"], batch["label"]
+
+
+class Gan:
+    """Two steps, one after the other: the judge, then the painter against the new judge."""
+
+    def __init__(self) -> None:
+        keras.utils.set_random_seed(0)
+        self.painter = sequential((2,), L.Dense(5, "tanh", kernel_regularizer="l2"), L.BatchNormalization(), L.Dense(6))
+        self.judge = sequential((6,), L.Dense(5, "tanh", kernel_regularizer="l2"), L.Dense(1))
+        self.optimizers = [keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.02)]
+        (self._first, first), (self._second, second) = zip(
+            self.optimizers, (self.of_judge, self.of_painter), strict=True
+        )
+        nets = [self.judge, self.painter]
+        self.halves = [
+            mk.train.Step.from_loss(nets, self._first, first, frozen=self.painter),
+            mk.train.Step.from_loss(nets, self._second, second, frozen=[self.judge]),
+        ]
+
+    def of_judge(self, batch: Any) -> Any:
+        x, noise = batch
+        real, painted = self.judge(x), self.judge(self.painter(noise, training=False))
+        return tf.nn.softplus(-real)[:, 0] + tf.nn.softplus(painted)[:, 0]
+
+    def of_painter(self, batch: Any) -> Any:
+        return tf.nn.softplus(-self.judge(self.painter(batch[1], training=False)))[:, 0]
+
+    @property
+    def variables(self) -> list[Any]:
+        return list({id(v): v for half in self.halves for v in half.variables}.values())
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        for half in self.halves:
+            half.build(strategy)
+
+    def train(self, strategy: tf.distribute.Strategy, batch: Any) -> Any:
+        logs = [half.update(strategy, strategy.run(half.compute, args=(batch,))) for half in self.halves]
+        return {"judge": logs[0]["loss"], "painter": logs[1]["loss"]}
+
+    def by_hand(self, batch: Any) -> None:
+        for net, optimizer, values in zip(
+            (self.judge, self.painter), self.optimizers, (self.of_judge, self.of_painter), strict=True
+        ):
+            optimizer.build(net.trainable_variables)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(values(batch)) + tf.add_n(net.losses)
+            optimizer.apply(tape.gradient(loss, [variable.value for variable in net.trainable_variables]))
+
+
+@pytest.mark.parametrize("where", KINDS, ids=str)
+def test_two_halves_of_a_gan(where: Any, strategy_of: Any, x: np.ndarray, assert_replicas_equal: Any) -> None:
+    """Exactly the updates of plain TensorFlow, one after the other, on whole batches; each leaves the other's net."""
+    strategy = strategy_of(*where)
+    by_hand, noise = Gan(), x[:, :2].copy()
+    with strategy.scope():
+        gan = Gan()
+    loop = mk.train.Loop(strategy, gan, steps_per_call=3)
+    loop.fit(_rows((x, noise)), epochs=2, verbose=0)
+    for _ in range(2):
+        for batch in cut(x, noise, sizes=SIZES):
+            by_hand.by_hand(batch)
+    for net in ("judge", "painter"):
+        found, expected = getattr(gan, net).variables, getattr(by_hand, net).variables
+        assert largest_difference(numbers_of(found), numbers_of(expected)) < 1e-6
+    assert [len(optimizer.variables) for optimizer in gan.optimizers] == [2 + 2 * 4, 2 + 2 * 6]
+    assert_replicas_equal(loop)
