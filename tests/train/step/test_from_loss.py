@@ -534,8 +534,10 @@ def test_rows_of_every_tensor_of_a_batch(make: Any, x: np.ndarray) -> None:
         (lambda net: net, lambda b: b, {"frozen": [sequential((6,), L.Dense(1))]}, "frozen must be one of the models"),
         (lambda net: L.Dense, lambda b: b, {}, "takes as its models a Keras model or layer"),
     ],
-    ids=["two arguments", "a loss", "a number", "metrics", "a variable", "no model", "number frozen"]
-    + ["another frozen", "a class"],
+    ids=[
+        *("two arguments", "a loss", "a number", "metrics", "a variable", "no model", "a number is frozen"),
+        *("another is frozen", "a class"),
+    ],
 )
 def test_what_from_loss_takes(models: Any, loss_fn: Any, options: Any, match: str) -> None:
     net = sequential((6,), L.Dense(2))
@@ -618,13 +620,10 @@ class Gan:
         self.painter = sequential((2,), L.Dense(5, "tanh", kernel_regularizer="l2"), L.BatchNormalization(), L.Dense(6))
         self.judge = sequential((6,), L.Dense(5, "tanh", kernel_regularizer="l2"), L.Dense(1))
         self.optimizers = [keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.02)]
-        (self._first, first), (self._second, second) = zip(
-            self.optimizers, (self.of_judge, self.of_painter), strict=True
-        )
-        nets = [self.judge, self.painter]
+        nets, (first, second) = [self.judge, self.painter], self.optimizers
         self.halves = [
-            mk.train.Step.from_loss(nets, self._first, first, frozen=self.painter),
-            mk.train.Step.from_loss(nets, self._second, second, frozen=[self.judge]),
+            mk.train.Step.from_loss(nets, first, self.of_judge, frozen=self.painter),
+            mk.train.Step.from_loss(nets, second, self.of_painter, frozen=[self.judge]),
         ]
 
     def of_judge(self, batch: Any) -> Any:
