@@ -133,9 +133,10 @@ class Step:
         ```python
         def loss_fn(batch, training):
             images, labels = batch
-            soft = keras.losses.kl_divergence(tf.nn.softmax(teacher(images)), tf.nn.softmax(student(images)))
-            hard = keras.losses.sparse_categorical_crossentropy(labels, student(images), from_logits=True)
-            return {"loss": hard + soft, "soft": soft}
+            logits = student(images, training=training)
+            soft = tf.reduce_mean((logits - teacher(images, training=False)) ** 2, axis=-1)
+            hard = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+            return {"loss": hard + soft, "soft": soft}  # each [rows]
 
         step = mk.train.Step.from_loss([student, teacher], optimizer, loss_fn)
         ```
@@ -151,8 +152,8 @@ class Step:
             optimizer: a Keras optimizer for all of them, created in the strategy's scope.
             loss_fn: `loss_fn(batch)` or `loss_fn(batch, training)`. It returns the loss of each example, [rows], or a
                 dict with "loss" and further values [rows], whose means are logged by their names, in validation too. A
-                batch is what the data yields: any nest of tensors that all have the rows first. Layers that are not
-                told `training` know whether it is training.
+                batch is what the data yields: any nest of tensors that all have the rows first. A layer that is called
+                without `training` takes it from the step, a teacher's Dropout too.
             frozen: those of the models whose weights another step trains: for one half of a GAN, the other net.
             predict: from a batch to outputs [rows, ...], for `Loop.predict`; by default the first of the models is
                 called on `x` of a batch `x`, `(x, y)` or `(x, y, sample_weight)`.
