@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Nest, Spec, Variable
+from mirrorkit._types import KerasLayer, KerasModel, KerasOptimizer, KerasVariable, Nest, Spec, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import trainable_variables
 from mirrorkit.train.step.layer_state import layers_of
@@ -31,7 +31,7 @@ def check_model(model: KerasModel, *, scaled: bool) -> None:
             "model.build(input_shape) in the strategy's scope."
         )
     for part in model.parts if isinstance(model, Models) else []:
-        if not getattr(part, "built", True):  # a seed generator is
+        if isinstance(part, keras.layers.Layer) and not _has_weights(part):
             raise StepError(
                 f"{part.name!r}, which Step.from_loss was given, is not built, so it has no variables yet. Give it an "
                 "Input, or call it once on a batch in the strategy's scope."
@@ -58,6 +58,14 @@ def check_model(model: KerasModel, *, scaled: bool) -> None:
         raise StepError("None of the models has trainable variables. Set trainable = True for those to be trained.")
     if not model.trainable_variables:
         raise StepError(f"The model {model.name!r} has no trainable variables. Set model.trainable = True.")
+
+
+def _has_weights(layer: KerasLayer) -> bool:
+    """Whether a layer has the variables that it will have; a model whose parts alone are called need not be built."""
+    leaves = [inner for inner in layers_of(layer)[1:] if len(layers_of(inner)) == 1]
+    if leaves and not (layer.built and layer.variables):
+        return all(leaf.built for leaf in leaves)
+    return bool(layer.built)
 
 
 _FROM_LOSS = "mk.train.Step.from_loss(model, optimizer, loss_fn), with loss_fn(batch) -> values [rows]"

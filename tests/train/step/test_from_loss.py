@@ -545,18 +545,55 @@ def test_what_from_loss_takes(models: Any, loss_fn: Any, options: Any, match: st
         mk.train.Step.from_loss(models(net), keras.optimizers.SGD(), loss_fn, **options)
 
 
-@pytest.mark.parametrize("is_built", [True, False])
-def test_parts_that_cannot_be_trained(is_built: bool, strategy_of: Any) -> None:
+class Pair(keras.Model):  # type: ignore[name-defined, misc]
+    """Two models, and no call of its own, as in many a script of a VAE."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        super().__init__(name="pair")
+        self.first, self.second = first, second
+
+
+def test_a_model_whose_parts_alone_are_called(strategy_of: Any, x: np.ndarray) -> None:
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():
-        net = sequential((6,), L.Dense(2)) if is_built else keras.Sequential([L.Dense(2)], name="later")
-        optimizer = keras.optimizers.SGD()
-    net.trainable = False
-    step = mk.train.Step.from_loss({"net": net}, optimizer, lambda batch: batch)
-    with pytest.raises(
-        StepError, match="Set trainable = True for those" if is_built else "'later', which.*is not built"
-    ):
+        pair = Pair(sequential((6,), L.Dense(2), L.Dropout(0.5)), sequential((2,), L.Dense(6)))
+        optimizer = keras.optimizers.SGD(0.1)
+
+    def loss_fn(batch: Any) -> Any:
+        return tf.reduce_mean((pair.second(pair.first(batch)) - batch) ** 2, -1)
+
+    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(pair, optimizer, loss_fn))
+    assert not pair.built
+    losses = loop.fit(_rows(x), epochs=5, validation_data=_rows(x), verbose=0).history["val_loss"]
+    assert losses == sorted(losses, reverse=True)
+    with pytest.raises(StepError, match=r"'pair', on x of the batch.*NotImplementedError.*predict=lambda batch"):
+        loop.predict(_rows(x))
+
+
+@pytest.mark.filterwarnings("ignore:`build")
+@pytest.mark.parametrize(
+    ("net", "match"),
+    [
+        (lambda: sequential((6,), L.Dense(2)), "Set trainable = True for those"),
+        (lambda: keras.Sequential([L.Dense(2)], name="later"), "'later', which.*is not built.*call it once on a batch"),
+        (lambda: Pair(sequential((6,), L.Dense(2)), keras.Sequential([L.Dense(2)])), "'pair', which.*is not built"),
+        (lambda: _built(Pair(L.Dense(2), L.Dense(2))), "'pair', which.*is not built"),
+    ],
+    ids=["frozen", "not built", "half of it built", "said to be built"],
+)
+def test_parts_that_cannot_be_trained(net: Any, match: str, strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        made, optimizer = net(), keras.optimizers.SGD()
+    made.trainable = False
+    step = mk.train.Step.from_loss({"net": made}, optimizer, lambda batch: batch)
+    with pytest.raises(StepError, match=match):
         step.build(strategy)
+
+
+def _built(model: Any) -> Any:
+    model.build((None, 6))
+    return model
 
 
 def test_a_generator_that_a_layer_has_too(strategy_of: Any, x: np.ndarray) -> None:
