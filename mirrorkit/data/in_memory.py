@@ -33,7 +33,8 @@ class Batches(PreparedRecipe):
 
     Args:
         split: from `mk.data.load`, `mk.data.synthetic` or `mk.data.arrays`.
-        global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller.
+        global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller. Of a
+            smaller set an epoch is one batch with all examples, and this the number of them.
         shuffle: draw a new order for every epoch: a pure function of (seed, epoch).
         seed: fixes the orders and the augmentations.
         augment: augmentations of `mk.data.augment`, run one after the other on the whole global batch, with random
@@ -46,8 +47,9 @@ class Batches(PreparedRecipe):
         prefetch: how many batches are made ahead; tf.data finds the number by default.
 
     Raises:
-        RecipeError: a batch size that is not positive or larger than the set; a negative seed; `augment` on anything
-            but images [N, H, W, C] (use `map` for the rest); `one_hot` on labels that are not class indices.
+        RecipeError: a batch size that is not positive, or larger than the set with `drop_remainder`; a negative seed;
+            `augment` on anything but images [N, H, W, C] (use `map` for the rest); `one_hot` on labels that are not
+            class indices.
     """
 
     split: Split

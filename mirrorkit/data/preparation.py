@@ -117,13 +117,20 @@ class PreparedRecipe(Recipe):
     def _settle(self, num_examples: int, input_shape: Sequence[int | None] | None) -> None:
         """Check the shared arguments, and set them in their final form.
 
-        The shape of the inputs is None where it is unknown, and empty for a dict of inputs.
+        The shape of the inputs is None where it is unknown, and empty for a dict of inputs. A batch is no larger than
+        the set.
         """
         _check_sizes(self.global_batch_size, num_examples, self.seed)
+        if self.drop_remainder and self.global_batch_size > num_examples:
+            raise RecipeError(
+                f"global_batch_size={self.global_batch_size} and drop_remainder=True were asked for, but the set holds "
+                f"{num_examples} examples: no batch would be left. Ask for at most {num_examples}, or leave "
+                "drop_remainder out."
+            )
         _check_augment(self.augment, input_shape if self.map is None else None)
         self._set(
             _num_examples=num_examples,
-            global_batch_size=int(self.global_batch_size),
+            global_batch_size=min(int(self.global_batch_size), num_examples),
             seed=int(self.seed),
             augment=tuple(self.augment or ()),
         )
@@ -138,11 +145,8 @@ def _check_sizes(global_batch_size: int, num_examples: int, seed: int) -> None:
             raise RecipeError(f"{name}={value!r} was asked for; it must be a whole number.")
     if global_batch_size < 1:
         raise RecipeError(f"global_batch_size={global_batch_size} was asked for; it must be at least 1.")
-    if global_batch_size > num_examples:
-        raise RecipeError(
-            f"global_batch_size={global_batch_size} was asked for, but the set holds {num_examples} examples; "
-            f"ask for at most {num_examples}."
-        )
+    if num_examples < 1:
+        raise RecipeError("The set holds no example; a recipe needs at least one. Look at its source.")
     if not 0 <= seed < 2**63:
         raise RecipeError(f"seed={seed} was asked for; it must be at least 0 and below 2**63.")
 

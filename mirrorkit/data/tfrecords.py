@@ -55,7 +55,7 @@ class Records(PreparedRecipe):
         source: a folder with one set, its index file, or a pattern such as "imagenet/train-*". Files from elsewhere
             hold `image/encoded` (JPEG or PNG, all of one shape) and `image/class/label`; or anything, with `decode`.
             Gzip is recognised.
-        global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller.
+        global_batch_size: examples per step over all replicas together, as in `batches`.
         shuffle: draw a new order for every epoch.
         shuffle_buffer: how many serialized examples are held in memory, divided among the workers; at least those of
             two batches. Half of them are shuffled together, while the other half is read.
