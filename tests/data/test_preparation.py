@@ -76,6 +76,49 @@ def test_a_batch_larger_than_the_set_is_one_with_all_examples(make, shuffle, sou
     assert_same([joined([part[0] for part in parts])], [all_of_them])
 
 
+@pytest.fixture
+def unlabelled(tmp_path):
+    """What a maker takes for a set without labels."""
+    split = data.arrays(SMALL.inputs)
+
+    def get(make):
+        return data.write_records(split, tmp_path, num_files=2) if make is data.records else split
+
+    return get
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_examples_without_labels(make, unlabelled):
+    place, labelled = unlabelled(make), data.batches(SMALL, global_batch_size=8, augment=[data.augment.flip()])
+    recipe = make(place, global_batch_size=8, augment=[data.augment.flip()])
+    assert recipe.num_classes is None
+    assert_same(collect(recipe.dataset(1)), [(x,) for x, _ in collect(labelled.dataset(1))])
+    for function, want in (
+        (lambda x: 255 - x, (255 - SMALL.inputs,)),
+        (lambda x: (x, 255 - x), (SMALL.inputs, 255 - SMALL.inputs)),
+        (lambda x: {"pixels": x}, ({"pixels": SMALL.inputs},)),
+    ):
+        made = make(place, global_batch_size=8, map=function).dataset()
+        assert_same([joined(collect(made))], [want])
+    with pytest.raises(RecipeError, match="one_hot=True needs class indices"):
+        make(place, global_batch_size=8, one_hot=True)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_map_of_unlabelled_examples_that_gives_too_much_is_refused(make, unlabelled):
+    with pytest.raises(Exception, match=r"map must return x, \(x, y\) or \(x, y, sample_weight\)"):
+        make(unlabelled(make), global_batch_size=8, map=lambda x: (x, x, x, x)).dataset()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize(
+    ("several", "word"), [(lambda x, y: ((x, x), y), "tuple"), (lambda x, y: ({"a": x}, y), "dict")]
+)
+def test_several_inputs_out_of_map_are_not_augmented(make, several, word, source):
+    with pytest.raises(Exception, match=f"augment works on images .*map returned a {word} of inputs"):
+        make(source(make), global_batch_size=8, map=several, augment=[data.augment.flip()]).dataset()
+
+
 @pytest.mark.parametrize("make", MAKERS)
 def test_the_arguments_are_the_attributes_in_their_final_form(make, source):
     flip, place = data.augment.flip(), source(make)
