@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.preparation import MapFunction, PreparedRecipe
+from mirrorkit.data.nests import kind
+from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import RecipeError
 
@@ -27,27 +27,30 @@ class Batches(PreparedRecipe):
         ...
     ```
 
-    A batch is `(x, y)`, or `(x, y, sample_weight)` where the split has weights; x and y are tensors, or dicts of
-    tensors where the split holds dicts. Pixels keep their dtype (uint8), labels are int64 [B]. The work on a batch is
-    done in this order: gather, `map`, `augment`, `one_hot`.
+    A batch is `(x, y)`, or `(x, y, sample_weight)` where the split has weights, or `(x,)` where it has no labels; x and
+    y are tensors, or tuples and dicts of tensors as in the split. Pixels keep their dtype (uint8), class indices are
+    int64 [B]. The work on a batch is done in this order: gather, `map`, `augment`, `one_hot`.
 
     Args:
         split: from `mk.data.load`, `mk.data.synthetic` or `mk.data.arrays`.
-        global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller.
+        global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller. Of a
+            smaller set an epoch is one batch with all examples, and this the number of them.
         shuffle: draw a new order for every epoch: a pure function of (seed, epoch).
         seed: fixes the orders and the augmentations.
         augment: augmentations of `mk.data.augment`, run one after the other on the whole global batch, with random
             numbers that depend only on (seed, epoch, step), not on the replicas, the workers, the threads or `start`.
         map: your own function of a batch, `(x, y) -> (x, y)` in TensorFlow operations; it must treat each example
-            independently of the others. Runs in parallel.
+            independently of the others. Of examples without labels it is `x -> x`, or `x -> (x, y)` to make some. Runs
+            in parallel.
         one_hot: give labels as float32 [B, num_classes].
         cache: run `map` once over the whole split and keep the result in memory, instead of in every epoch.
         drop_remainder: leave out the last batch when it is smaller.
         prefetch: how many batches are made ahead; tf.data finds the number by default.
 
     Raises:
-        RecipeError: a batch size that is not positive or larger than the set; a negative seed; `augment` on anything
-            but images [N, H, W, C] (use `map` for the rest); `one_hot` on labels that are not class indices.
+        RecipeError: a batch size that is not positive, or larger than the set with `drop_remainder`; a negative seed;
+            `augment` on anything but images [N, H, W, C] (use `map` for the rest); `one_hot` on labels that are not
+            class indices.
     """
 
     split: Split
@@ -62,9 +65,10 @@ class Batches(PreparedRecipe):
                 f"batches needs a split, found {type(split).__name__}. Make one with mk.data.arrays(images, labels), "
                 "or take .train or .test of a loaded data set."
             )
-        self._settle(len(split), getattr(split.inputs, "shape", []))
-        labels = split.labels
-        if self.one_hot and (isinstance(labels, Mapping) or labels.dtype.kind == "f" or split.num_classes is None):
+        inputs, labels = split.inputs, split.labels
+        self._settle(len(split), getattr(inputs, "shape", kind(inputs)))
+        are_classes = isinstance(labels, np.ndarray) and labels.dtype.kind != "f" and split.num_classes is not None
+        if self.one_hot and not are_classes:
             raise RecipeError(f"one_hot=True needs class indices (integers); {split!r} has none.")
 
     @property
@@ -80,7 +84,7 @@ class Batches(PreparedRecipe):
 
     @functools.cached_property
     def host_tensors(self) -> Any:
-        """The whole split, `(x, y)` or `(x, y, sample_weight)`, as tensors in the host's memory; with `cache`, mapped.
+        """The whole split, as `Split.as_element` gives it, as tensors in the host's memory; with `cache`, mapped.
 
         There is one copy, which the datasets of all epochs share.
         """
@@ -89,7 +93,7 @@ class Batches(PreparedRecipe):
             if self.map is None or not self.cache:
                 return whole
             pieces = tf.data.Dataset.from_tensor_slices(whole).batch(self.global_batch_size)
-            mapped = list(pieces.map(self.map, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
+            mapped = list(pieces.map(self._mapped, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
             return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *mapped)
 
     def dataset(
@@ -133,8 +137,8 @@ class Batches(PreparedRecipe):
         return batches.with_options(options)
 
     @property
-    def _map_per_batch(self) -> MapFunction | None:
-        return None if self.cache else self.map
+    def _maps_batches(self) -> bool:
+        return not self.cache
 
     @property
     def _as_written(self) -> bool:

@@ -19,6 +19,7 @@ import tensorflow as tf
 from typing_extensions import Self
 
 from mirrorkit.data.augment import Augmentation, Made, apply, cutout, flip, normalize, pad_and_crop, rows_to_make
+from mirrorkit.data.nests import kind
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import RecipeError
@@ -74,21 +75,34 @@ class PreparedRecipe(Recipe):
         return other
 
     def finish(self, element: tuple[Any, ...], *, epoch: Any, step: tf.Tensor, rows: Made | None = None) -> Any:
-        """Run `map`, `augment` and one-hot encoding on gathered examples: `(x, y)` or `(x, y, sample_weight)`.
+        """Run `map`, `augment` and one-hot encoding on gathered examples: `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
 
         They are those of the whole batch with the number `step`, or with `rows` (see `rows_to_make`) those that must be
         made, of which the wanted ones are returned: the same, bit for bit, as in the whole batch.
         """
-        function = self._map_per_batch
-        element = element if function is None else function(*element)
-        if not isinstance(element, (tuple, list)) or len(element) not in (2, 3):
-            raise RecipeError(
-                f"map must return (x, y) or (x, y, sample_weight), as it takes them; it returned {element!r}."
-            )
-        x, y, *weight = element
+        x, *others = self._mapped(*element) if self._maps_batches else element
+        if self.augment and tf.nest.is_nested(x):
+            raise RecipeError(f"augment works on images [N, H, W, C]; map returned {kind(x)} of inputs. Augment there.")
         x = apply(self.augment or (), x, seed=self.seed, epoch=epoch, step=step, rows=rows)
-        finished = (x, tf.one_hot(y, self.num_classes, dtype=tf.float32) if self.one_hot else y, *weight)
+        if self.one_hot and not others:
+            raise RecipeError("one_hot=True was asked for, but the examples have no labels. Leave it out.")
+        if self.one_hot:
+            others[0] = tf.one_hot(others[0], self.num_classes, dtype=tf.float32)
+        finished = (x, *others)
         return finished if rows is None else rows.wanted(finished)
+
+    def _mapped(self, *element: Any) -> tuple[Any, ...]:
+        """Run `map`, if there is one, and refuse what are no examples; those without labels may get some."""
+        made = element if self.map is None else self.map(*element)
+        unlabelled = len(element) == 1
+        if unlabelled and not isinstance(made, (tuple, list)):
+            made = (made,)
+        if not isinstance(made, (tuple, list)) or not (1 if unlabelled else 2) <= len(made) <= 3:
+            raise RecipeError(
+                f"map must return {'x, ' * unlabelled}(x, y) or (x, y, sample_weight), as it takes them; it returned "
+                f"{made!r}."
+            )
+        return tuple(made)
 
     def rows_of(self, step: tf.Tensor, input_context: tf.distribute.InputContext | None) -> Made:
         """Return which rows of a batch a worker must gather: Python ints where they are the same for all batches."""
@@ -105,8 +119,8 @@ class PreparedRecipe(Recipe):
         return rows_to_make(self.augment or (), first, end, size)
 
     @property
-    def _map_per_batch(self) -> MapFunction | None:
-        return self.map
+    def _maps_batches(self) -> bool:
+        return True
 
     def _without_autograph(self, function: MapFunction) -> MapFunction:
         """Keep AutoGraph from rewriting `function`, which takes 0.3 s, unless it calls functions of the user's."""
@@ -114,16 +128,23 @@ class PreparedRecipe(Recipe):
             return tf.autograph.experimental.do_not_convert(function)
         return function
 
-    def _settle(self, num_examples: int, input_shape: Sequence[int | None] | None) -> None:
+    def _settle(self, num_examples: int, inputs: Sequence[int | None] | str | None) -> None:
         """Check the shared arguments, and set them in their final form.
 
-        The shape of the inputs is None where it is unknown, and empty for a dict of inputs.
+        The shape of the inputs is None where it is unknown; in place of that of several inputs stands what holds them.
+        A batch is no larger than the set.
         """
         _check_sizes(self.global_batch_size, num_examples, self.seed)
-        _check_augment(self.augment, input_shape if self.map is None else None)
+        if self.drop_remainder and self.global_batch_size > num_examples:
+            raise RecipeError(
+                f"global_batch_size={self.global_batch_size} and drop_remainder=True were asked for, but the set holds "
+                f"{num_examples} examples: no batch would be left. Ask for at most {num_examples}, or leave "
+                "drop_remainder out."
+            )
+        _check_augment(self.augment, inputs if self.map is None else None)
         self._set(
             _num_examples=num_examples,
-            global_batch_size=int(self.global_batch_size),
+            global_batch_size=min(int(self.global_batch_size), num_examples),
             seed=int(self.seed),
             augment=tuple(self.augment or ()),
         )
@@ -138,16 +159,13 @@ def _check_sizes(global_batch_size: int, num_examples: int, seed: int) -> None:
             raise RecipeError(f"{name}={value!r} was asked for; it must be a whole number.")
     if global_batch_size < 1:
         raise RecipeError(f"global_batch_size={global_batch_size} was asked for; it must be at least 1.")
-    if global_batch_size > num_examples:
-        raise RecipeError(
-            f"global_batch_size={global_batch_size} was asked for, but the set holds {num_examples} examples; "
-            f"ask for at most {num_examples}."
-        )
+    if num_examples < 1:
+        raise RecipeError("The set holds no example; a recipe needs at least one. Look at its source.")
     if not 0 <= seed < 2**63:
         raise RecipeError(f"seed={seed} was asked for; it must be at least 0 and below 2**63.")
 
 
-def _check_augment(augment: Sequence[Augmentation] | None, shape: Sequence[int | None] | None) -> None:
+def _check_augment(augment: Sequence[Augmentation] | None, inputs: Sequence[int | None] | str | None) -> None:
     if augment is None:
         return
     if callable(augment) or not all(callable(one) for one in augment):
@@ -158,6 +176,6 @@ def _check_augment(augment: Sequence[Augmentation] | None, shape: Sequence[int |
         if one in (cutout, flip, normalize, pad_and_crop):
             name = one.__name__
             raise RecipeError(f"augment holds {name} itself, which makes the augmentation. Call it: [{name}(...)].")
-    if augment and shape is not None and len(shape) != 4:
-        found = f"shape {list(shape)}" if len(shape) else "a dict of inputs"
+    if augment and inputs is not None and (isinstance(inputs, str) or len(inputs) != 4):
+        found = f"{inputs} of inputs" if isinstance(inputs, str) else f"shape {list(inputs)}"
         raise RecipeError(f"augment works on images [N, H, W, C]; found {found}. Use map= for anything else.")

@@ -42,7 +42,7 @@ class Recipe(abc.ABC):
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
-        """The global batches `start`, `start + 1`, ... of `epoch`: `(x, y)` or `(x, y, sample_weight)`.
+        """The global batches `start`, `start + 1`, ... of `epoch`: `(x, y)`, `(x, y, sample_weight)` or `(x,)`.
 
         With `input_context`, of each batch only the rows that the replicas of this worker train on: consecutive ones,
         in the order of the replicas. All rows where some replica would get none.

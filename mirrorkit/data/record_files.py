@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from mirrorkit._deprecation import old_argument
 from mirrorkit.data.disk import CURE, file_errors
+from mirrorkit.data.nests import kind
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
 
@@ -50,8 +51,8 @@ def write_records(
     beside their place and moved at the end, the index last: an interrupted writer leaves no set.
 
     Args:
-        examples: a split, or `(x, y)` or `(x, y, sample_weight)` tuples of arrays or dicts of arrays, each of one shape
-            and dtype throughout. Integer labels become int64.
+        examples: a split, or `(x, y)`, `(x, y, sample_weight)` or `(x,)` tuples of arrays or dicts of arrays, each of
+            one shape and dtype throughout. Integer labels become int64.
         folder: where to write; created if it does not exist. It may hold several sets of different `prefix`.
         num_files: the number of files, 8 by default; at least one per worker of a cluster, better several.
         prefix: the files' names begin with it.
@@ -64,8 +65,8 @@ def write_records(
 
     Raises:
         RecipeError: `num_files` is below 1.
-        DataError: no examples, examples that differ in shape or dtype, labels outside the classes, or a set of this
-            name that exists already.
+        DataError: no examples, examples that differ in shape or dtype, several arrays in anything but one dict, labels
+            outside the classes, or a set of this name that exists already.
         FileError: the folder cannot be written to, or its disk is full.
     """
     given = old_argument("mk.data.write_records", "shards", shards, "num_files", num_files)
@@ -76,6 +77,8 @@ def write_records(
     index_path = folder / (prefix + INDEX_END)
     if isinstance(examples, Split):
         num_classes = examples.num_classes if num_classes is None else num_classes
+        for part in examples.as_element():
+            _require_flat(part)
         examples = _examples(examples)
 
     def on_disk() -> AbstractContextManager[None]:
@@ -226,13 +229,32 @@ def _write(
     }
 
 
+def _require_flat(part: Any) -> None:
+    """Refuse what a file has no names for."""
+    inside = [kind(value) for value in part.values() if tf.nest.is_nested(value)] if isinstance(part, Mapping) else []
+    if isinstance(part, tuple) or inside:
+        found = "a tuple" if isinstance(part, tuple) else f"{inside[0]} in a dict"
+        raise DataError(
+            f"write_records writes arrays and dicts of arrays; the split holds {found}. Give mk.data.arrays one "
+            "dict of arrays, such as {'left': a, 'right': b}. If the model takes another form, let records make it: "
+            "map=lambda x, y: ((x['left'], x['right']), y)."
+        )
+
+
+def _array(key: str, leaf: Any) -> np.ndarray:
+    try:
+        return np.asarray(leaf)
+    except ValueError as error:
+        raise DataError(f"{key} is not an array: {error}. Give several arrays as a dict by name.") from error
+
+
 def _checked(i: int, example: Any, num_classes: int | None, features: dict[str, Any]) -> dict[str, np.ndarray]:
     """The arrays of example `i`, flat. The first one fills `features`, which all others must match."""
-    if not isinstance(example, tuple) or not 2 <= len(example) <= 3:
+    if not isinstance(example, tuple) or not 1 <= len(example) <= 3:
         raise DataError(
-            f"example {i} should be a tuple (x, y) or (x, y, sample_weight), found {type(example).__name__}."
+            f"example {i} should be a tuple (x, y), (x, y, sample_weight) or (x,), found {type(example).__name__}."
         )
-    arrays = {key: np.asarray(leaf) for key, leaf in flatten(example).items()}
+    arrays = {key: _array(key, leaf) for key, leaf in flatten(example).items()}
     label = arrays.get("y")
     if label is not None and label.dtype.kind in "iub":
         arrays["y"] = label = label.astype(np.int64)

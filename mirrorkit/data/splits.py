@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from mirrorkit.data.nests import Arrays, checked, describe, kind, leaves, pick
 from mirrorkit.errors import DataError, RecipeError
-
-Arrays = Any  # np.ndarray, or a dict of name -> np.ndarray for models with several inputs or outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,9 +15,10 @@ class Split:
     """One part of a data set, held in memory. Make one with `mk.data.arrays`, which checks it.
 
     Attributes:
-        images: array [N, ...], usually uint8 [N, H, W, C]; a dict of such arrays for a model with several inputs.
-            `inputs` is the same under a general name, for sets that are not images.
-        labels: int64 [N] class indices, or floats [N, ...] (one-hot rows, regression targets); or a dict of arrays.
+        images: array [N, ...], usually uint8 [N, H, W, C]; a tuple or a dict of such arrays for a model with several
+            inputs. `inputs` is the same under a general name, for sets that are not images.
+        labels: int64 [N] class indices, or floats [N, ...] (one-hot rows, regression targets); a tuple or a dict of
+            arrays for a model with several outputs; None where there are no labels.
         num_classes: the number of classes, None where the labels are not class indices.
         sample_weight: float32 [N], or None.
 
@@ -28,7 +26,7 @@ class Split:
     """
 
     images: Arrays
-    labels: Arrays
+    labels: Arrays = None
     num_classes: int | None = None
     sample_weight: np.ndarray | None = None
 
@@ -39,7 +37,7 @@ class Split:
 
     def __len__(self) -> int:
         """The number of examples."""
-        return len(_leaves("inputs", self.inputs)[0][1])
+        return len(next(leaf for _, leaf in leaves("inputs", self.inputs)))
 
     def __getitem__(self, index: slice | np.ndarray) -> Split:
         """The examples that a slice, an index array or a boolean mask selects, as a split."""
@@ -47,8 +45,8 @@ class Split:
             raise DataError(
                 f"split[{index}] asks for one example; take split[{index}:{index + 1}] or split.inputs[...]."
             )
-        weight = None if self.sample_weight is None else self.sample_weight[index]
-        part = Split(_pick(self.inputs, index), _pick(self.labels, index), self.num_classes, weight)
+        inputs, labels, weight = (pick(value, index) for value in (self.inputs, self.labels, self.sample_weight))
+        part = Split(inputs, labels, self.num_classes, weight)
         if len(part) == 0:
             raise DataError(f"split[{index}] selects none of the {len(self)} examples.")
         return part
@@ -56,13 +54,15 @@ class Split:
     def __repr__(self) -> str:
         """Shapes and dtypes instead of the values."""
         weight = "" if self.sample_weight is None else ", sample_weight"
-        inputs, labels = _describe(self.inputs), _describe(self.labels)
-        return f"Split({len(self)} examples, inputs {inputs}, labels {labels}, {self.num_classes} classes{weight})"
+        inputs = f"Split({len(self)} examples, inputs {describe(self.inputs)}"
+        if self.labels is None:
+            return f"{inputs}, no labels)"
+        return f"{inputs}, labels {describe(self.labels)}, {self.num_classes} classes{weight})"
 
     def as_element(self) -> tuple[Arrays, ...]:
-        """`(inputs, labels)`, or `(inputs, labels, sample_weight)` where there are weights."""
-        whole = (self.inputs, self.labels)
-        return whole if self.sample_weight is None else (*whole, self.sample_weight)
+        """`(inputs, labels)`, with weights `(inputs, labels, sample_weight)`, without labels `(inputs,)`."""
+        whole = (self.inputs, self.labels, self.sample_weight)
+        return tuple(part for part in whole if part is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class Splits:
 
 def arrays(
     images: Arrays,
-    labels: Arrays,
+    labels: Arrays = None,
     *,
     num_classes: int | None = None,
     sample_weight: np.ndarray | None = None,
@@ -102,40 +102,53 @@ def arrays(
 
     ```python
     train = mk.data.arrays(images, labels, num_classes=10)
+    pairs = mk.data.arrays((left, right), same)                        # a model with two inputs
+    notes = mk.data.arrays({"text": tokens, "day": days}, labels)      # inputs by name
+    plain = mk.data.arrays(images)                                     # no labels
     ```
 
+    Tuples and dicts of arrays, also one within the other, are what Keras's `fit` takes for models with several inputs
+    or outputs. A list of arrays is refused where it may also mean one array: pass a tuple. Where only that gives as
+    many inputs as labels, the parts of a list or tuple are the examples, as `zip(*examples)` gives them.
+
     Args:
-        images: the inputs: numbers [N, ...] of any rank and dtype (uint8 [N, H, W, C] for images), or a dict of them.
+        images: the inputs: numbers [N, ...] of any rank and dtype (uint8 [N, H, W, C] for images), or a tuple or a dict
+            of them.
         labels: integers [N] or [N, 1] (class indices; they become int64 [N]), integers [N, ...] (a class per pixel
-            or per token), floats [N, ...] (one-hot rows or regression targets), or a dict of arrays.
+            or per token), floats [N, ...] (one-hot rows or regression targets); or a tuple or a dict of arrays, which
+            stay as they are. None for a set without labels, whose batches are `(x,)`.
         num_classes: the number of classes; None takes the largest label + 1 (None for float labels).
         sample_weight: numbers [N], how much each example counts; becomes float32.
 
     Raises:
-        RecipeError: `num_classes` below 1.
-        DataError: arrays of different lengths, an empty set, labels outside the classes, a dtype that is not numeric.
-            Values are not checked for NaN.
+        RecipeError: `num_classes` below 1; `num_classes` or `sample_weight` without labels.
+        DataError: arrays of different lengths, an empty set, labels outside the classes, a dtype that is not numeric, a
+            list that may mean one array or several. Values are not checked for NaN.
     """
     if num_classes is not None and num_classes < 1:
         raise RecipeError(f"num_classes={num_classes} was asked for; it must be at least 1.")
-    images = _checked("images", images)
-    labels = _checked("labels", labels)
-    leaves = _leaves("images", images) + _leaves("labels", labels)
+    for name, value in (("num_classes", num_classes), ("sample_weight", sample_weight)):
+        if labels is None and value is not None:
+            raise RecipeError(f"arrays was given {name} but no labels, to which it belongs. Give both or neither.")
+    given = {"images": images, "labels": labels, "sample_weight": sample_weight}
+    made = checked({name: value for name, value in given.items() if value is not None or name == "images"})
+    images, labels, sample_weight = (made.get(name) for name in given)
     if sample_weight is not None:
-        sample_weight = np.asarray(_checked("sample_weight", sample_weight), dtype=np.float32)
-        if sample_weight.ndim != 1:
-            raise DataError(f"sample_weight must have shape [N], one number per example; found {sample_weight.shape}.")
-        leaves.append(("sample_weight", sample_weight))
-    first, length = leaves[0][0], len(leaves[0][1])
-    for name, leaf in leaves:
+        if not isinstance(sample_weight, np.ndarray) or sample_weight.ndim != 1:
+            found = sample_weight.shape if isinstance(sample_weight, np.ndarray) else kind(sample_weight)
+            raise DataError(f"sample_weight must have shape [N], one number per example; found {found}.")
+        sample_weight = sample_weight.astype(np.float32)
+    all_leaves = [leaf for name, value in made.items() for leaf in leaves(name, value)]
+    first, length = all_leaves[0][0], len(all_leaves[0][1])
+    for name, leaf in all_leaves:
         if len(leaf) != length:
             raise DataError(
                 f"{first} holds {length} examples and {name} holds {len(leaf)}; each example needs one of each. "
                 "Check that both come from the same split, in the same order."
             )
     if length == 0:
-        raise DataError(f"{first} holds no example (shape {leaves[0][1].shape}); a split needs at least one.")
-    if not isinstance(labels, dict):
+        raise DataError(f"{first} holds no example (shape {all_leaves[0][1].shape}); a split needs at least one.")
+    if isinstance(labels, np.ndarray):
         labels, num_classes = _checked_labels(labels, num_classes)
     return Split(images, labels, num_classes, sample_weight)
 
@@ -163,38 +176,6 @@ def class_indices(one_hot: np.ndarray) -> np.ndarray:
     if rows.ndim != 2 or rows.shape[1] == 0:
         raise DataError(f"class_indices needs rows [N, C]; found shape {list(rows.shape)}.")
     return rows.argmax(axis=1).astype(np.int64)
-
-
-def _leaves(name: str, value: Arrays) -> list[tuple[str, np.ndarray]]:
-    if isinstance(value, Mapping):
-        return [(f"{name}[{key!r}]", leaf) for key, leaf in value.items()]
-    return [(name, value)]
-
-
-def _pick(value: Arrays, index: Any) -> Arrays:
-    return {key: leaf[index] for key, leaf in value.items()} if isinstance(value, Mapping) else value[index]
-
-
-def _describe(value: Arrays) -> str:
-    return ", ".join(f"{name} {leaf.dtype} {list(leaf.shape)}".strip() for name, leaf in _leaves("", value))
-
-
-def _checked(name: str, value: Arrays) -> Arrays:
-    if isinstance(value, Mapping):
-        if not value:
-            raise DataError(f"{name} is an empty dict; it needs at least one array.")
-        return {key: _checked(f"{name}[{key!r}]", leaf) for key, leaf in value.items()}
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise DataError(f"{name} is not an array: {error}. All examples need the same shape.") from error
-    if array.dtype.kind not in "biuf":
-        raise DataError(
-            f"{name} must hold numbers; found dtype {array.dtype}. Convert it (for instance to uint8 pixels)."
-        )
-    if array.ndim == 0:
-        raise DataError(f"{name} must have shape [N, ...], one row per example; found a single number.")
-    return array
 
 
 def _checked_labels(labels: np.ndarray, num_classes: int | None) -> tuple[np.ndarray, int | None]:

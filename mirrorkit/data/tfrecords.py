@@ -55,14 +55,14 @@ class Records(PreparedRecipe):
         source: a folder with one set, its index file, or a pattern such as "imagenet/train-*". Files from elsewhere
             hold `image/encoded` (JPEG or PNG, all of one shape) and `image/class/label`; or anything, with `decode`.
             Gzip is recognised.
-        global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller.
+        global_batch_size: examples per step over all replicas together, as in `batches`.
         shuffle: draw a new order for every epoch.
         shuffle_buffer: how many serialized examples are held in memory, divided among the workers; at least those of
             two batches. Half of them are shuffled together, while the other half is read.
         seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
         num_classes: the number of classes; for files from elsewhere, `one_hot` needs it. Without `decode`, the labels
             of files from elsewhere are compared with it as they are decoded.
-        decode: for files from elsewhere, your own function of one serialized example -> `(x, y)`.
+        decode: for files from elsewhere, your own function of one serialized example -> `(x, y)`, or `x` alone.
         num_examples: for files from elsewhere, how many examples they hold: one number for each file, in the order of
             their names, or one for all together. None counts them, and shuffling several files counts them too where
             it is not one for each: by the headers of the records, or, if they are gzip or not local, by reading them
@@ -117,7 +117,7 @@ class Records(PreparedRecipe):
         if self.features is None:
             shape, labelled = None, True
         else:
-            shape = [None, *self.features["x"]["shape"]] if "x" in self.features else []
+            shape = [None, *self.features["x"]["shape"]] if "x" in self.features else "a dict"
             labelled = self.features.get("y", {}).get("dtype") == "int64"
         self._settle(sum(self.counts), shape)
         self._set(num_examples=self._num_examples, shuffle_buffer=int(self.shuffle_buffer))
@@ -184,6 +184,7 @@ class Records(PreparedRecipe):
 
         def batch(step: tf.Tensor, gathered: Any) -> Any:
             element = _decode_raw(gathered, self.features or {}) if self.decode is None else gathered
+            element = element if isinstance(element, tuple) else (element,)  # decode may return x alone
             rows = None if input_context is None else self.rows_of(step, input_context)
             return self.finish(element, epoch=epoch, step=step, rows=rows)
 

@@ -99,6 +99,28 @@ def test_dicts_and_sample_weights_travel_together():
         np.testing.assert_array_equal(weight, number / 2)
 
 
+def test_tuples_and_nested_dicts_travel_together():
+    number = np.arange(10)
+    split = data.arrays(({"a": number, "b": (number**2,)}, -number), (2.0 * number, {"p": number + 1}))
+    recipe = data.batches(split, global_batch_size=4, shuffle=True, seed=3)
+    seen = []
+    for (inside, minus), (double, more) in recipe.dataset(1):
+        a = inside["a"].numpy()
+        seen += a.tolist()
+        for got, want in ((inside["b"][0], a**2), (minus, -a), (double, 2 * a), (more["p"], a + 1)):
+            np.testing.assert_array_equal(got, want)
+    assert seen == recipe.order(1).tolist()
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_map_may_make_labels_of_unlabelled_tuples(cache):
+    split = data.arrays((np.arange(10), -np.arange(10.0)))
+    recipe = data.batches(split, global_batch_size=4, map=lambda x: (x[0], x[1] + 1), cache=cache)
+    np.testing.assert_array_equal(np.concatenate([y for _, y in recipe.dataset()]), 1 - np.arange(10.0))
+    bare = data.batches(split, global_batch_size=4, map=lambda x: x[1], cache=cache)
+    np.testing.assert_array_equal(np.concatenate([x for (x,) in bare.dataset()]), -np.arange(10.0))
+
+
 def test_map_is_run_on_batches_and_cache_runs_it_once_with_the_same_result():
     calls = []
 
@@ -162,6 +184,10 @@ def test_what_does_not_fit_together_is_refused():
         data.batches(numbered(5), global_batch_size=5, augment=AUGMENT)
     with pytest.raises(RecipeError, match="found a dict"):
         data.batches(data.arrays({"a": SMALL.images}, SMALL.labels), global_batch_size=5, augment=AUGMENT)
+    with pytest.raises(RecipeError, match="found a tuple of inputs"):
+        data.batches(data.arrays((SMALL.images, SMALL.images), SMALL.labels), global_batch_size=5, augment=AUGMENT)
+    with pytest.raises(RecipeError, match="one_hot=True needs class indices"):
+        data.batches(data.arrays(SMALL.images, (SMALL.labels,)), global_batch_size=5, one_hot=True)
     with pytest.raises(RecipeError, match="one_hot=True needs class indices"):
         data.batches(data.arrays(SMALL.images, np.zeros(50)), global_batch_size=5, one_hot=True)
     recipe = data.batches(SMALL, global_batch_size=25)

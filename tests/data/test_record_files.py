@@ -55,6 +55,16 @@ def test_a_set_is_not_overwritten(tmp_path):
         ([(np.zeros(3), -1)], {}, "example 0 has the label -1"),
         ([np.zeros(3)], {}, "should be a tuple"),
         ([("text", 0)], {}, "use one of uint8"),
+        ([((np.zeros(3), np.zeros(4)), 0)], {}, "x is not an array.*as a dict by name"),
+        ([(np.zeros(3),), (np.zeros(3), 0)], {}, "example 1 is"),
+        ([()], {}, r"should be a tuple"),
+        (
+            data.arrays((np.zeros(3), np.zeros(3)), np.zeros(3)),
+            {},
+            r"the split holds a tuple\..*'left'.*map=lambda x, y",
+        ),
+        (data.arrays({"a": (np.zeros(3),)}, np.zeros(3)), {}, "the split holds a tuple in a dict"),
+        (data.arrays(np.zeros(3), {"a": {"b": np.zeros(3)}}), {}, "the split holds a dict in a dict"),
         ([(np.zeros(3), 0)], {"num_files": 0}, "at least 1"),
     ],
 )
@@ -151,7 +161,9 @@ def test_find_takes_a_folder_an_index_or_a_pattern(tmp_path):
     assert find(tmp_path / "other" / "*-00001-*") == (None, [str(files[1])])
 
 
-@pytest.mark.parametrize("element", [(1, 2), (1, 2, 3), ({"a": 1, "b": 2}, 3), ({"a": 1}, {"c": 2, "d": 3}, 4)])
+@pytest.mark.parametrize(
+    "element", [(1,), ({"a": 1},), (1, 2), (1, 2, 3), ({"a": 1, "b": 2}, 3), ({"a": 1}, {"c": 2, "d": 3}, 4)]
+)
 def test_unflatten_is_the_inverse_of_flatten(element):
     assert unflatten(flatten(element)) == element
 

@@ -58,11 +58,49 @@ def test_dicts_and_weights():
         (PIXELS, np.zeros((6, 4)), {"num_classes": 3}, r"rows \[N, 3\]"),
         ({"a": PIXELS, "b": PIXELS[:3]}, LABELS, {}, r"images\['b'\] holds 3"),
         ({}, LABELS, {}, "empty dict"),
+        ((PIXELS, PIXELS), LABELS[:5], {}, r"images\[0\] holds 6 examples and labels holds 5"),
+        (
+            {"a": (PIXELS, PIXELS[:4])},
+            LABELS,
+            {},
+            r"images\['a'\]\[0\] holds 6 examples and images\['a'\]\[1\] holds 4",
+        ),
+        (PIXELS, {"p": LABELS, "q": (LABELS[1:],)}, {}, r"labels\['q'\]\[0\] holds 5"),
+        ([PIXELS, PIXELS], LABELS, {}, r"images is a list of 2 arrays.*tuple\(images\)"),
+        (PIXELS, [LABELS, LABELS], {}, r"labels is a list of 2 arrays.*tuple\(labels\)"),
+        (PIXELS, LABELS, {"sample_weight": {"p": np.ones(6)}}, "one number per example; found a dict"),
+        (PIXELS, None, {"sample_weight": np.ones(6)}, "sample_weight but no labels"),
+        (PIXELS, None, {"num_classes": 3}, "num_classes but no labels"),
     ],
 )
 def test_bad_arrays_are_refused(images, labels, options, words):
     with pytest.raises(DataError, match=words):
         data.arrays(images, labels, **options)
+
+
+def test_tuples_and_nested_dicts_travel_together():
+    given = ({"a": PIXELS, "b": (np.arange(6.0), LABELS)}, np.ones((6, 2)))
+    split = data.arrays(given, (LABELS, {"p": -np.arange(6.0)}), sample_weight=np.arange(6))
+    assert (len(split), split.num_classes) == (6, None)
+    x, (classes, last), weight = split[np.array([5, 0])].as_element()
+    np.testing.assert_array_equal(x[0]["b"][0], [5, 0])
+    np.testing.assert_array_equal(x[0]["b"][1], LABELS[[5, 0]])
+    np.testing.assert_array_equal(classes, LABELS[[5, 0]])
+    np.testing.assert_array_equal(last["p"], [-5, 0])
+    np.testing.assert_array_equal(weight, [5, 0])
+    inputs = "['a'] uint8 [6, 4, 4, 1], ['b'][0] float64 [6], ['b'][1] int64 [6]"
+    assert repr(data.arrays(given[0], (LABELS,))) == (
+        f"Split(6 examples, inputs {inputs}, labels [0] int64 [6], None classes)"
+    )
+
+
+def test_labels_may_be_left_out():
+    split = data.arrays(PIXELS)
+    assert (len(split), split.labels, split.num_classes) == (6, None, None)
+    assert repr(split) == "Split(6 examples, inputs uint8 [6, 4, 4, 1], no labels)"
+    (part,) = split[LABELS == 1].as_element()
+    assert part.shape == (2, 4, 4, 1)
+    assert data.arrays((PIXELS, LABELS), None).as_element()[0][1] is LABELS
 
 
 def test_an_empty_selection_and_a_single_index_are_refused():

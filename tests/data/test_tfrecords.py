@@ -55,7 +55,8 @@ def test_any_dtype_and_structure_comes_back_bit_for_bit(tmp_path_factory, draws)
 
     x = {"a": array(), "b": array()} if draws.draw(st.booleans()) else array()
     weight = rng.random(count) if draws.draw(st.booleans()) else None
-    split = data.arrays(x, rng.standard_normal((count, 2)), sample_weight=weight)
+    labels = None if weight is None and draws.draw(st.booleans()) else rng.standard_normal((count, 2))
+    split = data.arrays(x, labels, sample_weight=weight)
     folder = tmp_path_factory.mktemp("any")
     data.write_records(split, folder, num_files=3)
     recipe = data.records(folder, global_batch_size=draws.draw(st.integers(1, count)))
@@ -149,7 +150,7 @@ def test_two_batches_draw_different_numbers(tmp_path):
     ("options", "words"),
     [
         ({"global_batch_size": 0}, "at least 1"),
-        ({"global_batch_size": 101}, "the set holds 100"),
+        ({"global_batch_size": 101, "drop_remainder": True}, "the set holds 100"),
         ({"seed": -1}, "seed=-1"),
         ({"shuffle_buffer": 0}, "shuffle_buffer=0"),
         ({"augment": [data.augment.flip()]}, r"images \[N, H, W, C\]"),
@@ -193,6 +194,12 @@ def test_files_from_elsewhere_with_a_decode_of_ones_own(foreign):
     x, y = joined(collect(data.records(foreign, global_batch_size=9, decode=decode).dataset()))
     np.testing.assert_array_equal(x, y)
     assert sorted(y) == sorted(SPLIT.labels)
+    alone = data.records(foreign, global_batch_size=9, decode=lambda serialized: decode(serialized)[0])
+    (x,) = joined(collect(alone.dataset()))
+    np.testing.assert_array_equal(x, y)
+    no_labels = data.records(foreign, global_batch_size=9, decode=alone.decode, num_classes=10, one_hot=True)
+    with pytest.raises(Exception, match="one_hot=True was asked for, but the examples have no labels"):
+        no_labels.dataset()
 
 
 def test_bad_files_from_elsewhere_are_named(foreign):

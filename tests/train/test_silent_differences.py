@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -242,8 +243,41 @@ def test_a_layer_that_updates_a_metric_in_its_call(make_loop: Any, numbers: Any)
 
     loop = make_loop(("one_device", 1), lambda: sequential((4,), Watched(name="watched"), L.Dense(1)))
     for use in (loop.fit, loop.evaluate):
-        with pytest.raises(StepError, match=r"'watched' updates a metric in its call \(variable 'seen/total'\)"):
+        with pytest.raises(StepError, match=r"'watched' updates the metric 'seen' in its call.*as another output"):
             use(plain_dataset(*numbers, batch=20))
+
+
+def test_a_metric_that_the_model_itself_updates_in_its_call(make_loop: Any, numbers: Any) -> None:
+    """The advice of the message gives the number that Keras logs."""
+
+    class Watched(keras.Model):
+        def __init__(self, own: bool) -> None:
+            super().__init__()
+            self.line, self.size = L.Dense(1), keras.metrics.Mean(name="size") if own else None
+            self(np.zeros((1, 4), "float32"))
+
+        def call(self, x: Any) -> Any:
+            line = self.line(x)
+            if self.size is None:
+                return {"line": line, "size": line**2}
+            self.size.update_state(line**2)
+            return line
+
+    loop = make_loop(("mirrored", 2), lambda: Watched(own=True))
+    with pytest.raises(StepError, match=r"updates the metric 'size' in its call") as refused:
+        loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
+    told = re.search(r"metrics=(\{.*\})\.", str(refused.value))
+    assert told is not None
+    model = keras_twin(lambda: Watched(own=True), loop)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    expected = model.fit(plain_dataset(*numbers, batch=20), epochs=2, verbose=0).history
+    loop = make_loop(("mirrored", 2), lambda: Watched(own=False), loss={"line": "mse"}, metrics=eval(told[1]))
+    x, y = numbers
+    found = loop.fit(plain_dataset(x, {"line": y, "size": y}, batch=20), epochs=2, verbose=0).history
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=2e-5)
+    np.testing.assert_allclose(found["size_<lambda>"], expected["size"], rtol=2e-5)
+    values = loop.predict(plain_dataset(x, batch=20))["size"]
+    np.testing.assert_allclose(values, model.predict(x, verbose=0) ** 2, atol=1e-5)
 
 
 def test_a_variable_of_nobody_that_is_assigned(make_loop: Any, numbers: Any) -> None:

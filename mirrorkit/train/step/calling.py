@@ -79,11 +79,14 @@ def _require_kept(model: KerasModel, assigned: Mapping[int, str]) -> None:
     for layer in reversed(layers_of(model)):  # a layer comes after those that hold it
         for variable in layer.metrics_variables:
             if id(variable) in lost:
+                metric = variable.path.split("/")[-2] if "/" in variable.path else variable.path
                 raise StepError(
-                    f"The layer {layer.name!r} updates a metric in its call (variable {variable.path!r}), which a step "
-                    "does not write: the metric would stay at zero. Give the metric to Step(..., metrics=[...]), or "
-                    "return what it measures as another output of the model; the loss_fn of Step.from_loss returns it "
-                    "by name."
+                    f"The layer {layer.name!r} updates the metric {metric!r} in its call, which a step does not write: "
+                    "the metric would stay at zero. If it compares outputs with targets, give it to Step(..., "
+                    "metrics=[...]). If it measures something within the model, return that, a value for each example, "
+                    "as another output, without a loss: loop.predict gives the values. For their mean in the logs, let "
+                    f"the data have any targets for it: metrics={{{metric!r}: [lambda y, value: value]}}. The "
+                    "loss_fn of Step.from_loss returns it by name."
                 )
     if lost:
         raise foreign_state([f"the Keras variable {path!r} (assigned in a call)" for path in lost.values()])

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
@@ -108,23 +109,52 @@ def loss_sum(loss: Loss, output: Output) -> LossSum:
 
 def _values(loss: Loss, output: Output) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Return the loss of each example or position, and which of them count (None for all)."""
-    if isinstance(loss, keras.losses.Loss):
-        # As Loss.__call__ does before its own mean.
-        y, y_pred = tf.cast(output.y, loss.dtype), tf.cast(output.y_pred, loss.dtype)
-        values = loss.call(y, y_pred)
-    else:
-        values = loss(*_as_keras_gives(output.y, output.y_pred))
+    values = _call(loss, output.y, output.y_pred)
     if len(values.shape) == 0:
-        name = getattr(loss, "__name__", type(loss).__name__)
-        raise StepError(
-            f"The loss {name} returned one number for the whole batch; a mean over a replica's share cannot be "
-            "combined with the others' exactly. Return one value per example (shape [batch])."
-        )
+        values = _of_each(loss, output)
     # Layers mask the outputs; losses such as SparseCategoricalCrossentropy(ignore_class=...) mask their own values.
     masks = [mask_of(output.y_pred), mask_of(values)]
     known = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
     mask = known[0] if len(known) == 1 else tf.logical_and(*known) if known else None
     return tf.cast(values, tf.float32), mask
+
+
+def _call(loss: Loss, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    if isinstance(loss, keras.losses.Loss):  # as Loss.__call__ does before its own mean
+        return loss.call(tf.cast(y, loss.dtype), tf.cast(y_pred, loss.dtype))
+    return loss(*_as_keras_gives(y, y_pred))
+
+
+def _of_each(loss: Loss, output: Output) -> tf.Tensor:
+    """Return the values of a loss that gave one number, where that is their mean.
+
+    Keras's losses take a mean over the last axis. Of targets and predictions [batch] that is a mean over the examples.
+    """
+    name, is_flat = _name(loss), len(output.y.shape) == len(output.y_pred.shape) == 1
+    if not is_flat or not _is_mean(loss):
+        raise StepError(
+            f"The loss {name} returned one number for the whole batch; a mean over a replica's share cannot be "
+            "combined with the others' exactly. Return one value per example (shape [batch])."
+        )
+    if output.weight is not None or mask_of(output.y_pred) is not None:
+        raise StepError(
+            f"Of targets and predictions of shape [batch] the loss {name} gives one number for the whole batch, which "
+            "Keras multiplies by the mean of the sample weights, and masks do nothing. Give both a last axis, "
+            "[batch, 1] (y[:, tf.newaxis], a model that ends in Dense(1)): then each weight is that of its own example."
+        )
+    return _call(loss, output.y[:, tf.newaxis], output.y_pred[:, tf.newaxis])
+
+
+def _is_mean(loss: Loss) -> bool:
+    """Whether what a loss gives for [batch] is the mean of what it gives for [batch, 1]; tried with a few numbers."""
+    with tf.init_scope():
+        y, y_pred = tf.constant([1.0, 0.0, 1.0, 0.0]), tf.constant([0.9, 0.2, 0.4, 0.7])
+        each = _call(loss, y[:, tf.newaxis], y_pred[:, tf.newaxis])
+        return each.shape == [4] and np.allclose(_call(loss, y, y_pred), tf.reduce_mean(each), rtol=1e-5)
+
+
+def _name(loss: Loss) -> str:
+    return str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:

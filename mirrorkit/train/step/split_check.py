@@ -253,8 +253,10 @@ def _of_loss(name: str, loss: Loss, variants: Sequence[Output]) -> Iterator[str]
 
 def _of_metric(name: str, state_of: Callable[[Output], list[tf.Tensor]], variants: Sequence[Output]) -> Iterator[str]:
     if difference := _in_parts(state_of, variants):
+        is_flat = len(variants[0].y.shape) == len(variants[0].y_pred.shape) == 1
+        cure = "Give targets and outputs a last axis, [batch, 1], which Keras's metrics take means over. " * is_flat
         yield (
-            f"The state of the metric {name!r} for a batch is not that of its parts: {difference}. Let a metric "
+            f"The state of the metric {name!r} for a batch is not that of its parts: {difference}. {cure}Let a metric "
             "function return one value per example (shape [batch]); for a ratio of counts write a "
             "keras.metrics.Metric that adds up the counts and divides in result(), or take one of Keras's."
         )

@@ -1,0 +1,123 @@
+"""Arrays in tuples and dicts: what a split holds for a model with several inputs or outputs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit.errors import DataError
+
+Arrays = Any  # np.ndarray, or a tuple or a dict of them, also one within the other
+
+_LOOKED_AT = 8  # parts of a list or tuple in which arrays are looked for: it may be a long one of numbers
+
+
+def leaves(name: str, value: Arrays) -> Iterator[tuple[str, Any]]:
+    """Yield each array with its path, such as `images['left'][0]`."""
+    for path, part in _parts(name, value):
+        if part is value:
+            yield path, part
+        else:
+            yield from leaves(path, part)
+
+
+def pick(value: Arrays, index: Any) -> Arrays:
+    """Return these rows of each array; of none, none."""
+    return None if value is None else tf.nest.map_structure(lambda array: array[index], value)
+
+
+def describe(value: Arrays) -> str:
+    """Return paths, dtypes and shapes."""
+    return ", ".join(f"{path} {leaf.dtype} {list(leaf.shape)}".strip() for path, leaf in leaves("", value))
+
+
+def kind(value: Arrays) -> str:
+    """Return what holds several arrays: "a dict" or "a tuple"."""
+    return "a dict" if isinstance(value, Mapping) else "a tuple"
+
+
+def checked(given: Mapping[str, Any]) -> dict[str, Arrays]:
+    """Return the arrays of what was given under some names, which all hold the same examples.
+
+    Tuples and dicts of arrays stay what they are, as in Keras. A tuple or list of arrays may also mean one array, a row
+    for each part: it does where that alone gives the same number of examples everywhere.
+
+    Raises:
+        DataError: what is no array of numbers [N, ...], by its path; a list that may mean either.
+    """
+    sequences = [found for name, value in given.items() for found in _sequences(name, value)]
+    if sequences and _of_one_length(given, opened=True) is None:
+        rows = _of_one_length(given, opened=False)
+        if rows is not None:
+            return rows
+    for path, value in sequences:
+        if isinstance(value, list):
+            raise DataError(
+                f"{path} is a list of {len(value)} arrays, which may mean several arrays (as in Keras) or the rows of "
+                f"one. Pass a tuple, tuple({path}), for several arrays, or np.stack({path}) for one."
+            )
+    return {name: _made(name, value, opened=True) for name, value in given.items()}
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f"{name}[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{name}[{i}]", part) for i, part in enumerate(value))
+    else:
+        yield name, value
+
+
+def _sequences(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the tuples and lists of arrays, with their paths."""
+    if _is_sequence(value):
+        yield name, value
+    if _is_sequence(value) or isinstance(value, Mapping):
+        for path, part in _parts(name, value):
+            yield from _sequences(path, part)
+
+
+def _is_sequence(value: Any) -> bool:
+    """Whether it is a tuple or list of arrays, dicts or further ones; not of numbers, which is an array."""
+    return isinstance(value, (list, tuple)) and any(
+        isinstance(part, Mapping) or len(getattr(part, "shape", ())) > 0 or _is_sequence(part)
+        for part in itertools.islice(value, _LOOKED_AT)
+    )
+
+
+def _of_one_length(given: Mapping[str, Any], *, opened: bool) -> dict[str, Arrays] | None:
+    try:
+        made = {name: _made(name, value, opened=opened) for name, value in given.items()}
+    except DataError:
+        return None
+    lengths = {len(leaf) for name, value in made.items() for _, leaf in leaves(name, value)}
+    return made if len(lengths) == 1 else None
+
+
+def _made(name: str, value: Any, *, opened: bool) -> Arrays:
+    if isinstance(value, Mapping):
+        if not value:
+            raise DataError(f"{name} is an empty dict; it needs at least one array.")
+        return {key: _made(f"{name}[{key!r}]", part, opened=opened) for key, part in value.items()}
+    if opened and _is_sequence(value):
+        parts = [_made(path, part, opened=opened) for path, part in _parts(name, value)]
+        if hasattr(value, "_replace"):  # a named tuple
+            return value._replace(**dict(zip(value._asdict(), parts, strict=True)))
+        return tuple(parts)
+    if value is None:
+        raise DataError(f"{name} is None. Give an array, or leave it out: a dict may name only what there is.")
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"{name} is not an array: {error}. All examples need the same shape.") from error
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"{name} must hold numbers; found dtype {array.dtype}. Convert it (for instance to uint8 pixels)."
+        )
+    if array.ndim == 0:
+        raise DataError(f"{name} must have shape [N, ...], one row per example; found a single number.")
+    return array

@@ -1,0 +1,127 @@
+"""Arrays in tuples and dicts, none as labels, and batches larger than the set: as Keras's own fit takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import keras_twin, largest_difference, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+_RNG = np.random.default_rng(0)
+ONE, TWO = _RNG.normal(size=(22, 4)).astype("float32"), _RNG.normal(size=(22, 3)).astype("float32")
+UP, DOWN = ONE.sum(1, keepdims=True) + TWO[:, :1], 2 * ONE[:, :1]
+
+
+def _two_inputs() -> Any:
+    one, two = keras.Input((4,), name="one"), keras.Input((3,), name="two")
+    hidden = L.Dense(5, activation="tanh")(L.Concatenate()([one, two]))
+    return keras.Model([one, two], [L.Dense(1, name="up")(hidden), L.Dense(1, name="down")(hidden)])
+
+
+def _inside_each_other() -> Any:
+    one, two, three = (keras.Input((size,), name=name) for size, name in ((4, "one"), (3, "two"), (1, "three")))
+    joined = L.Concatenate()([one, two, three])
+    return keras.Model({"a": (one, two), "b": three}, L.Dense(1, name="up")(joined))
+
+
+TWO_LOSSES = {"up": "mse", "down": "mae"}
+CASES: dict[str, tuple[Any, ...]] = {
+    "tuples": (_two_inputs, (ONE, TWO), (UP, DOWN), ["mse", "mae"]),
+    "dicts": (_two_inputs, {"two": TWO, "one": ONE}, {"down": DOWN, "up": UP}, TWO_LOSSES),
+    "a tuple and a dict": (_two_inputs, (ONE, TWO), {"down": DOWN, "up": UP}, TWO_LOSSES),
+    "nested": (_inside_each_other, {"b": DOWN, "a": (ONE, TWO)}, UP, "mse"),
+}
+
+
+def _adam() -> Any:
+    return keras.optimizers.Adam(0.05)
+
+
+@pytest.mark.parametrize(
+    ("case", "make", "where"),
+    [
+        *((case, mk.data.batches, ("mirrored", 2)) for case in CASES),
+        ("nested", mk.data.resident, ("mirrored", 2)),
+        ("tuples", mk.data.resident, ("one_device", 1)),
+        ("nested", mk.data.batches, ("one_device", 1)),
+    ],
+)
+def test_several_inputs_and_labels_train_as_in_keras(case: str, make: Any, where: Any, make_loop: Any) -> None:
+    net, x, y, loss = CASES[case]
+    loop = make_loop(where, net, _adam, loss=loss)
+    model = keras_twin(net, loop)
+    model.compile(_adam(), loss)
+    expected = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    data = make(mk.data.arrays(x, y), global_batch_size=8)
+    found = loop.fit(data, epochs=2, verbose=0).history
+    assert found.keys() == expected.keys()
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-6)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-6
+    unlabelled = mk.data.batches(mk.data.arrays(x), global_batch_size=8)
+    outputs, wanted = loop.predict(unlabelled), model.predict(x, verbose=0)
+    assert largest_difference(tf.nest.flatten(outputs), tf.nest.flatten(wanted)) < 1e-6
+
+
+@pytest.mark.parametrize("case", ["tuples", "nested"])
+def test_keras_fit_takes_the_datasets(case: str) -> None:
+    net, x, y, loss = CASES[case]
+    one, other = net(), net()
+    other.set_weights(one.get_weights())
+    data = mk.data.batches(mk.data.arrays(x, y), global_batch_size=8)
+    for model, given in ((one, {"x": x, "y": y, "batch_size": 8}), (other, {"x": data.dataset()})):
+        model.compile(_adam(), loss)
+        model.fit(**given, shuffle=False, verbose=0)
+    assert largest_difference(one.get_weights(), other.get_weights()) == 0
+    unlabelled = mk.data.batches(mk.data.arrays(x), global_batch_size=8).dataset()
+    np.testing.assert_array_equal(np.array(one.predict(x, verbose=0)), np.array(other.predict(unlabelled, verbose=0)))
+
+
+def test_a_set_without_labels_is_no_target_of_a_loss(make_loop: Any) -> None:
+    loop = make_loop(("mirrored", 2), _small_net)
+    data = mk.data.batches(mk.data.arrays(ONE), global_batch_size=8)
+    for call in (loop.fit, loop.evaluate):
+        with pytest.raises(StepError, match="There is a loss but no target"):
+            call(data)
+
+
+def _small_net() -> Any:
+    return sequential((4,), L.Dense(4), L.Dense(1, activation="tanh"))
+
+
+@pytest.mark.parametrize(
+    ("where", "make", "examples"),
+    [
+        (("one_device", 1), mk.data.batches, 22),
+        (("mirrored", 2), mk.data.batches, 21),
+        (("mirrored", 2), mk.data.resident, 21),
+        (("mirrored", 3), mk.data.batches, 22),
+        (("mirrored", 3), mk.data.resident, 4),  # one replica gets none
+        (("mirrored", 3), mk.data.batches, 2),
+    ],
+)
+def test_a_batch_larger_than_the_set_as_in_keras(where: Any, make: Any, examples: int, make_loop: Any) -> None:
+    x, y = ONE[:examples], UP[:examples]
+    loop = make_loop(where, _small_net, _adam, metrics=["mae"])
+    model = keras_twin(_small_net, loop)
+    model.compile(_adam(), "mse", metrics=["mae"])
+    expected = model.fit(x, y, batch_size=32, epochs=3, verbose=0, validation_data=(ONE[:5], UP[:5])).history
+    data = make(mk.data.arrays(x, y), global_batch_size=32, shuffle=True)
+    validation = make(mk.data.arrays(ONE[:5], UP[:5]), global_batch_size=32)
+    report = loop.fit(data, epochs=3, validation_data=validation, verbose=0)
+    assert [(epoch.examples, epoch.steps) for epoch in report.epochs] == [(examples, 1)] * 3
+    for name, values in expected.items():
+        np.testing.assert_allclose(report.history[name], values, rtol=1e-6, err_msg=name)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-6
+    evaluated = loop.evaluate(data)
+    for name, value in model.evaluate(x, y, batch_size=32, return_dict=True, verbose=0).items():
+        np.testing.assert_allclose(evaluated[name], value, rtol=1e-6, err_msg=name)
+    assert largest_difference([loop.predict(validation)], [model.predict(ONE[:5], verbose=0)]) < 1e-6

@@ -1,0 +1,79 @@
+"""Targets and outputs without an axis of their own, [batch]: as in Keras's fit, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from training_helpers import keras_twin, largest_difference, plain_dataset, sequential
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:A global batch of"),
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
+]
+
+
+def _net() -> Any:
+    return sequential((4,), L.Dense(3, activation="tanh"), L.Dense(1), L.Reshape(()))
+
+
+def _probability() -> Any:
+    return sequential((4,), L.Dense(1, activation="sigmoid"), L.Reshape(()))
+
+
+def absolute(y: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y - y_pred), axis=-1)
+
+
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2), ("mirrored", 3)], ids=str)
+@pytest.mark.parametrize(
+    "loss",
+    ["mse", "mae", keras.losses.Huber(0.5), absolute, "binary_crossentropy", lambda y, p: keras.ops.square(y - p)],
+    ids=["mse", "mae", "object", "function", "probabilities", "values"],
+)
+def test_as_keras_gives(loss: Any, where: Any, make_loop: Any, numbers: Any) -> None:
+    net = _probability if loss == "binary_crossentropy" else _net
+    x, y = numbers[0], numbers[1][:, 0]
+    y = (y > 0).astype("float32") if net is _probability else y
+    loop = make_loop(where, net, loss=loss)
+    model = keras_twin(net, loop)
+    model.compile(keras.optimizers.SGD(0.1), loss)
+    data = plain_dataset(x, y, batch=25)  # unequal shares, and a smaller last batch
+    expected = model.fit(data, epochs=2, verbose=0).history["loss"]
+    np.testing.assert_allclose(loop.fit(data, epochs=2, verbose=0).history["loss"], expected, rtol=2e-5)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5
+    assert loop.evaluate(data)["loss"] == pytest.approx(model.evaluate(data, verbose=0), rel=2e-5)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *("kl_divergence", "categorical_crossentropy", "cosine_similarity"),
+        lambda y, p: keras.ops.max(keras.ops.abs(y - p), axis=-1),
+        lambda y, p: keras.ops.sqrt(keras.ops.mean((y - p) ** 2, axis=-1)),
+    ],
+    ids=["kl", "crossentropy", "cosine", "max", "root"],
+)
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
+def test_a_loss_that_is_no_mean_over_the_batch(loss: Any, where: Any, make_loop: Any, numbers: Any) -> None:
+    y = (numbers[1][:, 0] > 0).astype("float32")
+    with pytest.raises(StepError, match="returned one number for the whole batch"):
+        make_loop(where, _probability, loss=loss).fit(plain_dataset(numbers[0], y, batch=20), verbose=0)
+
+
+def test_weights_of_examples(make_loop: Any, numbers: Any) -> None:
+    weight = np.linspace(0, 2, 60).astype("float32")
+    data = plain_dataset(numbers[0], numbers[1][:, 0], weight, batch=20)
+    with pytest.raises(StepError, match=r"mean_squared_error gives one number .*\[batch, 1\]"):
+        make_loop(("mirrored", 2), _net).fit(data, verbose=0)
+
+
+def test_a_metric_says_what_to_do(make_loop: Any, numbers: Any) -> None:
+    loop = make_loop(("mirrored", 2), _net, metrics=["mae"])
+    with pytest.raises(StepError, match=r"metric 'mae'.*\[batch, 1\]"):
+        loop.fit(plain_dataset(numbers[0], numbers[1][:, 0], batch=20), verbose=0)
