@@ -152,8 +152,9 @@ class Step:
             optimizer: a Keras optimizer for all of them, created in the strategy's scope.
             loss_fn: `loss_fn(batch)` or `loss_fn(batch, training)`. It returns the loss of each example, [rows], or a
                 dict with "loss" and further values [rows], whose means are logged by their names, in validation too. A
-                batch is what the data yields: any nest of tensors that all have the rows first. A layer that is called
-                without `training` takes it from the step, a teacher's Dropout too.
+                batch is what the data yields: any nest of tensors that all have the rows first, `(x,)` where
+                `mk.data.arrays(x)` has no labels. A layer that is called without `training` takes it from the step, a
+                teacher's Dropout too.
             frozen: those of the models whose weights another step trains: for one half of a GAN, the other net.
             predict: from a batch to outputs [rows, ...], for `Loop.predict`; by default the first of the models is
                 called on `x` of a batch `x`, `(x, y)` or `(x, y, sample_weight)`.
