@@ -99,7 +99,9 @@ CASES = [Vae(), Siamese(), Distillation()]
 @pytest.fixture(scope="module")
 def x() -> np.ndarray:
     """Inputs [61, 6]."""
-    return np.random.default_rng(0).normal(size=(61, 6)).astype("float32")
+    x = np.random.default_rng(0).normal(size=(61, 6)).astype("float32")
+    x.setflags(write=False)
+    return x
 
 
 @pytest.fixture
@@ -641,12 +643,11 @@ def test_predict_with_a_model_that_does_so_itself(strategy_of: Any, x: np.ndarra
 
 def test_the_first_number_that_is_not_finite(make: Any, x: np.ndarray) -> None:
     loop, _ = make(("mirrored", 2), Distillation())
-    batch = Distillation().data(x[:20])
+    batch = Distillation().data(x[:20].copy())
     assert mk.checks.find_non_finite(loop, batch) is None
     batch["image"][3, 2] = np.nan
     found = mk.checks.find_non_finite(loop, batch)
     assert str(found).startswith("input image: 1 NaN")
-    del batch["image"], batch["label"]
 
 
 class Gan:
