@@ -62,8 +62,8 @@ def saying_what_is_missing(strategy: tf.distribute.Strategy, where: str) -> Iter
         PATIENCE,
         _log.warning,
         (
-            f"Waiting for the other workers {where} since {PATIENCE:.0f} s. Every worker must come here, the chief "
-            "too; is one of them still busy, or does its code leave this call out?",
+            f"Waiting for the other workers {where}, for {PATIENCE:.0f} s so far. Every worker must make this call, "
+            "the chief too. Is one of them still busy, or does its code leave the call out?",
         ),
     )
     waiting.daemon = True

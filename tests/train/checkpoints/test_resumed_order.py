@@ -1,0 +1,88 @@
+"""What the order of an epoch's examples depends on: where it has changed, the rest of the epoch would be others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from checkpoint_helpers import break_off
+from training_helpers import line_net, plain_dataset
+
+import mirrorkit as mk
+from mirrorkit.errors import CheckpointError
+from mirrorkit.train.checkpoints.position import Position
+from mirrorkit.train.input import input as inputs
+
+
+def test_within_an_epoch_the_order_of_the_examples_must_stay(
+    make_loop: Any, numbers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12, shuffle=True)
+    loop = make_loop(("one_device", 1), line_net)
+    break_off(loop, data, mk.train.Checkpoints(tmp_path / "within", every=2), at=3, epochs=2)
+    break_off(loop, data, mk.train.Checkpoints(tmp_path / "end", every="epoch"), at=7, epochs=2)
+    monkeypatch.setattr(mk.data.Batches, "order_version", 7)
+    with pytest.raises(CheckpointError, match=r"after 2 batches of epoch 0 .* version 1 of the order .* version 7"):
+        loop.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / "within")], verbose=0)
+    report = loop.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / "end")], verbose=0)
+    assert len(report.history["loss"]) == 2
+
+
+def test_a_position_that_does_not_say_its_order_is_of_the_first_version() -> None:
+    values = {name: value for name, value in Position(order_version=2).as_json().items() if name != "order_version"}
+    assert Position.from_json(values).order_version == 1
+    assert Position.from_json(Position(order_version=2).as_json()).order_version == 2
+
+
+def of_own_function(numbers: Any) -> mk.data.Recipe:
+    def function(shard: int, num_shards: int) -> tf.data.Dataset:
+        return plain_dataset(*numbers, batch=12 // num_shards).shard(num_shards, shard)
+
+    return mk.data.from_function(function, global_batch_size=12)
+
+
+def test_within_an_epoch_the_number_of_workers_must_stay_where_batches_depend_on_it(
+    line: Any, numbers: Any, tmp_path: Path
+) -> None:
+    data = of_own_function(numbers)
+    for every, at in ((2, 3), (5, 6), ("epoch", 6)):  # within the first epoch, before its end, and at its end
+        break_off(line, data, mk.train.Checkpoints(tmp_path / str(every), every=every), at=at, epochs=2)
+
+    def go_on(every: int | str, began: int | None) -> None:
+        position = line.restore(tmp_path / str(every))
+        assert (position.batch, position.order_workers) == (0 if every == "epoch" else every, 1)
+        position.order_workers = began
+        assert len(line.fit(data, epochs=2, verbose=0).history["loss"]) == 2
+
+    for began in (2, 3):
+        on = f"on {began} workers"
+        with pytest.raises(CheckpointError, match=f"after 2 batches of epoch 0 .*{on}; found 1.*Finish the epoch {on}"):
+            go_on(2, began)
+    go_on(2, 1)
+    go_on(2, None)  # a checkpoint that does not say
+    go_on(5, 2)  # no batch is left of the epoch
+    go_on("epoch", 2)
+    assert line.position.order_workers == 1
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_number_of_workers_that_an_order_depends_on(
+    workers: int, strategy_of: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = tf.distribute.InputContext(workers, 0, workers) if workers > 1 else None
+    monkeypatch.setattr(inputs, "input_context", lambda strategy: context)
+
+    def found(data: Any) -> int | None:
+        return inputs.Input(strategy_of("one_device", 1), data).order_workers
+
+    assert found(of_own_function(numbers)) == workers
+    assert found(mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12, shuffle=True)) is None
+    assert found(plain_dataset(*numbers, batch=12)) is None
+
+
+def test_a_position_that_does_not_say_the_number_of_workers() -> None:
+    values = {name: value for name, value in Position(order_workers=2).as_json().items() if name != "order_workers"}
+    assert Position.from_json(values).order_workers is None
+    assert Position.from_json(Position(order_workers=2).as_json()).order_workers == 2
