@@ -61,9 +61,15 @@ class Packed:
             known to look at single numbers only, every weight stays by itself.
         has_gradient: for each part of the loss, and in it for each weight, whether there is a gradient. Weights that
             differ in it are not joined, and those without any are left to Keras, which warns of them by name.
+        devices: for each weight its device, where they differ; weights of different devices are not joined.
     """
 
-    def __init__(self, optimizer: KerasOptimizer, has_gradient: Sequence[Sequence[bool]]) -> None:
+    def __init__(
+        self,
+        optimizer: KerasOptimizer,
+        has_gradient: Sequence[Sequence[bool]],
+        devices: Sequence[Hashable] | None = None,
+    ) -> None:
         self.optimizer = optimizer
         weights, variables = trainable_variables(optimizer), optimizer.variables
         self._sizes = [weight.shape[0] if weight.ndim else 1 for weight in weights]
@@ -77,7 +83,7 @@ class Packed:
         slots = {name: of_all for name, of_all in slots.items() if of_all}
         places = {id(variable): place for place, variable in enumerate(variables)}
         of_weights = [[places.pop(id(slot), -1) for slot in of_all] for of_all in slots.values()]
-        groups = _groups(twin, weights, has_gradient)
+        groups = _groups(twin, weights, has_gradient, devices or [None] * len(weights))
         # Only where the other variables are scalars: averages of `use_ema`, or a slot of a later Keras, are not.
         if len(groups) < len(weights) and not any(variables[place].ndim for place in places.values()):
             self._groups, self._slots, self._others = groups, of_weights, list(places.values())
@@ -130,7 +136,10 @@ class Packed:
 
 
 def _groups(
-    optimizer: KerasOptimizer, weights: list[KerasVariable], has_gradient: Sequence[Sequence[bool]]
+    optimizer: KerasOptimizer,
+    weights: list[KerasVariable],
+    has_gradient: Sequence[Sequence[bool]],
+    devices: Sequence[Hashable],
 ) -> list[list[int]]:
     """Return which weights are joined, by their indices; one that stays by itself is a group of one."""
     norms = optimizer.clipnorm or optimizer.global_clipnorm  # of each weight, or added up in the order of the weights
@@ -141,7 +150,7 @@ def _groups(
     for i, weight in enumerate(weights):
         has = tuple(of_part[i] for of_part in has_gradient)
         small = math.prod(weight.shape) * tf.as_dtype(weight.dtype).size <= _SMALL
-        key = (weight.dtype, tuple(weight.shape[1:]), optimizer._use_weight_decay(weight), has)
+        key = (weight.dtype, tuple(weight.shape[1:]), optimizer._use_weight_decay(weight), has, devices[i])
         alone = not small or not weight.ndim or not any(has) or weight.constraint is not None
         groups.setdefault(i if alone else key, []).append(i)
     return [part for group in groups.values() for part in ([group] if len(group) >= _FEWEST else [[i] for i in group])]

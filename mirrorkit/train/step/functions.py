@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Nest, Sums
+from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Packed, functional_apply
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.calling import call_model
+from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.empty_shares import Copies, has_no_rows, never_empty, of_any_size, unless_empty
 from mirrorkit.train.step.facts import ShardSums, TraceFacts
@@ -26,31 +26,10 @@ from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_batch
 from mirrorkit.train.step.own_loss import value_names
+from mirrorkit.train.step.places import Pairs, Places, TracePerReplica
 from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.totals import EXAMPLES, Term, Totals
 from mirrorkit.variables import unchanged
-
-Group: TypeAlias = "list[KerasVariable | tf.Tensor]"
-
-
-class Changing(NamedTuple):
-    """What an update changes, in groups: variables, or their values."""
-
-    weights: Group
-    slots: Group
-    state: Group
-    averages: Group
-    scale: Group
-
-    def regroup(self, flat: Sequence[tf.Tensor]) -> Changing:
-        """Put a flat list of as many things into the same groups."""
-        rest = iter(flat)
-        return Changing(*[[next(rest) for _ in group] for group in self])
-
-    @property
-    def flat(self) -> Group:
-        """All groups in one list."""
-        return [thing for group in self for thing in group]
 
 
 class Functions:
@@ -67,6 +46,7 @@ class Functions:
         averages: Averages | None,
         clock: Clock,
         shards: int,
+        places: Places | None = None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -77,14 +57,24 @@ class Functions:
         self._averages = averages
         self._clock = clock
         self._shards = shards
+        self._places = places
         if state.synchronized:  # it talks to the other replicas, so it must be traced on each of them
-            self._sums: TraceOnce | Callable[..., ShardSums] = self._shard_sums
+            self._sums: TraceOnce | TracePerReplica | Callable[..., ShardSums] = self._shard_sums
         else:
-            self._sums = TraceOnce(self._shard_sums, jit_compile=options.jit_compile)
-        self._test_sums = TraceOnce(self._shard_totals, jit_compile=options.jit_compile)
-        self._apply = TraceOnce(self._pure_apply)
+            self._sums = self._traced(self._shard_sums, _placed_values)
+        self._test_sums = self._traced(self._shard_totals, _placed_values)
+        self._predict = self._traced(self._shard_outputs, _placed_values)
+        self._update = self._traced(self._pure_new_values, self._placed_sums)
+        # The branches of a tf.cond would lie on one device; one replica alone has no empty share.
+        self._never_empty = state.synchronized or places is not None
         self._totals: Totals | None = None
         self._facts: TraceFacts | None = None
+
+    def _traced(self, function: Callable[..., Nest], placed: Callable[..., Pairs]) -> TraceOnce | TracePerReplica:
+        """Let a pure function be traced once; where the model is placed on devices, once for each replica's."""
+        if self._places is None:
+            return TraceOnce(function, jit_compile=self._options.jit_compile and function != self._pure_new_values)
+        return self._places.traced(function, placed)
 
     def resolve(self, batch: Batch) -> None:
         """Find out, once, which loss and metrics belong to which output, and refuse a batch that lacks targets."""
@@ -143,7 +133,11 @@ class Functions:
 
     def rows(self, batch: GlobalBatch) -> tuple[Nest, Copies | None]:
         """Return the rows that this replica computes, and how their sums count (None for fully)."""
-        return never_empty(batch) if self._state.synchronized else (batch.rows(), None)
+        return never_empty(batch) if self._never_empty else (batch.rows(), None)
+
+    def test_rows(self, batch: GlobalBatch) -> tuple[Nest, Copies | None]:
+        """Return the same for a pass without training."""
+        return never_empty(batch) if self._places is not None else (batch.rows(), None)
 
     def train_sums(self, values: Changing, batch: Nest, place: tf.Tensor) -> Sums:
         """Return what a shard adds: gradients, layer state and totals, a nest of float tensors; zeros without any rows.
@@ -193,10 +187,20 @@ class Functions:
                 )
             return ShardSums(gradients, self._state.sums(own_state, new_state, totals[EXAMPLES]), totals)
 
-        return sums() if self._state.synchronized else unless_empty(batch, sums)
+        return sums() if self._never_empty else unless_empty(batch, sums)
 
     def _shard_totals(self, values: Changing, batch: Nest) -> tf.Tensor:
-        return unless_empty(batch, lambda: self._forward(values.weights, values.state, batch, training=False)[1])
+        def totals() -> tf.Tensor:
+            return self._forward(values.weights, values.state, batch, training=False)[1]
+
+        return totals() if self._places is not None else unless_empty(batch, totals)
+
+    def predict(self, values: Changing, x: Nest) -> Nest:
+        """Return the outputs for a shard of a placed model."""
+        return self._predict(values, x)
+
+    def _shard_outputs(self, values: Changing, x: Nest) -> Nest:
+        return call_model(self._model, values.weights, values.state, x, training=False)[0]
 
     def objective(
         self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor
@@ -230,13 +234,27 @@ class Functions:
         unscale = count / scale[0]
         return tf.math.divide_no_nan(term.numerator * scale[0], count), lambda g: g * tf.cast(unscale, g.dtype)
 
+    def _placed_sums(self, devices: Changing, sums: Sums, flat: Sequence[tf.Tensor], _: Nest) -> Pairs:
+        """Say where reduced sums and the variables' values are."""
+        assert self._places is not None
+        of_sums = self._places.of_sums(devices, self.facts)
+        yield from zip(tf.nest.flatten(sums), tf.nest.flatten(of_sums), strict=True)
+        yield from zip(flat, devices.flat, strict=True)
+
     def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
+        new: tuple[list[tf.Tensor | None], tf.Tensor] = self._update(
+            sums, list(flat), [] if self._clock.rate is None else [self._clock.rate]
+        )
+        return new
+
+    def _pure_new_values(
+        self, sums: Sums, flat: Sequence[tf.Tensor], rate: Sequence[tf.Tensor]
+    ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         old = self._variables.regroup(flat)
         totals, gradients = sums["totals"], sums["gradients"]
         divisors = [totals[index] for index in self.facts.divisors]
-        rate = [] if self._clock.rate is None else [self._clock.rate]
-        weights, slots, averages = self._apply(old.weights, old.slots, old.averages, gradients, divisors, rate)
+        weights, slots, averages = self._applied(old, gradients, divisors, rate)
         state = self._state.new_values(self.facts.changes, sums["state"], old.state, totals[EXAMPLES])
         new = [*weights, *slots, *state, *averages]
         if self._options.loss_scale is None:
@@ -245,19 +263,18 @@ class Functions:
         new = only_if(finite, new, old._replace(scale=[]).flat)
         return [*new, *self._options.loss_scale.new_values(finite, old.scale)], totals
 
-    def _pure_apply(
+    def _applied(
         self,
-        weights: Sequence[tf.Tensor],
-        slots: Sequence[tf.Tensor],
-        averages: Sequence[tf.Tensor],
+        old: Changing,
         gradients: Sequence[tf.Tensor],
         divisors: Sequence[tf.Tensor],
         rate: Sequence[tf.Tensor],
     ) -> tuple[list[tf.Tensor | None], list[tf.Tensor | None], Sequence[tf.Tensor]]:
+        apart = None if self._places is None else self._places.stages
         # It makes variables, which no trace may.
-        packed = outside_replica(lambda: Packed(self._optimizer, self.facts.has_gradient))
-        iterations = slots[self._iterations]
-        weights, slots = packed.join(weights), packed.join_slots(slots)
+        packed = outside_replica(lambda: Packed(self._optimizer, self.facts.has_gradient, apart))
+        iterations, averages = old.slots[self._iterations], old.averages
+        weights, slots = packed.join(old.weights), packed.join_slots(old.slots)
         means = self._mean_gradients(packed, gradients, divisors)
         clipped = iter(self._options.clip([gradient for gradient in means if gradient is not None]))
         means = [None if gradient is None else next(clipped) for gradient in means]
@@ -283,6 +300,14 @@ class Functions:
                     before = means[i]
                     means[i] = mean if before is None else before + mean
         return means
+
+
+def _placed_values(devices: Changing, values: Changing, *_: Nest) -> Pairs:
+    """Say where the values are that a pass reads; seeds, which are on the host, have no say."""
+    yield from zip(values.weights, devices.weights, strict=True)
+    for value, device in zip(values.state, devices.state, strict=True):
+        if value.dtype.is_floating:
+            yield value, device
 
 
 def _none_where_kept(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:

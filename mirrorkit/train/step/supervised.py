@@ -16,15 +16,17 @@ from mirrorkit.train.step import requirements
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.calling import predict_with
+from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.compiled import compile_model
-from mirrorkit.train.step.functions import Changing, Functions
+from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch as Parts
 from mirrorkit.train.step.outputs import unpack_batch
+from mirrorkit.train.step.places import Places
 from mirrorkit.train.step.totals import LOSS
 from mirrorkit.variables import native
 
@@ -70,6 +72,7 @@ class Supervised:
         self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds)
         averages = [] if self.averages is None else self.averages.variables
         self._changing = Changing(weights, list(optimizer.variables), state.variables, averages, self.scale)
+        self._places = Places.of(strategy, self._changing)
         self._functions = Functions(
             model,
             optimizer,
@@ -79,6 +82,7 @@ class Supervised:
             averages=self.averages,
             clock=self.clock,
             shards=strategy.num_replicas_in_sync * options.accumulate,
+            places=self._places,
         )
         self._update = Update(
             strategy,
@@ -177,16 +181,18 @@ class Supervised:
 
     def test(self, batch: GlobalBatch) -> tf.Tensor:
         """Return the totals of this replica's rows; see `LoopStep`."""
-        rows = batch.rows()
+        rows, copies = self._functions.test_rows(batch)
         self.prepare(rows)
-        return self._functions.test_totals(self.values(), self.unpack(rows).present)
+        totals = self._functions.test_totals(self.values(), self.unpack(rows).present)
+        return totals if copies is None else totals * copies.totals
 
     def predict(self, batch: GlobalBatch) -> Nest:
         """Return the model's outputs for this replica's rows; see `LoopStep`."""
         if self._options.predict is not None:
             return self._options.predict(batch.rows())
         requirements.check_predicts_as_keras(self.model)
-        return predict_with(self.model, unpack_batch(batch.rows()).x)
+        x = unpack_batch(batch.rows()).x
+        return predict_with(self.model, x) if self._places is None else self._functions.predict(self.values(), x)
 
     def objective(self, weights: list[tf.Tensor], state: list[tf.Tensor], rows: Batch, shard: int) -> tf.Tensor:
         """Return what a training step on a shard minimizes, computed eagerly with these values; for `mk.checks`."""

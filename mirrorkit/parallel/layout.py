@@ -1,0 +1,172 @@
+"""Which device holds which variables of a model that is larger than one device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit import strategy as _strategy
+from mirrorkit.devices import Devices, resolve
+from mirrorkit.errors import StepError
+from mirrorkit.parallel.keras_path import current_path
+from mirrorkit.strategy import is_parameter_server, num_workers, replica_devices
+
+
+class Layout:
+    """Places the variables of a model on several devices; the computation follows them.
+
+    ```python
+    layout = mk.parallel.Layout({"embed|block[01]": 0, "block[23]|head": 1}, devices="gpu:2")
+    with layout, layout.strategy().scope():
+        model = build_model()
+        optimizer = keras.optimizers.Adam(1e-3)
+    ```
+
+    The model trains to the weights that it would have on one device. Its devices compute one after the other: a layout
+    gives memory, not speed. With twice as many devices as the numbers in the rules name, there are two replicas of the
+    placed model, and so on: data parallelism and model parallelism together.
+
+    Args:
+        rules: for each pattern the number of a device, from 0. A pattern is a regular expression that is searched for
+            in the path of a variable, such as "block0/attention/query/kernel"; the first that is found counts.
+        devices: those of all replicas, as `mk.devices.resolve` takes them: of two replicas of two devices each the
+            first two belong to the first replica.
+        default: the number of the device for variables that no pattern fits; without it they are an error.
+
+    Attributes:
+        rules, devices, default: what was given; `devices` as a tuple of names.
+        first_devices: the first device of each replica, which is where its batch goes.
+
+    Raises:
+        StepError: rules that cannot be read, or a number of devices that does not fit them. On leaving the block: a
+            pattern that fits no variable, or a variable that no pattern fits.
+        DeviceError: a device that is not there.
+    """
+
+    def __init__(self, rules: Mapping[str, int], *, devices: Devices = None, default: int | None = None) -> None:
+        _check_rules(rules, default)
+        self.rules = dict(rules)
+        self.default = default
+        self.devices = tuple(resolve(devices))
+        self._stages = 1 + max([*self.rules.values(), default or 0])
+        if len(self.devices) % self._stages:
+            raise StepError(
+                f"The rules name {self._stages} devices (0 to {self._stages - 1}), and there are {len(self.devices)}: "
+                f"{', '.join(self.devices)}. Give {self._stages} devices, or for N replicas N times as many."
+            )
+        self._paths: dict[str, int] = {}  # of the variables that a pattern fits, and their devices' numbers
+        self._lost: list[str] = []  # paths of those that none fits
+        self._scopes = ExitStack()
+
+    @property
+    def first_devices(self) -> tuple[str, ...]:
+        """The first device of each replica."""
+        return self.devices[:: self._stages]
+
+    def strategy(self) -> tf.distribute.Strategy:
+        """Create the strategy for these devices: of one device, or mirrored where there are several replicas."""
+        several = len(self.first_devices) > 1
+        return _strategy.create("mirrored" if several else "one_device", devices=list(self.first_devices))
+
+    def device_of(self, path: str) -> int | None:
+        """Return the number of the device for a variable by its path; None where no pattern fits it."""
+        return next((number for pattern, number in self.rules.items() if re.search(pattern, path)), self.default)
+
+    def __enter__(self) -> Layout:
+        """Place the variables that are created in the block."""
+        if tf.distribute.has_strategy():
+            raise StepError(
+                "A strategy's scope puts every variable on the replica's own device, so a layout has to be entered "
+                "before it: `with layout, strategy.scope():`."
+            )
+        self._scopes.enter_context(tf.variable_creator_scope(self._create))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Check that rules and variables fit each other, unless the block has failed already."""
+        self._scopes.close()
+        if kind is None:
+            self._check_fit()
+
+    def _create(self, next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        """Create one variable where its path says; called for each replica, on that replica's device."""
+        path = f"{current_path()}/{options.get('name') or ''}".strip("/")
+        if any(known.replace("/", "_") in path for known in self._paths):
+            return next_creator(**options)  # a slot, whose name is made of its weight's path, and which lies beside it
+        number = self.device_of(path)
+        if number is None:
+            variable = next_creator(**options)
+            if variable.dtype.is_floating and variable.shape.rank:  # not a counter, a seed or a learning rate
+                self._lost.append(path)
+            return variable
+        self._paths[path] = number
+        with tf.device(self._device(number)):
+            return next_creator(**options)
+
+    def _device(self, number: int) -> str:
+        """Return device `number` of the replica on whose device this is called."""
+        strategy = tf.distribute.get_strategy()
+        _check_strategy(strategy)
+        found = [_short(device) for device in replica_devices(strategy)]
+        if tf.distribute.has_strategy() and found != [_short(device) for device in self.first_devices]:
+            raise StepError(
+                f"The strategy's replicas have the devices {', '.join(found)}, and the first devices of the "
+                f"layout's replicas are {', '.join(map(_short, self.first_devices))}. Create the strategy with "
+                "layout.strategy()."
+            )
+        here = _short(tf.zeros([]).device)
+        places = [i for i, device in enumerate(self.devices) if _short(device) == here]
+        replica = places[0] // self._stages if places else 0
+        return self.devices[replica * self._stages + number]
+
+    def _check_fit(self) -> None:
+        unused = [pattern for pattern in self.rules if not any(re.search(pattern, path) for path in self._paths)]
+        if not self._paths:
+            raise StepError(
+                "No variable was created within the layout. Build the model in the block: give it an Input, or call it "
+                "once on a batch."
+            )
+        if unused:
+            raise StepError(f"No variable fits {', '.join(map(repr, unused))}. The paths are:\n{_lines(self._paths)}")
+        if self._lost:
+            raise StepError(
+                f"No pattern fits these variables:\n{_lines(self._lost)}\nName them in a rule, or give default=0 for "
+                "the device of all that no rule names."
+            )
+
+
+def _check_rules(rules: Mapping[str, int], default: int | None) -> None:
+    if not isinstance(rules, Mapping) or not rules:
+        raise StepError(f'A layout takes rules such as {{"block[01]": 0, "block[23]": 1}}, found {rules!r}.')
+    for pattern, number in [*rules.items(), ("default", default or 0)]:
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise StepError(f"{pattern!r} has the device {number!r}; write its number among the devices, from 0.")
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise StepError(f"The pattern {pattern!r} is no regular expression: {error}.") from error
+
+
+def _check_strategy(strategy: tf.distribute.Strategy) -> None:
+    if is_parameter_server(strategy) or num_workers(strategy) > 1:
+        raise StepError(
+            f"A layout goes with one device or mirrored, found {type(strategy).__name__}. Create the strategy with "
+            "layout.strategy(). A table that is larger than one parameter server is a mk.parallel.PartitionedTable."
+        )
+
+
+def _short(device: str) -> str:
+    """Return "GPU:1" of any way to write that device."""
+    spec = tf.DeviceSpec.from_string(device)
+    return f"{spec.device_type}:{spec.device_index}"
+
+
+def _lines(paths: Iterable[str]) -> str:
+    return "\n".join(f"  {path}" for path in sorted(paths))

@@ -1,0 +1,90 @@
+"""A layer whose activations are computed again in the backward pass instead of being kept: less memory, more time."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit._types import Json, KerasLayer, Nest
+from mirrorkit.errors import StepError
+
+
+@keras.saving.register_keras_serializable("mirrorkit")
+class Recompute(keras.layers.Layer):  # type: ignore[name-defined, misc]
+    """A layer or model of which only the inputs are kept until the backward pass, which computes the rest again.
+
+    ```python
+    for number in range(24):
+        x = mk.parallel.Recompute(transformer_block(number))(x)
+    ```
+
+    Values and gradients are those of the block itself, and Dropout drops the same units both times. A training step
+    takes about a third longer, and holds the activations of one block at a time (Chen et al. 2016, arXiv:1604.06174).
+    Keras's `keras.remat` loses the weights of a layer that it wraps; `Recompute` has them.
+
+    Args:
+        block: a Keras layer or model. What it is called with must be tensors or nests of them.
+        **options: of `keras.layers.Layer`, such as `name`.
+
+    Raises:
+        StepError: `block` is not a Keras layer.
+    """
+
+    def __init__(self, block: KerasLayer, **options: Any) -> None:
+        if not isinstance(block, keras.layers.Layer):
+            raise StepError(f"Recompute wraps a Keras layer or model, found {block!r}.")
+        super().__init__(**options)
+        self.block = block
+        self.supports_masking = True
+
+    def build(self, input_shape: Any) -> None:
+        """Build the block."""
+        if not self.block.built:
+            self.block.build(input_shape)
+        self.built = True
+
+    def call(self, x: Nest, training: bool | None = None, mask: Nest = None, **options: Any) -> Nest:
+        """Call the block; what it computes on the way is computed again where the gradient is taken."""
+        if mask is not None and "mask" in inspect.signature(self.block.call).parameters:
+            options["mask"] = mask
+        trained, others = list(self.block.trainable_variables), list(self.block.non_trainable_variables)
+        state = [tf.convert_to_tensor(variable) for variable in others]
+        found: dict[str, Any] = {}  # beside the tensors, what the first pass finds out
+
+        def forward(*flat: tf.Tensor) -> list[tf.Tensor]:
+            mapping = [*zip(trained, flat, strict=False), *zip(others, state, strict=True)]
+            inputs = tf.nest.pack_sequence_as(x, flat[len(trained) :])
+            with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+                # `training` by name, since the backward pass takes place outside of Keras's call.
+                outputs = self.block(inputs, training=training, **options)
+            if not found:
+                found["outputs"] = outputs
+                found["state"] = [scope.get_current_value(variable) for variable in others]
+            return [*tf.nest.flatten(outputs), *scope.losses]
+
+        weights = [tf.convert_to_tensor(variable) for variable in trained]
+        results = tf.recompute_grad(forward)(*weights, *tf.nest.flatten(x))
+        for variable, before, after in zip(others, state, found["state"], strict=True):
+            if after is not before:
+                variable.assign(after)
+        count = len(tf.nest.flatten(found["outputs"]))
+        for loss in results[count:]:
+            self.add_loss(loss)
+        return tf.nest.pack_sequence_as(found["outputs"], results[:count])
+
+    def compute_mask(self, inputs: Nest, previous_mask: Nest) -> Nest:
+        """Return the block's own."""
+        return self.block.compute_mask(inputs, previous_mask)
+
+    def get_config(self) -> Json:
+        """Return what makes such a layer again."""
+        return {**super().get_config(), "block": keras.saving.serialize_keras_object(self.block)}
+
+    @classmethod
+    def from_config(cls, config: Json) -> Recompute:
+        """Make one from `get_config`."""
+        block = keras.saving.deserialize_keras_object(config["block"])
+        return cls(**{**config, "block": block})

@@ -1,0 +1,32 @@
+"""What an update of a step changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from mirrorkit._types import KerasVariable
+
+Group: TypeAlias = "list[KerasVariable | tf.Tensor]"
+
+
+class Changing(NamedTuple):
+    """What an update changes, in groups: variables, or their values."""
+
+    weights: Group
+    slots: Group
+    state: Group
+    averages: Group
+    scale: Group
+
+    def regroup(self, flat: Sequence[tf.Tensor]) -> Changing:
+        """Put a flat list of as many things into the same groups."""
+        rest = iter(flat)
+        return Changing(*[[next(rest) for _ in group] for group in self])
+
+    @property
+    def flat(self) -> Group:
+        """All groups in one list."""
+        return [thing for group in self for thing in group]

@@ -1,0 +1,85 @@
+"""Where the variables of a step lie, for a model that is placed on several devices (`mk.parallel.Layout`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._types import Nest, Sums
+from mirrorkit.parallel import following
+from mirrorkit.strategy import is_parameter_server, local_replica, num_workers, replica_devices
+from mirrorkit.train.reduce.tracing import TraceOnce
+from mirrorkit.train.step.changing import Changing
+from mirrorkit.train.step.facts import TraceFacts
+from mirrorkit.variables import copies
+
+Pairs = Iterable[tuple[tf.Tensor, str]]  # tensors, each with the name of its device
+
+
+class Places:
+    """The devices of a step's variables; of each replica, since a trace names devices."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, variables: Changing) -> None:
+        self._strategy = strategy
+        self._first = replica_devices(strategy)
+        self._devices = [
+            Changing(*[[copies(variable)[replica].device for variable in group] for group in variables])
+            for replica in range(len(self._first))
+        ]
+
+    @classmethod
+    def of(cls, strategy: tf.distribute.Strategy, variables: Changing) -> Places | None:
+        """Return them where a replica's weights lie on several devices; else None: the replica's device has all."""
+        central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+        if central or is_parameter_server(strategy) or num_workers(strategy) > 1:
+            return None
+        places = cls(strategy, variables)
+        return places if any(len(set(devices.weights)) > 1 for devices in places._devices) else None
+
+    def here(self) -> Changing:
+        """Return the devices of this replica's variables; in replica context."""
+        return self._devices[local_replica(self._strategy)]
+
+    def traced(self, function: Callable[..., Nest], placed: Callable[..., Pairs]) -> TracePerReplica:
+        """Return what `TraceOnce` would be: `placed(devices, *arguments)` yields the arguments that are placed."""
+        traces = [
+            TraceOnce(following(function, lambda *args, d=devices: placed(d, *args), first))
+            for devices, first in zip(self._devices, self._first, strict=True)
+        ]
+        return TracePerReplica(self._strategy, traces)
+
+    @property
+    def stages(self) -> list[int]:
+        """For each weight the number of its device among its replica's; the same on all replicas."""
+        devices = self._devices[0].weights
+        return [sorted(set(devices)).index(device) for device in devices]
+
+    def of_sums(self, devices: Changing, facts: TraceFacts) -> Sums:
+        """Return in the structure of a replica's sums the device of each."""
+        gradients = [
+            device
+            for of_term in facts.has_gradient
+            for device, has in zip(devices.weights, of_term, strict=True)
+            if has
+        ]
+        state = [device for device, changes in zip(devices.state, facts.changes, strict=True) if changes]
+        first = self._first[self._devices.index(devices)]
+        return {"gradients": gradients, "state": state, "totals": first}
+
+
+class TracePerReplica:
+    """Traces of one function, one for each replica."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, traces: Sequence[TraceOnce]) -> None:
+        self._strategy = strategy
+        self._traces = traces
+
+    def __call__(self, *args: Nest) -> Nest:
+        """Call this replica's; in replica context."""
+        return self._traces[local_replica(self._strategy)](*args)
+
+    def trace(self, *args: Nest) -> Any:
+        """See `TraceOnce.trace`."""
+        return self._traces[local_replica(self._strategy)].trace(*args)
