@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -13,6 +15,7 @@ import tensorflow as tf
 from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Nest, Sums
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Packed, functional_apply
+from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages
@@ -77,11 +80,15 @@ class Functions:
         self._averages = averages
         self._clock = clock
         self._shards = shards
-        if state.synchronized:  # it talks to the other replicas, so it must be traced on each of them
-            self._sums: TraceOnce | Callable[..., ShardSums] = self._shard_sums
-        else:
+        self._is_whole = options.whole_batch and shards > 1
+        self._communicates = state.synchronized or self._is_whole
+        # What talks to the other replicas must be traced on each of them.
+        self._sums: TraceOnce | Callable[..., ShardSums] = self._shard_sums
+        self._test_sums: TraceOnce | Callable[..., tf.Tensor] = self._shard_totals
+        if not self._communicates:
             self._sums = TraceOnce(self._shard_sums, jit_compile=options.jit_compile)
-        self._test_sums = TraceOnce(self._shard_totals, jit_compile=options.jit_compile)
+        if not self._is_whole:
+            self._test_sums = TraceOnce(self._shard_totals, jit_compile=options.jit_compile)
         self._apply = TraceOnce(self._pure_apply)
         self._totals: Totals | None = None
         self._facts: TraceFacts | None = None
@@ -89,21 +96,22 @@ class Functions:
     def resolve(self, batch: Batch) -> None:
         """Find out, once, which loss and metrics belong to which output, and refuse a batch that lacks targets."""
         if self._totals is None:
-            given = self._options
-            self._totals = outside_replica(
-                lambda: (
-                    Totals.of_values(self._values(batch))
-                    if given.of_values
-                    else Totals.resolve(self._model, batch, given.losses, given.metrics)
-                )
-            )
+            self._totals = outside_replica(lambda: self._resolved(batch))
         self._totals.require_targets(batch)
+
+    def _resolved(self, batch: Batch) -> Totals:
+        given = self._options
+        if given.of_values:
+            return Totals.of_values(self._values(batch))
+        with gathering(self._gather):
+            return Totals.resolve(self._model, batch, given.losses, given.metrics)
 
     def _values(self, batch: Batch) -> list[str]:
         """Return the names of the values that the user's loss function gives."""
 
         def values(weights: list[tf.Tensor], state: list[tf.Tensor], x: Nest) -> Nest:
-            return call_model(self._model, weights, state, x, training=False)[0]
+            with gathering(self._gather):
+                return call_model(self._model, weights, state, x, training=False)[0]
 
         groups = (self._variables.weights, self._variables.state)
         known = [[tf.TensorSpec(variable.shape, variable.dtype) for variable in group] for group in groups]
@@ -136,25 +144,44 @@ class Functions:
         known = {*self.totals.losses.own_names, *self.totals.metrics.names, "loss", "add_loss", "rows", "state"}
         if unknown := sorted(set(unchecked) - known):
             raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
-        about = About(self._model, self.totals, training)
+        about = About(self._model, self.totals, training, self._is_whole)
         shards = (self._shards, replicas)
+
+        def compare() -> None:
+            with gathering(self._gather):
+                compare_parts(about, values.weights, values.state, batch, shards, unchecked)
+
         with unchanged([]):  # a layer may draw from Python's or NumPy's generator
-            outside_replica(lambda: compare_parts(about, values.weights, values.state, batch, shards, unchecked))
+            outside_replica(compare)
 
-    def rows(self, batch: GlobalBatch) -> tuple[Nest, Copies | None]:
+    def rows(self, batch: GlobalBatch, *, training: bool) -> tuple[Nest, Copies | None]:
         """Return the rows that this replica computes, and how their sums count (None for fully)."""
-        return never_empty(batch) if self._state.synchronized else (batch.rows(), None)
+        waits = self._communicates if training else self._is_whole
+        return never_empty(batch) if waits else (batch.rows(), None)
 
-    def train_sums(self, values: Changing, batch: Nest, place: tf.Tensor) -> Sums:
+    def _gather(self, rows: Nest) -> Nest:
+        """What `mk.train.all_gather` does in a trace that is the same for every shard."""
+        if self._shards > 1 and not self._options.whole_batch:
+            raise StepError(
+                "mk.train.all_gather was called in a step that computes on each shard of a batch alone, where no other "
+                "rows are to be had than that shard's. Write a step whose loss is over the whole batch: "
+                "mk.train.Step.from_loss(models, optimizer, loss_fn, whole_batch=True), without accumulate; or call it "
+                "in `compute` of a step of your own."
+            )
+        return rows_of_all(rows)
+
+    def train_sums(self, values: Changing, batch: Nest, place: tf.Tensor, is_all: bool | tf.Tensor = False) -> Sums:
         """Return what a shard adds: gradients, layer state and totals, a nest of float tensors; zeros without any rows.
 
-        Of `values` only weights, state and scale are needed; `place` is for the seeds, see `LayerState.seeded`.
+        Of `values` only weights, state and scale are needed; `place` is for the seeds, see `LayerState.seeded`;
+        `is_all` as of `Copies`.
         """
         if has_no_rows(batch) and isinstance(self._sums, TraceOnce):
             if self._facts is None:
                 self._found(self._sums.trace(values, of_any_size(batch), place).structured_outputs)
             return self.facts.zeros
-        sums = self._sums(values, batch, place)
+        with gathering(functools.partial(rows_of_all, is_all=is_all)):
+            sums = self._sums(values, batch, place)
         self._found(sums)
         return sums.sent
 
@@ -170,9 +197,12 @@ class Functions:
                 "since. Let it do the same for batches of any size, or make a new optimizer and a new Step."
             )
 
-    def test_totals(self, values: Changing, batch: Nest) -> tf.Tensor:
+    def test_totals(self, values: Changing, batch: Nest, is_all: bool | tf.Tensor = False) -> tf.Tensor:
         """Return the totals of a shard, without training."""
-        return tf.zeros([self.totals.size]) if has_no_rows(batch) else self._test_sums(values, batch)
+        if has_no_rows(batch):
+            return tf.zeros([self.totals.size])
+        with gathering(functools.partial(rows_of_all, is_all=is_all)):
+            return self._test_sums(values, batch)
 
     def _shard_sums(self, values: Changing, batch: Nest, place: tf.Tensor) -> ShardSums:
         weights = values.weights
@@ -193,10 +223,13 @@ class Functions:
                 )
             return ShardSums(gradients, self._state.sums(own_state, new_state, totals[EXAMPLES]), totals)
 
-        return sums() if self._state.synchronized else unless_empty(batch, sums)
+        return sums() if self._communicates else unless_empty(batch, sums)
 
     def _shard_totals(self, values: Changing, batch: Nest) -> tf.Tensor:
-        return unless_empty(batch, lambda: self._forward(values.weights, values.state, batch, training=False)[1])
+        def totals() -> tf.Tensor:
+            return self._forward(values.weights, values.state, batch, training=False)[1]
+
+        return totals() if self._is_whole else unless_empty(batch, totals)
 
     def objective(
         self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor
@@ -210,9 +243,10 @@ class Functions:
     ) -> tuple[list[Term], tf.Tensor, list[tf.Tensor]]:
         """Return what to minimize, the totals, and the layer state after the pass."""
         batch = unpack_batch(batch)
-        y_pred, new_state, added = call_model(self._model, weights, state, batch.x, training=training)
-        outputs = match(self.totals.names, batch.y, y_pred, batch.weight)
-        terms, totals = self.totals.of(outputs, tf.cast(count_examples(batch), tf.float32), added)
+        with contextlib.nullcontext() if self._is_whole else gathering(self._gather):
+            y_pred, new_state, added = call_model(self._model, weights, state, batch.x, training=training)
+            outputs = match(self.totals.names, batch.y, y_pred, batch.weight)
+            terms, totals = self.totals.of(outputs, tf.cast(count_examples(batch), tf.float32), added)
         return terms, totals, new_state
 
     def _scaled(
@@ -222,9 +256,9 @@ class Functions:
         if self._options.loss_scale is None:
             return term.numerator, lambda gradient: gradient
         # Scaled is the mean over the whole batch, as in Keras: a sum would overflow earlier. Its size is not known yet,
-        # but near the share's times the shards. Synchronized layers mix the replicas' gradients: one number for all.
+        # but near the share's times the shards. What talks to other replicas mixes gradients: one number for all.
         share = totals[term.divisor]
-        if self._state.synchronized:
+        if self._communicates:
             share = all_reduce(share) / tf.distribute.get_replica_context().num_replicas_in_sync
         count = share * self._shards
         unscale = count / scale[0]
