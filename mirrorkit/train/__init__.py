@@ -22,6 +22,7 @@ from mirrorkit.train.loop.loop import Loop
 from mirrorkit.train.loop.replay import Replay as Replay
 from mirrorkit.train.loop.report import Epoch, Report
 from mirrorkit.train.partitioned_table import PartitionedTable
+from mirrorkit.train.reduce.gathering import all_gather
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce as TraceOnce
 from mirrorkit.train.reduce.update import Update
@@ -48,6 +49,7 @@ __all__ = [
     "Step",
     "TrainStep",
     "Update",
+    "all_gather",
     "all_reduce",
     "export",
     "seeds_by_replica",

@@ -2,18 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import tensorflow as tf
 
 from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
 
+Gather = Callable[[Nest], Nest]  # from a replica's rows to those of all
+
 _GATHERED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)  # by TensorFlow, on several workers
 _AS = {tf.bfloat16: tf.float32} | dict.fromkeys((tf.bool, tf.uint8, tf.int8, tf.uint16, tf.int16), tf.int32)
+_within = threading.local()  # a strategy runs each replica in a thread of its own
 
 
-def gather_rows(rows: Nest, sizes: tf.Tensor) -> Nest:
+def all_gather(rows: Nest) -> Nest:
+    """Return the rows of all replicas in the order of the global batch, with their gradient; in replica context.
+
+    ```python
+    def loss_fn(batch):                                        # of Step.from_loss(..., whole_batch=True)
+        codes = encoder(batch)                                 # this replica's, [rows, 64]
+        similar = codes @ tf.transpose(mk.train.all_gather(codes))   # beside those of the whole batch, [rows, batch]
+    ```
+
+    The gradient is that of one device: what every replica's loss says of a row arrives at the replica that has it. On
+    one replica, in cross-replica context and on parameter servers, where a worker has whole batches, rows are returned
+    as they are.
+
+    It may be called in the `loss_fn` of `Step.from_loss(..., whole_batch=True)` and in layers that this calls, in a
+    step of your own, and in a function that `strategy.run` calls. Every replica must call it as often as the others, in
+    the same order.
+
+    Args:
+        rows: a tensor, or a nest of tensors, of the same number of rows, such as embeddings [rows, ...] and labels
+            [rows]. Replicas may have different numbers of rows, and none.
+
+    Returns:
+        The same nest, dtypes and shapes but for the first dimension.
+
+    Raises:
+        StepError: a `mk.train.Step` that would not see other replicas' rows calls it; or the tensors have no rows, not
+            the same number of them, or a dtype that cannot be gathered.
+    """
+    for value in tf.nest.flatten(rows):
+        of_several = isinstance(value, tf.distribute.DistributedValues) and not isinstance(value, tf.Variable)
+        if of_several and tf.distribute.in_cross_replica_context():
+            raise StepError(
+                "mk.train.all_gather was called outside of a replica, on values of several replicas. Call it within "
+                "strategy.run; outside, strategy.gather(values, axis=0) does the same."
+            )
+    rows = tf.nest.map_structure(tf.convert_to_tensor, rows)
+    shapes = [tensor.shape for tensor in tf.nest.flatten(rows)]
+    known = {shape[0] for shape in shapes if shape.rank} - {None}
+    if not shapes or len(known) > 1 or any(shape.rank == 0 for shape in shapes):
+        raise StepError(
+            f"mk.train.all_gather takes tensors of one number of rows; found shapes {', '.join(map(str, shapes))}. "
+            "Gather tensors [rows, ...] together, and those of other numbers of rows in calls of their own; add up "
+            "scalars with mk.train.all_reduce."
+        )
+    gather: Gather = getattr(_within, "gather", None) or rows_of_all
+    return gather(rows)
+
+
+def rows_of_all(rows: Nest, is_all: bool | tf.Tensor = False) -> Nest:
+    """Return the rows of all replicas; the own ones where `is_all` says that every replica has all of them."""
+    context = tf.distribute.get_replica_context()
+    if is_all is True or context is None or context.num_replicas_in_sync == 1:
+        return rows
+    return gather_rows(rows, gather_sizes(tf.shape(tf.nest.flatten(rows)[0])[0]), is_all)
+
+
+@contextmanager
+def gathering(gather: Gather) -> Iterator[None]:
+    """Let `all_gather` do this within the block: a step knows what a trace of it is a part of."""
+    before = getattr(_within, "gather", None)
+    _within.gather = gather
+    try:
+        yield
+    finally:
+        _within.gather = before
+
+
+def gather_rows(rows: Nest, sizes: tf.Tensor, is_all: bool | tf.Tensor = False) -> Nest:
     """Put the rows of all replicas together, in the order of the replicas; in replica context.
 
     The gradient for a replica's rows is the sum of those that all replicas have for them.
@@ -21,8 +93,9 @@ def gather_rows(rows: Nest, sizes: tf.Tensor) -> Nest:
     Args:
         rows: a nest of tensors of one number of rows, which may be 0 and differ between replicas.
         sizes: the numbers of rows of all replicas, [replicas], int64.
+        is_all: whether every replica has the rows of all, of which one copy is returned.
     """
-    return tf.nest.map_structure(lambda tensor: _gather(tensor, sizes), rows)
+    return tf.nest.map_structure(lambda tensor: _gather(tensor, sizes, is_all), rows)
 
 
 def gather_sizes(size: tf.Tensor) -> tf.Tensor:
@@ -31,7 +104,7 @@ def gather_sizes(size: tf.Tensor) -> tf.Tensor:
     return tf.distribute.get_replica_context().all_gather(own, axis=0)
 
 
-def _gather(tensor: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+def _gather(tensor: tf.Tensor, sizes: tf.Tensor, is_all: bool | tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     dtype = tensor.dtype if tensor.dtype in _GATHERED else _AS.get(tensor.dtype)
     if dtype is None:
@@ -42,13 +115,20 @@ def _gather(tensor: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
 
     @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
     def gathered(own: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        replica = context.replica_id_in_sync_group
+
         def gradient(whole: tf.Tensor) -> tf.Tensor:
-            first = tf.reduce_sum(sizes[: context.replica_id_in_sync_group])
+            first = tf.reduce_sum(sizes[:replica])
             total = context.all_reduce(tf.distribute.ReduceOp.SUM, whole)
-            return total[first : first + sizes[context.replica_id_in_sync_group]]
+            if is_all is not False:  # each copy is alone, and its gradient one of N
+                first, total = tf.where(is_all, tf.zeros_like(first), first), tf.where(is_all, whole, total)
+            return total[first : first + sizes[replica]]
 
         # On workers TensorFlow asks a tensor for its device, which an argument of a function does not have. And without
         # stop_gradient it would look for the gradient in the other replicas' graphs.
-        return context.all_gather(tf.stop_gradient(own), axis=0), gradient
+        whole = context.all_gather(tf.stop_gradient(own), axis=0)
+        if is_all is not False:
+            whole = whole[: tf.where(is_all, sizes[0], tf.reduce_sum(sizes))]
+        return whole, gradient
 
     return tf.cast(gathered(tf.cast(tensor, dtype)), tensor.dtype)

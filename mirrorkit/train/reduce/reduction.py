@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
-from mirrorkit._types import Sums
+from mirrorkit._types import Nest, Sums
 from mirrorkit.strategy import gathers
 from mirrorkit.train.reduce.packing import BUCKET_MIB, pack, unpack
 
@@ -31,14 +31,30 @@ def all_reduce(sums: Sums, *, bucket_mib: float = BUCKET_MIB) -> Sums:
         bucket_mib: size at which a message is closed, in MiB. Small models fit into one; of large ones the first
             messages travel while the backward pass still computes the others.
     """
-    context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
+    return reduced(sums, bucket_mib)
+
+
+def reduced(sums: Sums, bucket_mib: float, devices: Nest = None) -> Sums:
+    """Do what `all_reduce` does; with `devices`, a nest like `sums`, nothing leaves its device but to its like."""
+    if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
         return sums
     flat = tf.nest.flatten(sums)
+    if devices is None:
+        return tf.nest.pack_sequence_as(sums, _packed_sums(flat, bucket_mib))
+    names = tf.nest.flatten(devices)
+    results = {}
+    for device in sorted(set(names)):
+        places = [i for i, name in enumerate(names) if name == device]
+        with tf.device(device):
+            results.update(zip(places, _packed_sums([flat[i] for i in places], bucket_mib), strict=True))
+    return tf.nest.pack_sequence_as(sums, [results[i] for i in range(len(flat))])
+
+
+def _packed_sums(flat: Sequence[tf.Tensor], bucket_mib: float) -> list[tf.Tensor]:
     bucket_bytes = int(bucket_mib * 2**20)
     # Each by itself: of a list TensorFlow would make one message again, which waits until the last gradient is there.
-    reduced = [_sum(message) for message in pack(flat, bucket_bytes=bucket_bytes)]
-    return tf.nest.pack_sequence_as(sums, unpack(reduced, flat, bucket_bytes=bucket_bytes))
+    messages = [_sum(message) for message in pack(flat, bucket_bytes=bucket_bytes)]
+    return unpack(messages, flat, bucket_bytes=bucket_bytes)
 
 
 def _sum(message: tf.Tensor) -> tf.Tensor:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from mirrorkit._types import Nest, Sums, Variable
 from mirrorkit.strategy import first_replica, is_parameter_server, local_replica
 from mirrorkit.train.reduce.packing import BUCKET_MIB
-from mirrorkit.train.reduce.reduction import all_reduce
+from mirrorkit.train.reduce.reduction import reduced
 from mirrorkit.variables import copies, native
 
 Function = Callable[[Sums, list[tf.Tensor]], tuple[Sequence[tf.Tensor | None], Nest]]
@@ -37,6 +37,7 @@ class Update:
         bucket_mib: size of the messages in which the sums travel; see `mk.train.all_reduce`.
         last_wins: those of the variables that under parameter servers take the last value written, where the
             differences of workers that write at the same time would not add up.
+        devices: called on each replica, says where each of the sums lies, where that is not the replica's one device.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class Update:
         *,
         bucket_mib: float = BUCKET_MIB,
         last_wins: Sequence[Variable] = (),
+        devices: Callable[[], Nest] | None = None,
     ) -> None:
         self._strategy = strategy
         self._bucket_mib = bucket_mib
+        self._devices = devices
         self._variables = [native(variable) for variable in variables]
         self._function = function
         # One central copy can only be written outside of the replicas; every other strategy keeps a copy on each.
@@ -67,7 +70,8 @@ class Update:
         """Fuse with the computation of the sums: a function that runs `compute` and the update in one go."""
 
         def on_replica(*args: Nest) -> Nest:
-            sums = all_reduce(compute(*args), bucket_mib=self._bucket_mib)
+            sums = compute(*args)
+            sums = reduced(sums, self._bucket_mib, None if self._devices is None else self._devices())
             return sums if self._central else self._write(sums)
 
         def run(*args: Nest) -> Nest:

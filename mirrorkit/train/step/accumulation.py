@@ -6,6 +6,7 @@ batch `k` times as large, cut into `k` times as many shards.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -21,10 +22,15 @@ class RunningSums:
 
     They are plain variables on the replicas' devices, made when the sums are first seen, and part of no checkpoint: the
     first part of an update overwrites them.
+
+    Args:
+        strategy: whose replicas they are.
+        devices: for a replica by its number a nest like the sums that says where each lies; else all on its device.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, devices: Callable[[int], Any] | None = None) -> None:
         self._strategy = strategy
+        self._devices = devices
         self._like: Any = None
         self.variables: list[list[tf.Variable]] = []  # of each replica of this worker; none before sums were seen
 
@@ -61,6 +67,11 @@ class RunningSums:
         )
 
     def _create(self, specs: list[tf.TensorSpec]) -> None:
-        for device in replica_devices(self._strategy):
-            with tf.device(device):
-                self.variables.append([tf.Variable(tf.zeros(s.shape, s.dtype), trainable=False) for s in specs])
+        for replica, device in enumerate(replica_devices(self._strategy)):
+            devices = [device] * len(specs) if self._devices is None else tf.nest.flatten(self._devices(replica))
+            self.variables.append([_zeros(spec, device) for spec, device in zip(specs, devices, strict=True)])
+
+
+def _zeros(spec: tf.TensorSpec, device: str) -> tf.Variable:
+    with tf.device(device):
+        return tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False)

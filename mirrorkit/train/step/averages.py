@@ -24,12 +24,7 @@ class Averages:
         self._weights = list(weights)
         self.are_in_place = False
         with keras.name_scope("average"):
-            self.variables = [
-                keras.Variable(
-                    weight.value.numpy(), dtype=weight.dtype, trainable=False, name=weight.path.replace("/", "_")
-                )
-                for weight in weights
-            ]
+            self.variables = [_beside(weight) for weight in weights]
 
     def new_values(
         self, averages: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], iterations: tf.Tensor
@@ -60,3 +55,11 @@ class Averages:
                 value = tf.identity(weight)
                 weight.assign(average)
                 average.assign(value)
+
+
+def _beside(weight: KerasVariable) -> KerasVariable:
+    """Create a variable with the weight's value on its device."""
+    with tf.distribute.get_strategy().extended.colocate_vars_with(weight.value):
+        return keras.Variable(
+            weight.value.numpy(), dtype=weight.dtype, trainable=False, name=weight.path.replace("/", "_")
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -10,8 +11,9 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasModel, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
+from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.empty_shares import has_no_rows, unless_empty
+from mirrorkit.train.step.empty_shares import has_no_rows, never_empty, unless_empty
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
 from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.train.step.models import Models
@@ -70,6 +72,7 @@ class Custom:
         self._strategy = strategy
         self._names: dict[Pass, list[str]] = {}  # of the logs
         self._checked = False
+        self._test_gathers = False  # rows of other replicas
 
     @property
     def variables(self) -> list[Variable]:
@@ -94,7 +97,15 @@ class Custom:
             def logs(batch: Batch) -> Nest:
                 if what == "train":
                     return self._train_logs(HostBatch(batch))
-                return self._strategy.run(lambda: self._tested(HostBatch(batch).rows()))
+                return self._strategy.run(lambda: on_replica(batch))
+
+            def on_replica(batch: Batch) -> Mapping[str, tf.Tensor]:
+                with gathering(gather):
+                    return self._tested(HostBatch(batch).rows())
+
+            def gather(rows: Nest) -> Nest:
+                self._test_gathers = self._strategy.num_replicas_in_sync > 1
+                return rows_of_all(rows)
 
             traced = tf.function(logs, autograph=False).get_concrete_function(element_spec)
             self._names[what] = sorted(traced.structured_outputs)
@@ -143,16 +154,21 @@ class Custom:
 
     def test(self, batch: GlobalBatch) -> tf.Tensor:
         """Return the totals of this replica's rows; see `LoopStep`."""
-        rows = batch.rows()
         names = self._names["test"]
 
-        def totals() -> tf.Tensor:
+        def totals(rows: Batch) -> tf.Tensor:
             values = self._tested(rows)
             examples = tf.cast(tf.shape(values[names[0]])[0], tf.float32)
             sums = [tf.reduce_sum(tf.cast(values[name], tf.float32)) for name in names]
             return tf.stack([examples, tf.add_n(sums), *sums])
 
-        return tf.zeros([2 + len(names)]) if has_no_rows(rows) else unless_empty(rows, totals)
+        if self._test_gathers:
+            rows, copies = never_empty(batch)
+            with gathering(functools.partial(rows_of_all, is_all=copies is not None and copies.is_all)):
+                found = totals(rows)
+            return found if copies is None else copies.weigh({"totals": found})["totals"]
+        rows = batch.rows()
+        return tf.zeros([2 + len(names)]) if has_no_rows(rows) else unless_empty(rows, lambda: totals(rows))
 
     def _tested(self, rows: Batch) -> Mapping[str, tf.Tensor]:
         """Return what the user's `test` returns, where it is one value for each example."""

@@ -1,9 +1,10 @@
 """What a replica adds whose share of a batch has no examples: zeros, without a run of the model.
 
-Where layers talk to the others (`BatchNormalization(synchronized=True)`), such a share cannot be left out, since all of
-them wait; and it cannot be computed, since the gradients of convolutions and pooling fail on no rows at all. So
-where one replica has nothing, every replica computes the whole global batch: N copies of it have the mean and variance
-of one, and each copy's gradient counts 1/N.
+Where layers talk to the others (`BatchNormalization(synchronized=True)`), or a loss over the whole batch does, such a
+share cannot be left out, since all of them wait; and it cannot be computed, since the gradients of convolutions and
+pooling fail on no rows at all. So where one replica has nothing, every replica computes the whole global batch: N
+copies of it have the mean and variance of one, what one has gathered from all is its own, and each copy's gradient
+counts 1/N.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ class Copies(NamedTuple):
 
     part: tf.Tensor  # gradient and layer state
     totals: tf.Tensor  # loss, examples, metrics: of one copy only, which is exact where a sum of thirds is not
+    is_all: bool | tf.Tensor = False  # whether every replica has all rows
 
     @classmethod
     def of(cls, is_all: bool | tf.Tensor) -> Copies:
         """Return how the sums of this replica count where `is_all` says that every replica has all rows."""
         replica, replicas = this_replica()
-        return cls(tf.where(is_all, 1 / replicas, 1.0), tf.where(is_all & (replica > 0), 0.0, 1.0))
+        return cls(tf.where(is_all, 1 / replicas, 1.0), tf.where(is_all & (replica > 0), 0.0, 1.0), is_all)
 
     def weigh(self, sums: dict[str, Nest]) -> dict[str, Nest]:
         """Return the sums that count."""

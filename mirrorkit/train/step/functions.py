@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Packed, functional_apply
+from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages
@@ -26,7 +30,7 @@ from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_batch
 from mirrorkit.train.step.own_loss import value_names
-from mirrorkit.train.step.places import Pairs, Places, TracePerReplica
+from mirrorkit.train.step.places import Pairs, Places
 from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.totals import EXAMPLES, Term, Totals
 from mirrorkit.variables import unchanged
@@ -58,42 +62,49 @@ class Functions:
         self._clock = clock
         self._shards = shards
         self._places = places
-        if state.synchronized:  # it talks to the other replicas, so it must be traced on each of them
-            self._sums: TraceOnce | TracePerReplica | Callable[..., ShardSums] = self._shard_sums
-        else:
-            self._sums = self._traced(self._shard_sums, _placed_values)
-        self._test_sums = self._traced(self._shard_totals, _placed_values)
+        self._is_whole = options.whole_batch and shards > 1
+        # What talks to the other replicas must be traced on each of them.
+        self._communicates = state.synchronized or self._is_whole
+        self._sums = self._traced(self._shard_sums, _placed_values, alone=not self._communicates)
+        self._test_sums = self._traced(self._shard_totals, _placed_values, alone=not self._is_whole)
         self._predict = self._traced(self._shard_outputs, _placed_values)
-        self._update = self._traced(self._pure_new_values, self._placed_sums)
-        # The branches of a tf.cond would lie on one device; one replica alone has no empty share.
-        self._never_empty = state.synchronized or places is not None
+        self._new_values = self._traced(self._pure_new_values, self._placed_sums, jit_compile=False)
         self._totals: Totals | None = None
         self._facts: TraceFacts | None = None
 
-    def _traced(self, function: Callable[..., Nest], placed: Callable[..., Pairs]) -> TraceOnce | TracePerReplica:
-        """Let a pure function be traced once; where the model is placed on devices, once for each replica's."""
-        if self._places is None:
-            return TraceOnce(function, jit_compile=self._options.jit_compile and function != self._pure_new_values)
-        return self._places.traced(function, placed)
+    def _traced(
+        self,
+        function: Callable[..., Nest],
+        placed: Callable[..., Pairs],
+        *,
+        alone: bool = True,
+        jit_compile: bool | None = None,
+    ) -> Callable[..., Any]:
+        """Let a pure function be traced once, unless it talks to the other replicas, or its model is placed."""
+        if self._places is not None:
+            return self._places.traced(function, placed, alone=alone)
+        jit_compile = self._options.jit_compile if jit_compile is None else jit_compile
+        return TraceOnce(function, jit_compile=jit_compile) if alone else function
 
     def resolve(self, batch: Batch) -> None:
         """Find out, once, which loss and metrics belong to which output, and refuse a batch that lacks targets."""
         if self._totals is None:
-            given = self._options
-            self._totals = outside_replica(
-                lambda: (
-                    Totals.of_values(self._values(batch))
-                    if given.of_values
-                    else Totals.resolve(self._model, batch, given.losses, given.metrics)
-                )
-            )
+            self._totals = outside_replica(lambda: self._resolved(batch))
         self._totals.require_targets(batch)
+
+    def _resolved(self, batch: Batch) -> Totals:
+        given = self._options
+        if given.of_values:
+            return Totals.of_values(self._values(batch))
+        with gathering(self._gather):
+            return Totals.resolve(self._model, batch, given.losses, given.metrics)
 
     def _values(self, batch: Batch) -> list[str]:
         """Return the names of the values that the user's loss function gives."""
 
         def values(weights: list[tf.Tensor], state: list[tf.Tensor], x: Nest) -> Nest:
-            return call_model(self._model, weights, state, x, training=False)[0]
+            with gathering(self._gather):
+                return call_model(self._model, weights, state, x, training=False)[0]
 
         groups = (self._variables.weights, self._variables.state)
         known = [[tf.TensorSpec(variable.shape, variable.dtype) for variable in group] for group in groups]
@@ -126,29 +137,44 @@ class Functions:
         known = {*self.totals.losses.own_names, *self.totals.metrics.names, "loss", "add_loss", "rows", "state"}
         if unknown := sorted(set(unchecked) - known):
             raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
-        about = About(self._model, self.totals, training)
+        about = About(self._model, self.totals, training, self._is_whole)
         shards = (self._shards, replicas)
+
+        def compare() -> None:
+            with gathering(self._gather):
+                compare_parts(about, values.weights, values.state, batch, shards, unchecked)
+
         with unchanged([]):  # a layer may draw from Python's or NumPy's generator
-            outside_replica(lambda: compare_parts(about, values.weights, values.state, batch, shards, unchecked))
+            outside_replica(compare)
 
-    def rows(self, batch: GlobalBatch) -> tuple[Nest, Copies | None]:
+    def rows(self, batch: GlobalBatch, *, training: bool) -> tuple[Nest, Copies | None]:
         """Return the rows that this replica computes, and how their sums count (None for fully)."""
-        return never_empty(batch) if self._never_empty else (batch.rows(), None)
+        waits = self._communicates if training else self._is_whole
+        return never_empty(batch) if waits or self._places is not None else (batch.rows(), None)
 
-    def test_rows(self, batch: GlobalBatch) -> tuple[Nest, Copies | None]:
-        """Return the same for a pass without training."""
-        return never_empty(batch) if self._places is not None else (batch.rows(), None)
+    def _gather(self, rows: Nest) -> Nest:
+        """What `mk.train.all_gather` does in a trace that is the same for every shard."""
+        if self._shards > 1 and not self._options.whole_batch:
+            raise StepError(
+                "mk.train.all_gather was called in a step that computes on each shard of a batch alone, where no other "
+                "rows are to be had than that shard's. Write a step whose loss is over the whole batch: "
+                "mk.train.Step.from_loss(models, optimizer, loss_fn, whole_batch=True), without accumulate; or call it "
+                "in `compute` of a step of your own."
+            )
+        return rows_of_all(rows)
 
-    def train_sums(self, values: Changing, batch: Nest, place: tf.Tensor) -> Sums:
+    def train_sums(self, values: Changing, batch: Nest, place: tf.Tensor, is_all: bool | tf.Tensor = False) -> Sums:
         """Return what a shard adds: gradients, layer state and totals, a nest of float tensors; zeros without any rows.
 
-        Of `values` only weights, state and scale are needed; `place` is for the seeds, see `LayerState.seeded`.
+        Of `values` only weights, state and scale are needed; `place` is for the seeds, see `LayerState.seeded`;
+        `is_all` as of `Copies`.
         """
         if has_no_rows(batch) and isinstance(self._sums, TraceOnce):
             if self._facts is None:
                 self._found(self._sums.trace(values, of_any_size(batch), place).structured_outputs)
             return self.facts.zeros
-        sums = self._sums(values, batch, place)
+        with gathering(functools.partial(rows_of_all, is_all=is_all)):
+            sums = self._sums(values, batch, place)
         self._found(sums)
         return sums.sent
 
@@ -164,9 +190,12 @@ class Functions:
                 "since. Let it do the same for batches of any size, or make a new optimizer and a new Step."
             )
 
-    def test_totals(self, values: Changing, batch: Nest) -> tf.Tensor:
+    def test_totals(self, values: Changing, batch: Nest, is_all: bool | tf.Tensor = False) -> tf.Tensor:
         """Return the totals of a shard, without training."""
-        return tf.zeros([self.totals.size]) if has_no_rows(batch) else self._test_sums(values, batch)
+        if has_no_rows(batch):
+            return tf.zeros([self.totals.size])
+        with gathering(functools.partial(rows_of_all, is_all=is_all)):
+            return self._test_sums(values, batch)
 
     def _shard_sums(self, values: Changing, batch: Nest, place: tf.Tensor) -> ShardSums:
         weights = values.weights
@@ -187,13 +216,13 @@ class Functions:
                 )
             return ShardSums(gradients, self._state.sums(own_state, new_state, totals[EXAMPLES]), totals)
 
-        return sums() if self._never_empty else unless_empty(batch, sums)
+        return sums() if self._communicates or self._places is not None else unless_empty(batch, sums)
 
     def _shard_totals(self, values: Changing, batch: Nest) -> tf.Tensor:
         def totals() -> tf.Tensor:
             return self._forward(values.weights, values.state, batch, training=False)[1]
 
-        return totals() if self._places is not None else unless_empty(batch, totals)
+        return totals() if self._is_whole or self._places is not None else unless_empty(batch, totals)
 
     def predict(self, values: Changing, x: Nest) -> Nest:
         """Return the outputs for a shard of a placed model."""
@@ -214,9 +243,10 @@ class Functions:
     ) -> tuple[list[Term], tf.Tensor, list[tf.Tensor]]:
         """Return what to minimize, the totals, and the layer state after the pass."""
         batch = unpack_batch(batch)
-        y_pred, new_state, added = call_model(self._model, weights, state, batch.x, training=training)
-        outputs = match(self.totals.names, batch.y, y_pred, batch.weight)
-        terms, totals = self.totals.of(outputs, tf.cast(count_examples(batch), tf.float32), added)
+        with contextlib.nullcontext() if self._is_whole else gathering(self._gather):
+            y_pred, new_state, added = call_model(self._model, weights, state, batch.x, training=training)
+            outputs = match(self.totals.names, batch.y, y_pred, batch.weight)
+            terms, totals = self.totals.of(outputs, tf.cast(count_examples(batch), tf.float32), added)
         return terms, totals, new_state
 
     def _scaled(
@@ -226,24 +256,28 @@ class Functions:
         if self._options.loss_scale is None:
             return term.numerator, lambda gradient: gradient
         # Scaled is the mean over the whole batch, as in Keras: a sum would overflow earlier. Its size is not known yet,
-        # but near the share's times the shards. Synchronized layers mix the replicas' gradients: one number for all.
+        # but near the share's times the shards. What talks to other replicas mixes gradients: one number for all.
         share = totals[term.divisor]
-        if self._state.synchronized:
+        if self._communicates:
             share = all_reduce(share) / tf.distribute.get_replica_context().num_replicas_in_sync
         count = share * self._shards
         unscale = count / scale[0]
         return tf.math.divide_no_nan(term.numerator * scale[0], count), lambda g: g * tf.cast(unscale, g.dtype)
 
-    def _placed_sums(self, devices: Changing, sums: Sums, flat: Sequence[tf.Tensor], _: Nest) -> Pairs:
-        """Say where reduced sums and the variables' values are."""
+    def devices_of_sums(self, replica: int | None = None) -> Sums:
+        """Return in the structure of a replica's sums where each lies, of a placed model."""
         assert self._places is not None
-        of_sums = self._places.of_sums(devices, self.facts)
+        return self._places.of_sums(self.facts, replica)
+
+    def _placed_sums(self, replica: int, devices: Changing, sums: Sums, flat: Sequence[tf.Tensor], _: Nest) -> Pairs:
+        """Say where reduced sums and the variables' values are."""
+        of_sums = self.devices_of_sums(replica)
         yield from zip(tf.nest.flatten(sums), tf.nest.flatten(of_sums), strict=True)
         yield from zip(flat, devices.flat, strict=True)
 
     def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
-        new: tuple[list[tf.Tensor | None], tf.Tensor] = self._update(
+        new: tuple[list[tf.Tensor | None], tf.Tensor] = self._new_values(
             sums, list(flat), [] if self._clock.rate is None else [self._clock.rate]
         )
         return new
@@ -302,7 +336,7 @@ class Functions:
         return means
 
 
-def _placed_values(devices: Changing, values: Changing, *_: Nest) -> Pairs:
+def _placed_values(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:
     """Say where the values are that a pass reads; seeds, which are on the host, have no say."""
     yield from zip(values.weights, devices.weights, strict=True)
     for value, device in zip(values.state, devices.state, strict=True):

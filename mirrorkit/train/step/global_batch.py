@@ -104,8 +104,9 @@ class OwnRows:
         replicas, size = context.num_replicas_in_sync, tf.nest.flatten(self._rows)[0].shape[0]
         if size == 0:
             raise StepError(
-                "A replica got no example of this batch, and the model has synchronized layers, which wait for every "
-                "replica. Train with a Loop, which shares such a batch among all of them, or with larger batches."
+                "A replica got no example of this batch, and synchronized layers, or a loss over the whole batch, wait "
+                "for every replica. Train with a Loop, which shares such a batch among all of them, or with larger "
+                "batches."
             )
         if replicas == 1 or size is not None:  # shares of static size are assumed not to be empty
             return self._rows, False

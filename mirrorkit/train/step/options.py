@@ -42,3 +42,4 @@ class Options:
     jit_compile: bool
     of_values: bool = False  # the model takes whole batches, and its outputs are values of each example (`from_loss`)
     predict: Callable[[Batch], Nest] | None = None  # from a batch, in place of the model
+    whole_batch: bool = False  # the values of an example may depend on all examples of the batch (`all_gather`)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -38,17 +39,22 @@ class Places:
         places = cls(strategy, variables)
         return places if any(len(set(devices.weights)) > 1 for devices in places._devices) else None
 
-    def here(self) -> Changing:
-        """Return the devices of this replica's variables; in replica context."""
-        return self._devices[local_replica(self._strategy)]
+    def traced(self, function: Callable[..., Nest], placed: Callable[..., Pairs], *, alone: bool) -> Callable[..., Any]:
+        """Return a function whose operations follow its arguments, in replica context.
 
-    def traced(self, function: Callable[..., Nest], placed: Callable[..., Pairs]) -> TracePerReplica:
-        """Return what `TraceOnce` would be: `placed(devices, *arguments)` yields the arguments that are placed."""
-        traces = [
-            TraceOnce(following(function, lambda *args, d=devices: placed(d, *args), first))
-            for devices, first in zip(self._devices, self._first, strict=True)
+        Args:
+            function: a pure function of tensors.
+            placed: `placed(replica, devices, *arguments)` yields the arguments that are placed; `devices` are those of
+                the replica's variables.
+            alone: whether it talks to no other replica; then it is traced once on each, as by `TraceOnce`.
+        """
+        functions: list[Callable[..., Any]] = [
+            following(function, functools.partial(placed, replica, devices), self._first[replica])
+            for replica, devices in enumerate(self._devices)
         ]
-        return TracePerReplica(self._strategy, traces)
+        if alone:
+            functions = [TraceOnce(one) for one in functions]
+        return lambda *args: functions[local_replica(self._strategy)](*args)
 
     @property
     def stages(self) -> list[int]:
@@ -56,8 +62,10 @@ class Places:
         devices = self._devices[0].weights
         return [sorted(set(devices)).index(device) for device in devices]
 
-    def of_sums(self, devices: Changing, facts: TraceFacts) -> Sums:
-        """Return in the structure of a replica's sums the device of each."""
+    def of_sums(self, facts: TraceFacts, replica: int | None = None) -> Sums:
+        """Return in the structure of a replica's sums the device of each; of the replica that is running by default."""
+        replica = local_replica(self._strategy) if replica is None else replica
+        devices = self._devices[replica]
         gradients = [
             device
             for of_term in facts.has_gradient
@@ -65,21 +73,4 @@ class Places:
             if has
         ]
         state = [device for device, changes in zip(devices.state, facts.changes, strict=True) if changes]
-        first = self._first[self._devices.index(devices)]
-        return {"gradients": gradients, "state": state, "totals": first}
-
-
-class TracePerReplica:
-    """Traces of one function, one for each replica."""
-
-    def __init__(self, strategy: tf.distribute.Strategy, traces: Sequence[TraceOnce]) -> None:
-        self._strategy = strategy
-        self._traces = traces
-
-    def __call__(self, *args: Nest) -> Nest:
-        """Call this replica's; in replica context."""
-        return self._traces[local_replica(self._strategy)](*args)
-
-    def trace(self, *args: Nest) -> Any:
-        """See `TraceOnce.trace`."""
-        return self._traces[local_replica(self._strategy)].trace(*args)
+        return {"gradients": gradients, "state": state, "totals": self._first[replica]}

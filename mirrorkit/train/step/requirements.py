@@ -215,6 +215,21 @@ def check_options(
         raise StepError(f"ema must be a decay between 0 and 1, such as 0.999; found {ema!r}.")
 
 
+def check_whole_batch(accumulate: int, replicas: int = 1, jit_compile: bool = False) -> None:
+    """Refuse what a step cannot do whose loss is over the whole batch."""
+    if accumulate > 1:
+        raise StepError(
+            f"whole_batch=True and accumulate={accumulate} exclude each other: a loss over the whole batch sees the "
+            f"examples of one batch at a time, and {accumulate} batches are not one large batch to it. Take larger "
+            "global batches, on more replicas or with a smaller model."
+        )
+    if jit_compile and replicas > 1:
+        raise StepError(
+            f"whole_batch=True and jit_compile=True exclude each other on {replicas} replicas: XLA compiles what a "
+            "replica computes by itself, and this gathers the rows of all in between. Leave out jit_compile."
+        )
+
+
 def check_built_for(optimizer: KerasOptimizer, model: KerasModel) -> None:
     """Refuse an optimizer whose slots belong to other variables than the model's."""
     if [id(v) for v in trainable_variables(optimizer)] != [id(v) for v in model.trainable_variables]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import KerasModel, Nest
+from mirrorkit.errors import StepError
+from mirrorkit.train.reduce.gathering import gathering
 from mirrorkit.train.step.layer_state import is_seed
 from mirrorkit.train.step.sampled_rows import SEEN, take
 
@@ -15,6 +18,8 @@ from mirrorkit.train.step.sampled_rows import SEEN, take
 LARGEST = 1e-3  # larger than any rounding in float32
 SIXTEEN = 0.05  # the same in 16 bits
 COARSE = 0.3  # more than noise or BatchNormalization make of a mean, and less than a sum differs
+
+T = TypeVar("T")
 
 # (x, training, state): outputs, state, added losses
 Call = Callable[..., tuple[Nest, list[tf.Tensor], list[tf.Tensor]]]
@@ -54,23 +59,89 @@ def of_values(
     outputs = tf.nest.flatten(y_pred)
     mixed = set(_mixed(call, seen, outputs))
     fewer = [(rows, numbers(tf.nest.flatten(call(take(seen, rows))[0]))) for rows in ([1], [0, 2])]
-    drawn = [numbers(tf.nest.flatten(call(seen, False, other)[0])) for other in others[:2]]
+    noises = _noises(call, others, seen, numbers(outputs))
     for number, (name, whole) in enumerate(zip(names, numbers(outputs), strict=True)):
         # Of a division by the number of rows the largest of three values changes by half at least; kernels for other
         # sizes round otherwise, and where numbers are drawn, others are for fewer rows.
-        noise = max((np.max(np.abs(values[number] - whole)) for values in drawn), default=0.0)
-        rounding = max(COARSE * np.max(np.abs(whole), initial=0.0), 2 * noise)
+        rounding = max(COARSE * np.max(np.abs(whole), initial=0.0), 2 * noises[number])
         if number in mixed:
             yield (
                 f"What loss_fn returns as {name!r} for an example depends on the other examples of its batch. Each "
                 "value must come from its own example alone: take means over other axes than the first, and let the "
-                "data give each example its pair or its negatives."
+                "data give each example its pair or its negatives. A loss that is over the whole batch gathers what it "
+                "needs of the others with mk.train.all_gather, in Step.from_loss(..., whole_batch=True)."
             )
         elif any(differ(whole[rows], values[number], rounding) for rows, values in fewer):
             yield (
                 f"What loss_fn returns as {name!r} for an example depends on how many examples there are. A step takes "
                 "the mean over the global batch itself: do not divide by the number of rows."
             )
+
+
+def of_gathered_values(
+    call: Call, names: Sequence[str], others: Sequence[list[tf.Tensor]], seen: Nest, y_pred: Nest, share: float
+) -> Iterator[str]:
+    """Compare what a loss function over the whole batch returns with what parts return that gather from each other.
+
+    `share` is what rounding may be of a number's size.
+    """
+    wholes = numbers(tf.nest.flatten(y_pred))
+    noises = _noises(call, others, seen, wholes)
+    of_parts = in_parts(lambda rows: call(take(seen, rows))[0], [[0], list(range(1, SEEN))])
+    parts = [numbers(tf.nest.flatten(outputs)) for outputs in of_parts]
+    for number, (name, whole) in enumerate(zip(names, wholes, strict=True)):
+        rounding = max(share * np.max(np.abs(whole), initial=0.0), 2 * noises[number])
+        if differ(whole, np.concatenate([part[number] for part in parts]), rounding):
+            yield (
+                f"What loss_fn returns as {name!r} is not the same for parts of a batch that gather rows from each "
+                "other as for the whole batch. All that it uses of other examples, and how many there are, must come "
+                "from mk.train.all_gather, and it must return the values of its own rows."
+            )
+
+
+def _noises(
+    call: Call, others: Sequence[list[tf.Tensor]], seen: Nest, wholes: Sequence[np.ndarray]
+) -> list[np.floating | float]:
+    """Return by how much each output differs where other random numbers are drawn."""
+    drawn = [numbers(tf.nest.flatten(call(seen, False, other)[0])) for other in others[:2]]
+    return [
+        max((np.max(np.abs(values[number] - whole)) for values in drawn), default=0.0)
+        for number, whole in enumerate(wholes)
+    ]
+
+
+class _NotKnown(BaseException):
+    """What all parts gather is not known yet; no `Exception`, which Keras would catch and raise as another one."""
+
+
+def in_parts(compute: Callable[[T], Nest], parts: Sequence[T]) -> list[Nest]:
+    """Compute each of the parts as if it were on a replica, with `all_gather` returning the rows of all parts.
+
+    They are computed one after the other, and again for each call of `all_gather`, with what the calls before return.
+    """
+    known: list[Nest] = []
+    while True:
+        found: list[Nest] = []
+        asked: list[Nest] = []
+        for part in parts:
+            calls = iter(known)
+
+            def gather(rows: Nest, calls: Iterator[Nest] = calls, asked: list[Nest] = asked) -> Nest:
+                for whole in calls:
+                    return whole
+                asked.append(rows)
+                raise _NotKnown
+
+            with gathering(gather):
+                try:
+                    found.append(compute(part))
+                except _NotKnown:
+                    continue
+        if not asked:
+            return found
+        if found:
+            raise StepError("mk.train.all_gather must be called as often for any number of rows.")
+        known.append(tf.nest.map_structure(lambda *rows: tf.concat(rows, axis=0), *asked))
 
 
 def other_seeds(model: KerasModel, state: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:

@@ -33,7 +33,9 @@ from mirrorkit.train.step.rows_check import (
     SIXTEEN,
     Call,
     differ,
+    in_parts,
     numbers,
+    of_gathered_values,
     of_rows,
     of_values,
     other_seeds,
@@ -68,6 +70,7 @@ class About(NamedTuple):
     model: KerasModel
     totals: Totals  # which loss and metrics belong to which output
     training: bool  # or only evaluation
+    whole_batch: bool = False  # whether the values of an example may depend on what it gathers from others
 
     @property
     def sixteen_bits(self) -> bool:
@@ -98,7 +101,7 @@ def compare_parts(
     targets = [None if y is None else kinds_of(y) for y in per_output(about.totals.names, batch.y, "targets")]
     batch = some_rows(batch)
     seen = take(batch.x, np.linspace(0, ROWS - 1, SEEN).astype(int))
-    call = _caller(about.model, weights, state, batch.x)
+    call = _caller(about, weights, state, batch.x)
     try:
         y_pred, _, added = call(seen)
     except StepError:
@@ -118,6 +121,9 @@ def compare_parts(
     if about.totals.values:
         others = other_seeds(about.model, state)
         rows = functools.partial(of_values, call, about.totals.values, others, seen, y_pred)
+        if about.whole_batch:
+            share = SIXTEEN if about.sixteen_bits else LARGEST
+            rows = functools.partial(of_gathered_values, call, about.totals.values, others, seen, y_pred, share)
     losses = zip(about.totals.losses.own_names or ["loss"], about.totals.losses.members, strict=True)
     checks: list[tuple[str, Callable[[], Iterable[str]]]] = [
         ("rows", rows),
@@ -148,14 +154,14 @@ def compare_parts(
         )
 
 
-def _caller(model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest) -> Call:
+def _caller(about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest) -> Call:
     """Return a function that calls the model on any number of rows."""
 
     def call(x: Nest, training: bool = False, state: Sequence[tf.Tensor] = state) -> Nest:
-        return call_model(model, weights, state, x, training=training)
+        return call_model(about.model, weights, state, x, training=training)
 
-    if not any(isinstance(layer, keras.layers.RNN) for layer in layers_of(model)):
-        return call
+    if about.whole_batch or not any(isinstance(layer, keras.layers.RNN) for layer in layers_of(about.model)):
+        return call  # what is gathered is another with each call, which a trace could not know
 
     # One operation after the other, each time step would take as long as a whole layer.
     @functools.cache
@@ -218,7 +224,11 @@ def _of_added(
     cut = bool(others) or any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers_of(about.model))
     for training in (False, True) if len(few) != len(added) else (False,):
         whole = _on_all(functools.partial(call, x, training))[2]
-        parts = [call(take(x, rows), training)[2] for rows in PARTS]
+
+        def added_for(rows: np.ndarray, training: bool = training) -> Nest:
+            return call(take(x, rows), training)[2]
+
+        parts = in_parts(added_for, PARTS)
         for i, value in enumerate(whole):
             values = [_number(part[i]) for part in parts]
             total, of_parts = ROWS * _number(value), float(np.dot([rows.size for rows in PARTS], values))

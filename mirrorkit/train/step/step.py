@@ -126,6 +126,7 @@ class Step:
         *,
         frozen: Nest = (),
         predict: Callable[[Batch], Nest] | None = None,
+        whole_batch: bool = False,
         **options: Any,
     ) -> Step:
         """Train by one function of a batch: a VAE, a siamese net, distillation.
@@ -143,7 +144,7 @@ class Step:
 
         The loss is the mean of the values over the examples of the global batch, plus what layers add (regularizers,
         `add_loss`), once; `loss_fn` does not add that itself. What it says of an example may depend on that example
-        alone.
+        alone, unless it says `whole_batch=True`.
 
         Args:
             models: what `loss_fn` uses: a Keras model or layer, or a list or dict of models, layers and
@@ -158,6 +159,9 @@ class Step:
             frozen: those of the models whose weights another step trains: for one half of a GAN, the other net.
             predict: from a batch to outputs [rows, ...], for `Loop.predict`; by default the first of the models is
                 called on `x` of a batch `x`, `(x, y)` or `(x, y, sample_weight)`.
+            whole_batch: say that the values of an example may depend on all examples of the global batch, as in
+                contrastive learning. `loss_fn` sees its replica's rows, takes what it needs of the others' from
+                `mk.train.all_gather`, and returns values for its own rows. Not with `accumulate`.
             **options: `clip_norm`, `clip_value`, `accumulate`, `loss_scale`, `ema`, `unchecked`, `bucket_mib` and
                 `jit_compile` of `Step`.
 
@@ -172,8 +176,11 @@ class Step:
             )
         trained = LossModel(models, loss_fn, frozen)
         step = cls(trained, optimizer, loss=None, **options)
+        if whole_batch:
+            requirements.check_whole_batch(step.accumulate)
         step.model = shown(trained)
-        step._options = dataclasses.replace(step._options, of_values=True, predict=prediction(models, predict))
+        own = prediction(models, predict)
+        step._options = dataclasses.replace(step._options, of_values=True, predict=own, whole_batch=whole_batch)
         return step
 
     @property

@@ -46,6 +46,8 @@ class Supervised:
         shown: KerasModel | None = None,
     ) -> None:
         requirements.check_model(model, scaled=options.loss_scale is not None)
+        if options.whole_batch:
+            requirements.check_whole_batch(options.accumulate, strategy.num_replicas_in_sync, options.jit_compile)
         if is_tpu(strategy):
             requirements.require_tpu_precision(model)
         requirements.check_variables(
@@ -90,8 +92,9 @@ class Supervised:
             self._functions.new_values,
             bucket_mib=options.bucket_mib,
             last_wins=self.scale[:2],  # the scale and its counter
+            devices=None if self._places is None else self._functions.devices_of_sums,
         )
-        self._running = RunningSums(strategy)
+        self._running = RunningSums(strategy, None if self._places is None else self._functions.devices_of_sums)
 
     @property
     def variables(self) -> list[Variable]:
@@ -148,11 +151,13 @@ class Supervised:
 
     def sums(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> Sums:
         """Compute this replica's sums over its rows of a batch; in replica context. See `Step.compute`."""
-        rows, copies = self._functions.rows(batch)
+        rows, copies = self._functions.rows(batch, training=True)
         self.prepare(rows)
         now = self.clock.now()
-        sums = self._functions.train_sums(self.values(now.seeds), self.unpack(rows).present, now.place(part))
-        return sums if copies is None else copies.weigh(sums)
+        given = self.values(now.seeds), self.unpack(rows).present, now.place(part)
+        if copies is None:
+            return self._functions.train_sums(*given)
+        return copies.weigh(self._functions.train_sums(*given, copies.is_all))
 
     def update(self, sums: Sums) -> tf.Tensor:
         """Reduce what `sums` returned on each replica, write the new values, and return the totals; cross-replica."""
@@ -181,10 +186,12 @@ class Supervised:
 
     def test(self, batch: GlobalBatch) -> tf.Tensor:
         """Return the totals of this replica's rows; see `LoopStep`."""
-        rows, copies = self._functions.test_rows(batch)
+        rows, copies = self._functions.rows(batch, training=False)
         self.prepare(rows)
-        totals = self._functions.test_totals(self.values(), self.unpack(rows).present)
-        return totals if copies is None else totals * copies.totals
+        given = self.values(), self.unpack(rows).present
+        if copies is None:
+            return self._functions.test_totals(*given)
+        return copies.weigh({"totals": self._functions.test_totals(*given, copies.is_all)})["totals"]
 
     def predict(self, batch: GlobalBatch) -> Nest:
         """Return the model's outputs for this replica's rows; see `LoopStep`."""
