@@ -23,6 +23,21 @@ def copies(variable: Any) -> list[Any]:
     return [variable] if strategy is None else list(strategy.experimental_local_results(variable))
 
 
+def mark_sharded(variable: Any) -> None:
+    """Remember that each replica's copy of a variable holds another part of something, not the same values."""
+    native(variable)._mirrorkit_sharded = True
+
+
+def is_sharded(variable: Any) -> bool:
+    """Return whether the replicas' copies are meant to differ."""
+    return getattr(native(variable), "_mirrorkit_sharded", False)
+
+
+def distinct(variable: Any) -> list[Any]:
+    """Return those of the local copies that hold values of their own: one of all, unless the variable is sharded."""
+    return copies(variable) if is_sharded(variable) else copies(variable)[:1]
+
+
 def path(variable: Any) -> str:
     """Return the name by which messages and files know a Keras or TensorFlow variable, such as "dense/kernel"."""
     return getattr(variable, "path", None) or variable.name

@@ -9,9 +9,9 @@ import tensorflow as tf
 from mirrorkit._types import Variable
 from mirrorkit.checks.non_finite import find_in_shards
 from mirrorkit.errors import NonFiniteLossError, StepError
-from mirrorkit.strategy import is_parameter_server, num_workers, worker_index
+from mirrorkit.strategy import is_parameter_server, num_workers, of_all_workers, worker_index
 from mirrorkit.train import Loop, LoopCallback, Replay
-from mirrorkit.variables import assign, copies
+from mirrorkit.variables import assign, distinct, is_sharded
 from mirrorkit.whole import is_whole
 
 
@@ -101,7 +101,7 @@ class NanWatch(LoopCallback):
         raise NonFiniteLossError(f"{error} {text}", step=error.step, epoch=error.epoch, batch=error.batch)
 
     def _check(self) -> None:
-        if _all_finite(self._values()):
+        if self._is_finite():
             return
         if self._copy is None:
             raise StepError(
@@ -125,7 +125,7 @@ class NanWatch(LoopCallback):
         while goes_on:
             batch, before = replay.batch, self._values()
             goes_on = replay.update()
-            if replay.batch >= end or not _all_finite(self._values()):
+            if replay.batch >= end or not self._is_finite():
                 break
         self._restore(before)
         rows = self._replay(batch).rows() if goes_on else []  # the data may end earlier this time
@@ -151,12 +151,23 @@ class NanWatch(LoopCallback):
     def _replay(self, batch: int) -> Replay:
         return self.loop.replay(self._epoch, batch)
 
+    def _is_finite(self) -> bool:
+        finite = bool(_all_finite(self._values()))
+        if not any(map(is_sharded, self._variables)):
+            return finite
+        return min(of_all_workers(self.loop.strategy, finite)) > 0  # a worker sees its own part of the slots
+
     def _values(self) -> list[tf.Tensor]:
-        return [tf.identity(copies(variable)[0]) for variable in self._variables]
+        return [tf.identity(copy) for variable in self._variables for copy in distinct(variable)]
 
     def _restore(self, values: list[tf.Tensor]) -> None:
-        for variable, value in zip(self._variables, values, strict=True):
-            assign(variable, value)
+        rest = iter(values)
+        for variable in self._variables:
+            if is_sharded(variable):
+                for copy in distinct(variable):
+                    copy.assign(next(rest))
+            else:
+                assign(variable, next(rest))
 
 
 @tf.function(autograph=False)

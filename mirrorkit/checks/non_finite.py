@@ -13,7 +13,7 @@ from mirrorkit._keras import keras
 from mirrorkit.checks.recording import Call, recorded
 from mirrorkit.errors import StepError
 from mirrorkit.train import Batch, Step, bounds, training_argument, unpack_batch
-from mirrorkit.variables import native, path, unchanged
+from mirrorkit.variables import distinct, native, path, unchanged
 
 Range = tuple[float, float]
 
@@ -84,7 +84,7 @@ def find_in_shards(step: Any, shards: Iterable[Any], *, first: int = 0) -> NonFi
     """Do the same with a batch that is already split into shards; the first has the number `first`."""
     slots = step.optimizer.variables if isinstance(step, keras.Model) and step.compiled else []
     for variable in [*getattr(step, "variables", []), *slots]:
-        if found := _look("variable", repr(path(variable)), [_value(variable)]):
+        if found := _look("variable", repr(path(variable)), distinct(variable)):
             return found
     for number, shard in enumerate(shards, start=first):
         batch = _unpack(step, shard)

@@ -15,7 +15,7 @@ from mirrorkit.checks.bits import checksums, from_words, to_words
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import first_replica, is_parameter_server, local_replica
 from mirrorkit.train import TraceOnce
-from mirrorkit.variables import copies, native, path
+from mirrorkit.variables import copies, is_sharded, native, path
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ def in_sync(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
     Args:
         strategy: the strategy that created the variables.
         of: a step, a model, an optimizer, any object with `variables`, or a list of variables. Leave out variables that
-            are meant to differ (`tf.VariableSynchronization.ON_READ`).
+            are meant to differ (`tf.VariableSynchronization.ON_READ`); the slots of `Step(shard_optimizer=True)`, of
+            which each replica holds another part, are left out by themselves.
 
     Raises:
         StepError: there are no variables, or another strategy created them.
@@ -217,6 +218,7 @@ def replicas_of(strategy: tf.distribute.Strategy, of: Any) -> Replicas:
     variables = list(of if isinstance(of, (list, tuple)) else getattr(of, "variables", ()))
     if not variables:
         raise StepError(f"There are no variables to compare in {type(of).__name__}. Build it first, or pass a list.")
+    variables = [variable for variable in variables if not is_sharded(variable)]  # which are meant to differ
     try:
         known = _compiled_for.get(of)
     except TypeError:  # a list

@@ -44,12 +44,57 @@ _SLOTS: dict[type, tuple[str, ...]] = {
 T = TypeVar("T")
 
 
+def treats_numbers_alike(optimizer: KerasOptimizer) -> bool:
+    """Return whether an optimizer updates each number of the weights by itself, whatever weight it belongs to."""
+    return type(optimizer) in _SLOTS
+
+
+def slots_by_name(optimizer: KerasOptimizer) -> dict[str, list[KerasVariable]]:
+    """Return the slots of a built optimizer by the attribute that holds them, one for each weight; {} if not known."""
+    lists = {name: list(getattr(optimizer, name, None) or []) for name in _SLOTS.get(type(optimizer), ())}
+    return {name: of_all for name, of_all in lists.items() if of_all}
+
+
 def _concatenated(parts: list[T]) -> T:
     joined: T = tf.concat(parts, 0)
     return joined
 
 
-class Packed:
+class Joined:
+    """Weights in groups, of which each is joined to one.
+
+    Args:
+        weights: the weights.
+        groups: which are joined, by their indices; one that stays by itself is a group of one.
+    """
+
+    def __init__(self, weights: Sequence[KerasVariable], groups: list[list[int]]) -> None:
+        self._sizes = [weight.shape[0] if weight.ndim else 1 for weight in weights]
+        self._groups = groups
+
+    @classmethod
+    def of(
+        cls, optimizer: KerasOptimizer, weights: list[KerasVariable], has_gradient: Sequence[Sequence[bool]]
+    ) -> Joined:
+        """Join what `Packed` would, of weights for which the optimizer need not be built."""
+        return cls(weights, _groups(optimizer, weights, has_gradient, [None] * len(weights)))
+
+    def join(self, values: Sequence[T], concatenate: Callable[[list[T]], T] = _concatenated) -> list[T]:
+        """Concatenate the values of each group; there is one for each weight, or None for all weights of a group."""
+        groups = [[values[i] for i in group] for group in self._groups]
+        return [parts[0] if len(parts) == 1 or parts[0] is None else concatenate(parts) for parts in groups]
+
+    def split(self, joined: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
+        """Undo `join`."""
+        values: dict[int, tf.Tensor | None] = {}
+        for value, group in zip(joined, self._groups, strict=True):
+            alone = value is None or len(group) == 1
+            parts = [value] * len(group) if alone else tf.split(value, [self._sizes[i] for i in group])
+            values.update(zip(group, parts, strict=True))
+        return [values[i] for i in range(len(values))]
+
+
+class Packed(Joined):
     """A built optimizer with its weights in groups; needed only while a function is traced, but made outside of it.
 
     Attributes:
@@ -72,15 +117,13 @@ class Packed:
     ) -> None:
         self.optimizer = optimizer
         weights, variables = trainable_variables(optimizer), optimizer.variables
-        self._sizes = [weight.shape[0] if weight.ndim else 1 for weight in weights]
-        self._groups = [[i] for i in range(len(weights))]
+        super().__init__(weights, [[i] for i in range(len(weights))])
         self._slots: list[list[int]] = []  # of each kind of slot, for each weight: its place among the variables
         self._others = list(range(len(variables)))  # places of the rest: iterations, learning rate
 
         twin = object.__new__(type(optimizer))
         vars(twin).update(vars(optimizer), _exclude_from_weight_decay_cache={})  # setattr would track what follows
-        slots = {name: list(getattr(twin, name, None) or []) for name in _SLOTS.get(type(optimizer), ())}
-        slots = {name: of_all for name, of_all in slots.items() if of_all}
+        slots = slots_by_name(twin)
         places = {id(variable): place for place, variable in enumerate(variables)}
         of_weights = [[places.pop(id(slot), -1) for slot in of_all] for of_all in slots.values()]
         groups = _groups(twin, weights, has_gradient, devices or [None] * len(weights))
@@ -89,20 +132,6 @@ class Packed:
             self._groups, self._slots, self._others = groups, of_weights, list(places.values())
             self._join_in(twin, list(slots))
             self.optimizer = twin
-
-    def join(self, values: Sequence[T], concatenate: Callable[[list[T]], T] = _concatenated) -> list[T]:
-        """Concatenate the values of each group; there is one for each weight, or None for all weights of a group."""
-        groups = [[values[i] for i in group] for group in self._groups]
-        return [parts[0] if len(parts) == 1 or parts[0] is None else concatenate(parts) for parts in groups]
-
-    def split(self, joined: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
-        """Undo `join`."""
-        values: dict[int, tf.Tensor | None] = {}
-        for value, group in zip(joined, self._groups, strict=True):
-            alone = value is None or len(group) == 1
-            parts = [value] * len(group) if alone else tf.split(value, [self._sizes[i] for i in group])
-            values.update(zip(group, parts, strict=True))
-        return [values[i] for i in range(len(values))]
 
     def join_slots(self, slots: Sequence[T], concatenate: Callable[[list[T]], T] = _concatenated) -> list[T]:
         """Join the values of the optimizer's variables; the result is in the order of the twin's."""

@@ -136,16 +136,17 @@ def train(
             f"{type(step).__name__} does not say what it changes, so nothing can be compared. Give it a property "
             "`variables`: a list of all variables that its update writes."
         )
-    names = _names(step.variables) if like is None else like.names
-    if len(names) != len(step.variables):
+    variables = getattr(step, "saved_variables", step.variables)  # with whole slots, where these are sharded
+    names = _names(variables) if like is None else like.names
+    if len(names) != len(variables):
         raise StepError(
-            f"make_step created a step with {len(names)} variables, and then one with {len(step.variables)}: "
-            f"{_names(step.variables)}. It must create the same step each time."
+            f"make_step created a step with {len(names)} variables, and then one with {len(variables)}: "
+            f"{_names(variables)}. It must create the same step each time."
         )
     unknown = [part for part in ignore if not any(part in name for name in names)]
     if unknown:
         raise StepError(f"ignore={unknown} matches none of the step's variables. They are: {', '.join(names)}.")
-    named = zip(names, step.variables, strict=True)
+    named = zip(names, variables, strict=True)
     watched = {name: variable for name, variable in named if not any(part in name for part in ignore)}
     trainable = {name for name, v in watched.items() if getattr(v, "trainable", False)}
     runs = []

@@ -12,8 +12,9 @@ from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.restore import local_folder, require_variables
 from mirrorkit.train.checkpoints.signals import StopSignals, agreed_signal
-from mirrorkit.train.checkpoints.variables import capture, describe
+from mirrorkit.train.checkpoints.variables import describe
 from mirrorkit.train.checkpoints.writer import Writer, make_writable
+from mirrorkit.train.step.sharded_slots import are_collective, whole_values
 from mirrorkit.whole import is_whole
 
 _log = logging.getLogger("mirrorkit")
@@ -143,11 +144,15 @@ class Checkpoints(LoopCallback):
         assert self._writer is not None
         if self._is_bad or (self._place() == self._saved and not again):
             return
+        variables = require_variables(self.loop.step)
         if self._writes:
             self._writer.wait()
-            position, variables = self.loop.position, require_variables(self.loop.step)
+        if self._writes or are_collective(variables):
+            values = whole_values(variables)  # of sharded slots other workers have a part
+        if self._writes:
+            position = self.loop.position
             about = {"variables": describe(variables), "position": position.as_json()}
-            self._writer.start(position.steps, capture(variables), about)
+            self._writer.start(position.steps, values, about)
         self._saved = self._place()
 
     def _leave_if_asked(self) -> None:

@@ -14,12 +14,13 @@ from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.checkpoints.variables import describe, require_same
 from mirrorkit.train.step.requirements import variables_of
-from mirrorkit.variables import assign
+from mirrorkit.train.step.sharded_slots import WholeSlot
+from mirrorkit.variables import assign, is_sharded
 
 _log = logging.getLogger("mirrorkit")
 
 
-def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable]) -> Position:
+def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable | WholeSlot]) -> Position:
     """Write the newest whole checkpoint of a folder into the variables; return its position in the run.
 
     A damaged one is named in a warning, and the one before it taken.
@@ -53,9 +54,17 @@ def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable]
     )
 
 
-def require_variables(step: object) -> list[Variable]:
-    """Return the variables of a step; refuse one that does not say which they are."""
-    return variables_of(step, "a checkpoint would be empty")
+def require_variables(step: object) -> list[Variable | WholeSlot]:
+    """Return the variables of a step, whole slots of sharded ones; refuse a step that does not say which they are."""
+    variables = variables_of(step, "a checkpoint would be empty")
+    saved: list[Variable | WholeSlot] = list(getattr(step, "saved_variables", variables))
+    if any(map(is_sharded, saved)):
+        raise CheckpointError(
+            f"The `variables` of {type(step).__name__} include slots of a Step(shard_optimizer=True), of which each "
+            "replica holds another part. Give it a property `saved_variables` too: the `saved_variables` of its steps, "
+            "one after the other."
+        )
+    return saved
 
 
 def local_folder(folder: str | os.PathLike[str]) -> Path:

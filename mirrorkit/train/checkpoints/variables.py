@@ -1,4 +1,4 @@
-"""The values of a step's variables on their way to a checkpoint and back."""
+"""What a step's variables are, as a checkpoint says it, and whether another step's fit."""
 
 from __future__ import annotations
 
@@ -7,21 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from mirrorkit._types import Json, Variable
 from mirrorkit.errors import CheckpointError
-from mirrorkit.variables import copies, path
+from mirrorkit.train.step.sharded_slots import WholeSlot
+from mirrorkit.variables import path
 
 _SHOWN = 10  # differences in an error message
 
 
-def capture(variables: Sequence[Variable]) -> list[np.ndarray]:
-    """Copy the values off the device. All replicas hold the same, so the first one's stand for all."""
-    return [copies(variable)[0].numpy() for variable in variables]
-
-
-def describe(variables: Sequence[Variable]) -> list[Json]:
+def describe(variables: Sequence[Variable | WholeSlot]) -> list[Json]:
     """Return path, shape and dtype of each variable; refuse one whose values are not numbers."""
     found = [
         {"path": path(v), "shape": [int(size) for size in v.shape], "dtype": getattr(v.dtype, "name", v.dtype)}

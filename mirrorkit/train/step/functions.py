@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums
 from mirrorkit.errors import StepError
-from mirrorkit.optim import Packed, functional_apply
+from mirrorkit.optim import Joined, Packed, functional_apply
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
@@ -31,6 +31,7 @@ from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_batch
 from mirrorkit.train.step.own_loss import value_names
 from mirrorkit.train.step.places import Pairs, Places
+from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.totals import EXAMPLES, Term, Totals
 from mirrorkit.variables import unchanged
@@ -51,6 +52,7 @@ class Functions:
         clock: Clock,
         shards: int,
         places: Places | None = None,
+        sharded: ShardedOptimizer | None = None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -62,13 +64,16 @@ class Functions:
         self._clock = clock
         self._shards = shards
         self._places = places
+        self._sharded = sharded
         self._is_whole = options.whole_batch and shards > 1
         # What talks to the other replicas must be traced on each of them.
         self._communicates = state.synchronized or self._is_whole
         self._sums = self._traced(self._shard_sums, _placed_values, alone=not self._communicates)
         self._test_sums = self._traced(self._shard_totals, _placed_values, alone=not self._is_whole)
         self._predict = self._traced(self._shard_outputs, _placed_values)
-        self._new_values = self._traced(self._pure_new_values, self._placed_sums, jit_compile=False)
+        self._new_values = self._traced(
+            self._pure_new_values, self._placed_sums, alone=sharded is None, jit_compile=False
+        )
         self._totals: Totals | None = None
         self._facts: TraceFacts | None = None
 
@@ -304,15 +309,21 @@ class Functions:
         divisors: Sequence[tf.Tensor],
         rate: Sequence[tf.Tensor],
     ) -> tuple[list[tf.Tensor | None], list[tf.Tensor | None], Sequence[tf.Tensor]]:
+        iterations, averages = old.slots[self._iterations], old.averages
+        known_rate = rate[0] if rate else None
+        if self._sharded is not None:
+            joined = self._sharded.joined(self.facts.has_gradient)
+            means = joined.split(self._mean_gradients(joined, gradients, divisors))
+            new, new_slots = self._sharded.new_values(old.weights, old.slots, means, known_rate)
+            if self._averages is not None:
+                present = [before if after is None else after for before, after in zip(old.weights, new, strict=True)]
+                averages = self._averages.new_values(averages, present, iterations)
+            return new, new_slots, averages
         apart = None if self._places is None else self._places.stages
         # It makes variables, which no trace may.
         packed = outside_replica(lambda: Packed(self._optimizer, self.facts.has_gradient, apart))
-        iterations, averages = old.slots[self._iterations], old.averages
         weights, slots = packed.join(old.weights), packed.join_slots(old.slots)
         means = self._mean_gradients(packed, gradients, divisors)
-        clipped = iter(self._options.clip([gradient for gradient in means if gradient is not None]))
-        means = [None if gradient is None else next(clipped) for gradient in means]
-        known_rate = rate[0] if rate else None
         new_weights, new_slots = functional_apply(packed.optimizer, weights, slots, means, rate=known_rate)
         if self._averages is not None:
             averages = packed.split(self._averages.new_values(packed.join(averages), new_weights, iterations))
@@ -320,9 +331,9 @@ class Functions:
         return packed.split(new_weights), packed.split_slots(new_slots), averages
 
     def _mean_gradients(
-        self, packed: Packed, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor]
+        self, packed: Joined, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor | None]:
-        """Divide the gradient of each term and add them up: one for each joined weight, None where it has none."""
+        """Divide each term's gradient, add them up, clip: one for each joined weight, None where it has none."""
         sums = iter(flat)
         means: list[tf.Tensor | None] = []
         for divisor, of_term in zip(divisors, self.facts.has_gradient, strict=True):
@@ -333,7 +344,8 @@ class Functions:
                     mean = tf.math.divide_no_nan(gradient, tf.cast(divisor, gradient.dtype))
                     before = means[i]
                     means[i] = mean if before is None else before + mean
-        return means
+        clipped = iter(self._options.clip([gradient for gradient in means if gradient is not None]))
+        return [None if gradient is None else next(clipped) for gradient in means]
 
 
 def _placed_values(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:

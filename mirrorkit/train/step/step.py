@@ -22,7 +22,7 @@ import tensorflow as tf
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerOutput, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.packing import BUCKET_MIB
-from mirrorkit.train.step import requirements
+from mirrorkit.train.step import requirements, sharded_optimizer
 from mirrorkit.train.step.compiled import compiled_parts
 from mirrorkit.train.step.global_batch import HostBatch, OwnRows
 from mirrorkit.train.step.loss_scale import LossScale
@@ -30,6 +30,7 @@ from mirrorkit.train.step.losses import warn_on_logits_mismatch
 from mirrorkit.train.step.models import shown
 from mirrorkit.train.step.options import Clip, Options
 from mirrorkit.train.step.own_loss import LossModel, prediction
+from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.supervised import Supervised
 
 
@@ -59,6 +60,10 @@ class Step:
             "rows", "state" (docs/differences.md). On several replicas `fit` checks the first batch.
         bucket_mib: size of the messages in which sums travel between replicas, in MiB (see `mk.train.all_reduce`).
         jit_compile: compile the replica's computation with XLA; slower for convolutions on CPU.
+        shard_optimizer: let each of N replicas keep and update 1/N of the optimizer's slots (ZeRO-1, Rajbhandari et al.
+            2020, arXiv:1910.02054), for the same weights and checkpoints; under mirrored and multi_worker. Each update
+            gathers the new weights from all replicas. The optimizer is one of Keras's SGD, Adam, AdamW, Nadam, Adamax,
+            Adagrad, Adadelta, RMSprop and Lion, and not built yet. On one replica nothing changes.
 
     Raises:
         StepError: the parts do not fit each other, or cannot mean the same on several replicas.
@@ -81,9 +86,12 @@ class Step:
         unchecked: Sequence[str] = (),
         bucket_mib: float = BUCKET_MIB,
         jit_compile: bool = False,
+        shard_optimizer: bool = False,
     ) -> None:
         requirements.check_overrides(model)
         requirements.check_optimizer(optimizer)
+        if shard_optimizer:
+            sharded_optimizer.check_optimizer(optimizer)
         requirements.check_options(clip_norm, clip_value, accumulate=accumulate, ema=ema, bucket_mib=bucket_mib)
         warn_on_logits_mismatch(model, loss)
         self.model = self._trained = model
@@ -100,6 +108,7 @@ class Step:
             unchecked=[unchecked] if isinstance(unchecked, str) else list(unchecked),
             bucket_mib=bucket_mib,
             jit_compile=jit_compile,
+            shard_optimizer=shard_optimizer,
         )
         self._built: Supervised | None = None
 
@@ -162,8 +171,8 @@ class Step:
             whole_batch: say that the values of an example may depend on all examples of the global batch, as in
                 contrastive learning. `loss_fn` sees its replica's rows, takes what it needs of the others' from
                 `mk.train.all_gather`, and returns values for its own rows. Not with `accumulate`.
-            **options: `clip_norm`, `clip_value`, `accumulate`, `loss_scale`, `ema`, `unchecked`, `bucket_mib` and
-                `jit_compile` of `Step`.
+            **options: `clip_norm`, `clip_value`, `accumulate`, `loss_scale`, `ema`, `unchecked`, `bucket_mib`,
+                `jit_compile` and `shard_optimizer` of `Step`.
 
         Raises:
             StepError: the parts do not fit each other, or cannot mean the same on several replicas.
@@ -190,6 +199,11 @@ class Step:
             return self._built.variables
         of_model = [*self._trained.trainable_variables, *self._trained.non_trainable_variables]
         return [*of_model, *self.optimizer.variables]
+
+    @property
+    def saved_variables(self) -> list[Variable | WholeSlot]:
+        """What checkpoints hold of it: `variables`, with the whole slots in place of those that are sharded."""
+        return list(self.variables) if self._built is None else self._built.saved_variables
 
     @property
     def strategy(self) -> tf.distribute.Strategy | None:

@@ -12,7 +12,7 @@ from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, is_tpu
 from mirrorkit.train.reduce.update import Update
-from mirrorkit.train.step import requirements
+from mirrorkit.train.step import requirements, sharded_optimizer
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.calling import predict_with
@@ -27,6 +27,8 @@ from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch as Parts
 from mirrorkit.train.step.outputs import unpack_batch
 from mirrorkit.train.step.places import Places
+from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
+from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.totals import LOSS
 from mirrorkit.variables import native
 
@@ -54,11 +56,18 @@ class Supervised:
             strategy, [*model.trainable_variables, *model.non_trainable_variables, *optimizer.variables]
         )
         weights = list(model.trainable_variables)
+        self._sharded: ShardedOptimizer | None = None
+        if options.shard_optimizer:
+            is_placed = Places.of(strategy, Changing(weights, [], [], [], [])) is not None
+            sharded_optimizer.check_strategy(strategy, weights, is_placed=is_placed)
         self.averages: Averages | None = None
         self.scale: list[Variable] = []  # the loss scale, good steps, skipped steps
         with strategy.scope():
-            optimizer.build(weights)
-            requirements.check_built_for(optimizer, model)
+            if options.shard_optimizer and strategy.num_replicas_in_sync > 1:
+                self._sharded = ShardedOptimizer(strategy, optimizer, weights)
+            else:
+                optimizer.build(weights)
+                requirements.check_built_for(optimizer, model)
             compile_model(shown or model, optimizer, loss=options.losses["loss"], **options.metrics)
             if options.ema is not None:
                 self.averages = Averages(options.ema, weights)
@@ -85,6 +94,7 @@ class Supervised:
             clock=self.clock,
             shards=strategy.num_replicas_in_sync * options.accumulate,
             places=self._places,
+            sharded=self._sharded,
         )
         self._update = Update(
             strategy,
@@ -101,6 +111,12 @@ class Supervised:
         """Weights, layer state, optimizer slots, averages, loss scale."""
         weights, slots, state, averages, scale = self._changing
         return [*weights, *state, *slots, *averages, *scale]
+
+    @property
+    def saved_variables(self) -> list[Variable | WholeSlot]:
+        """The same with whole slots, as they are without sharding."""
+        weights, slots, state, averages, scale = self._changing
+        return [*weights, *state, *(slots if self._sharded is None else self._sharded.whole), *averages, *scale]
 
     @property
     def accumulators(self) -> list[list[tf.Variable]]:

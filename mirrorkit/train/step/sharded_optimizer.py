@@ -1,0 +1,244 @@
+"""Sharded optimizer state (ZeRO-1, Rajbhandari et al. 2020, arXiv:1910.02054): each replica keeps 1/N of the slots.
+
+Every replica has the whole reduced gradient, as without sharding. It cuts its own piece out of the flat concatenation
+of weights and gradients, lets the Keras optimizer update that, and the new pieces of all replicas are gathered. What
+an optimizer does to a number does not depend on the numbers beside it, so the weights get the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._types import KerasOptimizer, KerasVariable, Variable
+from mirrorkit.errors import StepError
+from mirrorkit.optim import (
+    Joined,
+    Piece,
+    build_for_pieces,
+    decays,
+    functional_apply,
+    ordinary_slots,
+    slots_by_name,
+    treats_numbers_alike,
+)
+from mirrorkit.strategy import is_parameter_server, is_tpu, num_workers
+from mirrorkit.train.reduce.gathering import gather_rows
+from mirrorkit.train.reduce.tracing import outside_replica
+from mirrorkit.train.step.sharded_slots import Pieces, WholeSlot, whole_values
+
+_WITHOUT = "Or leave out shard_optimizer."
+
+
+class Group:
+    """Weights that an optimizer treats alike, as one flat vector, cut into as many equal pieces as there are replicas.
+
+    Args:
+        indices: which of the weights they are.
+        weights: these weights.
+        replicas: number of pieces; the last ones are filled up with zeros.
+    """
+
+    def __init__(self, indices: Sequence[int], weights: Sequence[KerasVariable], replicas: int) -> None:
+        self.indices = list(indices)
+        self.sizes = [math.prod(weight.shape) for weight in weights]
+        self._shapes = [tuple(weight.shape) for weight in weights]
+        self._replicas = replicas
+        self.piece = -(-sum(self.sizes) // replicas)
+
+    def parts(self, replica: int) -> Iterator[tuple[int, int, int]]:
+        """Yield which of the weights reach into a replica's piece: their index, first and last number (exclusive)."""
+        begin, at = replica * self.piece, 0
+        for index, size in zip(self.indices, self.sizes, strict=True):
+            first, last = max(begin - at, 0), min(begin + self.piece - at, size)
+            if first < last:
+                yield index, first, last
+            at += size
+
+    def own(self, values: Sequence[tf.Tensor], replica: int) -> tf.Tensor:
+        """Cut a replica's piece out of one tensor for each of all weights."""
+        parts = [tf.reshape(values[i], [-1])[first:last] for i, first, last in self.parts(replica)]
+        return self._filled(parts, values[self.indices[0]].dtype)
+
+    def changes(self, has_gradient: Sequence[bool], replica: int) -> tf.Tensor | None:
+        """Return which numbers of a replica's piece are of weights with a gradient; None for all."""
+        if all(has_gradient[i] for i in self.indices):
+            return None
+        parts = [tf.fill([last - first], has_gradient[i]) for i, first, last in self.parts(replica)]
+        return self._filled(parts, tf.bool)
+
+    def _filled(self, parts: list[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+        rest = self.piece - sum(int(part.shape[0]) for part in parts)
+        return tf.concat([*parts, tf.zeros([rest], dtype)] if rest or not parts else parts, 0)
+
+    def gathered(self, piece: tf.Tensor) -> list[tf.Tensor]:
+        """Put the pieces of all replicas together, and take them apart into the weights; in replica context."""
+        sizes = tf.constant([self.piece] * self._replicas, tf.int64)
+        whole = tf.ensure_shape(gather_rows(piece, sizes), [self.piece * self._replicas])
+        parts = tf.split(whole[: sum(self.sizes)], self.sizes)
+        return [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+
+class ShardedOptimizer:
+    """An optimizer that has on each replica the slots of one piece of the weights; builds it, in the strategy's scope.
+
+    Attributes:
+        whole: its variables as they would be without sharding, for checkpoints.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, optimizer: KerasOptimizer, weights: Sequence[KerasVariable]
+    ) -> None:
+        self._strategy = strategy
+        self._optimizer = optimizer
+        self._weights = list(weights)
+        by_kind: dict[tuple[str, bool], list[int]] = {}
+        for i, weight in enumerate(self._weights):
+            by_kind.setdefault((weight.dtype, decays(optimizer, weight)), []).append(i)
+        replicas = strategy.num_replicas_in_sync
+        self._groups = [Group(of_kind, [self._weights[i] for i in of_kind], replicas) for of_kind in by_kind.values()]
+        kinds = zip(self._groups, by_kind, strict=True)
+        build_for_pieces(optimizer, [Piece(group.piece, dtype, has_decay) for group, (dtype, has_decay) in kinds])
+        slots = [list(zip(self._groups, of_kind, strict=True)) for of_kind in slots_by_name(optimizer).values()]
+        self._group_of = {id(slot): group for of_kind in slots for group, slot in of_kind}
+        self.whole = self._as_without_sharding(slots)
+        # Keras saves and loads an optimizer by these: into a file of the model go the whole slots.
+        optimizer.save_own_variables = self._save
+        optimizer.load_own_variables = functools.partial(self._load, type(optimizer).load_own_variables)
+
+    def _as_without_sharding(
+        self, slots: Sequence[Sequence[tuple[Group, KerasVariable]]]
+    ) -> list[Variable | WholeSlot]:
+        places: dict[int, tuple[int, int]] = {}  # of each weight: its group, and its first number in that
+        for which, group in enumerate(self._groups):
+            first = itertools.accumulate(group.sizes, initial=0)
+            places.update((index, (which, at)) for index, at in zip(group.indices, first, strict=False))
+        pieces = [[Pieces(self._strategy, slot) for _, slot in of_kind] for of_kind in slots]
+        others = [variable for variable in self._optimizer.variables if id(variable) not in self._group_of]
+        whole: list[Variable | WholeSlot] = []
+        for slot in outside_replica(lambda: ordinary_slots(self._optimizer, self._weights)):
+            if slot.weight is None:
+                whole.append(others[slot.kind])
+            else:
+                which, first_number = places[slot.weight]
+                shape = self._weights[slot.weight].shape
+                whole.append(WholeSlot(slot.path, shape, pieces[slot.kind][which], first_number))
+        return whole
+
+    def joined(self, has_gradient: Sequence[Sequence[bool]]) -> Joined:
+        """Join weights as without sharding: the norm of joined gradients has other bits than that of single ones."""
+        return Joined.of(self._optimizer, self._weights, has_gradient)
+
+    def new_values(
+        self,
+        weights: Sequence[tf.Tensor],
+        slots: Sequence[tf.Tensor],
+        gradients: Sequence[tf.Tensor | None],
+        rate: tf.Tensor | None,
+    ) -> tuple[list[tf.Tensor | None], list[tf.Tensor | None]]:
+        """Return the new weights and this replica's new slots, None for what stays; in replica context.
+
+        Args:
+            weights: values of all weights.
+            slots: this replica's values of the optimizer's variables.
+            gradients: for each weight the mean over the whole batch; None where it has none.
+            rate: as of `functional_apply`.
+        """
+        replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+        has = [gradient is not None for gradient in gradients]
+        if not all(has) and replica == 0:
+            self._warn_of([weight.path for weight, there in zip(self._weights, has, strict=True) if not there])
+        known = [tf.zeros_like(w) if g is None else g for w, g in zip(weights, gradients, strict=True)]
+        new_pieces, new_slots = functional_apply(
+            self._optimizer,
+            [group.own(weights, replica) for group in self._groups],
+            slots,
+            [group.own(known, replica) for group in self._groups],
+            rate=rate,
+        )
+        changes = {id(group): group.changes(has, replica) for group in self._groups}
+        kept: list[tf.Tensor | None] = []
+        for variable, old, new in zip(self._optimizer.variables, slots, new_slots, strict=True):
+            mask = changes[id(self._group_of[id(variable)])] if id(variable) in self._group_of else None
+            kept.append(None if new is old else new if mask is None else tf.where(mask, new, old))
+        after: dict[int, tf.Tensor] = {}
+        for group, piece in zip(self._groups, new_pieces, strict=True):
+            after.update(zip(group.indices, group.gathered(piece), strict=True))
+        return [after[i] if there else None for i, there in enumerate(has)], kept
+
+    @staticmethod
+    def _warn_of(paths: list[str]) -> None:
+        # In Keras's words, which knows pieces only.
+        warnings.warn(f"Gradients do not exist for variables {paths} when minimizing the loss.", stacklevel=2)
+
+    def _save(self, store: Any) -> None:
+        """Put the whole slots into a file of Keras; other workers' pieces are not at hand, so then it has none."""
+        if num_workers(self._strategy) > 1:
+            return
+        for i, value in enumerate(whole_values(self.whole)):
+            store[str(i)] = value
+
+    def _load(self, of_keras: Callable[..., None], store: Mapping[str, Any]) -> None:
+        """Take whole slots from a file of Keras, and leave it to Keras to say that there are others."""
+        if len(store.keys()) != len(self.whole):
+            of_keras(self._optimizer, store)
+            return
+        for i, variable in enumerate(self.whole):
+            variable.assign(np.asarray(store[str(i)]))
+
+
+def check_optimizer(optimizer: KerasOptimizer) -> None:
+    """Refuse an optimizer whose slots cannot be sharded."""
+    name = type(optimizer).__name__
+    if not treats_numbers_alike(optimizer):
+        raise StepError(
+            f"shard_optimizer=True is for optimizers that treat every number of the weights alike, which is known of "
+            "Keras's own SGD, Adam, AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop and Lion; found "
+            f"{type(optimizer).__module__}.{name}. Use one of these. {_WITHOUT}"
+        )
+    for option in ("clipnorm", "global_clipnorm"):
+        if getattr(optimizer, option):
+            value = getattr(optimizer, option)
+            raise StepError(
+                f"{name}({option}={value}) and shard_optimizer=True exclude each other: the optimizer would clip "
+                f"pieces of gradients. Use Step(..., clip_norm={value}), which is the global norm. {_WITHOUT}"
+            )
+    if optimizer.use_ema:
+        raise StepError(
+            f"{name}(use_ema=True) and shard_optimizer=True exclude each other: the averages would be in pieces. Use "
+            f"Step(..., ema={optimizer.ema_momentum}). {_WITHOUT}"
+        )
+    if optimizer.built:
+        raise StepError(
+            f"The optimizer {optimizer.name!r} is built already, with whole slots. With shard_optimizer=True give a "
+            f"new one that is not built: the step builds it. {_WITHOUT}"
+        )
+
+
+def check_strategy(strategy: tf.distribute.Strategy, weights: Sequence[KerasVariable], *, is_placed: bool) -> None:
+    """Refuse strategies and models for which the slots cannot be sharded."""
+    central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+    if central or is_parameter_server(strategy) or is_tpu(strategy):
+        raise StepError(
+            f"shard_optimizer=True needs replicas that each hold the weights: 'mirrored' or 'multi_worker'; found "
+            f"{type(strategy).__name__}. Use one of these strategies. {_WITHOUT}"
+        )
+    if is_placed:
+        raise StepError(
+            "shard_optimizer=True and a model that is placed on several devices (mk.parallel.Layout) exclude each "
+            f"other: slots lie with their weights there. Build the model without a layout. {_WITHOUT}"
+        )
+    for weight in weights:
+        if weight.constraint is not None:
+            raise StepError(
+                f"The weight {weight.path!r} has a constraint ({type(weight.constraint).__name__}), which looks at "
+                "whole weights; with shard_optimizer=True a replica updates a piece. Leave out the constraint. "
+                f"{_WITHOUT}"
+            )
