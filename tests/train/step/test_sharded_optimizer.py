@@ -1,0 +1,307 @@
+"""`shard_optimizer`: each replica keeps 1/N of the slots, and the weights have the bits that they have without."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from step_helpers import cut, train, updates, with_far_ones, with_policy
+from training_helpers import line_net, plain_dataset, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.train.checkpoints.variables import describe, require_same
+from mirrorkit.train.step.loss_scale import LossScale
+from mirrorkit.train.step.sharded_slots import whole_values
+from mirrorkit.variables import copies, distinct, is_sharded
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+class Unused(L.Layer):
+    """Has a weight that no loss depends on, beside others that have a gradient."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=shape[-1:], initializer="ones", name="scale")
+        self.unused = self.add_weight(shape=(3, 5), initializer="ones", name="unused")
+
+    def call(self, x: Any) -> Any:
+        return x * self.scale
+
+
+def _net() -> Any:
+    """Enough small weights that some are joined; 2 * 47 + 3 + ... numbers, which no number of replicas divides."""
+    layers = [L.Dense(7, activation="tanh"), L.BatchNormalization(), L.Dropout(0.2), L.Dense(5), L.Dense(3)]
+    return sequential((4,), *layers, L.Dense(1))
+
+
+def _two_outputs() -> Any:
+    """Two heads, each with a loss of its own, and weights of two dtypes."""
+    x = inputs = keras.Input((4,))
+    x = Unused()(L.Dense(6, activation="tanh")(x))
+    with with_policy("bfloat16"):
+        half = L.Dense(3)(x)
+    return keras.Model(inputs, {"one": L.Dense(1, name="one")(x), "other": L.Dense(1, name="other")(half)})
+
+
+def _decaying() -> Any:
+    optimizer = keras.optimizers.AdamW(0.02, weight_decay=0.1, clipvalue=0.05)
+    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma"])
+    return optimizer
+
+
+def _scheduled() -> Any:
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
+    return keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=0.01)
+
+
+def _run_both(
+    make_loop: Any, where: Any, net: Callable[[], Any], optimizer: Any, run: Callable[[Any], Any], **options: Any
+) -> tuple[Any, Any]:
+    """Run the same without and with sharding; compare every bit, what the replicas hold, and what the run returns."""
+    loops, found = [], []
+    for sharded in (False, True):
+        keras.utils.clear_session(free_memory=False)
+        loop = make_loop(where, net, optimizer, shard_optimizer=sharded, **options)
+        found.append(run(loop))
+        loops.append(loop)
+    without, with_it = loops
+    assert_same(without, with_it)
+    assert all(is_sharded(v) == (v.ndim == 1) for v in with_it.step.optimizer.variables)
+    for variable in with_it.step.variables:
+        first, *others = [copy.numpy() for copy in copies(variable)]
+        assert len(others) == where[1] - 1
+        assert is_sharded(variable) or all(np.array_equal(first, other) for other in others), variable.path
+    np.testing.assert_equal(found[1], found[0])
+    return without, with_it
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """All that a checkpoint of these loops would hold is the same, bit for bit, in the same order."""
+    described = describe(one.step.saved_variables), describe(other.step.saved_variables)
+    require_same("", *described)
+    values = [whole_values(loop.step.saved_variables) for loop in (one, other)]
+    for about, first, second in zip(described[0], *values, strict=True):
+        np.testing.assert_array_equal(second, first, err_msg=about["path"])
+
+
+def test_averages_clipping_decay_accumulation_and_skipped_steps(make_loop: Any, numbers: Any) -> None:
+    """One of the updates is skipped, and the last is of a single batch; a callback changes the learning rate."""
+
+    def run(loop: Any) -> Any:
+        batches = with_far_ones(numbers, batch=10, far=(2,))
+        logs = updates(loop, [batches[:2], batches[2:4]])
+        assert loop.step.skipped_steps == 1
+        loop.step.optimizer.learning_rate = 0.03
+        logs += updates(loop, [batches[4:6], batches[:1]])
+        assert int(loop.step.optimizer.iterations.numpy()) == 3
+        return logs
+
+    options = {"clip_norm": 0.5, "accumulate": 2, "ema": 0.8, "loss_scale": LossScale(2.0**120, 50)}
+    _, loop = _run_both(make_loop, ("mirrored", 2), _net, _decaying, run, **options)
+    velocities = [variable.numpy() for variable in loop.step.saved_variables if "velocity" in variable.path]
+    assert len(velocities) == 10
+    assert all(map(np.any, velocities))
+
+
+def test_several_losses_dtypes_a_schedule_and_a_weight_without_gradient(make_loop: Any, numbers: Any) -> None:
+    """On three replicas, whose pieces are not equal; one of them has no example at times."""
+    x, y = numbers
+    mask = np.arange(60) % 3 > 0
+    batches = [
+        (a, {"one": b, "other": -b}, {"one": np.ones(len(b)), "other": c})
+        for a, b, c in cut(x, y, mask.astype("float32"), sizes=[9, 8, 1, 20, 2])
+    ]
+
+    def run(loop: Any) -> Any:
+        with pytest.warns(UserWarning, match=r"Gradients do not exist for variables \['unused/unused'\]"):
+            logs = train(loop, batches)
+        (unused,) = [v for v in loop.step.model.trainable_variables if "unused/unused" in v.path]
+        assert np.array_equal(unused.numpy(), np.ones((3, 5)))
+        return logs
+
+    losses = {"one": "mse", "other": "mae"}
+    _run_both(make_loop, ("mirrored", 3), _two_outputs, _scheduled, run, loss=losses, ema=0.9)
+
+
+def test_slots_of_a_weight_without_gradient_stay(make_loop: Any, numbers: Any) -> None:
+    loop = make_loop(("mirrored", 2), lambda: sequential((4,), Unused(), L.Dense(1)), _scheduled, shard_optimizer=True)
+    (slot,) = [v for v in loop.step.saved_variables if "unused_unused" in v.path]
+    slot.assign(np.full((3, 5), 2.5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train(loop, cut(*numbers, sizes=[10, 10]))
+    np.testing.assert_array_equal(slot.numpy(), np.full((3, 5), 2.5))
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+def test_each_replica_has_its_share_of_the_slots(replicas: int, make_loop: Any) -> None:
+    """Counted from the variables on each device; only learning rate and iterations are on all."""
+
+    def net() -> Any:
+        return sequential((4,), L.Dense(13), L.BatchNormalization(), L.Dense(11), L.Dense(1))
+
+    def sizes(sharded: bool) -> list[int]:
+        loop = make_loop(
+            ("mirrored", replicas), net, lambda: keras.optimizers.Adam(amsgrad=True), shard_optimizer=sharded
+        )
+        loop.step.build(loop.strategy)
+        found = [0] * replicas
+        for variable in loop.step.optimizer.variables[2:]:
+            own = copies(variable)
+            assert [copy.device.endswith(f"CPU:{i}") for i, copy in enumerate(own)] == [True] * replicas
+            for i, copy in enumerate(own):
+                found[i] += int(np.prod(copy.shape)) * copy.dtype.size
+        return found
+
+    whole, pieces = sizes(False), sizes(True)
+    weights = 4 * 13 + 13 + 26 + 13 * 11 + 11 + 12
+    assert whole == [3 * 4 * weights] * replicas
+    assert all(size <= whole[0] / replicas * 1.05 for size in pieces)
+    assert sum(pieces) >= whole[0]
+
+
+def test_on_one_replica_nothing_changes(make_loop: Any, numbers: Any) -> None:
+    loops = [make_loop(("one_device", 1), _net, _decaying, shard_optimizer=sharded) for sharded in (False, True)]
+    for loop in loops:
+        loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
+    assert_same(*loops)
+    assert not any(map(is_sharded, loops[1].step.variables))
+
+
+def test_by_hand_outside_of_a_function(make_loop: Any, numbers: Any) -> None:
+    """`step.compute` and `step.update`, eagerly."""
+
+    def run(loop: Any) -> None:
+        for x, y in cut(*numbers, sizes=[12, 12]):
+            halves = loop.strategy.experimental_distribute_values_from_function(
+                lambda context, x=x, y=y: tuple(part[context.replica_id_in_sync_group :: 2] for part in (x, y))
+            )
+            loop.step.update(loop.strategy, loop.strategy.run(loop.step.compute, args=(halves,)))
+
+    def built(loop: Any) -> None:
+        loop.step.build(loop.strategy)
+        run(loop)
+
+    _run_both(make_loop, ("mirrored", 2), line_net, lambda: keras.optimizers.Adam(0.1), built)
+
+
+def test_the_check_of_the_replicas_and_warm_up(make_loop: Any, numbers: Any) -> None:
+    """Pieces are meant to differ, weights are not; a warm-up puts back every replica's piece."""
+    loop = make_loop(("mirrored", 2), _net, lambda: keras.optimizers.Adam(0.01), shard_optimizer=True)
+    data = plain_dataset(*numbers, batch=20)
+    loop.fit(data, verbose=0, callbacks=[mk.checks.InSync(every=1), mk.checks.NanWatch(every=1)])
+    before = [[copy.numpy() for copy in copies(v)] for v in loop.step.variables]
+    (momentum, *_) = [own for own, v in zip(before, loop.step.variables, strict=True) if is_sharded(v)]
+    assert not np.array_equal(*momentum)
+    assert mk.checks.in_sync(loop.strategy, loop.step)
+    assert mk.checks.in_sync(loop.strategy, loop.step.optimizer)
+    assert mk.checks.repair(loop.strategy, loop.step)
+    loop.warm_up(plain_dataset(numbers[0], numbers[1] + 1, batch=14))
+    np.testing.assert_equal([[copy.numpy() for copy in copies(v)] for v in loop.step.variables], before)
+    copies(loop.step.model.trainable_variables[0])[1].assign_add(np.ones((4, 7)))
+    assert mk.checks.in_sync(loop.strategy, loop.step).differing == ("sequential/dense/kernel",)
+
+
+def test_what_is_not_finite_is_found_in_every_piece(make_loop: Any, numbers: Any) -> None:
+    loop = make_loop(("mirrored", 2), line_net, lambda: keras.optimizers.Adam(0.01), shard_optimizer=True)
+    (*_, last) = [v for v in loop.step.variables if is_sharded(v)]
+    assert len(distinct(last)) == 2
+    copies(last)[1][1:2].assign([np.nan])
+    found = mk.checks.find_non_finite(loop.step, (numbers[0][:4], numbers[1][:4]))
+    assert "velocity" in str(found)
+    with pytest.raises(StepError, match="NaN or infinite before training"):
+        loop.fit(plain_dataset(*numbers, batch=20), verbose=0, callbacks=[mk.checks.NanWatch()])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "found", "cure"),
+    [
+        (lambda: keras.optimizers.Lamb(), r"found keras\S+\.Lamb", "Use one of these"),
+        (lambda: type("Mine", (keras.optimizers.SGD,), {})(), r"found \S+\.Mine", "Use one of these"),
+        (lambda: keras.optimizers.SGD(clipnorm=0.5), r"SGD\(clipnorm=0.5\)", r"Use Step\(..., clip_norm=0.5\)"),
+        (lambda: keras.optimizers.SGD(global_clipnorm=2.0), r"SGD\(global_clipnorm=2.0\)", r"clip_norm=2.0\)"),
+        (lambda: keras.optimizers.SGD(use_ema=True), r"SGD\(use_ema=True\)", r"Use Step\(..., ema=0.99\)"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:SGD.use_ema")
+def test_optimizers_that_are_refused(optimizer: Any, found: str, cure: str, make_loop: Any) -> None:
+    with pytest.raises(StepError, match=f"(?s){found}.*{cure}.*Or leave out shard_optimizer"):
+        make_loop(("mirrored", 2), line_net, optimizer, shard_optimizer=True)
+
+
+def test_a_built_optimizer_is_refused(strategy_of: Any) -> None:
+    with strategy_of("mirrored", 2).scope():
+        model, optimizer = line_net(), keras.optimizers.SGD()
+        optimizer.build(model.trainable_variables)
+    with pytest.raises(StepError, match=r"'sgd' is built already.*give a new one that is not built"):
+        mk.train.Step(model, optimizer, loss="mse", shard_optimizer=True)
+
+
+def test_strategies_placed_models_and_constraints_are_refused(make_loop: Any, strategy_of: Any) -> None:
+    with pytest.raises(StepError, match="'mirrored' or 'multi_worker'; found CentralStorageStrategy"):
+        make_loop(("central_storage", 2), line_net, shard_optimizer=True)
+
+    def constrained() -> Any:
+        return sequential((4,), L.Dense(1, kernel_constraint="non_neg", name="held"))
+
+    with pytest.raises(StepError, match=r"held/kernel' has a constraint .NonNeg\).*Leave out the constraint"):
+        make_loop(("mirrored", 2), constrained, shard_optimizer=True)
+    strategy = strategy_of("one_device", 1)
+    with mk.parallel.Layout({"first": 0, "second": 1}, devices="cpu:2"), strategy.scope():
+        model = sequential((4,), L.Dense(2, name="first"), L.Dense(1, name="second"))
+        optimizer = keras.optimizers.SGD()
+    step = mk.train.Step(model, optimizer, loss="mse", shard_optimizer=True)
+    with pytest.raises(StepError, match=r"placed on several devices.*without a layout"):
+        step.build(strategy)
+    assert not optimizer.built
+
+
+# Grappler makes x / sqrt(y) of theirs x * rsqrt(y), and the CPU's rsqrt gives another last bit to a number at the end
+# of a tensor, where it is not worked on in a packet of eight: other numbers are at the end of a piece.
+_BY_RSQRT = ("Adagrad", "Adadelta", "RMSprop")
+
+
+@pytest.mark.slow  # every optimizer: 30 s
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *[(name, {}) for name in ("SGD", "Adam", "Nadam", "Adamax", "Lion", *_BY_RSQRT)],
+        ("Adam", {"amsgrad": True}),
+        ("AdamW", {"weight_decay": 0.2}),
+        ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ],
+)
+def test_every_optimizer(name: str, options: dict[str, Any], make_loop: Any, numbers: Any) -> None:
+    loops = []
+    for sharded in (False, True):
+        keras.utils.clear_session(free_memory=False)
+        loop = make_loop(
+            ("mirrored", 3),
+            _net,
+            lambda: getattr(keras.optimizers, name)(learning_rate=0.02, **options),
+            shard_optimizer=sharded,
+        )
+        loop.fit(plain_dataset(*numbers, batch=12), epochs=2, verbose=0)
+        loops.append(loop)
+    if name not in _BY_RSQRT:
+        assert_same(*loops)
+        return
+    for one, other in zip(*[whole_values(loop.step.saved_variables) for loop in loops], strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.slow  # five trainings
+def test_it_is_equivalent_to_one_device() -> None:
+    def make_step() -> mk.train.Step:
+        model = sequential((4,), L.Dense(7, activation="tanh"), L.BatchNormalization(), L.Dense(1))
+        return mk.train.Step(model, keras.optimizers.Adam(0.01), loss="mse", shard_optimizer=True)
+
+    rng = np.random.default_rng(0)
+    data = (rng.normal(size=(48, 4)).astype("float32"), rng.normal(size=(48, 1)).astype("float32"))
+    mk.testing.assert_equivalent(make_step, data, replicas=(1, 2, 3), steps=8)
