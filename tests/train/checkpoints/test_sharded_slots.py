@@ -29,6 +29,10 @@ def _loop(make_loop: Any, replicas: int, sharded: bool, optimizer: Any = keras.o
     return make_loop(("mirrored", replicas), _net, lambda: optimizer(0.02), shard_optimizer=sharded, ema=0.9)
 
 
+def _slower(rate: float) -> Any:
+    return keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(rate, 3, 0.5))
+
+
 def _values(loop: Any) -> list[np.ndarray]:
     return whole_values(loop.step.saved_variables)
 
@@ -39,14 +43,14 @@ def _spoil(loop: Any) -> None:
 
 
 def test_two_epochs_and_two_are_four(make_loop: Any, recipe: Any, tmp_path: Path) -> None:
-    """Bit for bit: where all goes on as it was, and where sharding begins or ends in between."""
+    """Bit for bit: where all goes on as it was, and where sharding begins or ends in between; with a schedule."""
 
     def fit(loop: Any, folder: Path, epochs: int) -> list[np.ndarray]:
         loop.position = mk.train.Position()
         loop.fit(recipe, epochs=epochs, verbose=0, callbacks=[mk.train.Checkpoints(folder)])
         return _values(loop)
 
-    loops = {sharded: _loop(make_loop, 2, sharded) for sharded in (False, True)}
+    loops = {sharded: _loop(make_loop, 2, sharded, _slower) for sharded in (False, True)}
     begin = _values(loops[False])
     expected = fit(loops[False], tmp_path / "whole", 4)
     for before, after in ((True, True), (True, False), (False, True)):

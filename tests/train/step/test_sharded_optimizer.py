@@ -140,6 +140,21 @@ def test_slots_of_a_weight_without_gradient_stay(make_loop: Any, numbers: Any) -
     np.testing.assert_array_equal(slot.numpy(), np.full((3, 5), 2.5))
 
 
+def test_the_norm_is_added_up_in_the_same_order(make_loop: Any, numbers: Any) -> None:
+    """In that of the joined weights, of which there are many here; all of 40 updates are clipped.
+
+    In another order the norm has another last bit once in four times.
+    """
+
+    def net() -> Any:
+        return sequential((4,), *[L.Dense(n, activation="tanh") for n in range(11, 3, -1)], L.Dense(1))
+
+    def run(loop: Any) -> None:
+        loop.fit(plain_dataset(*numbers, batch=6), epochs=4, verbose=0)
+
+    _run_both(make_loop, ("mirrored", 2), net, lambda: keras.optimizers.SGD(1.0, 0.5), run, clip_norm=0.1)
+
+
 @pytest.mark.parametrize("replicas", [2, 3, 4])
 def test_each_replica_has_its_share_of_the_slots(replicas: int, make_loop: Any) -> None:
     """Counted from the variables on each device; only learning rate and iterations are on all."""
