@@ -65,9 +65,8 @@ class Functions:
         self._is_whole = options.whole_batch and shards > 1
         # What talks to the other replicas must be traced on each of them.
         self._communicates = state.synchronized or self._is_whole
-        self._sums = self._traced(self._shard_sums, _placed_values, alone=not self._communicates)
-        self._test_sums = self._traced(self._shard_totals, _placed_values, alone=not self._is_whole)
-        self._predict = self._traced(self._shard_outputs, _placed_values)
+        self._sums = self._traced(self._shard_sums, placed_values, alone=not self._communicates)
+        self._test_sums = self._traced(self._shard_totals, placed_values, alone=not self._is_whole)
         self._new_values = self._traced(self._pure_new_values, self._placed_sums, jit_compile=False)
         self._totals: Totals | None = None
         self._facts: TraceFacts | None = None
@@ -224,13 +223,6 @@ class Functions:
 
         return totals() if self._is_whole or self._places is not None else unless_empty(batch, totals)
 
-    def predict(self, values: Changing, x: Nest) -> Nest:
-        """Return the outputs for a shard of a placed model."""
-        return self._predict(values, x)
-
-    def _shard_outputs(self, values: Changing, x: Nest) -> Nest:
-        return call_model(self._model, values.weights, values.state, x, training=False)[0]
-
     def objective(
         self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor
     ) -> tf.Tensor:
@@ -336,7 +328,7 @@ class Functions:
         return means
 
 
-def _placed_values(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:
+def placed_values(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:
     """Say where the values are that a pass reads; seeds, which are on the host, have no say."""
     yield from zip(values.weights, devices.weights, strict=True)
     for value, device in zip(values.state, devices.state, strict=True):
