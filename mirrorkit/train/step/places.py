@@ -35,7 +35,9 @@ class Places:
         """Return them for a placed model; None where the replica's device has all."""
         return cls(strategy, variables) if are_placed(strategy, variables.weights) else None
 
-    def traced(self, function: Callable[..., Nest], placed: Callable[..., Pairs], *, alone: bool) -> Callable[..., Any]:
+    def traced(
+        self, function: Callable[..., Nest], placed: Callable[..., Pairs], *, alone: bool = True
+    ) -> Callable[..., Any]:
         """Return a function whose operations follow its arguments, in replica context.
 
         Args:
