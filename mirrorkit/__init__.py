@@ -28,6 +28,7 @@ _SUBMODULES = (
     "launch",
     "models",
     "optim",
+    "parallel",
     "reproducible",
     "strategy",
     "testing",

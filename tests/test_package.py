@@ -19,7 +19,7 @@ LAYERS = [
     *("__version__", "errors", "_types", "_deprecation", "_keras", "processor", "stop_signals", "subprocesses"),
     *("whole", "reproducible", "variables"),
     *("cluster", "devices", "strategy", "batching", "timing"),
-    *("data", "models", "optim", "train", "placement", "checks", "parallel", "launch", "testing", "bench", "__main__"),
+    *("data", "models", "optim", "parallel", "train", "placement", "checks", "launch", "testing", "bench", "__main__"),
 ]
 
 

@@ -13,7 +13,7 @@ from mirrorkit.errors import StepError
 
 
 @keras.saving.register_keras_serializable("mirrorkit")
-class Recompute(keras.layers.Layer):  # type: ignore[name-defined, misc]
+class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
     """A layer or model of which only the inputs are kept until the backward pass, which computes the rest again.
 
     ```python

@@ -82,6 +82,8 @@ class Loop:
         self.strategy = strategy
         self.step = step
         self._step: LoopStep = step.for_loop(strategy) if isinstance(step, Step) else Custom(strategy, step)
+        if jit_compile:
+            self._step.require("jit_compile")
         self._passes = Passes(strategy, self._step, steps_per_call, jit_compile=jit_compile)
         self._auto = steps_per_call == "auto"
         self._told_of_hooks = False

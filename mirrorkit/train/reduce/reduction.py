@@ -42,7 +42,7 @@ def reduced(sums: Sums, bucket_mib: float, devices: Nest = None) -> Sums:
     if devices is None:
         return tf.nest.pack_sequence_as(sums, _packed_sums(flat, bucket_mib))
     names = tf.nest.flatten(devices)
-    results = {}
+    results: dict[int, tf.Tensor] = {}
     for device in sorted(set(names)):
         places = [i for i, name in enumerate(names) if name == device]
         with tf.device(device):

@@ -6,7 +6,8 @@ bypasses the model's `__call__`, which Keras's `fit` does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -52,6 +53,15 @@ class _Scope(keras.StatelessScope):  # type: ignore[name-defined, misc]
         """Note the variable, and let Keras keep its new value."""
         self.paths[id(update[0])] = update[0].path
         super().add_update(update)
+
+
+@contextmanager
+def with_values(model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Let the model's variables have these values within the block, which assigns none."""
+    given = [*zip(model.trainable_variables, weights, strict=True)]
+    given += zip(model.non_trainable_variables, state, strict=True)
+    with keras.StatelessScope(state_mapping=given):
+        yield
 
 
 def predict_with(model: KerasModel, x: Nest) -> Nest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
@@ -15,8 +15,9 @@ from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.empty_shares import has_no_rows, never_empty, unless_empty
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
-from mirrorkit.train.step.loop_step import Pass
+from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.models import Models
+from mirrorkit.train.step.places import are_placed
 from mirrorkit.train.step.seeds import require_own_draws
 
 
@@ -66,6 +67,12 @@ class Custom:
                 "optimizer, loss=...), or define build(strategy), compute(batch) and update(strategy, sums)."
             )
         step.build(strategy)
+        if are_placed(strategy, getattr(step, "variables", [])):
+            raise StepError(
+                f"The variables of {type(step).__name__} lie on several devices (mk.parallel.Layout), which a step of "
+                "one's own would compute with on the first. Use mk.train.Step or Step.from_loss, whose computation "
+                "follows its variables."
+            )
         self.clock = Clock()  # such a step asks for nothing on the host
         self.model: KerasModel = getattr(step, "model", None) or _models_of(step)
         self._step = step
@@ -79,9 +86,9 @@ class Custom:
         """What the step says that it changes."""
         return list(getattr(self._step, "variables", []))
 
-    def require(self, what: Literal["evaluate", "predict", "class_weight"]) -> None:
+    def require(self, what: Need) -> None:
         """Refuse what the step does not say how to do."""
-        if what == "class_weight":
+        if what not in ("evaluate", "predict"):
             return
         method = "test" if what == "evaluate" else what
         if not hasattr(self._step, method):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from mirrorkit._types import Nest, Sums
+from mirrorkit.optim import Joined
 
 
 class ShardSums(NamedTuple):
@@ -47,6 +49,20 @@ class TraceFacts:
             tuple(value is not None for value in sums.state),
             tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), sums.sent),
         )
+
+    def means(self, joined: Joined, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+        """Divide the gradient of each term and add them up: one for each joined weight, None where it has none."""
+        sums = iter(flat)
+        means: list[tf.Tensor | None] = []
+        for divisor, of_term in zip(divisors, self.has_gradient, strict=True):
+            parts = joined.join([next(sums) if has else None for has in of_term])
+            means = means or [None] * len(parts)
+            for i, gradient in enumerate(parts):
+                if gradient is not None:
+                    mean = tf.math.divide_no_nan(gradient, tf.cast(divisor, gradient.dtype))
+                    before = means[i]
+                    means[i] = mean if before is None else before + mean
+        return means
 
     @property
     def zeros(self) -> Sums:

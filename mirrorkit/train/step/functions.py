@@ -68,12 +68,10 @@ class Functions:
         self._is_whole = options.whole_batch and shards > 1
         # What talks to the other replicas must be traced on each of them.
         self._communicates = state.synchronized or self._is_whole
-        self._sums = self._traced(self._shard_sums, _placed_values, alone=not self._communicates)
-        self._test_sums = self._traced(self._shard_totals, _placed_values, alone=not self._is_whole)
-        self._predict = self._traced(self._shard_outputs, _placed_values)
-        self._new_values = self._traced(
-            self._pure_new_values, self._placed_sums, alone=sharded is None, jit_compile=False
-        )
+        self._sums = self._traced(self._shard_sums, placed_values, alone=not self._communicates)
+        self._test_sums = self._traced(self._shard_totals, placed_values, alone=not self._is_whole)
+        alone = sharded is None
+        self._new_values = self._traced(self._pure_new_values, self._placed_sums, alone=alone, jit_compile=False)
         self._totals: Totals | None = None
         self._facts: TraceFacts | None = None
 
@@ -229,13 +227,6 @@ class Functions:
 
         return totals() if self._is_whole or self._places is not None else unless_empty(batch, totals)
 
-    def predict(self, values: Changing, x: Nest) -> Nest:
-        """Return the outputs for a shard of a placed model."""
-        return self._predict(values, x)
-
-    def _shard_outputs(self, values: Changing, x: Nest) -> Nest:
-        return call_model(self._model, values.weights, values.state, x, training=False)[0]
-
     def objective(
         self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor
     ) -> tf.Tensor:
@@ -331,24 +322,15 @@ class Functions:
         return packed.split(new_weights), packed.split_slots(new_slots), averages
 
     def _mean_gradients(
-        self, packed: Joined, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor]
+        self, joined: Joined, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor | None]:
-        """Divide each term's gradient, add them up, clip: one for each joined weight, None where it has none."""
-        sums = iter(flat)
-        means: list[tf.Tensor | None] = []
-        for divisor, of_term in zip(divisors, self.facts.has_gradient, strict=True):
-            joined = packed.join([next(sums) if has else None for has in of_term])
-            means = means or [None] * len(joined)
-            for i, gradient in enumerate(joined):
-                if gradient is not None:
-                    mean = tf.math.divide_no_nan(gradient, tf.cast(divisor, gradient.dtype))
-                    before = means[i]
-                    means[i] = mean if before is None else before + mean
+        """Return the clipped gradient of the whole batch: one for each joined weight, None where it has none."""
+        means = self.facts.means(joined, flat, divisors)
         clipped = iter(self._options.clip([gradient for gradient in means if gradient is not None]))
         return [None if gradient is None else next(clipped) for gradient in means]
 
 
-def _placed_values(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:
+def placed_values(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:
     """Say where the values are that a pass reads; seeds, which are on the host, have no say."""
     yield from zip(values.weights, devices.weights, strict=True)
     for value, device in zip(values.state, devices.state, strict=True):

@@ -15,6 +15,7 @@ from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.global_batch import GlobalBatch
 
 Pass = Literal["train", "test"]
+Need = Literal["evaluate", "predict", "class_weight", "jit_compile"]
 
 
 class LoopStep(Protocol):
@@ -41,7 +42,7 @@ class LoopStep(Protocol):
     def variables(self) -> list[Variable]:
         """All that it may change."""
 
-    def require(self, what: Literal["evaluate", "predict", "class_weight"]) -> None:
+    def require(self, what: Need) -> None:
         """Raise a `StepError` where it cannot do this."""
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit._types import Nest, Sums
+from mirrorkit._types import Nest, Sums, Variable
 from mirrorkit.parallel import following
-from mirrorkit.strategy import is_parameter_server, local_replica, num_workers, replica_devices
+from mirrorkit.strategy import is_parameter_server, is_tpu, local_replica, num_workers, replica_devices
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.facts import TraceFacts
@@ -32,14 +32,12 @@ class Places:
 
     @classmethod
     def of(cls, strategy: tf.distribute.Strategy, variables: Changing) -> Places | None:
-        """Return them where a replica's weights lie on several devices; else None: the replica's device has all."""
-        central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
-        if central or is_parameter_server(strategy) or num_workers(strategy) > 1:
-            return None
-        places = cls(strategy, variables)
-        return places if any(len(set(devices.weights)) > 1 for devices in places._devices) else None
+        """Return them for a placed model; None where the replica's device has all."""
+        return cls(strategy, variables) if are_placed(strategy, variables.weights) else None
 
-    def traced(self, function: Callable[..., Nest], placed: Callable[..., Pairs], *, alone: bool) -> Callable[..., Any]:
+    def traced(
+        self, function: Callable[..., Nest], placed: Callable[..., Pairs], *, alone: bool = True
+    ) -> Callable[..., Any]:
         """Return a function whose operations follow its arguments, in replica context.
 
         Args:
@@ -74,3 +72,12 @@ class Places:
         ]
         state = [device for device, changes in zip(devices.state, facts.changes, strict=True) if changes]
         return {"gradients": gradients, "state": state, "totals": self._first[replica]}
+
+
+def are_placed(strategy: tf.distribute.Strategy, weights: Iterable[Variable]) -> bool:
+    """Return whether a replica's weights lie on several devices of this process."""
+    central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+    if central or is_parameter_server(strategy) or is_tpu(strategy) or num_workers(strategy) > 1:
+        return False
+    of_replicas = zip(*[[copy.device for copy in copies(weight)] for weight in weights], strict=True)
+    return any(len(set(devices)) > 1 for devices in of_replicas)

@@ -200,6 +200,15 @@ def check_optimizer(optimizer: KerasOptimizer) -> None:
         )
 
 
+def check_placed(*, jit_compile: bool) -> None:
+    """Refuse what a step cannot do with a model on several devices."""
+    if jit_compile:
+        raise StepError(
+            "Step(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): a "
+            "program of XLA's has one. Leave out jit_compile."
+        )
+
+
 def check_options(
     clip_norm: float | None, clip_value: float | None, *, accumulate: int, ema: float | None, bucket_mib: float
 ) -> None:

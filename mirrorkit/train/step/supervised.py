@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 import tensorflow as tf
 
@@ -15,14 +14,14 @@ from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.step import requirements, sharded_optimizer
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
-from mirrorkit.train.step.calling import predict_with
+from mirrorkit.train.step.calling import predict_with, with_values
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.compiled import compile_model
-from mirrorkit.train.step.functions import Functions
+from mirrorkit.train.step.functions import Functions, placed_values
 from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.layer_state import LayerState
-from mirrorkit.train.step.loop_step import Pass
+from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch as Parts
 from mirrorkit.train.step.outputs import unpack_batch
@@ -84,6 +83,10 @@ class Supervised:
         averages = [] if self.averages is None else self.averages.variables
         self._changing = Changing(weights, list(optimizer.variables), state.variables, averages, self.scale)
         self._places = Places.of(strategy, self._changing)
+        self._placed_outputs: Callable[..., Nest] | None = None
+        if self._places is not None:
+            requirements.check_placed(jit_compile=options.jit_compile)
+            self._placed_outputs = self._places.traced(self._outputs_with, placed_values)
         self._functions = Functions(
             model,
             optimizer,
@@ -123,8 +126,13 @@ class Supervised:
         """With `accumulate` the variables that add up an update's batches, of each replica of this worker."""
         return self._running.variables
 
-    def require(self, what: Literal["evaluate", "predict", "class_weight"]) -> None:
-        """Refuse what only a step with targets can do."""
+    def require(self, what: Need) -> None:
+        """Refuse what only a step with targets can do, or one on a single device."""
+        if what == "jit_compile" and self._places is not None:
+            raise StepError(
+                "Loop(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): a "
+                "program of XLA's has one. Leave out jit_compile."
+            )
         if what == "class_weight" and self._options.of_values:
             raise StepError(
                 "class_weight weighs a loss by its targets, and Step.from_loss has a function of whole batches. "
@@ -211,11 +219,18 @@ class Supervised:
 
     def predict(self, batch: GlobalBatch) -> Nest:
         """Return the model's outputs for this replica's rows; see `LoopStep`."""
+        rows = batch.rows()
+        return self._outputs(rows) if self._placed_outputs is None else self._placed_outputs(self.values(), rows)
+
+    def _outputs(self, rows: Nest) -> Nest:
         if self._options.predict is not None:
-            return self._options.predict(batch.rows())
+            return self._options.predict(rows)
         requirements.check_predicts_as_keras(self.model)
-        x = unpack_batch(batch.rows()).x
-        return predict_with(self.model, x) if self._places is None else self._functions.predict(self.values(), x)
+        return predict_with(self.model, unpack_batch(rows).x)
+
+    def _outputs_with(self, values: Changing, rows: Nest) -> Nest:
+        with with_values(self._trained, values.weights, values.state):
+            return self._outputs(rows)
 
     def objective(self, weights: list[tf.Tensor], state: list[tf.Tensor], rows: Batch, shard: int) -> tf.Tensor:
         """Return what a training step on a shard minimizes, computed eagerly with these values; for `mk.checks`."""

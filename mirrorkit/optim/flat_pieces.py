@@ -1,7 +1,7 @@
 """Build a Keras optimizer for pieces of the weights: flat vectors, of which each replica holds another part.
 
 Keras has no public way to give an optimizer slots of another shape than the weights'. This file uses private Keras
-names for that; `tests/optim/test_pieces.py` fails when they move.
+names for that; `tests/optim/test_flat_pieces.py` fails when they move.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 from mirrorkit import optim
 from mirrorkit._keras import keras
-from mirrorkit.optim import packed, pieces
+from mirrorkit.optim import flat_pieces, packed
 
 _SHAPES = [(5,), (2, 4), ()]
 
@@ -35,7 +35,7 @@ def test_what_an_ordinary_one_would_have(name: str, rate: Any) -> None:
     weights, kind = _weights(), getattr(keras.optimizers, name)
     optimizer, ordinary = kind(rate, name="same", **more), kind(rate, name="same", **more)
     ordinary.build(weights)
-    slots = pieces.ordinary_slots(optimizer, weights)
+    slots = flat_pieces.ordinary_slots(optimizer, weights)
     numbered = [v.path for v in ordinary.variables]
     assert [s.path for s in slots if "variable" not in s.path] == [p for p in numbered if "variable" not in p]
     assert len(slots) == len(numbered)

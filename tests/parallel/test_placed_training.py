@@ -1,0 +1,140 @@
+"""A model on several devices trains to the weights that it has on one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from placed_nets import bytes_by_device, cnn, data, halves, largest_difference, make_loop, mlp, numbers, transformer
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+ONE_ROUNDING = 2.4e-7  # of numbers between 1 and 2
+
+
+@pytest.mark.parametrize("net", [mlp, cnn, transformer])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_weights_are_those_of_one_device(net: Any, replicas: int) -> None:
+    """Twenty steps; validation, predictions and logs too."""
+    found, expected = make_loop(net, halves(replicas), replicas), make_loop(net, None, replicas)
+    histories = [
+        loop.fit(data(net), epochs=5, validation_data=data(net), verbose=0).history for loop in (found, expected)
+    ]
+    assert largest_difference(found, expected) <= ONE_ROUNDING
+    assert histories[0].keys() == histories[1].keys()
+    for name, values in histories[0].items():
+        assert values == pytest.approx(histories[1][name], rel=1e-6)
+    assert np.allclose(found.predict(data(net)), expected.predict(data(net)), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"accumulate": 2}, id="accumulate"),
+        pytest.param({"ema": 0.9, "loss_scale": "dynamic"}, id="ema, loss scale"),
+        pytest.param({"optimizer": lambda: keras.optimizers.SGD(0.1, momentum=0.9)}, id="sgd"),
+        pytest.param({"clip_norm": 0.1, "optimizer": lambda: keras.optimizers.SGD(0.5)}, id="clip_norm"),
+    ],
+)
+def test_options_of_a_step(options: dict[str, Any]) -> None:
+    """On two replicas of two devices; a norm adds up in another order."""
+    found, expected = make_loop(cnn, halves(2), 2, **options), make_loop(cnn, None, 2, **options)
+    for loop in (found, expected):
+        loop.fit(data(cnn), epochs=2, verbose=0)
+    assert largest_difference(found, expected) <= (1e-6 if "clip_norm" in options else ONE_ROUNDING)
+
+
+def test_synchronized_normalization_and_a_last_batch_of_one() -> None:
+    """Two replicas of two devices against one device: one of the two has no example of the last batch."""
+    net = lambda: cnn(synchronized=True)  # noqa: E731
+    net.__name__ = "cnn"
+    sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
+    found, expected = make_loop(net, halves(2), 2, optimizer=sgd), make_loop(net, None, optimizer=sgd)
+    for loop in (found, expected):
+        loop.fit(data(cnn, count=33), epochs=2, verbose=0)
+    weights = [numbers(loop.step.model.variables) for loop in (found, expected)]
+    for i, value in enumerate(weights[1]):
+        assert np.allclose(weights[0][2 * i], value, atol=2e-6)
+        assert np.array_equal(weights[0][2 * i], weights[0][2 * i + 1])
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
+def test_mixed_precision(policy: str) -> None:
+    keras.config.set_dtype_policy(policy)
+    try:
+        options = {"loss_scale": "dynamic"} if policy == "mixed_float16" else {}
+        found, expected = make_loop(transformer, halves(), **options), make_loop(transformer, None, **options)
+        for loop in (found, expected):
+            loop.fit(data(transformer), epochs=2, verbose=0)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert largest_difference(found, expected) <= ONE_ROUNDING
+
+
+def test_each_device_holds_its_half() -> None:
+    """Of weights, slots, averages and the sums of accumulated batches."""
+    loop = make_loop(mlp, halves(2), 2, ema=0.9, accumulate=2)
+    loop.fit(data(mlp), verbose=0)
+    first, second = 12 * 16 + 16, 16 * 16 + 16 + 16 * 3 + 3
+    assert bytes_by_device(loop.step.model.trainable_variables) == {
+        **{"CPU:0": 4 * first, "CPU:1": 4 * second},
+        **{"CPU:2": 4 * first, "CPU:3": 4 * second},
+    }
+    found = bytes_by_device(v for v in loop.step.variables if len(v.shape) > 0 and "seed" not in v.path)
+    assert found == {device: 4 * size for device, size in bytes_by_device(loop.step.model.trainable_variables).items()}
+    sums = [bytes_by_device(of_replica) for of_replica in loop.step.for_loop(loop.strategy).accumulators]
+    for replica, of_replica in enumerate(sums):
+        assert of_replica[f"CPU:{2 * replica + 1}"] == 4 * second
+        assert 4 * first < of_replica[f"CPU:{2 * replica}"] < 4 * first + 100  # and the totals
+
+
+def test_checkpoints_resume(tmp_path: Any) -> None:
+    """Two epochs and two more are four, bit for bit; also on one device."""
+    whole = make_loop(transformer, halves())
+    whole.fit(data(transformer), epochs=4, verbose=0)
+    first = make_loop(transformer, halves())
+    first.fit(data(transformer), epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    for layout in (halves(), None):
+        rest = make_loop(transformer, layout)
+        rest.restore(tmp_path)
+        rest.fit(data(transformer), epochs=4, verbose=0)
+        assert largest_difference(rest, whole) <= ONE_ROUNDING
+
+
+def test_replicas_agree_and_averages_are_put_in_place() -> None:
+    loop = make_loop(mlp, halves(2), 2, ema=0.5)
+    loop.fit(data(mlp), verbose=0)
+    assert mk.checks.in_sync(loop.strategy, loop.step)
+    before = numbers(loop.step.model.trainable_variables)
+    with loop.step.averaged():
+        assert not np.array_equal(before[0], numbers(loop.step.model.trainable_variables)[0])
+        loop.evaluate(data(mlp))
+    assert np.array_equal(before[0], numbers(loop.step.model.trainable_variables)[0])
+
+
+def test_loss_function_and_prediction() -> None:
+    """`Step.from_loss` follows its models' variables."""
+
+    def trained(layout: Any) -> Any:
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
+        one = mk.strategy.create("one_device", devices="cpu:1")
+        if layout is None:
+            with one.scope():
+                model, optimizer = mlp(), keras.optimizers.Adam(1e-2)
+        else:
+            with layout, layout.strategy().scope():
+                model, optimizer = mlp(), keras.optimizers.Adam(1e-2)
+        losses = keras.losses.sparse_categorical_crossentropy
+        step = mk.train.Step.from_loss(
+            model, optimizer, lambda batch: losses(batch[1], model(batch[0]), from_logits=True)
+        )
+        loop = mk.train.Loop(one if layout is None else model.distribute_strategy, step)
+        loop.fit(data(mlp), epochs=2, verbose=0)
+        return loop
+
+    found, expected = trained(halves()), trained(None)
+    assert largest_difference(found, expected) <= ONE_ROUNDING
+    assert np.array_equal(found.predict(data(mlp)), expected.predict(data(mlp)))

@@ -1,0 +1,175 @@
+"""Recomputed activations change memory, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from placed_nets import bytes_by_device, data, halves, largest_difference, make_loop, transformer
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+
+
+class Own(L.Layer):
+    """A block without an argument `training`, whose Dropout takes it from the call."""
+
+    def __init__(self, number: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.dense = L.Dense(12, activation="tanh", name="dense")
+        self.norm, self.dropout = L.BatchNormalization(name="norm"), L.Dropout(0.3, seed=number, name="dropout")
+
+    def build(self, shape: Any) -> None:
+        self.dense.build(shape)
+        self.norm.build(shape)
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(1e-3 * keras.ops.mean(x**2))
+        return self.dropout(self.norm(self.dense(x)))
+
+
+def net(kind: str, wrap: Any) -> Any:
+    def block(i: int) -> Any:
+        if kind == "own":
+            return Own(i, name=f"block{i}")
+        layers = [
+            L.Dense(12, activation="tanh", kernel_regularizer="l2"),
+            L.BatchNormalization(),
+            L.Dropout(0.3, seed=i),
+        ]
+        return keras.Sequential([keras.Input([12]), *layers, L.ActivityRegularization(1e-3)], name=f"block{i}")
+
+    x = h = keras.Input([12])
+    for i in range(3):
+        h = wrap(block(i))(h)
+    return keras.Model(x, L.Dense(3, name="head")(h))
+
+
+@pytest.mark.parametrize("kind", ["sequential", "own"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_weights_are_the_same(kind: str, replicas: int, strategy_of: Any) -> None:
+    """With Dropout, BatchNormalization, regularizers and added losses."""
+    strategy = strategy_of("one_device", 1) if replicas == 1 else strategy_of("mirrored", 2)
+    results = []
+    for wrap in (lambda block: block, mk.parallel.Recompute):
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model, optimizer = net(kind, wrap), keras.optimizers.SGD(0.01)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss))
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=(64, 12)).astype("float32"), rng.integers(0, 3, 64)
+        history = loop.fit(mk.data.batches(mk.data.arrays(x, y), global_batch_size=16), epochs=3, verbose=0).history
+        results.append(
+            (
+                model.get_weights(),
+                history["loss"],
+                loop.predict(mk.data.batches(mk.data.arrays(x, y), global_batch_size=16)),
+            )
+        )
+    (weights, losses, outputs), (again, losses_again, outputs_again) = results
+    assert len(weights) == len(again)
+    for one, other in zip(weights, again, strict=True):
+        assert np.allclose(one, other, atol=1e-6, rtol=0)
+    assert losses == pytest.approx(losses_again, rel=1e-6)
+    assert np.allclose(outputs, outputs_again, atol=1e-6)
+
+
+def test_keras_fit_trains_it_too() -> None:
+    """Also with plain Keras the weights are those without."""
+    results = []
+    for wrap in (lambda block: block, mk.parallel.Recompute):
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
+        model = net("sequential", wrap)
+        model.compile("sgd", "mse")
+        rng = np.random.default_rng(0)
+        model.fit(rng.normal(size=(32, 12)), rng.normal(size=(32, 3)), epochs=2, shuffle=False, verbose=0)
+        results.append(model.get_weights())
+    for one, other in zip(*results, strict=True):
+        assert np.allclose(one, other, atol=1e-6, rtol=0)
+
+
+def test_integer_inputs_and_masks() -> None:
+    """What is masked before the block is masked behind it."""
+
+    def made(wrap: Any) -> Any:
+        keras.utils.set_random_seed(0)
+        x = keras.Input([5], dtype="int64")
+        h = L.Embedding(9, 4, mask_zero=True)(x)
+        h = wrap(L.LSTM(6, return_sequences=True))(h)
+        return keras.Model(x, L.Dense(2)(L.GlobalAveragePooling1D()(h)))
+
+    x = np.array([[1, 2, 0, 0, 0], [3, 0, 0, 0, 0], [1, 2, 3, 4, 5]])
+    assert np.allclose(made(lambda block: block)(x), made(mk.parallel.Recompute)(x), atol=1e-6)
+
+
+def test_a_file_holds_it(tmp_path: Any) -> None:
+    model = net("sequential", mk.parallel.Recompute)
+    model.save(tmp_path / "model.keras")
+    x = np.ones([2, 12], "float32")
+    assert np.allclose(keras.models.load_model(tmp_path / "model.keras")(x), model(x))
+
+
+def test_within_a_layout() -> None:
+    """Each block is computed again on its own device."""
+
+    def wrapped() -> Any:
+        x = keras.Input([6], dtype="int64")
+        h = L.Embedding(12, 8, name="embed")(x)
+        for i in range(2):
+            block = [keras.Input([6, 8]), L.Dense(8, activation="gelu"), L.LayerNormalization(), L.Dropout(0.1, seed=i)]
+            h = mk.parallel.Recompute(keras.Sequential(block, name=f"block{i}"), name=f"recompute{i}")(h)
+        return keras.Model(x, L.Dense(3, name="head")(L.GlobalAveragePooling1D()(h)))
+
+    wrapped.__name__ = "transformer"
+    found, expected = make_loop(wrapped, halves()), make_loop(wrapped, None)
+    for loop in (found, expected):
+        loop.fit(data(transformer), epochs=2, verbose=0)
+    assert largest_difference(found, expected) <= 2.4e-7
+    assert bytes_by_device(found.step.model.trainable_variables)["CPU:1"] > 0
+
+
+def test_only_layers_can_be_wrapped() -> None:
+    with pytest.raises(StepError, match="Recompute wraps a Keras layer or model, found <function"):
+        mk.parallel.Recompute(lambda x: x)
+
+
+PEAK = """
+import os, resource
+import numpy as np
+import keras, tensorflow as tf
+import mirrorkit as mk
+
+tf.config.threading.set_intra_op_parallelism_threads(1)
+wrap = mk.parallel.Recompute if os.environ["HOW"] == "recompute" else lambda block: block
+keras.utils.set_random_seed(0)
+x = h = keras.Input([128])
+for i in range(8):
+    layers = [keras.layers.Dense(128, activation="gelu") for _ in range(4)]
+    h = wrap(keras.Sequential([keras.Input([128]), *layers], name=f"block{i}"))(h)
+model = keras.Model(x, keras.layers.Dense(10)(h))
+rows = 8192
+batch = np.random.default_rng(0).normal(size=(rows, 128)).astype("float32"), np.arange(rows) % 10
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+loop = mk.train.Loop(tf.distribute.get_strategy(), mk.train.Step(model, keras.optimizers.SGD(0.01), loss=loss))
+data = tf.data.Dataset.from_tensors(batch)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+loop.fit(data, epochs=2, verbose=0)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(float(sum(np.sum(np.abs(w)) for w in model.get_weights())))
+"""
+
+
+@pytest.mark.slow
+def test_peak_memory_is_at_most_half(run_python: Any) -> None:
+    """Of a deep net, in fresh processes; the weights are the same."""
+    plain, recomputed = (run_python(PEAK, env={"HOW": how}).stdout.split()[-2:] for how in ("plain", "recompute"))
+    assert int(recomputed[0]) < int(plain[0]) / 2
+    assert float(recomputed[1]) == pytest.approx(float(plain[1]), rel=1e-6)
