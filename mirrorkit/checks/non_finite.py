@@ -86,6 +86,8 @@ def find_in_shards(step: Any, shards: Iterable[Any], *, first: int = 0) -> NonFi
     for variable in [*getattr(step, "variables", []), *slots]:
         if found := _look("variable", repr(path(variable)), [_value(variable)]):
             return found
+    if isinstance(step, Step) and step.strategy is not None and step.for_loop(step.strategy).is_whole:
+        shards = [tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *shards)]  # none is alone
     for number, shard in enumerate(shards, start=first):
         batch = _unpack(step, shard)
         if tf.nest.flatten(batch.x)[0].shape[0] == 0:

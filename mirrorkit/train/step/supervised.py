@@ -102,6 +102,11 @@ class Supervised:
         """With `accumulate` the variables that add up an update's batches, of each replica of this worker."""
         return self._running.variables
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the loss is over the whole batch, so that a share has none by itself."""
+        return self._options.whole_batch
+
     def require(self, what: Literal["evaluate", "predict", "class_weight"]) -> None:
         """Refuse what only a step with targets can do."""
         if what == "class_weight" and self._options.of_values:
