@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import weakref
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,6 +18,8 @@ Gather = Callable[[Nest], Nest]  # from a replica's rows to those of all
 
 _GATHERED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)  # by TensorFlow, on several workers
 _AS = {tf.bfloat16: tf.float32} | dict.fromkeys((tf.bool, tf.uint8, tf.int8, tf.uint16, tf.int16), tf.int32)
+_GROUP = 2**20 + 1  # far from the numbers that TensorFlow gives to its own groups, and another than of `all_reduce`
+_places: weakref.WeakKeyDictionary[tf.Graph, dict[int, Iterator[int]]] = weakref.WeakKeyDictionary()
 _within = threading.local()  # a strategy runs each replica in a thread of its own
 
 
@@ -119,16 +124,80 @@ def _gather(tensor: tf.Tensor, sizes: tf.Tensor, is_all: bool | tf.Tensor) -> tf
 
         def gradient(whole: tf.Tensor) -> tf.Tensor:
             first = tf.reduce_sum(sizes[:replica])
-            total = context.all_reduce(tf.distribute.ReduceOp.SUM, whole)
+            total = _sum(whole)
             if is_all is not False:  # each copy is alone, and its gradient one of N
                 first, total = tf.where(is_all, tf.zeros_like(first), first), tf.where(is_all, whole, total)
             return total[first : first + sizes[replica]]
 
         # On workers TensorFlow asks a tensor for its device, which an argument of a function does not have. And without
         # stop_gradient it would look for the gradient in the other replicas' graphs.
-        whole = context.all_gather(tf.stop_gradient(own), axis=0)
+        whole = _concat(tf.stop_gradient(own), sizes)
         if is_all is not False:
             whole = whole[: tf.where(is_all, sizes[0], tf.reduce_sum(sizes))]
         return whole, gradient
 
     return tf.cast(gathered(tf.cast(tensor, dtype)), tensor.dtype)
+
+
+def _concat(own: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+    context = tf.distribute.get_replica_context()
+    if not _by_size():
+        return context.all_gather(own, axis=0)
+    longest = tf.maximum(tf.reduce_max(sizes), 1)  # TensorFlow's ring would crash on a message without numbers
+    message = tf.pad(own, [[0, longest - sizes[context.replica_id_in_sync_group]], *[[0, 0]] * (own.shape.rank - 1)])
+    if message.shape[1:].num_elements() == 0:
+        return tf.zeros([tf.reduce_sum(sizes), *message.shape[1:]], message.dtype)
+    gathered = tf.raw_ops.CollectiveGatherV2(
+        input=message,
+        group_size=context.num_replicas_in_sync,
+        group_key=_GROUP,
+        instance_key=_instance_key("gather", message),
+        ordering_token=[],
+    )
+    firsts = [replica * longest for replica in range(context.num_replicas_in_sync)]
+    return tf.concat([gathered[first : first + sizes[i]] for i, first in enumerate(firsts)], axis=0)
+
+
+def _sum(whole: tf.Tensor) -> tf.Tensor:
+    context = tf.distribute.get_replica_context()
+    if not _by_size():
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, whole)
+    if whole.shape[1:].num_elements() == 0:
+        return whole
+    rows = tf.shape(whole)[0]
+    message = tf.pad(whole, [[0, tf.cast(rows == 0, tf.int32)], *[[0, 0]] * (whole.shape.rank - 1)])
+    total = tf.raw_ops.CollectiveReduceV2(
+        input=message,
+        group_size=context.num_replicas_in_sync,
+        group_key=_GROUP,
+        instance_key=_instance_key("sum", message),
+        ordering_token=[],
+        merge_op="Add",
+        final_op="Id",
+    )
+    return total[:rows]
+
+
+def _by_size() -> bool:
+    """Whether messages need a number of their own for each size.
+
+    A collective of workers keeps the shape that it had first, so in a loop of steps TensorFlow's fail at a smaller
+    batch. On GPUs they also keep an order, so there they are taken as they are.
+    """
+    context = tf.distribute.get_replica_context()
+    is_of_workers = isinstance(context.strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return is_of_workers and "GPU" not in "".join(context.strategy.extended.worker_devices)
+
+
+def _instance_key(what: str, message: tf.Tensor) -> tf.Tensor:
+    """Return the number by which the replicas' messages of one shape find each other, of 31 bits.
+
+    It follows from the message, with its size when it is sent, and from its place among the messages of its graph.
+    """
+    place = 0
+    if not tf.executing_eagerly():
+        replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+        of_graph = _places.setdefault(tf.compat.v1.get_default_graph(), {})
+        place = next(of_graph.setdefault(replica, itertools.count(1)))
+    kind = zlib.crc32(f"{what} {message.dtype.name} {message.shape[1:]}".encode())
+    return place % 2**8 << 23 | tf.cast((kind + tf.size(message, tf.int64)) % 2**23, tf.int32)

@@ -113,6 +113,11 @@ def test_a_step_from_a_loss_function(one_worker):
 
 
 @pytest.mark.slow
+def test_a_loss_over_the_whole_batch(one_worker):
+    assert one_worker("whole_batch")["difference"] < 2e-5
+
+
+@pytest.mark.slow
 def test_a_table_in_shards_on_all_servers(one_worker):
     table = one_worker("table")
     assert table["shards"] == [[34, 4], [34, 4], [33, 4]]
