@@ -98,6 +98,7 @@ def test_the_loop_in_the_open_trains_what_loop_trains(tmp_path):
     assert opened == pytest.approx(closed, abs=5e-4), "at most one of 2,000 images is told otherwise"
 
 
+@pytest.mark.slow  # tests/train/step/test_whole_batch.py has a smaller net
 def test_the_contrastive_example_trains_on_three_replicas_what_it_trains_on_one(strategy_of):
     """Its loss and crops, in batches of 16 and one of 1: shares of 6, 6, 4 and 1, 0, 0."""
     example = runpy.run_path(str(ROOT / "examples" / "contrastive.py"), run_name="imported")
