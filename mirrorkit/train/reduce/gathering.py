@@ -41,15 +41,15 @@ def all_gather(rows: Nest) -> Nest:
     the same order.
 
     Args:
-        rows: a tensor, or a nest of tensors, of the same number of rows, such as embeddings [rows, ...] and labels
-            [rows]. Replicas may have different numbers of rows, and none.
+        rows: a tensor, or a nest of tensors, such as embeddings [rows, ...] and labels [rows]. Replicas may have
+            different numbers of rows, and none.
 
     Returns:
         The same nest, dtypes and shapes but for the first dimension.
 
     Raises:
-        StepError: a `mk.train.Step` that would not see other replicas' rows calls it; or the tensors have no rows, not
-            the same number of them, or a dtype that cannot be gathered.
+        StepError: a `mk.train.Step` that would not see other replicas' rows calls it; or a tensor has no rows, or a
+            dtype that cannot be gathered.
     """
     for value in tf.nest.flatten(rows):
         of_several = isinstance(value, tf.distribute.DistributedValues) and not isinstance(value, tf.Variable)
@@ -60,11 +60,9 @@ def all_gather(rows: Nest) -> Nest:
             )
     rows = tf.nest.map_structure(tf.convert_to_tensor, rows)
     shapes = [tensor.shape for tensor in tf.nest.flatten(rows)]
-    known = {shape[0] for shape in shapes if shape.rank} - {None}
-    if not shapes or len(known) > 1 or any(shape.rank == 0 for shape in shapes):
+    if not shapes or any(shape.rank in (0, None) for shape in shapes):
         raise StepError(
-            f"mk.train.all_gather takes tensors of one number of rows; found shapes {', '.join(map(str, shapes))}. "
-            "Gather tensors [rows, ...] together, and those of other numbers of rows in calls of their own; add up "
+            f"mk.train.all_gather takes tensors [rows, ...]; found shapes [{', '.join(map(str, shapes))}]. Add up "
             "scalars with mk.train.all_reduce."
         )
     gather: Gather = getattr(_within, "gather", None) or rows_of_all
@@ -76,7 +74,10 @@ def rows_of_all(rows: Nest, is_all: bool | tf.Tensor = False) -> Nest:
     context = tf.distribute.get_replica_context()
     if is_all is True or context is None or context.num_replicas_in_sync == 1:
         return rows
-    return gather_rows(rows, gather_sizes(tf.shape(tf.nest.flatten(rows)[0])[0]), is_all)
+    flat = tf.nest.flatten(rows)
+    sizes = gather_sizes(tf.stack([tf.shape(tensor)[0] for tensor in flat]))
+    every = [_gather(tensor, sizes[:, number], is_all) for number, tensor in enumerate(flat)]
+    return tf.nest.pack_sequence_as(rows, every)
 
 
 @contextmanager
@@ -90,7 +91,7 @@ def gathering(gather: Gather) -> Iterator[None]:
         _within.gather = before
 
 
-def gather_rows(rows: Nest, sizes: tf.Tensor, is_all: bool | tf.Tensor = False) -> Nest:
+def gather_rows(rows: Nest, sizes: tf.Tensor) -> Nest:
     """Put the rows of all replicas together, in the order of the replicas; in replica context.
 
     The gradient for a replica's rows is the sum of those that all replicas have for them.
@@ -98,13 +99,12 @@ def gather_rows(rows: Nest, sizes: tf.Tensor, is_all: bool | tf.Tensor = False) 
     Args:
         rows: a nest of tensors of one number of rows, which may be 0 and differ between replicas.
         sizes: the numbers of rows of all replicas, [replicas], int64.
-        is_all: whether every replica has the rows of all, of which one copy is returned.
     """
-    return tf.nest.map_structure(lambda tensor: _gather(tensor, sizes, is_all), rows)
+    return tf.nest.map_structure(lambda tensor: _gather(tensor, sizes, False), rows)
 
 
 def gather_sizes(size: tf.Tensor) -> tf.Tensor:
-    """Return the numbers of all replicas, [replicas], int64; in replica context."""
+    """Return the numbers of all replicas, [replicas], or [replicas, n] of n numbers, int64; in replica context."""
     own = tf.identity(tf.cast(size, tf.int64))[tf.newaxis]
     return tf.distribute.get_replica_context().all_gather(own, axis=0)
 
