@@ -39,8 +39,7 @@ class Gan:
         self.variables = [variable for half in self.halves.values() for variable in half.variables]  # for Checkpoints
 
     def train(self, strategy, batch):
-        halves = self.halves.items()
-        return {name: half.update(strategy, strategy.run(half.compute, args=(batch,)))["loss"] for name, half in halves}
+        return {k: h.update(strategy, strategy.run(h.compute, args=(batch,)))["loss"] for k, h in self.halves.items()}
 
 
 def main() -> None:
@@ -53,7 +52,6 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128, help="global batch size, over all replicas")
     parser.add_argument("--folder", default="gan", help="for drawn digits, and checkpoints from which it resumes")
     options = parser.parse_args()
-
     strategy = mk.strategy.create(options.strategy, devices=options.devices)
     digits = mk.data.load(options.data, data_dir=options.data_dir, fallback="synthetic")
     train = mk.data.batches(digits.train, global_batch_size=options.batch_size, shuffle=True, seed=0)
@@ -71,7 +69,9 @@ def main() -> None:
         rows = tf.reshape(generator(keras.random.normal([64, 64], seed=1)), [8, 8 * 28, 28, 1])
         tf.io.write_file(f"{options.folder}/{epoch:02}.png", tf.io.encode_png(tf.cast(tf.concat([*rows], 1), tf.uint8)))
 
-    callbacks = [mk.train.Checkpoints(options.folder), keras.callbacks.LambdaCallback(on_epoch_end=save)]
+    pictures = keras.callbacks.LambdaCallback(on_epoch_end=save)
+    pictures.chief_only = True
+    callbacks = [mk.train.Checkpoints(options.folder), pictures]
     print(mk.train.Loop(strategy, gan).fit(train, epochs=options.epochs, callbacks=callbacks).summary())
 
 

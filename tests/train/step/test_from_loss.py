@@ -555,7 +555,7 @@ class Pair(keras.Model):  # type: ignore[name-defined, misc]
         self.first, self.second = first, second
 
 
-def test_a_model_whose_parts_alone_are_called(strategy_of: Any, x: np.ndarray) -> None:
+def test_a_model_whose_parts_alone_are_called(strategy_of: Any, x: np.ndarray, tmp_path: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():
         pair = Pair(sequential((6,), L.Dense(2), L.Dropout(0.5)), sequential((2,), L.Dense(6)))
@@ -564,10 +564,15 @@ def test_a_model_whose_parts_alone_are_called(strategy_of: Any, x: np.ndarray) -
     def loss_fn(batch: Any) -> Any:
         return tf.reduce_mean((pair.second(pair.first(batch)) - batch) ** 2, -1)
 
-    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(pair, optimizer, loss_fn))
     assert not pair.built
-    losses = loop.fit(_rows(x), epochs=5, validation_data=_rows(x), verbose=0).history["val_loss"]
+    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(pair, optimizer, loss_fn))
+    best = keras.callbacks.ModelCheckpoint(tmp_path / "pair.weights.h5", save_weights_only=True)
+    losses = loop.fit(_rows(x), epochs=5, validation_data=_rows(x), verbose=0, callbacks=[best]).history["val_loss"]
     assert losses == sorted(losses, reverse=True)
+    trained = numbers_of(pair.variables)
+    pair.first.set_weights([np.zeros_like(weight) for weight in pair.first.get_weights()])
+    pair.load_weights(tmp_path / "pair.weights.h5")
+    assert largest_difference(trained, numbers_of(pair.variables)) == 0
     with pytest.raises(StepError, match=r"'pair', on x of the batch.*NotImplementedError.*predict=lambda batch"):
         loop.predict(_rows(x))
 
