@@ -105,8 +105,7 @@ class OwnRows:
         if size == 0:
             raise StepError(
                 "A replica got no example of this batch, and the model has synchronized layers, which wait for every "
-                "replica. Train a mk.train.Step with a Loop, which shares such a batch among all of them. A step or a "
-                "loop of your own needs larger batches, or drop_remainder=True for the data."
+                "replica. Train with a Loop, which shares such a batch among all of them, or with larger batches."
             )
         if replicas == 1 or size is not None:  # shares of static size are assumed not to be empty
             return self._rows, False
