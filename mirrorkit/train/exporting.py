@@ -68,7 +68,7 @@ def export(
     step = of if isinstance(of, keras.Model) else getattr(of, "step", of)
     model = step if isinstance(step, keras.Model) else getattr(step, "model", None)
     if not isinstance(model, keras.Model):
-        raise StepError(f"export takes a loop, a step or a Keras model, found {type(of).__name__}.")
+        raise StepError(_without_model(of, step))
     if isinstance(model, Models):
         raise model.refusal("An exported file")
     if not model.built:
@@ -87,6 +87,18 @@ def export(
         if is_chief(strategy):  # outside of any scope: in one, its new variables would wait for the other workers'
             outside_replica(put_in_place)
     return target
+
+
+def _without_model(of: Any, step: Any) -> str:
+    """Return what to write where nothing says which model is meant."""
+    if not hasattr(step, "build"):
+        return f"export takes a loop, a step or a Keras model, found {type(of).__name__}."
+    nets = [key for key, value in getattr(step, "__dict__", {}).items() if isinstance(value, keras.Model)]
+    write = " or ".join(f"mk.train.export(step.{net}, path)" for net in nets) or "mk.train.export(model, path)"
+    return (
+        f"{type(step).__name__}, a step of your own, has no attribute `model`, so export does not know which model to "
+        f"write. Use {write}."
+    )
 
 
 @contextlib.contextmanager

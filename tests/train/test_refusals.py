@@ -274,7 +274,9 @@ def test_compute_before_build() -> None:
 
 
 def test_a_model_that_is_not_compiled() -> None:
-    with pytest.raises(StepError, match=r"not compiled.*model\.compile"):
+    with pytest.raises(
+        StepError, match=r"not compiled.*model\.compile.*mk\.train\.export holds neither.*load it in the"
+    ):
         mk.train.Step.from_compiled(_net())
 
 

@@ -113,8 +113,9 @@ class Loop:
         """Train for `epochs - initial_epoch` epochs, or what is left of them after `restore`.
 
         Args:
-            data: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches `(x, y)` or
-                `(x, y, sample_weight)`.
+            data: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches: `(x, y)` or
+                `(x, y, sample_weight)` for a model and its losses; for `Step.from_loss` and a step of your own any
+                nest of tensors that all have the rows first.
             epochs: the epoch before which to stop.
             initial_epoch: the epoch to start with, unless one was restored; a recipe's order of examples depends on it.
             steps_per_epoch: needed where the data never ends; otherwise an epoch is all the data. With it, a
@@ -205,7 +206,7 @@ class Loop:
         """Return loss and metrics over the whole data, every example counted once on any number of replicas.
 
         Args:
-            data: a recipe, or a `tf.data.Dataset` of global batches `(x, y)` or `(x, y, sample_weight)`.
+            data: a recipe, or a `tf.data.Dataset` of global batches such as `fit` takes.
             steps: batches to evaluate; all by default.
             callbacks: Keras callbacks (`on_test_...`).
             on_chief: under parameter servers, compute in this process instead of on the workers.
@@ -223,7 +224,8 @@ class Loop:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
 
         Args:
-            data: a recipe, or a `tf.data.Dataset` of global batches `x`, `(x, y)` or `(x, y, sample_weight)`.
+            data: a recipe, or a `tf.data.Dataset` of global batches `x`, `(x, y)` or `(x, y, sample_weight)`; where the
+                step has a function of its own to predict, such as that function takes.
             steps: batches to predict; all by default.
         """
         self._step.require("predict")

@@ -13,7 +13,12 @@ from mirrorkit.train.step.loss_scale import LossScale
 def compiled_parts(model: KerasModel) -> dict[str, Any]:
     """Return optimizer, loss, metrics and loss scale of a compiled model as keyword arguments of `Step`."""
     if not getattr(model, "compiled", False):
-        raise StepError("The model is not compiled. Call model.compile(...) in the strategy's scope, or use Step.")
+        raise StepError(
+            "The model is not compiled. Call model.compile(...) in the strategy's scope, or use mk.train.Step(model, "
+            "optimizer, loss=...). A file of mk.train.export holds neither optimizer nor loss: to train on, load it in "
+            "the scope and give its model to Step or Step.from_loss with a new optimizer; mk.train.Checkpoints keep "
+            "the optimizer's state too."
+        )
     # private to Keras; the public get_compile_config has copies, of registered functions and classes only
     given = model._compile_config.config
     names = ("loss", "metrics", "weighted_metrics", "loss_weights")

@@ -68,6 +68,8 @@ class Custom:
         step.build(strategy)
         self.clock = Clock()  # such a step asks for nothing on the host
         self.model: KerasModel = getattr(step, "model", None) or _models_of(step)
+        if not hasattr(self.model, "optimizer"):
+            self.model.optimizer = None  # TensorBoard asks for it
         self._step = step
         self._strategy = strategy
         self._names: dict[Pass, list[str]] = {}  # of the logs

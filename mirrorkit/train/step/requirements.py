@@ -240,8 +240,8 @@ def check_built_for(optimizer: KerasOptimizer, model: KerasModel) -> None:
 
 
 def variables_of(step: object, why: str) -> list[Variable]:
-    """Return the variables that any step says it changes; `why` tells what cannot be done without them."""
-    variables = list(getattr(step, "variables", []))
+    """Return the variables that any step says it changes, each once; `why` tells what cannot be done without them."""
+    variables = list({id(variable): variable for variable in getattr(step, "variables", [])}.values())
     if not variables:
         raise StepError(
             f"{type(step).__name__} does not say what it changes, so {why}. Give it a property `variables`: a list of "

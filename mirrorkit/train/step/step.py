@@ -209,6 +209,7 @@ class Step:
         if self._built is None:
             options = dataclasses.replace(self._options, accumulate=self.accumulate)
             self._built = Supervised(strategy, self._trained, self.optimizer, options, shown=self.model)
+            self.model.built = True  # Keras saves no weights of a model whose parts alone were called
         if self._built.strategy is not strategy:
             raise StepError("This step was built for another strategy. Create another model, optimizer and step.")
         return self._built
