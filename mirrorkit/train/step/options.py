@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, PerOutput
 from mirrorkit.train.step.loss_scale import LossScale
+from mirrorkit.train.step.outputs import Batch as Parts
+from mirrorkit.train.step.outputs import unpack_batch
 
 
 class Clip(NamedTuple):
@@ -42,3 +44,7 @@ class Options:
     jit_compile: bool
     of_values: bool = False  # the model takes whole batches, and its outputs are values of each example (`from_loss`)
     predict: Callable[[Batch], Nest] | None = None  # from a batch, in place of the model
+
+    def unpack(self, batch: Batch) -> Parts:
+        """Take a batch apart into what the model is called on, targets and weights."""
+        return Parts(batch) if self.of_values else unpack_batch(batch)
