@@ -94,7 +94,7 @@ class Functions:
                 lambda: (
                     Totals.of_values(self._values(batch))
                     if given.of_values
-                    else Totals.resolve(self._model, batch, given.losses, given.metrics)
+                    else Totals.resolve(self._model, batch, given.losses, given.metrics, given.unchecked)
                 )
             )
         self._totals.require_targets(batch)
