@@ -19,10 +19,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerOutput, Sums, Variable
+from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerOutput, Spec, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.packing import BUCKET_MIB
-from mirrorkit.train.step import requirements
+from mirrorkit.train.step import building, requirements
 from mirrorkit.train.step.compiled import compiled_parts
 from mirrorkit.train.step.global_batch import HostBatch, OwnRows
 from mirrorkit.train.step.loss_scale import LossScale
@@ -40,8 +40,9 @@ class Step:
     replicas and however unequal their shares. Clipping, loss scale and averages act after the reduction.
 
     Args:
-        model: a built Keras model, created in the strategy's scope. It is compiled with this optimizer, loss and
-            metrics, for callbacks and saved files, unless it already is.
+        model: a Keras model, created in the strategy's scope; one that is not built is built by a `Loop`, from the
+            first data. It is compiled with this optimizer, loss and metrics, for callbacks and saved files, unless it
+            already is.
         optimizer: a Keras optimizer, created in the strategy's scope.
         loss: a Keras loss, its name, or a function `(y_true, y_pred) -> values [batch]`; for several outputs one for
             all of them, a dict by output name, a list, or a nest like theirs.
@@ -204,10 +205,15 @@ class Step:
         """
         self.for_loop(strategy)
 
-    def for_loop(self, strategy: tf.distribute.Strategy) -> Supervised:
-        """Build the step, and return it as `mk.train.Loop` runs it; for mirrorkit's own use."""
+    def for_loop(self, strategy: tf.distribute.Strategy, element_spec: Spec = None) -> Supervised:
+        """Build the step, and return it as `mk.train.Loop` runs it; for mirrorkit's own use.
+
+        With the `element_spec` of the data it builds the model first, where that is not built.
+        """
         if self._built is None:
             options = dataclasses.replace(self._options, accumulate=self.accumulate)
+            if element_spec is not None and not building.is_built(self._trained):
+                building.build(self._trained, options.unpack(element_spec), strategy)
             self._built = Supervised(strategy, self._trained, self.optimizer, options, shown=self.model)
             self.model.built = True  # Keras saves no weights of a model whose parts alone were called
         if self._built.strategy is not strategy:

@@ -127,7 +127,7 @@ class Supervised:
 
     def unpack(self, batch: Batch) -> Parts:
         """Take a batch apart into what the model is called on, targets and weights."""
-        return Parts(batch) if self._options.of_values else unpack_batch(batch)
+        return self._options.unpack(batch)
 
     def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
         """Return what checks a global batch before the first step to "train" or "test"; None without need."""
