@@ -1,0 +1,174 @@
+"""The corpus, one cell at a time: what a script came to, and how far it is from what Keras alone comes to."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import nets_dense
+import numpy as np
+import tensorflow as tf
+from entries import BATCH, ONE, PLACES, TWO, WORKERS, Entry, Fit, Rows, Trained
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "equivalence"))
+
+import plain
+from cells import Outcome, bar, difference, policy
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import MirrorkitError
+
+KINDS = {"dense nets": nets_dense}
+ENTRIES = {
+    entry.name: dataclasses.replace(entry, kind=kind) for kind, module in KINDS.items() for entry in module.ENTRIES
+}
+Found = Outcome | str  # what was trained, or what the refusal says
+
+
+class Cell(NamedTuple):
+    """An entry in one place: how far it is from the reference, the control, or the refusal."""
+
+    difference: float = 0.0
+    control: float = 0.0
+    refusal: str = ""
+    wrong: str = ""  # what else is wrong: not refused though it should be, or not in the words expected
+
+    @property
+    def is_red(self) -> bool:
+        """Whether this is neither equal within rounding nor the refusal that was expected."""
+        return bool(self.wrong) or not self.difference <= bar(self.control)
+
+    def __str__(self) -> str:
+        """The difference and the control in parentheses, or "refused"."""
+        text = "refused" if self.refusal else f"{self.difference:.1e} ({self.control:.1e})"
+        text = f"{text} {self.wrong}".replace("|", "/").replace("\n", " ").strip()
+        return f"**{text}**" if self.is_red else text
+
+
+def strategy_for(place: str) -> tf.distribute.Strategy:
+    """A strategy of this process."""
+    return mk.strategy.create("mirrored", devices="cpu:2") if place == TWO else mk.strategy.create("one_device")
+
+
+def run(entry: Entry, strategy: tf.distribute.Strategy) -> Found:
+    """Train the port; a refusal by mirrorkit becomes what it says, other errors are raised."""
+    try:
+        return _outcome(entry, lambda rows: entry.port(strategy, *rows), entry.data(), strategy)
+    except MirrorkitError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+class References:
+    """What an entry must come to, and how far it comes from that in another order; each trained once."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self._made: dict[int, tuple[Outcome, float]] = {}
+
+    def cell(self, place: str, found: Found) -> Cell:
+        """Compare what was found in a place."""
+        entry = self.entry
+        expected = entry.refused if place in entry.refused_on else ""
+        if isinstance(found, str):
+            return Cell(refusal=found, wrong="" if expected and expected in found else f"unexpected: {found[:300]}")
+        if expected:
+            return Cell(refusal=expected, wrong="but it trains")
+        try:
+            return self._compared(place, found)
+        except AssertionError as error:  # other logs or variables
+            return Cell(float("inf"), wrong=f"other names: {error}"[:300])
+
+    def _compared(self, place: str, found: Outcome) -> Cell:
+        entry = self.entry
+        shards = 1 if place == ONE else 2
+        if entry.draws and not isinstance(entry, Fit) or not (entry.per_shard or entry.draws):
+            shards = 1
+        if shards == 1 and not entry.draws:
+            if 1 not in self._made:
+                train, test = entry.data()
+                expected = _outcome(entry, lambda rows: entry.keras(*rows), (train, test))
+                other = _outcome(entry, lambda rows: entry.keras(*rows), (_in_other_order(train), test))
+                self._made[1] = expected, difference(other, expected)
+            expected, control = self._made[1]
+            return Cell(difference(found, expected), control)
+        if shards not in self._made:
+            case = entry.case()
+            expected = plain.train(case, shards)
+            self._made[shards] = expected, difference(plain.train(case, shards, reordered=True), expected)
+        expected, control = self._made[shards]
+        trained = {name: value for name, value in found.items() if name in expected}
+        assert expected.keys() == trained.keys(), sorted(expected.keys() ^ trained.keys())
+        evaluated, again = _evaluated(entry, found)
+        return Cell(max(difference(trained, expected), difference(evaluated, again)), control)
+
+
+def cells(entry: Entry, found: dict[str, Found]) -> dict[str, Cell]:
+    """The cells of an entry, from what was found in each place."""
+    references = References(entry)
+    return {place: references.cell(place, value) for place, value in found.items()}
+
+
+def _outcome(
+    entry: Entry, train: Callable[[tuple[Rows, Rows]], Trained], rows: tuple[Rows, Rows], strategy: Any = None
+) -> Outcome:
+    """Everything that a script changed, its logs and predictions, by name; values stacked from all replicas' copies."""
+    with policy(entry.policy):
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
+        done = train(rows)
+
+    def read(kind: str, variables: Any) -> Outcome:
+        found = {}
+        for i, variable in enumerate(variables):
+            if any(part in variable.path for part in entry.without):
+                continue
+            copies = strategy.experimental_local_results(variable.value) if strategy else [variable.value]
+            values = np.stack([copy.numpy() for copy in copies])
+            found[f"{kind}/{i}"] = values if strategy else values[0]
+        return found
+
+    values = read("weights", [v for model in done.models for v in model.trainable_variables])
+    values |= read("state", [v for model in done.models for v in model.non_trainable_variables])
+    values |= read("slots", [v for optimizer in done.optimizers for v in optimizer.variables])
+    values |= {f"logs/{name}": np.float64(value) for name, value in done.history.items()}
+    leaves = tf.nest.flatten(done.predictions)
+    return values | {f"predictions/{i}": np.float64(value) for i, value in enumerate(leaves)}
+
+
+def _in_other_order(rows: Rows) -> Rows:
+    """The rows of each batch permuted: the same sums in another order."""
+    count, rng = len(tf.nest.flatten(rows)[0]), np.random.default_rng(0)
+    starts = range(0, count, BATCH)
+    places = np.concatenate([first + rng.permutation(min(BATCH, count - first)) for first in starts])
+    return tf.nest.map_structure(lambda part: part[places], rows)
+
+
+def _evaluated(entry: Fit, found: Outcome) -> tuple[Outcome, Outcome]:
+    """Validation and predictions at the end, and those of Keras with the weights that were found."""
+    _, test = entry.data()
+    with policy(entry.policy):
+        model = entry.model()
+        for kind, variables in (("weights", model.trainable_variables), ("state", model.non_trainable_variables)):
+            for i, variable in enumerate(variables):
+                variable.assign(found[f"{kind}/{i}"][0])
+        model.compile(loss=entry.loss(), metrics=entry.metrics(), jit_compile=False)
+        logs = model.evaluate(*test, batch_size=BATCH, verbose=0, return_dict=True)
+        predictions = tf.nest.flatten(model.predict(test[0], batch_size=BATCH, verbose=0))
+    again = {f"logs/val_{name}": np.float64(value) for name, value in logs.items()}
+    again |= {f"predictions/{i}": np.float64(value) for i, value in enumerate(predictions)}
+    return {name: found[name][-1] if name.startswith("logs") else found[name] for name in again}, again
+
+
+def here(entry: Entry, places: Sequence[str] = (ONE, TWO)) -> dict[str, Found]:
+    """Train an entry's port in this process."""
+    return {place: run(entry, strategy_for(place)) for place in places if place != WORKERS}
+
+
+__all__ = ["ENTRIES", "KINDS", "PLACES", "Cell", "Found", "References", "cells", "here", "run", "strategy_for"]
