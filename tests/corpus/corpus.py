@@ -12,6 +12,12 @@ from typing import Any, NamedTuple
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import nets_dense
+import nets_options
+import nets_own_steps
+import nets_pictures
+import nets_refused
+import nets_sequences
+import nets_tables
 import numpy as np
 import tensorflow as tf
 from entries import BATCH, ONE, PLACES, TWO, WORKERS, Entry, Fit, Rows, Trained
@@ -20,12 +26,21 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "equivalence"))
 
 import plain
 from cells import Outcome, bar, difference, policy
+from on_workers import disagreeing
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import MirrorkitError
 
-KINDS = {"dense nets": nets_dense}
+KINDS = {
+    "dense nets": nets_dense,
+    "pictures": nets_pictures,
+    "sequences": nets_sequences,
+    "tables, several inputs and outputs": nets_tables,
+    "options of layers and training": nets_options,
+    "training steps of one's own": nets_own_steps,
+    "refused": nets_refused,
+}
 ENTRIES = {
     entry.name: dataclasses.replace(entry, kind=kind) for kind, module in KINDS.items() for entry in module.ENTRIES
 }
@@ -58,11 +73,13 @@ def strategy_for(place: str) -> tf.distribute.Strategy:
 
 
 def run(entry: Entry, strategy: tf.distribute.Strategy) -> Found:
-    """Train the port; a refusal by mirrorkit becomes what it says, other errors are raised."""
+    """Train the port; an error becomes what it says."""
     try:
         return _outcome(entry, lambda rows: entry.port(strategy, *rows), entry.data(), strategy)
     except MirrorkitError as error:
         return f"{type(error).__name__}: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}, which is not mirrorkit's: {error}"
 
 
 class References:
@@ -77,19 +94,21 @@ class References:
         entry = self.entry
         expected = entry.refused if place in entry.refused_on else ""
         if isinstance(found, str):
-            return Cell(refusal=found, wrong="" if expected and expected in found else f"unexpected: {found[:300]}")
+            as_expected = expected and expected in found
+            return Cell(refusal=found, wrong="" if as_expected else f"in other words than expected: {found[:300]}")
         if expected:
             return Cell(refusal=expected, wrong="but it trains")
         try:
-            return self._compared(place, found)
+            cell = self._compared(place, found)
         except AssertionError as error:  # other logs or variables
             return Cell(float("inf"), wrong=f"other names: {error}"[:300])
+        own = found if place == WORKERS else {n: v for n, v in found.items() if n.startswith(("weights", "state", "slots"))}
+        different = disagreeing(own)
+        return cell._replace(wrong=f"copies differ in {different[0]}" if different else "")
 
     def _compared(self, place: str, found: Outcome) -> Cell:
         entry = self.entry
-        shards = 1 if place == ONE else 2
-        if entry.draws and not isinstance(entry, Fit) or not (entry.per_shard or entry.draws):
-            shards = 1
+        shards = 2 if entry.per_shard and place != ONE else 1
         if shards == 1 and not entry.draws:
             if 1 not in self._made:
                 train, test = entry.data()
@@ -105,8 +124,9 @@ class References:
         expected, control = self._made[shards]
         trained = {name: value for name, value in found.items() if name in expected}
         assert expected.keys() == trained.keys(), sorted(expected.keys() ^ trained.keys())
-        evaluated, again = _evaluated(entry, found)
-        return Cell(max(difference(trained, expected), difference(evaluated, again)), control)
+        ends, again, cut = _evaluated(entry, found)
+        control = max(control, difference(cut, again))
+        return Cell(max(difference(trained, expected), difference(ends, again)), control)
 
 
 def cells(entry: Entry, found: dict[str, Found]) -> dict[str, Cell]:
@@ -150,20 +170,24 @@ def _in_other_order(rows: Rows) -> Rows:
     return tf.nest.map_structure(lambda part: part[places], rows)
 
 
-def _evaluated(entry: Fit, found: Outcome) -> tuple[Outcome, Outcome]:
-    """Validation and predictions at the end, and those of Keras with the weights that were found."""
+def _evaluated(entry: Fit, found: Outcome) -> tuple[Outcome, Outcome, Outcome]:
+    """Validation and predictions at the end; those of Keras with the weights that were found; and with half batches."""
     _, test = entry.data()
     with policy(entry.policy):
         model = entry.model()
         for kind, variables in (("weights", model.trainable_variables), ("state", model.non_trainable_variables)):
             for i, variable in enumerate(variables):
-                variable.assign(found[f"{kind}/{i}"][0])
+                variable.assign(found[f"{kind}/{i}"].reshape(-1, *variable.shape)[0])
         model.compile(loss=entry.loss(), metrics=entry.metrics(), jit_compile=False)
-        logs = model.evaluate(*test, batch_size=BATCH, verbose=0, return_dict=True)
-        predictions = tf.nest.flatten(model.predict(test[0], batch_size=BATCH, verbose=0))
-    again = {f"logs/val_{name}": np.float64(value) for name, value in logs.items()}
-    again |= {f"predictions/{i}": np.float64(value) for i, value in enumerate(predictions)}
-    return {name: found[name][-1] if name.startswith("logs") else found[name] for name in again}, again
+
+        def evaluated(batch: int) -> Outcome:
+            logs = model.evaluate(*test, batch_size=batch, verbose=0, return_dict=True)
+            predictions = tf.nest.flatten(model.predict(test[0], batch_size=batch, verbose=0))
+            values = {f"logs/val_{name}": np.float64(value) for name, value in logs.items()}
+            return values | {f"predictions/{i}": np.float64(value) for i, value in enumerate(predictions)}
+
+        again, cut = evaluated(BATCH), evaluated(BATCH // 2)
+    return {n: found[n][..., -1] if n.startswith("logs") else found[n] for n in again}, again, cut
 
 
 def here(entry: Entry, places: Sequence[str] = (ONE, TWO)) -> dict[str, Found]:

@@ -98,6 +98,39 @@ class Entry:
         return marks.count("+"), marks.count("-")
 
 
+class EachBatch(keras.callbacks.Callback):
+    """Keras logs the mean of the batches so far; this gives the mean of an epoch with other weights of the batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train: list[list[dict[str, float]]] = []  # the logs after each batch of each epoch
+        self.test: list[list[dict[str, float]]] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.train.append([])
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.test.append([])
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.train[-1].append(dict(logs))
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.test[-1].append(dict(logs))
+
+    @staticmethod
+    def means(name: str, epochs: Sequence[Sequence[Mapping[str, float]]], counts: np.ndarray) -> list[float]:
+        """The mean of each epoch; `counts` [N] says how much each example counts."""
+        means = []
+        in_batch = [counts[first : first + BATCH] for first in range(0, len(counts), BATCH)]
+        kept = np.array([len(part) if name == "loss" else 1 for part in in_batch])  # Keras's own weights
+        for epoch in epochs:
+            sums = np.array([logs[name] for logs in epoch]) * np.cumsum(kept)
+            values = np.diff(sums, prepend=0) / kept
+            means.append(float(np.average(values, weights=[part.sum() for part in in_batch])))
+        return means
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fit(Entry):
     """`compile` and `fit`; the parts are called anew for each script, in the strategy's scope."""
@@ -109,11 +142,29 @@ class Fit(Entry):
     compiled: Mapping[str, Any] = field(default_factory=dict)
     fitted: Mapping[str, Any] = field(default_factory=dict)
     callbacks: Callable[[], list[Any]] = list
-    fitting: Callable[[Any], Any] = lambda optimizer: optimizer  # what makes Keras's optimizer the right reference
+    # what makes Keras the right reference, where docs/differences.md says that it is not:
+    fitting: Callable[[Any], Any] = lambda optimizer: optimizer  # the optimizer
+    counted: Mapping[str, Callable[[Rows], Any]] = field(default_factory=dict)  # logs, and how much each example counts
+    total: Sequence[str] = ()  # of which logs the loss is the sum
 
     def keras(self, train: Rows, test: Rows) -> Trained:
-        reference = dataclasses.replace(self, optimizer=lambda: self.fitting(self.optimizer()))
-        return in_keras(reference, train, test)
+        seen = EachBatch()
+        done = in_keras(
+            dataclasses.replace(
+                self,
+                optimizer=lambda: self.fitting(self.optimizer()),
+                callbacks=lambda: [*self.callbacks(), *([seen] if self.counted else [])],
+            ),
+            train,
+            test,
+        )
+        history = dict(done.history)
+        for name, counts in self.counted.items():
+            history[name] = seen.means(name, seen.train, counts(train))
+            history[f"val_{name}"] = seen.means(name, seen.test, counts(test))
+        for prefix in ("", "val_") if self.total else ():
+            history[f"{prefix}loss"] = np.sum([history[prefix + name] for name in self.total], axis=0)
+        return done._replace(history=history)
 
     def port(self, strategy: tf.distribute.Strategy, train: Rows, test: Rows) -> Trained:
         return ported(self, strategy, train, test)
@@ -123,8 +174,8 @@ class Fit(Entry):
 
     def case(self) -> Case:
         """The same as a row of the equivalence table, whose reference can compute N shards."""
-        recipe = mk.data.batches(mk.data.arrays(*self.data()[0]), global_batch_size=BATCH)
-        return Case(self.name, self.model, self.optimizer, lambda: recipe, self.loss, self.metrics, policy=self.policy,
+        train = recipe(self.data()[0])
+        return Case(self.name, self.model, self.optimizer, lambda: train, self.loss, self.metrics, policy=self.policy,
                     per_shard=True)  # fmt: skip
 
 
@@ -134,15 +185,16 @@ def in_keras(e: Fit, train: Rows, test: Rows) -> Trained:
     model = e.model()
     model.compile(e.optimizer(), loss=e.loss(), metrics=e.metrics(), jit_compile=False, **e.compiled)
     options = {"epochs": EPOCHS, "callbacks": e.callbacks(), "verbose": 0, **e.fitted}
-    fitted = model.fit(x, y, BATCH, sample_weight=weight, shuffle=False, validation_data=test, **options)
+    fitted = model.fit(x, y, BATCH, sample_weight=weight, shuffle=False, validation_data=(test[0], test[1]), **options)
     predictions = model.predict(test[0], BATCH, verbose=0)
     return Trained([model], [model.optimizer], fitted.history, predictions)
 
 
 def ported(e: Fit, strategy: tf.distribute.Strategy, train: Rows, test: Rows) -> Trained:
     """The same, ported."""
-    train_data = mk.data.batches(mk.data.arrays(*train), global_batch_size=BATCH)
-    test_data = mk.data.batches(mk.data.arrays(*test), global_batch_size=BATCH)
+    x, y, weight = [*train, None][:3]
+    train_data = mk.data.batches(mk.data.arrays(x, y, sample_weight=weight), global_batch_size=BATCH)
+    test_data = mk.data.batches(mk.data.arrays(test[0], test[1]), global_batch_size=BATCH)
     with strategy.scope():
         model = e.model()
         model.compile(e.optimizer(), loss=e.loss(), metrics=e.metrics(), jit_compile=False, **e.compiled)
@@ -189,7 +241,8 @@ def batched(rows: Rows) -> tf.data.Dataset:
 
 def recipe(rows: Rows) -> mk.data.Batches:
     """The rows as mirrorkit's global batches."""
-    return mk.data.batches(mk.data.arrays(*rows), global_batch_size=BATCH)
+    x, y, weight = [*rows, None][:3]
+    return mk.data.batches(mk.data.arrays(x, y, sample_weight=weight), global_batch_size=BATCH)
 
 
 def split(make: Callable[[np.random.Generator, int], Rows]) -> Callable[[], tuple[Rows, Rows]]:
@@ -205,6 +258,11 @@ def net(*layers: Callable[[], Any], shape: tuple[int | None, ...] = (4,), dtype:
 def dense(units: int, activation: str | None = None, **options: Any) -> Callable[[], Any]:
     """A Dense layer, to be made later."""
     return lambda: keras.layers.Dense(units, activation, **options)
+
+
+def each(*names: str) -> dict[str, Callable[[Rows], Any]]:
+    """Logs that are means over the examples."""
+    return dict.fromkeys(names, lambda rows: np.ones(len(tf.nest.flatten(rows)[0])))
 
 
 def logits() -> Any:

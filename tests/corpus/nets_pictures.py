@@ -58,8 +58,8 @@ def u_net() -> Any:
 
     inputs = keras.Input((8, 8, 1))
     first = block(inputs, 4)
-    second = block(L.AveragePooling2D()(first), 6)
-    middle = block(L.AveragePooling2D()(second), 8)
+    second = block(L.AveragePooling2D(2)(first), 6)
+    middle = block(L.AveragePooling2D(2)(second), 8)
     x = block(L.Concatenate()([L.Conv2DTranspose(6, 2, 2)(middle), second]), 6)
     x = block(L.Concatenate()([L.UpSampling2D()(x), first]), 4)
     return keras.Model(inputs, L.Conv2D(3, 1)(x))
@@ -80,7 +80,7 @@ ENTRIES = [
         name="CNN on bytes, Rescaling",
         data=split(pictures),
         model=net(
-            lambda: L.Rescaling(1 / 255), conv(4, "tanh"), L.AveragePooling2D, conv(6, "tanh"), L.Flatten, dense(3),
+            lambda: L.Rescaling(1 / 255), conv(4, "tanh"), lambda: L.AveragePooling2D(2), conv(6, "tanh"), L.Flatten, dense(3),
             shape=(8, 8, 1), dtype="uint8",
         ),
         optimizer=lambda: _o.Adam(0.01),

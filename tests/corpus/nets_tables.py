@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from entries import EPOCHS, Fit, Rows, Script, Trained, batched, dense, logits, net, split
+from entries import EPOCHS, Fit, Rows, Script, Trained, batched, dense, each, logits, net, split
 from nets_dense import classes, regression
-from nets_sequences import texts
+from nets_sequences import MASKED, texts
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -203,21 +203,21 @@ ENTRIES = [
         loss=lambda: {"size": keras.losses.Huber(), "sign": logits()},
         metrics=lambda: {"sign": ["accuracy"]},
         compiled={"loss_weights": {"size": 1.0, "sign": 0.3}},
-        over_examples=("size_loss", "sign_loss"),
+        counted=each("size_loss", "sign_loss"),
         reference=_heads,
     ),
     Fit(
         name="nested outputs, a loss for all",
         data=split(nested_targets),
         model=nested_heads,
-        over_examples=("heads/size_loss", "heads/half_loss", "sum_loss"),
+        counted=each("heads/size_loss", "heads/half_loss", "sum_loss"),
         reference=_heads,
     ),
     Fit(
         name="a tuple of outputs, a loss for all",
         data=split(tuple_targets),
         model=tuple_heads,
-        over_examples=("a_loss", "b_loss"),
+        counted=each("a_loss", "b_loss"),
         reference=_heads,
     ),
     Fit(
@@ -226,8 +226,9 @@ ENTRIES = [
         model=two_readings,
         optimizer=lambda: _o.SGD(0.3),
         loss=lambda: {"tag": logits(), "text": logits()},
-        over_examples=("text_loss",),
-        reference=_heads,
+        counted={**each("text_loss"), "tag_loss": lambda rows: (rows[0] > 0).sum(1)},
+        total=("tag_loss", "text_loss"),
+        reference=MASKED,
     ),
     Fit(
         name="sample weights",
