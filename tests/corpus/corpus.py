@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,7 +88,7 @@ class References:
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
-        self._made: dict[int, tuple[Outcome, float]] = {}
+        self._made: dict[int, tuple[Outcome, float]] = {}  # by the number of shards
 
     def cell(self, place: str, found: Found) -> Cell:
         """Compare what was found in a place."""
@@ -102,7 +103,11 @@ class References:
             cell = self._compared(place, found)
         except AssertionError as error:  # other logs or variables
             return Cell(float("inf"), wrong=f"other names: {error}"[:300])
-        own = found if place == WORKERS else {n: v for n, v in found.items() if n.startswith(("weights", "state", "slots"))}
+        own = (
+            found
+            if place == WORKERS
+            else {n: v for n, v in found.items() if n.startswith(("weights", "state", "slots"))}
+        )
         different = disagreeing(own)
         return cell._replace(wrong=f"copies differ in {different[0]}" if different else "")
 
@@ -110,23 +115,33 @@ class References:
         entry = self.entry
         shards = 2 if entry.per_shard and place != ONE else 1
         if shards == 1 and not entry.draws:
-            if 1 not in self._made:
-                train, test = entry.data()
-                expected = _outcome(entry, lambda rows: entry.keras(*rows), (train, test))
-                other = _outcome(entry, lambda rows: entry.keras(*rows), (_in_other_order(train), test))
-                self._made[1] = expected, difference(other, expected)
-            expected, control = self._made[1]
+            expected, control = self._made.get(1) or self._of_keras()
+            self._made[1] = expected, control
             return Cell(difference(found, expected), control)
-        if shards not in self._made:
-            case = entry.case()
-            expected = plain.train(case, shards)
-            self._made[shards] = expected, difference(plain.train(case, shards, reordered=True), expected)
-        expected, control = self._made[shards]
+        expected, control = self._made.get(shards) or self._of_shards(shards)
+        self._made[shards] = expected, control
         trained = {name: value for name, value in found.items() if name in expected}
         assert expected.keys() == trained.keys(), sorted(expected.keys() ^ trained.keys())
-        ends, again, cut = _evaluated(entry, found)
-        control = max(control, difference(cut, again))
+        ends, again, others = _evaluated(entry, found)
+        control = max(control, *(difference(other, again) for other in others))
         return Cell(max(difference(trained, expected), difference(ends, again)), control)
+
+    def _of_keras(self) -> tuple[Outcome, float]:
+        entry = self.entry
+        train, test = entry.data()
+        expected = _outcome(entry, lambda rows: entry.keras(*rows), (train, test))
+        orders = [(_in_other_order(train, seed), test) for seed in range(entry.orders)]
+        others = [_outcome(entry, lambda rows: entry.keras(*rows), rows) for rows in orders]
+        return expected, max(difference(other, expected) for other in others)
+
+    def _of_shards(self, shards: int) -> tuple[Outcome, float]:
+        case = self.entry.case()
+        expected = plain.train(case, shards)
+        others = [plain.train(case, shards, reordered=True)]
+        if self.entry.policy != "float32":
+            with _not_fused():
+                others.append(plain.train(case, shards))
+        return expected, max(difference(other, expected) for other in others)
 
 
 def cells(entry: Entry, found: dict[str, Found]) -> dict[str, Cell]:
@@ -162,16 +177,26 @@ def _outcome(
     return values | {f"predictions/{i}": np.float64(value) for i, value in enumerate(leaves)}
 
 
-def _in_other_order(rows: Rows) -> Rows:
+@contextmanager
+def _not_fused() -> Iterator[None]:
+    """Operations one by one: TensorFlow's graphs fuse some, and bfloat16 is then rounded at other places."""
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+def _in_other_order(rows: Rows, seed: int) -> Rows:
     """The rows of each batch permuted: the same sums in another order."""
-    count, rng = len(tf.nest.flatten(rows)[0]), np.random.default_rng(0)
+    count, rng = len(tf.nest.flatten(rows)[0]), np.random.default_rng(seed)
     starts = range(0, count, BATCH)
     places = np.concatenate([first + rng.permutation(min(BATCH, count - first)) for first in starts])
     return tf.nest.map_structure(lambda part: part[places], rows)
 
 
-def _evaluated(entry: Fit, found: Outcome) -> tuple[Outcome, Outcome, Outcome]:
-    """Validation and predictions at the end; those of Keras with the weights that were found; and with half batches."""
+def _evaluated(entry: Fit, found: Outcome) -> tuple[Outcome, Outcome, list[Outcome]]:
+    """Validation and predictions at the end; Keras's own for the weights that were found; and those in other ways."""
     _, test = entry.data()
     with policy(entry.policy):
         model = entry.model()
@@ -186,8 +211,11 @@ def _evaluated(entry: Fit, found: Outcome) -> tuple[Outcome, Outcome, Outcome]:
             values = {f"logs/val_{name}": np.float64(value) for name, value in logs.items()}
             return values | {f"predictions/{i}": np.float64(value) for i, value in enumerate(predictions)}
 
-        again, cut = evaluated(BATCH), evaluated(BATCH // 2)
-    return {n: found[n][..., -1] if n.startswith("logs") else found[n] for n in again}, again, cut
+        again, others = evaluated(BATCH), [evaluated(BATCH // 2)]
+        if entry.policy != "float32":
+            with _not_fused():
+                others.append(evaluated(BATCH))
+    return {n: found[n][..., -1] if n.startswith("logs") else found[n] for n in again}, again, others
 
 
 def here(entry: Entry, places: Sequence[str] = (ONE, TWO)) -> dict[str, Found]:

@@ -58,6 +58,7 @@ class Entry:
         draws: it draws random numbers; so even one device does not draw Keras's.
         without: parts of the names of variables whose true gradient is zero, so that rounding alone moves them.
         policy: Keras's dtype policy.
+        orders: how many other orders of the examples make the control, where the net amplifies rounding.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Entry:
     draws: bool = False
     without: Sequence[str] = ()
     policy: str = "float32"
+    orders: int = 1
 
     def keras(self, train: Rows, test: Rows) -> Trained:
         """Train in plain Keras or TensorFlow."""
@@ -250,12 +252,15 @@ def split(make: Callable[[np.random.Generator, int], Rows]) -> Callable[[], tupl
     return lambda: (make(np.random.default_rng(1), TRAIN), make(np.random.default_rng(2), TEST))
 
 
-def net(*layers: Callable[[], Any], shape: tuple[int | None, ...] = (4,), dtype: str | None = None) -> Callable[[], Any]:
+Make = Callable[[], Any]  # makes a layer or a model, in the strategy's scope
+
+
+def net(*layers: Make, shape: tuple[int, ...] = (4,), dtype: str | None = None) -> Make:
     """A Sequential; each layer is a function, so that every call makes new ones."""
     return lambda: keras.Sequential([keras.Input(shape, dtype=dtype), *(layer() for layer in layers)])
 
 
-def dense(units: int, activation: str | None = None, **options: Any) -> Callable[[], Any]:
+def dense(units: int, activation: str | None = None, **options: Any) -> Make:
     """A Dense layer, to be made later."""
     return lambda: keras.layers.Dense(units, activation, **options)
 

@@ -109,11 +109,13 @@ def _by_hand(loss_fn: Callable[..., Any]) -> Callable[[Rows, Rows], Trained]:
     def before(train: Rows, test: Rows) -> Trained:
         model, optimizer = embedding_net(), _o.SGD(0.1)
         optimizer.build(model.trainable_variables)
+        total = 0.0
         for batch in batched(train):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(loss_fn(model, batch))
             optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-        return Trained([model], [optimizer], {"loss": [float(loss)]}, model(test[0]))
+            total += float(loss) * len(batch[0])
+        return Trained([model], [optimizer], {"loss": [total / len(train[0])]}, model(test[0]))
 
     return before
 
@@ -178,20 +180,20 @@ ENTRIES = [
         name="SpectralNormalization",
         data=split(regression),
         model=net(lambda: L.SpectralNormalization(L.Dense(6, "tanh")), dense(1)),
-        refused="?",
+        refused="assigns its own trainable weight",
     ),
     Fit(
         name="a metric updated in call",
         data=split(regression),
         model=net(dense(6, "tanh"), Watched, dense(1)),
-        refused="?",
+        refused="updates the metric 'activity' in its call",
     ),
     Fit(
         name="a loss that is one number for the batch (correlation)",
         data=split(regression),
         model=_small,
         loss=lambda: correlation,
-        refused="?",
+        refused="The loss correlation returned one number for the whole batch",
     ),
     Fit(
         name="a loss that is divided by a statistic of the batch",
@@ -199,7 +201,7 @@ ENTRIES = [
         model=_small,
         optimizer=lambda: _o.SGD(0.02),
         loss=lambda: relative,
-        refused="?",
+        refused="The loss (relative) of a batch is not that of its parts",
         refused_on=SEVERAL,
     ),
     Fit(
@@ -208,41 +210,41 @@ ENTRIES = [
         model=net(dense(6, "tanh"), dense(1, "sigmoid")),
         loss=lambda: "binary_crossentropy",
         metrics=lambda: [f1],
-        refused="?",
+        refused="The state of the metric 'f1' for a batch is not that of its parts",
         refused_on=SEVERAL,
     ),
     Fit(
         name="add_loss of a sum",
         data=split(regression),
         model=net(dense(6, "tanh"), SumOfActivity, dense(1)),
-        refused="?",
+        refused="Add a mean over the rows",
         refused_on=SEVERAL,
     ),
     Fit(
         name="a layer that centres the batch",
         data=split(regression),
         model=net(dense(6, "tanh"), Unnormal, dense(1)),
-        refused="?",
+        refused="a layer mixes the rows",
         refused_on=SEVERAL,
     ),
     Fit(
         name="a layer that counts examples",
         data=split(regression),
         model=net(dense(6, "tanh"), Counter, dense(1)),
-        refused="?",
+        refused="is a sum over the rows",
         refused_on=SEVERAL,
     ),
     Fit(
         name="a layer that draws without a seed",
         data=split(regression),
         model=net(dense(6, "tanh"), Noisy, dense(1)),
-        refused="?",
+        refused="needs a keras.random.SeedGenerator",
     ),
     Fit(
         name="targets [N], outputs [N, 10], mse",
         data=split(to_ten),
         model=net(dense(6, "tanh"), dense(10)),
-        refused="?",
+        refused="do not fit",
     ),
     Fit(
         name="loss with reduction sum",
@@ -250,14 +252,14 @@ ENTRIES = [
         model=_small,
         optimizer=lambda: _o.SGD(0.01),
         loss=lambda: keras.losses.MeanSquaredError(reduction="sum"),
-        refused="?",
+        refused="Use reduction='sum_over_batch_size'",
     ),
     Script(
         name="gradient_accumulation_steps of the optimizer",
         data=split(regression),
         before=gathered_before,
         after=gathered_after,
-        refused="?",
+        refused="Use Step(..., accumulate=2)",
     ),
     Fit(
         name="language model, ignore_class=-1 in mk.data.arrays",
@@ -265,21 +267,21 @@ ENTRIES = [
         model=lambda: transformer(WORDS, causal=True),
         optimizer=lambda: _o.SGD(0.05),
         loss=lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1),
-        refused="?",
+        refused="labels must lie in 0 .. 11",
     ),
     Script(
         name="Step.from_loss: the mean instead of values",
         data=split(regression),
         before=_by_hand(mean_of_batch),
         after=_from_loss(mean_of_batch),
-        refused="?",
+        refused="a step needs one value per example",
     ),
     Script(
         name="Step.from_loss: the hardest negative of the batch",
         data=split(regression),
         before=_by_hand(hardest_of_batch),
         after=_from_loss(hardest_of_batch),
-        refused="?",
+        refused="for an example depends on the other examples of its batch",
         refused_on=SEVERAL,
     ),
     Script(
@@ -287,7 +289,7 @@ ENTRIES = [
         data=split(regression),
         before=_by_hand(unseeded),
         after=_from_loss(unseeded),
-        refused="?",
+        refused="needs a keras.random.SeedGenerator",
     ),
     Fit(
         name="unbuilt Sequential",
@@ -295,7 +297,7 @@ ENTRIES = [
         model=lambda: keras.Sequential([L.Dense(6, "tanh"), L.BatchNormalization(synchronized=True), L.Dense(3)]),
         loss=logits,
         metrics=lambda: ["accuracy"],
-        refused="?",
+        refused="is not built",
     ),
     Fit(
         name="unbuilt subclassed model",
@@ -304,7 +306,7 @@ ENTRIES = [
         optimizer=lambda: _o.Adam(0.01),
         loss=logits,
         metrics=lambda: ["accuracy"],
-        refused="?",
+        refused="is not built",
     ),
 ]
 
@@ -316,5 +318,3 @@ class Plain(keras.Model):
 
     def call(self, x: Any) -> Any:
         return self.head(self.hidden(x))
-
-

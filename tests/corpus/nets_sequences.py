@@ -104,9 +104,7 @@ ENTRIES = [
     Fit(
         name="bidirectional GRU",
         data=split(series),
-        model=net(
-            lambda: L.Bidirectional(L.GRU(3)), dense(1), shape=(LENGTH, 1)
-        ),
+        model=net(lambda: L.Bidirectional(L.GRU(3)), dense(1), shape=(LENGTH, 1)),
         optimizer=lambda: _o.RMSprop(0.01),
     ),
     Fit(
@@ -142,9 +140,10 @@ ENTRIES = [
     ),
     Fit(
         name="transformer encoder, Adam",
+        orders=3,
         data=split(texts),
         model=lambda: transformer(3, causal=False),
-        optimizer=lambda: _o.Adam(0.01, epsilon=1e-4),
+        optimizer=lambda: _o.Adam(0.01, epsilon=1e-3),
         loss=logits,
         metrics=lambda: ["accuracy"],
         reference=_SUMMED,
@@ -153,6 +152,7 @@ ENTRIES = [
     ),
     Fit(
         name="causal language model, ignore_class",
+        orders=3,
         data=split(next_words),
         model=lambda: transformer(WORDS, causal=True),
         optimizer=lambda: _o.SGD(0.05, momentum=0.9),
