@@ -183,7 +183,7 @@ class Fit(Entry):
 
 def in_keras(e: Fit, train: Rows, test: Rows) -> Trained:
     """The script as its owner has it."""
-    x, y, weight = [*train, None][:3]
+    x, y, weight = [*train, None, None][:3]
     model = e.model()
     model.compile(e.optimizer(), loss=e.loss(), metrics=e.metrics(), jit_compile=False, **e.compiled)
     options = {"epochs": EPOCHS, "callbacks": e.callbacks(), "verbose": 0, **e.fitted}
@@ -194,7 +194,7 @@ def in_keras(e: Fit, train: Rows, test: Rows) -> Trained:
 
 def ported(e: Fit, strategy: tf.distribute.Strategy, train: Rows, test: Rows) -> Trained:
     """The same, ported."""
-    x, y, weight = [*train, None][:3]
+    x, y, weight = [*train, None, None][:3]
     train_data = mk.data.batches(mk.data.arrays(x, y, sample_weight=weight), global_batch_size=BATCH)
     test_data = mk.data.batches(mk.data.arrays(test[0], test[1]), global_batch_size=BATCH)
     with strategy.scope():
@@ -243,7 +243,7 @@ def batched(rows: Rows) -> tf.data.Dataset:
 
 def recipe(rows: Rows) -> mk.data.Batches:
     """The rows as mirrorkit's global batches."""
-    x, y, weight = [*rows, None][:3]
+    x, y, weight = [*rows, None, None][:3]
     return mk.data.batches(mk.data.arrays(x, y, sample_weight=weight), global_batch_size=BATCH)
 
 

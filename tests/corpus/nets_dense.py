@@ -38,6 +38,24 @@ def itself(rng: np.random.Generator, count: int) -> Rows:
     return x, x
 
 
+def counts(rng: np.random.Generator, count: int) -> Rows:
+    """Whole numbers [N, 1] to be predicted, not classes."""
+    x, y = regression(rng, count)
+    return x, rng.poisson(np.exp(0.3 * y))
+
+
+class Squared(keras.losses.Loss):
+    """A loss that subtracts as it finds them: [N, 1] - [N, 1]."""
+
+    def call(self, y: Any, y_pred: Any) -> Any:
+        return K.mean((y - y_pred) ** 2, axis=-1)
+
+
+def error_map(y: Any, y_pred: Any) -> Any:
+    """A value for each number of an example."""
+    return K.abs(y - y_pred) ** 1.5
+
+
 def pinball(y: Any, y_pred: Any) -> Any:
     """Three quantiles at once."""
     error = y - y_pred
@@ -146,5 +164,39 @@ ENTRIES = [
         optimizer=lambda: _o.Nadam(0.01),
         loss=logits,
         metrics=lambda: ["sparse_categorical_accuracy"],
+    ),
+    Fit(
+        name="Poisson regression on whole numbers [N]",
+        data=lambda: tuple((x, y[:, 0]) for x, y in split(counts)()),
+        model=net(dense(8, "tanh"), dense(1, "exponential")),
+        loss=lambda: "poisson",
+        metrics=lambda: ["mse"],
+    ),
+    Fit(
+        name="a Loss subclass on whole numbers [N, 1]",
+        data=split(counts),
+        model=net(dense(8, "tanh"), dense(1)),
+        loss=lambda: Squared(),
+    ),
+    Fit(
+        name="a loss function that returns a value for each number",
+        data=split(itself),
+        model=net(dense(4, "tanh"), dense(8), shape=(8,)),
+        loss=lambda: error_map,
+        metrics=lambda: [_m.RootMeanSquaredError(name="rmse"), _m.CosineSimilarity(name="cosine")],
+    ),
+    Fit(
+        name="hinge loss, labels -1 and 1; R2",
+        data=lambda: tuple((x, np.sign(y)) for x, y in split(regression)()),
+        model=net(dense(8, "tanh"), dense(1)),
+        loss=lambda: "squared_hinge",
+        metrics=lambda: [_m.R2Score(name="r2")],
+    ),
+    Fit(
+        name="float64",
+        data=split(regression),
+        model=net(dense(8, "tanh"), dense(1)),
+        optimizer=lambda: _o.Adam(0.01),
+        policy="float64",
     ),
 ]

@@ -32,14 +32,14 @@ class OwnStep(keras.Model):
 
     def train_step(self, data: Any) -> Any:
         with tf.GradientTape() as tape:
-            values = self.values(data)
+            values = self.values(data, training=True)
             loss = tf.reduce_mean(values["loss"])
         variables = self.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return self.track(values)
 
     def test_step(self, data: Any) -> Any:
-        return self.track(self.values(data))
+        return self.track(self.values(data, training=False))
 
     def track(self, values: Any) -> Any:
         for tracker in self.trackers:
@@ -59,7 +59,7 @@ def vae_nets() -> Any:
 class VAE(OwnStep):
     names = ("loss", "divergence")
 
-    def values(self, data: Any) -> Any:
+    def values(self, data: Any, training: bool) -> Any:
         encoder, decoder = self.nets
         x, noise = data
         mean, log_variance = tf.split(encoder(x), 2, axis=1)
@@ -114,7 +114,7 @@ def embedding_net() -> Any:
 class Siamese(OwnStep):
     names = ("loss", "distance")
 
-    def values(self, data: Any) -> Any:
+    def values(self, data: Any, training: bool) -> Any:
         a, b, same = data
         squares = tf.reduce_sum((self.nets[0](a) - self.nets[0](b)) ** 2, axis=1)
         distance = tf.sqrt(squares + 1e-6)
@@ -154,7 +154,7 @@ def triplets(rng: np.random.Generator, count: int) -> Rows:
 
 
 class Triplet(OwnStep):
-    def values(self, data: Any) -> Any:
+    def values(self, data: Any, training: bool) -> Any:
         anchor, positive, negative = (self.nets[0](data[0][name]) for name in ("anchor", "positive", "negative"))
         near, far = tf.reduce_sum((anchor - positive) ** 2, 1), tf.reduce_sum((anchor - negative) ** 2, 1)
         return {"loss": tf.nn.softplus(near - far + 0.5)}
@@ -185,7 +185,8 @@ def triplet_after(strategy: Any, train: Rows, test: Rows) -> Trained:
 
 
 def student_and_teacher() -> Any:
-    student, teacher = net(dense(4, "tanh"), dense(3))(), net(dense(8, "tanh"), L.BatchNormalization, dense(3))()
+    student = net(dense(4, "tanh"), lambda: L.BatchNormalization(momentum=0.8, synchronized=True), dense(3))()
+    teacher = net(dense(8, "tanh"), L.BatchNormalization, dense(3))()
     teacher.trainable = False
     return student, teacher
 
@@ -193,10 +194,10 @@ def student_and_teacher() -> Any:
 class Distiller(OwnStep):
     names = ("loss", "hard")
 
-    def values(self, data: Any) -> Any:
+    def values(self, data: Any, training: bool) -> Any:
         student, teacher = self.nets
         x, y = data
-        outputs, wanted = student(x), teacher(x, training=False)
+        outputs, wanted = student(x, training=training), teacher(x, training=False)
         hard = keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
         soft = tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(wanted / 2), outputs / 2)
         return {"loss": 0.3 * hard + 4 * soft, "hard": hard}
@@ -240,7 +241,7 @@ def noise_net() -> Any:
 
 
 class Diffusion(OwnStep):
-    def values(self, data: Any) -> Any:
+    def values(self, data: Any, training: bool) -> Any:
         x, noise, time = data
         mixed = tf.cos(time * np.pi / 2) * x + tf.sin(time * np.pi / 2) * noise
         error = self.nets[0]([mixed, time]) - noise
@@ -285,7 +286,7 @@ def critic_net() -> Any:
 class Critic(OwnStep):
     names = ("loss", "penalty")
 
-    def values(self, data: Any) -> Any:
+    def values(self, data: Any, training: bool) -> Any:
         critic = self.nets[0]
         real, fake, part = data
         mixed = part * real + (1 - part) * fake
@@ -340,7 +341,7 @@ def policy_net() -> Any:
 class Reinforce(OwnStep):
     names = ("loss", "entropy")
 
-    def values(self, data: Any) -> Any:
+    def values(self, data: Any, training: bool) -> Any:
         state, action, gain = data
         chances = tf.nn.log_softmax(self.nets[0](state))
         entropy = -tf.reduce_sum(tf.exp(chances) * chances, axis=1)
@@ -503,6 +504,97 @@ def gan_after(strategy: Any, train: Rows, test: Rows) -> Trained:
     return Trained([gan.painter, gan.judge], optimizers, fitted.history, loop.predict(recipe(test)))
 
 
+def two_crops(rng: np.random.Generator, count: int) -> Rows:
+    x, noise = (rng.normal(size=(count, 4)).astype("float32") for _ in range(2))
+    return x + 0.2 * noise, x - 0.2 * noise
+
+
+class SimCLR(OwnStep):
+    def values(self, data: Any, training: bool) -> Any:
+        encoder = self.nets[0]
+        first, second = (tf.math.l2_normalize(encoder(crops), 1) for crops in data)
+        every = tf.concat([first, second], axis=0)
+        same = 5 * tf.reduce_sum(first * second, axis=1)
+        totals = [tf.reduce_sum(tf.exp(5 * own @ tf.transpose(every)), 1) - tf.exp(5.0) for own in (first, second)]
+        return {"loss": (tf.math.log(totals[0]) + tf.math.log(totals[1])) / 2 - same}
+
+
+def simclr_before(train: Rows, test: Rows) -> Trained:
+    encoder = embedding_net()
+    model = SimCLR(encoder)
+    model.compile(_o.Adam(0.01), jit_compile=False)
+    fitted = model.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
+    return Trained([encoder], [model.optimizer], fitted.history, encoder.predict(test[0], verbose=0))
+
+
+def simclr_after(strategy: Any, train: Rows, test: Rows) -> Trained:
+    with strategy.scope():
+        encoder = embedding_net()
+        optimizer = _o.Adam(0.01)
+
+    def loss_fn(batch: Any) -> Any:
+        first, second = (tf.math.l2_normalize(encoder(crops), 1) for crops in batch)
+        every = tf.concat(mk.train.all_gather([first, second]), axis=0)
+        same = 5 * tf.reduce_sum(first * second, axis=1)
+        totals = [tf.reduce_sum(tf.exp(5 * own @ tf.transpose(every)), 1) - tf.exp(5.0) for own in (first, second)]
+        return (tf.math.log(totals[0]) + tf.math.log(totals[1])) / 2 - same
+
+    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(encoder, optimizer, loss_fn, whole_batch=True))
+    fitted = loop.fit(recipe(train), epochs=EPOCHS, validation_data=recipe(test), verbose=0)
+    return Trained([encoder], [optimizer], fitted.history, loop.predict(recipe(test)))
+
+
+def bought(rng: np.random.Generator, count: int) -> Rows:
+    """A user and what was bought; the others' purchases of the batch are the negatives."""
+    user = rng.integers(0, 10, (count, 1))
+    return user, (user + rng.integers(0, 3, (count, 1))) % 14
+
+
+def towers() -> Any:
+    return [
+        net(lambda n=n: L.Embedding(n, 4), L.Flatten, dense(4), shape=(1,), dtype="int64")()
+        for n in (10, 14)
+    ]  # fmt: skip
+
+
+class TwoTowers(OwnStep):
+    names = ("loss", "top3")
+
+    def values(self, data: Any, training: bool) -> Any:
+        users, items = self.nets
+        query, candidates = users(data[0]), items(data[1])
+        scores = query @ tf.transpose(candidates)
+        own = tf.reduce_sum(query * candidates, axis=1)
+        better = tf.reduce_sum(tf.cast(scores > own[:, None] + 1e-4, tf.float32), axis=1)
+        return {"loss": tf.reduce_logsumexp(scores, axis=1) - own, "top3": tf.cast(better < 3, tf.float32)}
+
+
+def towers_before(train: Rows, test: Rows) -> Trained:
+    users, items = towers()
+    model = TwoTowers(users, items)
+    model.compile(_o.SGD(0.3), jit_compile=False)
+    fitted = model.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
+    return Trained([users, items], [model.optimizer], fitted.history, users.predict(test[0], verbose=0))
+
+
+def towers_after(strategy: Any, train: Rows, test: Rows) -> Trained:
+    with strategy.scope():
+        users, items = towers()
+        optimizer = _o.SGD(0.3)
+
+    def loss_fn(batch: Any) -> Any:
+        query, candidates = users(batch[0]), items(batch[1])
+        scores = query @ tf.transpose(mk.train.all_gather(candidates))
+        own = tf.reduce_sum(query * candidates, axis=1)
+        better = tf.reduce_sum(tf.cast(scores > own[:, None] + 1e-4, tf.float32), axis=1)
+        return {"loss": tf.reduce_logsumexp(scores, axis=1) - own, "top3": tf.cast(better < 3, tf.float32)}
+
+    loop = mk.train.Loop(strategy, mk.train.Step.from_loss([users, items], optimizer, loss_fn, whole_batch=True))
+    train_data, test_data = batched(train), batched(test)
+    fitted = loop.fit(train_data, epochs=EPOCHS, validation_data=test_data, verbose=0)
+    return Trained([users, items], [optimizer], fitted.history, loop.predict(test_data))
+
+
 def _own(name: str, make: Any, model: Any, before: Any, after: Any) -> Script:
     return Script(name=name, data=split(make), before=before, after=after, parts=([OwnStep, model], []))
 
@@ -511,10 +603,17 @@ ENTRIES = [
     _own("VAE, its noise in the data", with_noise, VAE, vae_before, vae_after),
     _own("siamese net, contrastive pairs", two_views, Siamese, siamese_before, siamese_after),
     _own("triplets in the data", triplets, Triplet, triplet_before, triplet_after),
-    _own("distillation, a frozen teacher", classes, Distiller, distiller_before, distiller_after),
+    _own(
+        "distillation, a frozen teacher, synchronized BatchNorm", classes, Distiller, distiller_before, distiller_after
+    ),
     _own("diffusion, noise and times in the data", diffused, Diffusion, diffusion_before, diffusion_after),
     _own("Wasserstein critic with gradient penalty", real_and_fake, Critic, critic_before, critic_after),
     _own("policy gradient on recorded plays", plays, Reinforce, reinforce_before, reinforce_after),
     Script(name="a training loop by hand", data=split(regression), before=loop_before, after=loop_after),
     Script(name="GAN", data=split(with_noise), before=gan_before, after=gan_after, parts=([], [Gan])),
 ]
+if hasattr(mk.train, "all_gather"):
+    ENTRIES += [
+        _own("SimCLR: all pairs of the global batch", two_crops, SimCLR, simclr_before, simclr_after),
+        _own("two towers, the batch as negatives", bought, TwoTowers, towers_before, towers_after),
+    ]

@@ -170,6 +170,14 @@ ENTRIES = [
         loss=logits,
         metrics=lambda: ["accuracy"],
     ),
+    Fit(
+        name="a frozen BatchNorm within a trained net",
+        data=split(floats),
+        model=lambda: _frozen_normal(),
+        optimizer=lambda: _o.Adam(0.02),
+        loss=logits,
+        metrics=lambda: ["accuracy"],
+    ),
 ]
 
 
@@ -178,3 +186,9 @@ def _transfer() -> Any:
     base.trainable = False
     inputs = keras.Input((8, 8, 1))
     return keras.Model(inputs, L.Dense(3)(base(inputs, training=False)))
+
+
+def _frozen_normal() -> Any:
+    model = net(conv(4, "tanh"), L.BatchNormalization, L.GlobalAveragePooling2D, dense(3), shape=(8, 8, 1))()
+    model.layers[1].trainable = False
+    return model

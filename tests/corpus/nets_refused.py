@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from entries import BATCH, EPOCHS, TWO, WORKERS, Fit, Rows, Script, Trained, batched, dense, logits, net, recipe, split
-from nets_dense import classes, regression, two_classes
+from nets_dense import classes, itself, regression, two_classes
 from nets_own_steps import Siamese, embedding_net, siamese_before, two_views
-from nets_sequences import LENGTH, WORDS, transformer
+from nets_pictures import segments
+from nets_sequences import LENGTH, WORDS, series, transformer
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -80,6 +81,50 @@ class SumOfActivity(L.Layer):
     def call(self, x: Any) -> Any:
         self.add_loss(1e-3 * K.sum(x**2))
         return x
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        self.seen = self.add_weight(name="seen", initializer="zeros")
+
+    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.seen.assign(K.maximum(self.seen, K.max(K.abs(y - y_pred))))
+
+    def result(self) -> Any:
+        return self.seen
+
+
+class Reconstruction(L.Layer):
+    def call(self, x: Any) -> Any:
+        self.add_loss(K.mean((x[0] - x[1]) ** 2))
+        return x[1]
+
+
+def alone() -> Any:
+    inputs = keras.Input((8,))
+    return keras.Model(inputs, Reconstruction()([inputs, L.Dense(8)(L.Dense(3, "tanh")(inputs))]))
+
+
+def alone_before(train: Rows, test: Rows) -> Trained:
+    model = alone()
+    model.compile(_o.SGD(0.1), jit_compile=False)
+    fitted = model.fit(*train, batch_size=BATCH, shuffle=False, epochs=EPOCHS, verbose=0)
+    return Trained([model], [model.optimizer], fitted.history, model.predict(test[0], verbose=0))
+
+
+def alone_after(strategy: Any, train: Rows, test: Rows) -> Trained:
+    with strategy.scope():
+        model = alone()
+        model.compile(_o.SGD(0.1), jit_compile=False)
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    fitted = loop.fit(recipe(train), epochs=EPOCHS, verbose=0)
+    return Trained([model], [model.optimizer], fitted.history, loop.predict(recipe(test)))
+
+
+def stateful() -> Any:
+    inputs = keras.Input((LENGTH, 1), batch_size=BATCH)
+    return keras.Model(inputs, L.Dense(1)(L.LSTM(4, stateful=True)(inputs)))
 
 
 def to_ten(rng: np.random.Generator, count: int) -> Rows:
@@ -239,6 +284,46 @@ ENTRIES = [
         data=split(regression),
         model=net(dense(6, "tanh"), Noisy, dense(1)),
         refused="needs a keras.random.SeedGenerator",
+    ),
+    Fit(
+        name="stateful LSTM",
+        data=lambda: tuple((x[:32], y[:32]) for x, y in split(series)()),
+        model=lambda: stateful(),
+        optimizer=lambda: _o.Adam(0.01),
+        refused="lstm/rnn_state",
+    ),
+    Fit(
+        name="Dice loss over the batch",
+        data=lambda: tuple((x, np.eye(3, dtype="float32")[y]) for x, y in split(segments)()),
+        model=net(lambda: L.Conv2D(3, 3, padding="same", activation="softmax"), shape=(8, 8, 1)),
+        loss=lambda: keras.losses.Dice(),
+        refused="?",
+    ),
+    Fit(
+        name="a metric that keeps the largest error",
+        data=split(regression),
+        model=_small,
+        metrics=lambda: [Largest()],
+        refused="does not add up",
+    ),
+    Script(
+        name="compiled without a loss, add_loss alone",
+        data=lambda: tuple((x,) for x, _ in split(itself)()),
+        before=alone_before,
+        after=alone_after,
+        refused="The model is compiled without a loss",
+    ),
+    Fit(
+        name="targets [N], outputs [N, 8], mse, where a replica has 8",
+        data=lambda: tuple((x[:32], y[:32]) for x, y in split(to_ten)()),
+        model=net(dense(6, "tanh"), dense(8)),
+        refused="do not fit",
+    ),
+    Fit(
+        name="targets [N], outputs [N, 16], mse, where a batch has 16",
+        data=lambda: tuple((x[:32], y[:32]) for x, y in split(to_ten)()),
+        model=net(dense(6, "tanh"), dense(16)),
+        refused="do not fit",
     ),
     Fit(
         name="targets [N], outputs [N, 10], mse",

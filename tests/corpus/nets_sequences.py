@@ -33,6 +33,11 @@ def texts(rng: np.random.Generator, count: int) -> Rows:
     return x, ((x > 0) & (x < 4)).sum(1) % 3
 
 
+def films(rng: np.random.Generator, count: int) -> Rows:
+    x = rng.normal(size=(count, 4, 6, 1)).astype("float32")
+    return x, x.mean((1, 2)) + x[:, -1, 0]
+
+
 def next_words(rng: np.random.Generator, count: int) -> Rows:
     """The word after each word; nothing is to be predicted where the text has ended."""
     x, _ = texts(rng, count)
@@ -80,6 +85,23 @@ def transformer(outputs: int, *, causal: bool) -> Any:
     x = x + L.Dense(8)(L.Dense(16, "gelu")(L.LayerNormalization()(x)))
     x = L.LayerNormalization()(x)
     return keras.Model(inputs, L.Dense(outputs)(x if causal else L.GlobalAveragePooling1D()(x)))
+
+
+def tied_model() -> Any:
+    """The output layer is the Embedding, transposed."""
+    embedding = L.Embedding(WORDS, 6)
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    x = L.Dense(6, "tanh")(embedding(inputs))
+    return keras.Model(inputs, Tied(embedding)(x))
+
+
+class Tied(L.Layer):
+    def __init__(self, embedding: Any) -> None:
+        super().__init__()
+        self.embedding, self.built = embedding, True
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.matmul(x, keras.ops.transpose(self.embedding.embeddings))
 
 
 _SUMMED = "`fit` with an Adam that sees the gradient of an Embedding ([why](differences.md#embedding))"
@@ -172,5 +194,27 @@ ENTRIES = [
         counted={"loss": lambda rows: (rows[0] > 0).sum(1)},
         reference=MASKED,
         metrics=lambda: ["accuracy"],
+    ),
+    Fit(
+        name="language model with tied weights, Adam",
+        data=split(next_words),
+        model=tied_model,
+        optimizer=lambda: _o.Adam(0.02),
+        loss=logits,
+    ),
+    Fit(
+        name="convolutional LSTM",
+        data=split(films),
+        model=net(lambda: L.ConvLSTM1D(3, 3), L.Flatten, dense(1), shape=(4, 6, 1)),
+        optimizer=lambda: _o.Adam(0.01),
+    ),
+    Fit(
+        name="LSTM, recurrent Dropout",
+        data=split(series),
+        model=net(lambda: L.LSTM(5, dropout=0.2, recurrent_dropout=0.2), dense(1), shape=(LENGTH, 1)),
+        loss=lambda: keras.losses.MeanSquaredError(),
+        per_shard=True,
+        draws=True,
+        without=("lstm_cell/seed_generator",),  # predict draws too, as in Keras
     ),
 ]
