@@ -177,6 +177,7 @@ ENTRIES = [
         data=split(counts),
         model=net(dense(8, "tanh"), dense(1)),
         loss=lambda: Squared(),
+        open="`mk.data.arrays` makes whole numbers [N, 1] into [N], which this loss broadcasts against [N, 1]",
     ),
     Fit(
         name="a loss function that returns a value for each number",

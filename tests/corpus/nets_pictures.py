@@ -95,7 +95,7 @@ ENTRIES = [
     ),
     Fit(
         name="ResNet, synchronized BatchNorm",
-        orders=3,
+        orders=2,
         data=split(floats),
         model=residual_net,
         optimizer=lambda: _o.SGD(0.05, momentum=0.9),
@@ -104,7 +104,7 @@ ENTRIES = [
     ),
     Fit(
         name="U-Net, synchronized BatchNorm; a class per pixel, MeanIoU",
-        orders=3,
+        orders=2,
         data=split(segments),
         model=u_net,
         optimizer=lambda: _o.Adam(0.01),

@@ -33,11 +33,6 @@ def texts(rng: np.random.Generator, count: int) -> Rows:
     return x, ((x > 0) & (x < 4)).sum(1) % 3
 
 
-def films(rng: np.random.Generator, count: int) -> Rows:
-    x = rng.normal(size=(count, 4, 6, 1)).astype("float32")
-    return x, x.mean((1, 2)) + x[:, -1, 0]
-
-
 def next_words(rng: np.random.Generator, count: int) -> Rows:
     """The word after each word; nothing is to be predicted where the text has ended."""
     x, _ = texts(rng, count)
@@ -162,7 +157,7 @@ ENTRIES = [
     ),
     Fit(
         name="transformer encoder, Adam",
-        orders=3,
+        orders=2,
         data=split(texts),
         model=lambda: transformer(3, causal=False),
         optimizer=lambda: _o.Adam(0.01, epsilon=1e-3),
@@ -174,7 +169,7 @@ ENTRIES = [
     ),
     Fit(
         name="causal language model, ignore_class",
-        orders=3,
+        orders=2,
         data=split(next_words),
         model=lambda: transformer(WORDS, causal=True),
         optimizer=lambda: _o.SGD(0.05, momentum=0.9),
@@ -201,12 +196,6 @@ ENTRIES = [
         model=tied_model,
         optimizer=lambda: _o.Adam(0.02),
         loss=logits,
-    ),
-    Fit(
-        name="convolutional LSTM",
-        data=split(films),
-        model=net(lambda: L.ConvLSTM1D(3, 3), L.Flatten, dense(1), shape=(4, 6, 1)),
-        optimizer=lambda: _o.Adam(0.01),
     ),
     Fit(
         name="LSTM, recurrent Dropout",
