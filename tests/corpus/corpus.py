@@ -21,7 +21,7 @@ import nets_sequences
 import nets_tables
 import numpy as np
 import tensorflow as tf
-from entries import BATCH, ONE, PLACES, TWO, WORKERS, Entry, Fit, Rows, Trained
+from entries import BATCH, ONE, PLACES, TWO, WORKERS, Entry, Fit, Rows, Script, Trained
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "equivalence"))
 
@@ -113,13 +113,15 @@ class References:
 
     def _compared(self, place: str, found: Outcome) -> Cell:
         entry = self.entry
-        shards = 2 if entry.per_shard and place != ONE else 1
+        shards = 2 if (entry.per_shard or entry.draws) and place != ONE else 1
         if shards == 1 and not entry.draws:
             expected, control = self._made.get(1) or self._of_keras()
             self._made[1] = expected, control
             return Cell(difference(found, expected), control)
         expected, control = self._made.get(shards) or self._of_shards(shards)
         self._made[shards] = expected, control
+        if isinstance(entry, Script):
+            return Cell(difference({name: found[name] for name in expected}, expected), control)
         expected = {n: v for n, v in expected.items() if n in found or not (entry.without and n.startswith("state"))}
         trained = {name: value for name, value in found.items() if name in expected}
         assert expected.keys() == trained.keys(), sorted(expected.keys() ^ trained.keys())
@@ -136,10 +138,16 @@ class References:
         return expected, max(difference(other, expected) for other in others)
 
     def _of_shards(self, shards: int) -> tuple[Outcome, float]:
-        case = self.entry.case()
+        entry, rows = self.entry, self.entry.data()
+        if isinstance(entry, Script):
+            expected = _outcome(entry, lambda rows: entry.by_shards(*rows, shards, False), rows)
+            return expected, difference(
+                _outcome(entry, lambda rows: entry.by_shards(*rows, shards, True), rows), expected
+            )
+        case = entry.case()
         expected = plain.train(case, shards)
         others = [plain.train(case, shards, reordered=True)]
-        if self.entry.policy != "float32":
+        if entry.policy != "float32":
             with _not_fused():
                 others.append(plain.train(case, shards))
         return expected, max(difference(other, expected) for other in others)

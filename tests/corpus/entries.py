@@ -219,6 +219,7 @@ class Script(Entry):
     before: Callable[[Rows, Rows], Trained]
     after: Callable[[Any, Rows, Rows], Trained]
     parts: tuple[Sequence[Any], Sequence[Any]] = ((), ())
+    by_shards: Callable[..., Trained] | None = None  # (train, test, shards, reordered), where it `draws`
 
     def keras(self, train: Rows, test: Rows) -> Trained:
         return self.before(train, test)

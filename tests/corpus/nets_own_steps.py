@@ -100,6 +100,77 @@ def vae_after(strategy: Any, train: Rows, test: Rows) -> Trained:
     return Trained([encoder, decoder], [optimizer], fitted.history, loop.predict(recipe(test)))
 
 
+class DrawnVAE(OwnStep):
+    def values(self, data: Any, training: bool) -> Any:
+        encoder, decoder, noise = *self.nets, self.noise
+        (x,) = data
+        mean, log_variance = tf.split(encoder(x), 2, axis=1)
+        codes = mean + tf.exp(log_variance / 2) * keras.random.normal(tf.shape(mean), seed=noise)
+        distance = tf.reduce_sum((decoder(codes) - x) ** 2, axis=1)
+        return {"loss": distance - 0.5 * tf.reduce_sum(1 + log_variance - mean**2 - tf.exp(log_variance), axis=1)}
+
+
+def drawn_before(train: Rows, test: Rows) -> Trained:
+    encoder, decoder = vae_nets()
+    model = DrawnVAE(encoder, decoder)
+    model.noise = keras.random.SeedGenerator(1)
+    model.compile(_o.Adam(0.01), jit_compile=False)
+    fitted = model.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
+    predictions = decoder.predict(encoder.predict(test[0], verbose=0)[:, :2], verbose=0)
+    return Trained([encoder, decoder], [model.optimizer], fitted.history, predictions)
+
+
+def drawn_after(strategy: Any, train: Rows, test: Rows) -> Trained:
+    with strategy.scope():
+        encoder, decoder = vae_nets()
+        noise = keras.random.SeedGenerator(1)
+        optimizer = _o.Adam(0.01)
+
+    def loss_fn(batch: Any) -> Any:
+        (x,) = batch
+        mean, log_variance = tf.split(encoder(x), 2, axis=1)
+        codes = mean + tf.exp(log_variance / 2) * keras.random.normal(tf.shape(mean), seed=noise)
+        distance = tf.reduce_sum((decoder(codes) - x) ** 2, axis=1)
+        return distance - 0.5 * tf.reduce_sum(1 + log_variance - mean**2 - tf.exp(log_variance), axis=1)
+
+    def predict(batch: Any) -> Any:
+        return decoder(encoder(batch[0])[:, :2])
+
+    step = mk.train.Step.from_loss([encoder, decoder, noise], optimizer, loss_fn, predict=predict)
+    loop = mk.train.Loop(strategy, step)
+    fitted = loop.fit(recipe(train), epochs=EPOCHS, validation_data=recipe(test), verbose=0)
+    return Trained([encoder, decoder], [optimizer], fitted.history, loop.predict(recipe(test)))
+
+
+def drawn_by_shards(train: Rows, test: Rows, shards: int, reordered: bool) -> Trained:
+    """In plain TensorFlow: one device computes the shards in turn, each with the seed of its step and its number."""
+    encoder, decoder = vae_nets()
+    model, optimizer = DrawnVAE(encoder, decoder), _o.Adam(0.01)
+    model.noise = keras.random.SeedGenerator(1)
+    seed, variables = tf.constant(model.noise.state.numpy()), model.trainable_variables
+    optimizer.build(variables)
+    history = []
+    for _ in range(EPOCHS):
+        total = 0.0
+        for (x,) in batched(train):
+            share, found = -(-len(x) // shards), []
+            for number in range(shards):
+                own = seed
+                for part in (optimizer.iterations.value, number):
+                    own = tf.random.experimental.stateless_fold_in(own, tf.cast(part, tf.int64))
+                model.noise.state.assign(own)
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(model.values((x[number * share : (number + 1) * share],), True)["loss"])
+                found.append(tape.gradient(loss, [v.value for v in variables]))
+                total += float(loss)
+            found = found[::-1] if reordered else found
+            weight = 1 / len(x) if reordered else 1.0  # divided before instead of after
+            sums = [tf.add_n([g * weight for g in each]) for each in zip(*found, strict=True)]
+            optimizer.apply([g if reordered else g / len(x) for g in sums], variables)
+        history.append(total / len(train[0]))
+    return Trained([encoder, decoder], [optimizer], {"loss": history}, decoder(encoder(test[0])[:, :2]))
+
+
 def two_views(rng: np.random.Generator, count: int) -> Rows:
     """Two vectors, and whether they are views of one thing."""
     a, b = (rng.normal(size=(count, 4)).astype("float32") for _ in range(2))
@@ -601,6 +672,15 @@ def _own(name: str, make: Any, model: Any, before: Any, after: Any) -> Script:
 
 ENTRIES = [
     _own("VAE, its noise in the data", with_noise, VAE, vae_before, vae_after),
+    Script(
+        name="VAE, its noise drawn",
+        data=lambda: tuple((x,) for x, _ in split(itself)()),
+        before=drawn_before,
+        after=drawn_after,
+        parts=([OwnStep, DrawnVAE], []),
+        by_shards=drawn_by_shards,
+        draws=True,
+    ),
     _own("siamese net, contrastive pairs", two_views, Siamese, siamese_before, siamese_after),
     _own("triplets in the data", triplets, Triplet, triplet_before, triplet_after),
     _own(
