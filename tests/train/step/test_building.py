@@ -129,7 +129,9 @@ def test_the_weights_and_the_losses_are_those_of_keras(net: str, where: Any, mak
         assert loop.strategy.extended.variable_created_in_scope(getattr(variable, "value", variable))
 
 
-@pytest.mark.parametrize("first", ["evaluate", "predict", pytest.param("warm_up", marks=pytest.mark.slow), "traced"])
+@pytest.mark.parametrize(
+    "first", ["predict", *(pytest.param(name, marks=pytest.mark.slow) for name in ("evaluate", "warm_up", "traced"))]
+)
 def test_whatever_is_called_first_builds(first: str, make_loop: Any, numbers: Any, recipe: Any) -> None:
     loop = make_loop(("mirrored", 2), NETS["sequential"])
     if first == "predict":

@@ -191,6 +191,14 @@ def test_whoever_knows_better_gets_what_keras_does(strategy_of: Any) -> None:
     assert losses == pytest.approx(model.fit(data, verbose=0).history["loss"], rel=1e-5)
 
 
+def test_weights_of_the_data_are_looked_at(strategy_of: Any) -> None:
+    with strategy_of("one_device", 1).scope():
+        step = mk.train.Step(ten(), keras.optimizers.SGD(0.1), loss="mse")
+    ones = [np.ones((40, size), "float32") for size in (4, 10, 10)]
+    with pytest.raises(StepError, match=r"sample weights \[N, 10\] do not fit the loss"):
+        mk.train.Loop(strategy_of("one_device", 1), step).fit(tf.data.Dataset.from_tensor_slices(tuple(ones)).batch(8))
+
+
 def test_an_output_is_named(strategy_of: Any) -> None:
     def two() -> Any:
         x = keras.Input((4,))
