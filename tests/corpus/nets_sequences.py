@@ -179,6 +179,16 @@ ENTRIES = [
         without=("key/bias",),
     ),
     Fit(
+        name="causal language model, ignore_class=-1 as floats",
+        data=lambda: tuple((x, np.where(y == 0, -1, y).astype("float32")) for x, y in split(next_words)()),
+        model=lambda: transformer(WORDS, causal=True),
+        optimizer=lambda: _o.SGD(0.05),
+        loss=lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1),
+        counted={"loss": lambda rows: (rows[1] >= 0).sum(1)},
+        reference=MASKED,
+        without=("key/bias",),
+    ),
+    Fit(
         name="tagging: an output per step, masked",
         data=split(tags),
         model=net(
