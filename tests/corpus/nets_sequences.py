@@ -62,7 +62,8 @@ class Positions(L.Layer):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.words, self.places = L.Embedding(WORDS, size), L.Embedding(LENGTH, size)
+        normal = keras.initializers.RandomNormal(stddev=0.5)
+        self.words, self.places = (L.Embedding(count, size, normal) for count in (WORDS, LENGTH))
 
     def build(self, shape: Any) -> None:
         self.words.build(shape)
