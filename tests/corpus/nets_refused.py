@@ -355,7 +355,7 @@ ENTRIES = [
         model=lambda: transformer(WORDS, causal=True),
         optimizer=lambda: _o.SGD(0.05),
         loss=lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1),
-        refused="labels must lie in 0 .. 11",
+        refused="pass labels.astype('float32')",
     ),
     Script(
         name="Step.from_loss: the mean instead of values",
