@@ -22,6 +22,7 @@ from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest, Spec
 from mirrorkit.errors import FileError, StepError
 from mirrorkit.strategy import is_chief, of_all_workers, saying_what_is_missing
 from mirrorkit.train.reduce.tracing import outside_replica
+from mirrorkit.train.step.building import is_built
 from mirrorkit.train.step.layer_state import layers_of, training_argument
 from mirrorkit.train.step.models import Models
 from mirrorkit.variables import unchanged
@@ -71,8 +72,11 @@ def export(
         raise StepError(_without_model(of, step))
     if isinstance(model, Models):
         raise model.refusal("An exported file")
-    if not model.built:
-        raise StepError(f"The model {model.name!r} is not built, so it has no weights yet. Give it an Input.")
+    if not model.built or not model.variables and not is_built(model):
+        raise StepError(
+            f"The model {model.name!r} is not built, so it has no weights yet. Let a Loop fit or evaluate first, or "
+            "call it on one batch in the strategy's scope."
+        )
     if averaged and not hasattr(step, "averaged"):
         raise StepError("The averages belong to the step, not to the model: export(step, path, averaged=True).")
     target = _checked(path)
