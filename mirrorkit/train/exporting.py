@@ -72,7 +72,7 @@ def export(
         raise StepError(_without_model(of, step))
     if isinstance(model, Models):
         raise model.refusal("An exported file")
-    if not model.built or not model.variables and not is_built(model):
+    if not model.built or (not model.variables and not is_built(model)):
         raise StepError(
             f"The model {model.name!r} is not built, so it has no weights yet. Let a Loop fit or evaluate first, or "
             "call it on one batch in the strategy's scope."

@@ -103,11 +103,8 @@ class Loop:
         """Build what is not built: the step, and from the data its model."""
         if self._passes is None:
             spec = None if data is None else self._whole(data).element_spec
-            step: LoopStep = (
-                self.step.for_loop(self.strategy, spec)
-                if isinstance(self.step, Step)
-                else Custom(self.strategy, self.step)
-            )
+            given, strategy = self.step, self.strategy
+            step: LoopStep = given.for_loop(strategy, spec) if isinstance(given, Step) else Custom(strategy, given)
             self._passes = Passes(self.strategy, step, self._steps_per_call, jit_compile=self._jit_compile)
         return self._passes
 
