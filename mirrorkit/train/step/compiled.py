@@ -41,6 +41,7 @@ def compile_model(
     """
     if getattr(model, "compiled", False) and model.optimizer is optimizer:
         return
-    model.compile(
-        optimizer=optimizer, loss=loss, metrics=metrics, weighted_metrics=weighted_metrics, auto_scale_loss=False
+    # Not `model.compile`, which may be the user's own.
+    keras.Model.compile(
+        model, optimizer=optimizer, loss=loss, metrics=metrics, weighted_metrics=weighted_metrics, auto_scale_loss=False
     )

@@ -59,6 +59,12 @@ class Custom:
 
     def __init__(self, strategy: tf.distribute.Strategy, step: Any) -> None:
         needed = ["build", *(["train"] if hasattr(step, "train") else ["compute", "update"])]
+        if isinstance(step, keras.Model):
+            raise StepError(
+                f"{type(step).__name__} is a Keras model, and Loop takes a step. Use mk.train.Step(model, optimizer, "
+                "loss=...) or Step.from_compiled(model); for a train_step of its own Step.from_loss(model, optimizer, "
+                "loss_fn). A step of your own, such as a GAN, is a plain class that holds its models."
+            )
         missing = [name for name in needed if not hasattr(step, name)]
         if missing:
             raise StepError(
