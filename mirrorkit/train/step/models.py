@@ -37,9 +37,10 @@ class Models(keras.Model):  # type: ignore[name-defined, misc]
 
     def predict(self, *args: object, **options: object) -> Nest:
         """Refuse: it is not known which of the models is meant."""
+        names = ", ".join(repr(part.name) for part in self.parts)
         raise StepError(
-            f"predict was called on what holds the models of a step, {', '.join(repr(part.name) for part in self.parts)}. "
-            "Hand a callback the model that it needs, or call loop.predict(data)."
+            f"predict was called on what holds the models of a step, {names}. Hand a callback the model that it needs, "
+            "or call loop.predict(data)."
         )
 
     def refusal(self, what: str) -> StepError:

@@ -61,6 +61,13 @@ class LossModel(Models):
         return [variable for variable in self.variables if id(variable) not in trained]
 
     @property
+    def trained_parts(self) -> list[str]:
+        """The names of the models and layers that have a weight to be trained."""
+        trained = set(map(id, self.trainable_variables))
+        layers = [part for part in self.parts if isinstance(part, keras.layers.Layer)]
+        return [layer.name for layer in layers if trained & set(map(id, layer.trainable_variables))]
+
+    @property
     def trainable_weights(self) -> list[KerasVariable]:
         """Of these Keras adds the regularizers."""
         return self.trainable_variables

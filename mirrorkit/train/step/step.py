@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import operator
 import warnings
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ from mirrorkit.train.step.models import shown
 from mirrorkit.train.step.options import Clip, Options
 from mirrorkit.train.step.own_loss import LossModel, prediction
 from mirrorkit.train.step.supervised import Supervised
+
+_log = logging.getLogger("mirrorkit")
 
 
 class Step:
@@ -176,6 +179,7 @@ class Step:
                 'dict: {"loss": values, "name of a metric": values}, each with one value per example.'
             )
         trained = LossModel(models, loss_fn, frozen)
+        _log.info("Step.from_loss trains %s.", ", ".join(trained.trained_parts) or "what the first batch builds")
         step = cls(trained, optimizer, loss=None, **options)
         if whole_batch:
             requirements.check_whole_batch(step.accumulate)
