@@ -63,7 +63,7 @@ class Cell(NamedTuple):
 
     def __str__(self) -> str:
         """The difference and the control in parentheses, or "refused"."""
-        number = "" if self.wrong else f"{self.difference:.1e} ({self.control:.1e})"
+        number = "" if self.wrong and not self.control else f"{self.difference:.1e} ({self.control:.1e})"
         text = f"{'refused' if self.refusal else number} {self.wrong}".strip().replace("|", "/")
         return f"**{text}**" if self.is_red else text
 
@@ -211,7 +211,8 @@ def _evaluated(entry: Fit, found: Outcome) -> tuple[Outcome, Outcome, list[Outco
         model = entry.model()
         for kind, variables in (("weights", model.trainable_variables), ("state", model.non_trainable_variables)):
             for i, variable in enumerate(variables):
-                variable.assign(found[f"{kind}/{i}"].reshape(-1, *variable.shape)[0])
+                if f"{kind}/{i}" in found:
+                    variable.assign(found[f"{kind}/{i}"].reshape(-1, *variable.shape)[0])
         model.compile(loss=entry.loss(), metrics=entry.metrics(), jit_compile=False)
 
         def evaluated(batch: int) -> Outcome:
