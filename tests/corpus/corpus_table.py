@@ -73,7 +73,8 @@ def _lines(name: str, row: Mapping[str, Cell]) -> list[str]:
     changed = "+{} -{}".format(*entry.lines_changed)
     lines = [[name, f"`{entry.way}`", changed, compared_with(entry), *map(str, row.values())]]
     for text in dict.fromkeys(cell.refusal for cell in row.values() if cell.refusal):
-        lines.append([name, re.sub(r"\{\{.*?\}\} ?", "", text).replace("|", "/").replace("\n", " ")])
+        said = re.sub(r"\{\{.*?\}\} ?", "", text).replace("](", "] (")  # no names of nodes, no links
+        lines.append([name, said.replace("|", "/").replace("\n", " ")])
     if entry.open:
         lines.append([name, f"open: {entry.open}"])
     return [f"| {' | '.join(line)} |" for line in lines]
