@@ -9,6 +9,7 @@ The exit code is 1 when a cell is neither equal within rounding nor refused in t
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -72,7 +73,8 @@ def _lines(name: str, row: Mapping[str, Cell]) -> list[str]:
     changed = "+{} -{}".format(*entry.lines_changed)
     lines = [[name, f"`{entry.way}`", changed, compared_with(entry), *map(str, row.values())]]
     for text in dict.fromkeys(cell.refusal for cell in row.values() if cell.refusal):
-        lines.append([name, text.replace("|", "/").replace("\n", " ")])
+        said = re.sub(r"\{\{.*?\}\} ?", "", text).replace("](", "] (")  # no names of nodes, no links
+        lines.append([name, said.replace("|", "/").replace("\n", " ")])
     if entry.open:
         lines.append([name, f"open: {entry.open}"])
     return [f"| {' | '.join(line)} |" for line in lines]
