@@ -178,8 +178,6 @@ ENTRIES = [
         model=net(dense(8, "tanh"), dense(1)),
         loss=lambda: Squared(),
         refused="compares every target with every output",
-        open="one device trains something else, silently: `mk.data.arrays` makes whole numbers [N, 1] into [N], and "
-        "[N] - [N, 1] is [N, N]",
     ),
     Fit(
         name="a loss function that returns a value for each number",

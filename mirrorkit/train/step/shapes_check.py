@@ -133,7 +133,9 @@ def not_stretched(y: Shape, y_pred: Shape) -> Shape | None:
 
 def stretched(y: Shape, y_pred: Shape) -> str:
     """Say that every target meets every output, and what to do."""
-    write = "[N, 1] (y[:, tf.newaxis])" if len(y) < len(y_pred) else "[N] (tf.squeeze(y, -1))"
+    write = "[N] (tf.squeeze(y, -1))"
+    if len(y) < len(y_pred):  # it takes whole numbers for class indices
+        write = "[N, 1] (y[:, tf.newaxis]; of mk.data.arrays floats, since it makes whole numbers [N, 1] into [N])"
     return (
         f"compares every target with every output: TensorFlow stretches targets {shown(y)} and outputs "
         f"{shown(y_pred)} over each other. Let the data yield targets of the outputs' shape: {write}."
