@@ -26,8 +26,8 @@ def compiled_parts(model: KerasModel) -> dict[str, Any]:
     if "loss" not in parts:
         raise StepError(
             "The model is compiled without a loss. Call model.compile(optimizer, loss=...). Where it has no loss but "
-            "what its layers add (add_loss), write Step.from_loss(model, optimizer, loss_fn): let loss_fn call the model "
-            "and return zeros for its rows."
+            "what its layers add (add_loss), write Step.from_loss(model, optimizer, loss_fn): let loss_fn call the "
+            "model and return zeros for its rows."
         )
     optimizer = model.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # compile adds it to a mixed_float16 model
