@@ -77,6 +77,13 @@ def find_non_finite(of: Any, batch: Any) -> NonFinite | None:
     step = of if isinstance(of, keras.Model) else getattr(of, "step", of)
     batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
     strategy = getattr(step, "strategy", None)
+    if isinstance(step, Step) and strategy is None:
+        raise StepError(
+            "find_non_finite needs a step that is built. Call step.build(strategy) first, or let a Loop fit, evaluate "
+            "or warm up, which builds the model too."
+        )
+    if isinstance(step, keras.Model) and not step.built:
+        raise StepError(f"The model {step.name!r} is not built: it has no variables yet. Call it on x of the batch.")
     return find_in_shards(step, [batch] if strategy is None else _shards(batch, strategy.num_replicas_in_sync))
 
 
@@ -86,6 +93,8 @@ def find_in_shards(step: Any, shards: Iterable[Any], *, first: int = 0) -> NonFi
     for variable in [*getattr(step, "variables", []), *slots]:
         if found := _look("variable", repr(path(variable)), distinct(variable)):
             return found
+    if isinstance(step, Step) and step.strategy is not None and step.for_loop(step.strategy).is_whole:
+        shards = [tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *shards)]  # none is alone
     for number, shard in enumerate(shards, start=first):
         batch = _unpack(step, shard)
         if tf.nest.flatten(batch.x)[0].shape[0] == 0:

@@ -22,6 +22,7 @@ from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest, Spec
 from mirrorkit.errors import FileError, StepError
 from mirrorkit.strategy import is_chief, of_all_workers, saying_what_is_missing
 from mirrorkit.train.reduce.tracing import outside_replica
+from mirrorkit.train.step.building import is_built
 from mirrorkit.train.step.layer_state import layers_of, training_argument
 from mirrorkit.train.step.models import Models
 from mirrorkit.variables import unchanged
@@ -68,11 +69,14 @@ def export(
     step = of if isinstance(of, keras.Model) else getattr(of, "step", of)
     model = step if isinstance(step, keras.Model) else getattr(step, "model", None)
     if not isinstance(model, keras.Model):
-        raise StepError(f"export takes a loop, a step or a Keras model, found {type(of).__name__}.")
+        raise StepError(_without_model(of, step))
     if isinstance(model, Models):
         raise model.refusal("An exported file")
-    if not model.built:
-        raise StepError(f"The model {model.name!r} is not built, so it has no weights yet. Give it an Input.")
+    if not model.built or (not model.variables and not is_built(model)):
+        raise StepError(
+            f"The model {model.name!r} is not built, so it has no weights yet. Let a Loop fit or evaluate first, or "
+            "call it on one batch in the strategy's scope."
+        )
     if averaged and not hasattr(step, "averaged"):
         raise StepError("The averages belong to the step, not to the model: export(step, path, averaged=True).")
     target = _checked(path)
@@ -87,6 +91,18 @@ def export(
         if is_chief(strategy):  # outside of any scope: in one, its new variables would wait for the other workers'
             outside_replica(put_in_place)
     return target
+
+
+def _without_model(of: Any, step: Any) -> str:
+    """Return what to write where nothing says which model is meant."""
+    if not hasattr(step, "build"):
+        return f"export takes a loop, a step or a Keras model, found {type(of).__name__}."
+    nets = [key for key, value in getattr(step, "__dict__", {}).items() if isinstance(value, keras.Model)]
+    write = " or ".join(f"mk.train.export(step.{net}, path)" for net in nets) or "mk.train.export(model, path)"
+    return (
+        f"{type(step).__name__}, a step of your own, has no attribute `model`, so export does not know which model to "
+        f"write. Use {write}."
+    )
 
 
 @contextlib.contextmanager

@@ -45,7 +45,8 @@ def test_dicts_and_weights():
     [
         (PIXELS, LABELS[:5], {}, "images holds 6 examples and labels holds 5"),
         (PIXELS, LABELS, {"num_classes": 2}, "labels must lie in 0 .. 1 for 2 classes; 2 do not, the first is 2 at 2"),
-        (PIXELS, -LABELS, {}, "first is -1 at 1"),
+        (PIXELS, -LABELS, {}, r"the first is -1; .* pass labels.astype\('float32'\)"),
+        (PIXELS, -LABELS, {"num_classes": 3}, "first is -1 at 1"),
         (PIXELS[:0], LABELS[:0], {}, "no example"),
         (PIXELS, LABELS, {"num_classes": 0}, "at least 1"),
         (PIXELS, LABELS, {"sample_weight": np.ones(5)}, "sample_weight holds 5"),

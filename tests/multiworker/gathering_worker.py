@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 import mirrorkit as mk
-from mirrorkit.train.reduce.gathering import gather_rows, gather_sizes
 
 ROWS = ([3, 2], [4, 0], [0, 5])  # of the two replicas
 
@@ -31,10 +30,11 @@ def gathered(strategy: tf.distribute.Strategy) -> list[dict[str, Any]]:
                 own = tf.cond(first, lambda: whole[:cut], lambda: whole[cut:])
                 with tf.GradientTape() as tape:
                     tape.watch(own)
-                    counts = gather_sizes(tf.shape(own)[0])
-                    every = gather_rows({"x": own, "bytes": tf.cast(own + 8.0, tf.uint8), "sign": own > 0.0}, counts)
+                    of_other_dtypes = {"bytes": tf.cast(own + 8.0, tf.uint8), "sign": own > 0.0}
+                    every = mk.train.all_gather({"x": own, **of_other_dtypes, "half": tf.cast(own, tf.bfloat16)})
                     loss = tf.reduce_sum(tf.matmul(own, every["x"], transpose_b=True) ** 2)
-                return every, tape.gradient(loss, own)
+                half = tf.cast(every.pop("half"), tf.float32)
+                return {**every, "half": half}, tape.gradient(loss, own)
 
             return strategy.run(on_replica, args=(whole,))
 
@@ -79,12 +79,43 @@ def trained(strategy: tf.distribute.Strategy) -> list[float]:
     return [float(train(batch)["loss"]) for batch in batches]
 
 
+def contrastive(strategy: tf.distribute.Strategy) -> list[Any]:
+    """Losses, validation losses and weights of codes that are compared with those of the whole batch.
+
+    The last batch holds one image: one of two replicas has none.
+    """
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(33, 6, 6, 1)).astype("float32"), rng.integers(0, 3, 33).astype("uint8")
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        pooled = [keras.layers.Conv2D(3, 3, use_bias=False), keras.layers.MaxPool2D(), keras.layers.Flatten()]
+        net, optimizer = (
+            keras.Sequential([keras.Input((6, 6, 1)), *pooled, keras.layers.Dense(4)]),
+            keras.optimizers.SGD(0.1),
+        )
+
+    def loss_fn(batch: Any) -> Any:
+        images, labels = batch
+        codes = tf.math.l2_normalize(net(images), 1)
+        every, of_every = mk.train.all_gather((codes, labels))
+        similar, same = 4 * codes @ tf.transpose(every), tf.cast(labels[:, None] == of_every[None], tf.float32)
+        return tf.reduce_logsumexp(similar, 1) - tf.reduce_sum(same * similar, 1) / tf.reduce_sum(same, 1)
+
+    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(net, optimizer, loss_fn, whole_batch=True))
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
+    return [history["loss"], history["val_loss"], *[weights.tolist() for weights in net.get_weights()]]
+
+
+FUNCTIONS = {"gathered": gathered, "trained": trained, "contrastive": contrastive}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     strategy = mk.strategy.create("multi_worker", devices="cpu")
-    found = {"gathered": gathered(strategy), "trained": trained(strategy)}
+    found = {name: function(strategy) for name, function in FUNCTIONS.items()}
     (folder / f"found{mk.strategy.worker_index(strategy)}.json").write_text(json.dumps(found))
 
 

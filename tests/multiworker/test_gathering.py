@@ -34,8 +34,9 @@ def assert_gathered(found: list[dict[str, Any]], replicas: slice) -> None:
             "x": x.numpy().tolist(),
             "bytes": (x.numpy() + 8).astype(int).tolist(),
             "sign": (x.numpy() > 0).tolist(),
+            "half": x.numpy().tolist(),
         }
-        assert of_sizes["dtypes"] == {"x": "float32", "bytes": "uint8", "sign": "bool"}
+        assert of_sizes["dtypes"] == {"x": "float32", "bytes": "uint8", "sign": "bool", "half": "float32"}
         parts = np.split(expected, [cut])[replicas]
         for gradient, part in zip(of_sizes["gradients"], parts, strict=True):
             np.testing.assert_allclose(np.reshape(gradient, part.shape), part, rtol=1e-5)
@@ -57,3 +58,13 @@ def test_synchronized_layers_train_on_bytes_in_a_custom_loop_on_workers(workers,
     expected = gathering_worker.trained(strategy_of("mirrored", 2))
     assert len(expected) == 3
     np.testing.assert_allclose(workers[0]["trained"], expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_loss_over_the_whole_batch_on_workers(workers, strategy_of):
+    """As on one device, with validation, where the last batch leaves one of the workers without an image."""
+    assert workers[0]["contrastive"] == workers[1]["contrastive"]
+    for found, expected in zip(
+        workers[0]["contrastive"], gathering_worker.contrastive(strategy_of("one_device", 1)), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

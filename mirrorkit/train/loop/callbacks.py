@@ -43,6 +43,8 @@ def callback_list(
             "trained again, on the restored weights. Use mk.train.Checkpoints(folder), which also goes on within an "
             "epoch."
         )
+    if history and getattr(model, "optimizer", None) is None:
+        _refuse_without_optimizer(given)
     if not is_chief(loop.strategy):
         given, verbose = [callback for callback in given if not _is_chiefs(callback)], 0
     if history and not any(isinstance(c, keras.callbacks.History) for c in given):
@@ -54,6 +56,18 @@ def callback_list(
         if hasattr(callback, "set_loop"):
             callback.set_loop(loop)
     return keras.callbacks.CallbackList(given, model=model, verbose=verbose, **params)
+
+
+def _refuse_without_optimizer(given: Sequence[Any]) -> None:
+    """Refuse callbacks that set the rate of the model's optimizer, where a step of the user's own shows them none."""
+    for callback in given:
+        if isinstance(callback, (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)):
+            raise StepError(
+                f"{type(callback).__name__} sets the learning rate of the model's optimizer, and this step of your own "
+                "shows callbacks no model with one. With one optimizer, compile the model with it "
+                "(model.compile(optimizer)) and make it the step's attribute `model`. With several, give each a "
+                "schedule (keras.optimizers.schedules), or set optimizer.learning_rate in a callback of your own."
+            )
 
 
 def _is_chiefs(callback: Any) -> bool:

@@ -34,6 +34,7 @@ from mirrorkit.train.loop.passes import Passes, Traced
 from mirrorkit.train.loop.replay import Replay
 from mirrorkit.train.loop.report import Report
 from mirrorkit.train.parameter_server.calls import RemoteCalls
+from mirrorkit.train.step.building import is_built
 from mirrorkit.train.step.custom import Custom, TrainStep
 from mirrorkit.train.step.loop_step import LoopStep
 from mirrorkit.train.step.requirements import check_class_targets, variables_of
@@ -49,7 +50,7 @@ class Loop:
     Args:
         strategy: from `mk.strategy.create`, or any `tf.distribute.Strategy`.
         step: `mk.train.Step`, or a step of your own (`mk.train.TrainStep`). What variables it needs are made in the
-            strategy's scope.
+            strategy's scope; those of a model that is not built come from the first data, as in Keras.
         steps_per_call: training steps per compiled call. Batch hooks of callbacks come once per call, as with Keras's
             `steps_per_execution`. "auto" finds about half a second's worth, but takes one step per call (one update,
             with `accumulate`) in a `fit` with a callback whose batch hooks are your own: it may act on every batch, as
@@ -81,11 +82,10 @@ class Loop:
             raise StepError(f"jit_compile must be True or False; found {jit_compile!r}.")
         self.strategy = strategy
         self.step = step
-        self._step: LoopStep = step.for_loop(strategy) if isinstance(step, Step) else Custom(strategy, step)
-        if jit_compile:
-            self._step.require("jit_compile")
-        self._passes = Passes(strategy, self._step, steps_per_call, jit_compile=jit_compile)
-        self._auto = steps_per_call == "auto"
+        self._steps_per_call, self._jit_compile = steps_per_call, jit_compile
+        self._passes: Passes | None = None
+        if not isinstance(step, Step) or step.strategy is not None or is_built(step.model):
+            self._built()
         self._told_of_hooks = False
         self._warm = False
         self._restored: Position | None = None  # where the next fit goes on
@@ -95,7 +95,18 @@ class Loop:
     @property
     def steps_per_call(self) -> int:
         """How many steps the next whole call takes; with "auto" it is found from the first calls."""
-        return self._passes.steps_per_call
+        if self._passes is not None:
+            return self._passes.steps_per_call
+        return 1 if self._steps_per_call == "auto" else int(self._steps_per_call)
+
+    def _built(self, data: Data | None = None) -> Passes:
+        """Build what is not built: the step, and from the data its model."""
+        if self._passes is None:
+            spec = None if data is None else self._whole(data).element_spec
+            given, strategy = self.step, self.strategy
+            step: LoopStep = given.for_loop(strategy, spec) if isinstance(given, Step) else Custom(strategy, given)
+            self._passes = Passes(self.strategy, step, self._steps_per_call, jit_compile=self._jit_compile)
+        return self._passes
 
     @of_one_data_set
     def fit(
@@ -115,8 +126,9 @@ class Loop:
         """Train for `epochs - initial_epoch` epochs, or what is left of them after `restore`.
 
         Args:
-            data: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches `(x, y)` or
-                `(x, y, sample_weight)`.
+            data: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches: `(x, y)` or
+                `(x, y, sample_weight)` for a model and its losses; for `Step.from_loss` and a step of your own any
+                nest of tensors that all have the rows first.
             epochs: the epoch before which to stop.
             initial_epoch: the epoch to start with, unless one was restored; a recipe's order of examples depends on it.
             steps_per_epoch: needed where the data never ends; otherwise an epoch is all the data. With it, a
@@ -147,14 +159,15 @@ class Loop:
         validation_freq = _number("validation_freq", validation_freq, 1)
         if verbose not in ("auto", 0, 1, 2):
             raise StepError(f"verbose must be 0, 1, 2 or 'auto'; found {verbose!r}.")
+        passes = self._built(data)
+        step, model = passes.step, passes.step.model
         if validation_data is not None:
-            self._step.require("evaluate")
+            step.require("evaluate")
         if class_weight:
-            self._step.require("class_weight")
+            step.require("class_weight")
         training = Input(self.strategy, data, steps=steps_per_epoch, carry_on=True, class_weight=class_weight)
         validation = None if validation_data is None else Input(self.strategy, validation_data, steps=validation_steps)
         report = Report(throughput=Throughput(warm=self._warm))
-        model = self._step.model
         if class_weight:
             check_class_targets(model, training.element_spec)
         model.stop_training = False
@@ -165,8 +178,8 @@ class Loop:
         self._data = training
         try:
             with explained(self.strategy, data, validation_data):
-                self._step.prepare(training.element_spec)
-                choose_modes(hooks, self._step.modes)
+                step.prepare(training.element_spec)
+                choose_modes(hooks, step.modes)
                 each_step = self._takes_each_step(callbacks)
                 hooks.on_train_begin()  # may restore
                 position = self.position
@@ -177,9 +190,9 @@ class Loop:
                 while position.epoch < epochs and position.ended < epochs:
                     epoch = position.epoch
                     hooks.on_epoch_begin(epoch)
-                    logs = self._passes.train(training, position, hooks, report, each_step=each_step)
+                    logs = passes.train(training, position, hooks, report, each_step=each_step)
                     if validation is not None and (epoch + 1) % validation_freq == 0:
-                        val_logs = self._passes.test(validation, hooks)
+                        val_logs = passes.test(validation, hooks)
                         logs |= {f"val_{name}": value for name, value in val_logs.items()}
                     position.next_epoch()
                     hooks.on_epoch_end(epoch, logs)
@@ -207,31 +220,34 @@ class Loop:
         """Return loss and metrics over the whole data, every example counted once on any number of replicas.
 
         Args:
-            data: a recipe, or a `tf.data.Dataset` of global batches `(x, y)` or `(x, y, sample_weight)`.
+            data: a recipe, or a `tf.data.Dataset` of global batches such as `fit` takes.
             steps: batches to evaluate; all by default.
             callbacks: Keras callbacks (`on_test_...`).
             on_chief: under parameter servers, compute in this process instead of on the workers.
         """
-        self._step.require("evaluate")
-        calls = self._passes.calls
+        passes = self._built(data)
+        passes.step.require("evaluate")
+        calls = passes.calls
         strategy = calls.chief if on_chief and isinstance(calls, RemoteCalls) else self.strategy
         inputs = Input(strategy, data, steps=steps)
-        hooks = callback_list(self, self._step.model, callbacks, steps=inputs.steps)
+        hooks = callback_list(self, passes.step.model, callbacks, steps=inputs.steps)
         with explained(self.strategy, data):
-            return self._passes.test(inputs, hooks, on_chief=on_chief)
+            return passes.test(inputs, hooks, on_chief=on_chief)
 
     @of_one_data_set
     def predict(self, data: Data, *, steps: int | None = None) -> Nest:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
 
         Args:
-            data: a recipe, or a `tf.data.Dataset` of global batches `x`, `(x, y)` or `(x, y, sample_weight)`.
+            data: a recipe, or a `tf.data.Dataset` of global batches `x`, `(x, y)` or `(x, y, sample_weight)`; where the
+                step has a function of its own to predict, such as that function takes.
             steps: batches to predict; all by default.
         """
-        self._step.require("predict")
+        passes = self._built(data)
+        passes.step.require("predict")
         batches = Input(self.strategy, data, steps=steps).batches()
         with explained(self.strategy, data):
-            parts = list(self._passes.calls.predictions(batches))
+            parts = list(passes.calls.predictions(batches))
         if not parts:
             raise StepError(NO_BATCH)
         return tf.nest.map_structure(lambda *part: np.concatenate([p.numpy() for p in part]), *parts)
@@ -247,9 +263,10 @@ class Loop:
             data: what `fit` will be given.
             validation_data: what `evaluate` will be given; `data` by default.
         """
+        passes = self._built(data)
         variables_of(self.step, "warm_up could not put it back")
         with explained(self.strategy, data, validation_data):
-            self._passes.rehearse(self._whole(data), self._whole_of("evaluate", data, validation_data))
+            passes.rehearse(self._whole(data), self._whole_of("evaluate", data, validation_data))
         self._warm = True
 
     def traced(self, data: Data, *, validation_data: Data | None = None) -> list[Traced]:
@@ -259,8 +276,9 @@ class Loop:
             data: what `fit` will be given.
             validation_data: what `evaluate` will be given; `data` by default.
         """
+        passes = self._built(data)
         others = [self._whole_of(what, data, validation_data) for what in ("evaluate", "predict")]
-        return list(self._passes.traced(self._whole(data), *others))
+        return list(passes.traced(self._whole(data), *others))
 
     def restore(self, folder: str | os.PathLike[str]) -> Position:
         """Put everything back to where the newest whole checkpoint in a folder was made; the next `fit` goes on there.
@@ -275,7 +293,9 @@ class Loop:
 
         Raises:
             CheckpointError: there is no checkpoint, none is whole, or it is of another model; then nothing is changed.
+            StepError: the model is not built, and no data was seen to build it from.
         """
+        self._built()
         self.position = self._restored = restore_newest(folder, require_variables(self.step))
         return self.position
 
@@ -297,13 +317,14 @@ class Loop:
             batch: of that epoch, with which to begin.
         """
         assert self._data is not None
-        assert not isinstance(self._passes.calls, RemoteCalls)
+        passes = self._built()
+        assert not isinstance(passes.calls, RemoteCalls)
         data = self._data.epoch(epoch, start=batch)
-        return Replay(self.strategy, self._step, self._passes.calls, data)
+        return Replay(self.strategy, passes.step, passes.calls, data)
 
     def _takes_each_step(self, callbacks: Sequence[KerasCallback] | None) -> bool:
         """Whether a callback wants calls of one step; on several workers, a callback of any of them."""
-        if not self._auto:
+        if self._steps_per_call != "auto":
             return False
         acting = acting_on_batches(callbacks)
         if acting and not self._told_of_hooks:

@@ -48,9 +48,11 @@ class Passes:
         self, strategy: tf.distribute.Strategy, step: LoopStep, steps_per_call: int | str, *, jit_compile: bool
     ) -> None:
         self._strategy = strategy
-        self._step = step
+        self.step = step
         self._length: CallLength
         replicas, remote = strategy.num_replicas_in_sync, is_parameter_server(strategy)
+        if jit_compile:
+            step.require("jit_compile")
         if jit_compile and (replicas > 1 or remote):
             _log.warning(
                 "Loop(jit_compile=True) was asked for with %s; XLA compiles whole calls of a single replica only, so "
@@ -78,11 +80,11 @@ class Passes:
         With `each_step` calls are of one step, or of one update; they teach nothing of how long a call should be.
         """
         totals = self._restored_totals(data, position)
-        check = self._step.first_batch_check()
-        batches = data.epoch(position.epoch, start=position.batch, look_at=self._step.accumulate, check=check)
+        check = self.step.first_batch_check()
+        batches = data.epoch(position.epoch, start=position.batch, look_at=self.step.accumulate, check=check)
         periods = [1] if each_step else call_periods(hooks.callbacks)
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), self._logs(totals) if position.batch else {}
-        while position.batch != data.steps and not (position.batch and self._step.model.stop_training):
+        while position.batch != data.steps and not (position.batch and self.step.model.stop_training):
             steps = self._until_wanted(self._length.next(data.left(position.batch)), position.steps, periods)
             hooks.on_train_batch_begin(position.batch)
             result = self.calls.train(batches, totals, steps)
@@ -101,7 +103,7 @@ class Passes:
             logs = self._logs(totals)
             position.advance(result.steps, totals.numpy().tolist())
             hooks.on_train_batch_end(seen, logs)
-            agree_to_stop(self._strategy, self._step.model)
+            agree_to_stop(self._strategy, self.step.model)
         if position.batch == 0:
             raise StepError(NO_BATCH)
         if record.steps:
@@ -111,8 +113,8 @@ class Passes:
     def test(self, data: Input, hooks: Any, *, on_chief: bool = False) -> dict[str, Any]:
         """Evaluate all the data from its beginning (`on_chief`: not on the parameter servers' workers); return logs."""
         calls = self.calls.local if on_chief and isinstance(self.calls, RemoteCalls) else self.calls
-        self._step.prepare(data.element_spec, "test")
-        batches = data.epoch(0, look_at=1, check=self._step.first_batch_check("test"))
+        self.step.prepare(data.element_spec, "test")
+        batches = data.epoch(0, look_at=1, check=self.step.first_batch_check("test"))
         totals, done = self._zeros("test"), 0
         hooks.on_test_begin()
         while done != data.steps:
@@ -131,18 +133,18 @@ class Passes:
 
     def rehearse(self, training: Input, testing: Input | None) -> None:
         """Run every function once or twice, and leave all variables as they were."""
-        with unchanged(self._step.variables):
-            self._step.prepare(training.element_spec)
-            check = self._step.first_batch_check()
+        with unchanged(self.step.variables):
+            self.step.prepare(training.element_spec)
+            check = self.step.first_batch_check()
             if check is not None and (batch := training.first()) is not None:
                 check(batch)
-            for number, (batches, least) in enumerate(training.rehearsals(self._step.accumulate)):
+            for number, (batches, least) in enumerate(training.rehearsals(self.step.accumulate)):
                 for steps in self._length.probes() if number == 0 else (least,):
                     result = self.calls.train(batches, self._zeros(), min(steps, batches.left or steps))
                     batches.position -= result.steps
                     self._length.learn(result.steps, result.seconds)
             if testing is not None:
-                self._step.prepare(testing.element_spec, "test")
+                self.step.prepare(testing.element_spec, "test")
                 for batches, _ in testing.rehearsals():
                     self.calls.test(batches, self._zeros("test"), 1)
 
@@ -150,12 +152,12 @@ class Passes:
         """Trace every function without running one."""
         assert isinstance(self.calls, Calls)  # under parameter servers the workers trace theirs
         passes: list[tuple[str, Pass, Input | None, int]] = [
-            ("train", "train", training, self._step.accumulate),
+            ("train", "train", training, self.step.accumulate),
             ("evaluate", "test", testing, 1),
         ]
         for name, what, data, accumulate in passes:
             if data is not None:
-                self._step.prepare(data.element_spec, what)
+                self.step.prepare(data.element_spec, what)
                 names = iter([name, f"{name}, smaller batch"])
                 for batches, steps in data.rehearsals(accumulate):
                     for function in self.calls.functions(what, batches, steps):
@@ -167,16 +169,16 @@ class Passes:
         """Shorten a call so that it ends where a callback wants it to, but never within an update."""
         for period in every:
             until = period - done % period
-            steps = min(steps, -(-until // self._step.accumulate) * self._step.accumulate)
+            steps = min(steps, -(-until // self.step.accumulate) * self.step.accumulate)
         return steps
 
     def _restored_totals(self, data: Input, position: Position) -> tf.Tensor:
-        self._step.prepare(data.element_spec)
+        self.step.prepare(data.element_spec)
         if position.batch == 0:
             position.global_batch_size = data.global_batch_size
             position.order_version, position.order_workers = data.order_version, data.order_workers
             return self._zeros()
-        size = self._step.totals_size()
+        size = self.step.totals_size()
         if position.global_batch_size != data.global_batch_size or len(position.totals) != size:
             raise CheckpointError(
                 f"The checkpoint was made after {position.batch} batches of {position.global_batch_size} examples with "
@@ -189,10 +191,10 @@ class Passes:
         return tf.constant(position.totals, tf.float64)
 
     def _zeros(self, what: Pass = "train") -> tf.Tensor:
-        return tf.zeros([self._step.totals_size(what)], tf.float64)
+        return tf.zeros([self.step.totals_size(what)], tf.float64)
 
     def _logs(self, totals: tf.Tensor, what: Pass = "train") -> dict[str, Any]:
-        values = {name: np.asarray(value) for name, value in self._step.logs(totals, what).items()}
+        values = {name: np.asarray(value) for name, value in self.step.logs(totals, what).items()}
         return {name: value.item() if value.ndim == 0 else value for name, value in values.items()}
 
 

@@ -13,13 +13,22 @@ from mirrorkit.train.step.loss_scale import LossScale
 def compiled_parts(model: KerasModel) -> dict[str, Any]:
     """Return optimizer, loss, metrics and loss scale of a compiled model as keyword arguments of `Step`."""
     if not getattr(model, "compiled", False):
-        raise StepError("The model is not compiled. Call model.compile(...) in the strategy's scope, or use Step.")
+        raise StepError(
+            "The model is not compiled. Call model.compile(...) in the strategy's scope, or use mk.train.Step(model, "
+            "optimizer, loss=...). A file of mk.train.export holds neither optimizer nor loss: to train on, load it in "
+            "the scope and give its model to Step or Step.from_loss with a new optimizer; mk.train.Checkpoints keep "
+            "the optimizer's state too."
+        )
     # private to Keras; the public get_compile_config has copies, of registered functions and classes only
     given = model._compile_config.config
     names = ("loss", "metrics", "weighted_metrics", "loss_weights")
     parts = {name: given[name] for name in names if given.get(name) is not None}
     if "loss" not in parts:
-        raise StepError("The model is compiled without a loss. Call model.compile(optimizer, loss=...).")
+        raise StepError(
+            "The model is compiled without a loss. Call model.compile(optimizer, loss=...). Where it has no loss but "
+            "what its layers add (add_loss), write Step.from_loss(model, optimizer, loss_fn): let loss_fn call the "
+            "model and return zeros for its rows."
+        )
     optimizer = model.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # compile adds it to a mixed_float16 model
         parts["loss_scale"] = LossScale(initial=optimizer.initial_scale, growth_steps=optimizer.dynamic_growth_steps)
@@ -36,6 +45,7 @@ def compile_model(
     """
     if getattr(model, "compiled", False) and model.optimizer is optimizer:
         return
-    model.compile(
-        optimizer=optimizer, loss=loss, metrics=metrics, weighted_metrics=weighted_metrics, auto_scale_loss=False
+    # Not `model.compile`, which may be the user's own.
+    keras.Model.compile(
+        model, optimizer=optimizer, loss=loss, metrics=metrics, weighted_metrics=weighted_metrics, auto_scale_loss=False
     )

@@ -60,6 +60,12 @@ class Custom:
 
     def __init__(self, strategy: tf.distribute.Strategy, step: Any) -> None:
         needed = ["build", *(["train"] if hasattr(step, "train") else ["compute", "update"])]
+        if isinstance(step, keras.Model):
+            raise StepError(
+                f"{type(step).__name__} is a Keras model, and Loop takes a step. Use mk.train.Step(model, optimizer, "
+                "loss=...) or Step.from_compiled(model); for a train_step of its own Step.from_loss(model, optimizer, "
+                "loss_fn). A step of your own, such as a GAN, is a plain class that holds its models."
+            )
         missing = [name for name in needed if not hasattr(step, name)]
         if missing:
             raise StepError(
@@ -75,6 +81,8 @@ class Custom:
             )
         self.clock = Clock()  # such a step asks for nothing on the host
         self.model: KerasModel = getattr(step, "model", None) or _models_of(step)
+        if not hasattr(self.model, "optimizer"):
+            self.model.optimizer = None  # TensorBoard asks for it
         self._step = step
         self._strategy = strategy
         self._names: dict[Pass, list[str]] = {}  # of the logs

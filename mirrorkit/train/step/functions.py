@@ -100,7 +100,7 @@ class Functions:
         if given.of_values:
             return Totals.of_values(self._values(batch))
         with gathering(self._gather):
-            return Totals.resolve(self._model, batch, given.losses, given.metrics)
+            return Totals.resolve(self._model, batch, given.losses, given.metrics, given.unchecked)
 
     def _values(self, batch: Batch) -> list[str]:
         """Return the names of the values that the user's loss function gives."""

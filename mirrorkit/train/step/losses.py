@@ -109,7 +109,7 @@ def loss_sum(loss: Loss, output: Output) -> LossSum:
 
 def _values(loss: Loss, output: Output) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Return the loss of each example or position, and which of them count (None for all)."""
-    values = _call(loss, output.y, output.y_pred)
+    values = call_loss(loss, output.y, output.y_pred)
     if len(values.shape) == 0:
         values = _of_each(loss, output)
     # Layers mask the outputs; losses such as SparseCategoricalCrossentropy(ignore_class=...) mask their own values.
@@ -119,7 +119,8 @@ def _values(loss: Loss, output: Output) -> tuple[tf.Tensor, tf.Tensor | None]:
     return tf.cast(values, tf.float32), mask
 
 
-def _call(loss: Loss, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+def call_loss(loss: Loss, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    """Return a loss's values as Keras computes them, before any mean of its own."""
     if isinstance(loss, keras.losses.Loss):  # as Loss.__call__ does before its own mean
         return loss.call(tf.cast(y, loss.dtype), tf.cast(y_pred, loss.dtype))
     return loss(*_as_keras_gives(y, y_pred))
@@ -130,7 +131,7 @@ def _of_each(loss: Loss, output: Output) -> tf.Tensor:
 
     Keras's losses take a mean over the last axis. Of targets and predictions [batch] that is a mean over the examples.
     """
-    name, is_flat = _name(loss), len(output.y.shape) == len(output.y_pred.shape) == 1
+    name, is_flat = loss_name(loss), len(output.y.shape) == len(output.y_pred.shape) == 1
     if not is_flat or not _is_mean(loss):
         raise StepError(
             f"The loss {name} returned one number for the whole batch; a mean over a replica's share cannot be "
@@ -142,18 +143,19 @@ def _of_each(loss: Loss, output: Output) -> tf.Tensor:
             "Keras multiplies by the mean of the sample weights, and masks do nothing. Give both a last axis, "
             "[batch, 1] (y[:, tf.newaxis], a model that ends in Dense(1)): then each weight is that of its own example."
         )
-    return _call(loss, output.y[:, tf.newaxis], output.y_pred[:, tf.newaxis])
+    return call_loss(loss, output.y[:, tf.newaxis], output.y_pred[:, tf.newaxis])
 
 
 def _is_mean(loss: Loss) -> bool:
     """Whether what a loss gives for [batch] is the mean of what it gives for [batch, 1]; tried with a few numbers."""
     with tf.init_scope():
         y, y_pred = tf.constant([1.0, 0.0, 1.0, 0.0]), tf.constant([0.9, 0.2, 0.4, 0.7])
-        each = _call(loss, y[:, tf.newaxis], y_pred[:, tf.newaxis])
-        return each.shape == [4] and np.allclose(_call(loss, y, y_pred), tf.reduce_mean(each), rtol=1e-5)
+        each = call_loss(loss, y[:, tf.newaxis], y_pred[:, tf.newaxis])
+        return each.shape == [4] and np.allclose(call_loss(loss, y, y_pred), tf.reduce_mean(each), rtol=1e-5)
 
 
-def _name(loss: Loss) -> str:
+def loss_name(loss: Loss) -> str:
+    """Return the name of a function, or of a loss's class."""
     return str(getattr(loss, "__name__", type(loss).__name__))
 
 

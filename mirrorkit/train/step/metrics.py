@@ -7,7 +7,8 @@ added up over replicas and steps. No metric variable is written, so nothing is l
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +18,7 @@ from mirrorkit._types import KerasMetric, Metric, PerOutput
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.keras_operations import without_waits
 from mirrorkit.train.step.outputs import Output, kind_of_target, own_value, per_output
+from mirrorkit.train.step.shapes_check import Shape, cure, not_stretched, shapes_of_targets, shown, stretched
 
 
 class Metrics:
@@ -26,7 +28,13 @@ class Metrics:
     `keras.metrics.Metric` objects in a list; for several outputs a list of lists in their order or a dict by name.
     """
 
-    def __init__(self, metrics: PerOutput, weighted_metrics: PerOutput, outputs: Sequence[Output]) -> None:
+    def __init__(
+        self,
+        metrics: PerOutput,
+        weighted_metrics: PerOutput,
+        outputs: Sequence[Output],
+        unchecked: Sequence[str] = (),
+    ) -> None:
         self._members: list[tuple[int, bool, str, KerasMetric]] = []  # output index, weighted, log name, metric
         names = [output.name for output in outputs]
         for given, weighted in ((metrics, False), (weighted_metrics, True)):
@@ -38,8 +46,11 @@ class Metrics:
                     )
                 for member in members:
                     metric, name = _resolve(member, outputs[index])
+                    name = self._log_name(names[index], name, weighted)
                     _require_additive(metric, outputs[index])
-                    self._members.append((index, weighted, self._log_name(names[index], name, weighted), metric))
+                    if outputs[index].y is not None and name not in unchecked:
+                        _require_pairs(name, metric, outputs[index])
+                    self._members.append((index, weighted, name, metric))
 
     def _log_name(self, output: str | None, name: str, weighted: bool) -> str:
         """Choose a name that is not taken yet, as Keras does."""
@@ -153,17 +164,12 @@ def _update(
 
 def _require_additive(metric: KerasMetric, output: Output) -> None:
     """Refuse a metric by name unless updating two shards in turn gives the sum of their states."""
-    rng = np.random.default_rng(0)
-
-    def shard() -> tuple[tf.Tensor | None, tf.Tensor]:
-        y_pred = rng.uniform(0.05, 0.95, [4, *(size or 3 for size in output.y_pred.shape[1:])])
-        if output.y is None:
-            return None, tf.constant(y_pred, tf.float32)
-        y = rng.integers(0, 2, [4, *(size or 3 for size in output.y.shape[1:])])
-        return tf.cast(tf.constant(y), output.y.dtype), tf.constant(y_pred, tf.float32)
-
-    first, second = shard(), shard()
-    metric.update_state(*first)  # some metrics create their state from the first batch's shapes
+    rows = next(_unusual_rows(output))
+    first, second = (_shard(np.random.default_rng(seed), output, rows) for seed in (0, 1))
+    try:
+        metric.update_state(*first)  # some metrics create their state from the first batch's shapes
+    except Exception as error:  # whatever a user's metric may raise
+        raise _failure(metric, output, error, rows) from error
     metric.reset_state()
     one, two = (_update(metric, _empty(metric), *part, None) for part in (first, second))
     both = _update(metric, one, *second, None)
@@ -175,3 +181,63 @@ def _require_additive(metric: KerasMetric, output: Output) -> None:
             f"The state of metric {metric.name!r} ({type(metric).__name__}) does not add up: updating it with two "
             "shards in turn is not the sum of both, so replicas cannot be combined. Compute it from loop.predict."
         )
+
+
+def _unusual_rows(output: Output) -> Iterator[int]:
+    """Yield numbers of rows that no other dimension has, from 4 on: shapes that do not fit are not to fit by chance."""
+    taken = [size for part in output[1:3] if part is not None for size in part.shape[1:]]
+    return (rows for rows in itertools.count(4) if rows not in taken)
+
+
+def _shard(
+    rng: np.random.Generator, output: Output, rows: int, *, y: Shape | None = None, targets: int | None = None
+) -> tuple[tf.Tensor | None, tf.Tensor]:
+    """Return random targets and outputs of an output's shapes; targets may have another shape `y` or number."""
+    y_pred = rng.uniform(0.05, 0.95, [rows, *(size or 3 for size in output.y_pred.shape[1:])])
+    if output.y is None:
+        return None, tf.constant(y_pred, tf.float32)
+    shape = list(output.y.shape) if y is None else y
+    numbers = rng.integers(0, 2, [targets or rows, *(size or 3 for size in shape[1:])])
+    return tf.cast(tf.constant(numbers), output.y.dtype), tf.constant(y_pred, tf.float32)
+
+
+def _failure(metric: KerasMetric, output: Output, error: Exception, rows: int) -> StepError:
+    """Return the error that a metric cannot be computed, with what targets it takes where it takes others."""
+    title = f"The metric {metric.name!r} ({type(metric).__name__})"
+    if output.y is None:
+        return StepError(f"{title} could not be computed: {type(error).__name__}: {error}")
+    y, y_pred = list(output.y.shape), list(output.y_pred.shape)
+    for targets in shapes_of_targets(y, y_pred):
+        if _takes(metric, _shard(np.random.default_rng(0), output, rows, y=targets)):
+            return StepError(
+                f"{title} does not take targets {shown(y)} for outputs {shown(y_pred)}. {cure(targets, y, y_pred)}"
+            )
+    return StepError(
+        f"{title} could not be computed of targets {shown(y)} and outputs {shown(y_pred)}: {type(error).__name__}: "
+        f"{error}"
+    )
+
+
+def _require_pairs(name: str, metric: KerasMetric, output: Output) -> None:
+    """Refuse a metric that takes more targets than outputs only because TensorFlow stretches their shapes."""
+    y, y_pred = list(output.y.shape), list(output.y_pred.shape)
+    fitting = not_stretched(y, y_pred)
+    if fitting is None:
+        return
+    _, rows, targets = itertools.islice(_unusual_rows(output), 3)
+    given, matched = (_shard(np.random.default_rng(0), output, rows, y=y, targets=targets) for y in (y, fitting))
+    if _takes(metric, given) and not _takes(metric, matched):
+        raise StepError(
+            f"The metric {name!r} {stretched(y, y_pred)} If you know that it is right, write Step(..., "
+            f"unchecked=({name!r},))."
+        )
+
+
+def _takes(metric: KerasMetric, shard: tuple[tf.Tensor | None, tf.Tensor]) -> bool:
+    try:
+        metric.update_state(*shard)
+    except Exception:  # whatever a user's metric may raise
+        return False
+    finally:
+        metric.reset_state()
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from mirrorkit._keras import keras
 from mirrorkit._types import Json, KerasModel, Nest
@@ -25,6 +26,22 @@ class Models(keras.Model):  # type: ignore[name-defined, misc]
     def get_config(self) -> Json:
         """Refuse to be written with its configuration, which a step's own models would be lost from."""
         raise self.refusal("A .keras file")
+
+    def __getattr__(self, name: str) -> Any:
+        """Say which models there are: a callback's `self.model` is this."""
+        parts = [part.name for part in self.__dict__.get("parts", [])]
+        raise AttributeError(
+            f"The step has several models, {', '.join(map(repr, parts))}, and what holds them has no {name!r}. Hand a "
+            "callback the model that it needs."
+        )
+
+    def predict(self, *args: object, **options: object) -> Nest:
+        """Refuse: it is not known which of the models is meant."""
+        names = ", ".join(repr(part.name) for part in self.parts)
+        raise StepError(
+            f"predict was called on what holds the models of a step, {names}. Hand a callback the model that it needs, "
+            "or call loop.predict(data)."
+        )
 
     def refusal(self, what: str) -> StepError:
         """Return the error that something holds one model, and this is several."""

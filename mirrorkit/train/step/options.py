@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, PerOutput
 from mirrorkit.train.step.loss_scale import LossScale
+from mirrorkit.train.step.outputs import Batch as Parts
+from mirrorkit.train.step.outputs import unpack_batch
 
 
 class Clip(NamedTuple):
@@ -44,3 +46,7 @@ class Options:
     of_values: bool = False  # the model takes whole batches, and its outputs are values of each example (`from_loss`)
     predict: Callable[[Batch], Nest] | None = None  # from a batch, in place of the model
     whole_batch: bool = False  # the values of an example may depend on all examples of the batch (`all_gather`)
+
+    def unpack(self, batch: Batch) -> Parts:
+        """Take a batch apart into what the model is called on, targets and weights."""
+        return Parts(batch) if self.of_values else unpack_batch(batch)

@@ -14,7 +14,9 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasVariable, Nest, Spec
 from mirrorkit.errors import StepError
+from mirrorkit.train.step.building import is_built
 from mirrorkit.train.step.calling import predict_with, predicting
+from mirrorkit.train.step.layer_state import layers_of
 from mirrorkit.train.step.models import Models, flatten
 from mirrorkit.train.step.outputs import unpack_batch
 from mirrorkit.train.step.requirements import check_predicts_as_keras
@@ -38,9 +40,7 @@ class LossModel(Models):
                 "(add_weight)."
             )
         super().__init__(models, "from_loss")
-        self._kept = {id(variable) for layer in flatten(frozen) for variable in _weights_of(layer)}
-        if not self._kept <= set(map(id, self.variables)):
-            raise StepError("A model that is frozen must be one of the models that Step.from_loss is given.")
+        self._kept = _kept(self, list(flatten(frozen)))
         takes_training = _takes_training(loss_fn)
 
         def values(batch: Batch, training: bool) -> Nest:
@@ -51,13 +51,21 @@ class LossModel(Models):
     @property
     def trainable_variables(self) -> list[KerasVariable]:
         """What this step trains: not what another one does."""
-        return [variable for variable in super().trainable_variables if id(variable) not in self._kept]
+        kept = self._kept()
+        return [variable for variable in super().trainable_variables if id(variable) not in kept]
 
     @property
     def non_trainable_variables(self) -> list[KerasVariable]:
         """All others."""
         trained = set(map(id, self.trainable_variables))
         return [variable for variable in self.variables if id(variable) not in trained]
+
+    @property
+    def trained_parts(self) -> list[str]:
+        """The names of the models and layers that have a weight to be trained."""
+        trained = set(map(id, self.trainable_variables))
+        layers = [part for part in self.parts if isinstance(part, keras.layers.Layer)]
+        return [layer.name for layer in layers if trained & set(map(id, layer.trainable_variables))]
 
     @property
     def trainable_weights(self) -> list[KerasVariable]:
@@ -72,10 +80,15 @@ class LossModel(Models):
         return {name: tf.cast(value, tf.float32) if is_number[name] else value for name, value in named.items()}
 
 
-def _weights_of(layer: object) -> list[KerasVariable]:
-    if not isinstance(layer, keras.layers.Layer):
-        raise StepError(f"frozen takes a Keras model or layer, or a list or dict of them; found {layer!r}.")
-    return list(layer.variables)
+def _kept(models: Models, frozen: list[Any]) -> Callable[[], set[int]]:
+    """Return what tells the ids of the variables that are not trained: those of a model come when it is built."""
+    parts, variables = set(map(id, layers_of(models))), set(map(id, models.variables))
+    for layer in frozen:
+        if not isinstance(layer, keras.layers.Layer):
+            raise StepError(f"frozen takes a Keras model or layer, or a list or dict of them; found {layer!r}.")
+        if id(layer) not in parts and not (is_built(layer) and set(map(id, layer.variables)) <= variables):
+            raise StepError("A model that is frozen must be one of the models that Step.from_loss is given.")
+    return lambda: {id(variable) for layer in frozen for variable in layer.variables}
 
 
 def value_names(batch: Batch, traced: Callable[[Spec], Mapping[str, Nest]]) -> list[str]:

@@ -26,10 +26,7 @@ def check_model(model: KerasModel, *, scaled: bool) -> None:
             "mk.models.create(name) in the strategy's scope."
         )
     if not getattr(model, "built", False):
-        raise StepError(
-            f"The model {model.name!r} is not built, so it has no variables yet. Give it an Input, or call "
-            "model.build(input_shape) in the strategy's scope."
-        )
+        raise not_built(model)
     for part in model.parts if isinstance(model, Models) else []:
         if isinstance(part, keras.layers.Layer) and not _has_weights(part):
             raise StepError(
@@ -56,8 +53,21 @@ def check_model(model: KerasModel, *, scaled: bool) -> None:
             )
     if not model.trainable_variables and isinstance(model, Models):
         raise StepError("None of the models has trainable variables. Set trainable = True for those to be trained.")
+    if not model.trainable_variables and not all(layer.built for layer in layers_of(model)):
+        raise not_built(model)
+    if not model.variables:
+        raise StepError(f"The model {model.name!r} has no variables: nothing in it can be trained. Give it a layer.")
     if not model.trainable_variables:
         raise StepError(f"The model {model.name!r} has no trainable variables. Set model.trainable = True.")
+
+
+def not_built(model: KerasModel) -> StepError:
+    """Return the error that the variables of a model are not there yet."""
+    return StepError(
+        f"The model {model.name!r} is not built: its layers have no variables yet. A Loop builds it from the first "
+        "data that fit, evaluate, predict or warm_up is given. Before that, or without a Loop, call it on the inputs "
+        "of one batch in the strategy's scope: `with strategy.scope(): model(x)`."
+    )
 
 
 def _has_weights(layer: KerasLayer) -> bool:
@@ -249,8 +259,8 @@ def check_built_for(optimizer: KerasOptimizer, model: KerasModel) -> None:
 
 
 def variables_of(step: object, why: str) -> list[Variable]:
-    """Return the variables that any step says it changes; `why` tells what cannot be done without them."""
-    variables = list(getattr(step, "variables", []))
+    """Return the variables that any step says it changes, each once; `why` tells what cannot be done without them."""
+    variables = list({id(variable): variable for variable in getattr(step, "variables", [])}.values())
     if not variables:
         raise StepError(
             f"{type(step).__name__} does not say what it changes, so {why}. Give it a property `variables`: a list of "

@@ -257,7 +257,8 @@ def _of_loss(name: str, loss: Loss, variants: Sequence[Output]) -> Iterator[str]
     if difference := _in_parts(sums, variants):
         yield (
             f"The {name} ({getattr(loss, '__name__', type(loss).__name__)}) of a batch is not that of its parts: "
-            f"{difference}. Each value must come from its own example alone."
+            f"{difference}. Each value must come from its own example alone. A loss over the whole batch gathers the "
+            "other examples: mk.train.all_gather, in Step.from_loss(..., whole_batch=True)."
         )
 
 

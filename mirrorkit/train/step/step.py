@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import operator
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,10 +20,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerOutput, Sums, Variable
+from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerOutput, Spec, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.packing import BUCKET_MIB
-from mirrorkit.train.step import requirements, sharded_optimizer
+from mirrorkit.train.step import building, requirements, sharded_optimizer
 from mirrorkit.train.step.compiled import compiled_parts
 from mirrorkit.train.step.global_batch import HostBatch, OwnRows
 from mirrorkit.train.step.loss_scale import LossScale
@@ -33,6 +34,8 @@ from mirrorkit.train.step.own_loss import LossModel, prediction
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.supervised import Supervised
 
+_log = logging.getLogger("mirrorkit")
+
 
 class Step:
     """A supervised training step for any Keras 3 model, loss, metrics and optimizer, the same for 1 and N replicas.
@@ -41,8 +44,9 @@ class Step:
     replicas and however unequal their shares. Clipping, loss scale and averages act after the reduction.
 
     Args:
-        model: a built Keras model, created in the strategy's scope. It is compiled with this optimizer, loss and
-            metrics, for callbacks and saved files, unless it already is.
+        model: a Keras model, created in the strategy's scope; one that is not built is built by a `Loop`, from the
+            first data. It is compiled with this optimizer, loss and metrics, for callbacks and saved files, unless it
+            already is.
         optimizer: a Keras optimizer, created in the strategy's scope.
         loss: a Keras loss, its name, or a function `(y_true, y_pred) -> values [batch]`; for several outputs one for
             all of them, a dict by output name, a list, or a nest like theirs.
@@ -184,6 +188,7 @@ class Step:
                 'dict: {"loss": values, "name of a metric": values}, each with one value per example.'
             )
         trained = LossModel(models, loss_fn, frozen)
+        _log.info("Step.from_loss trains %s.", ", ".join(trained.trained_parts) or "what the first batch builds")
         step = cls(trained, optimizer, loss=None, **options)
         if whole_batch:
             requirements.check_whole_batch(step.accumulate)
@@ -218,11 +223,17 @@ class Step:
         """
         self.for_loop(strategy)
 
-    def for_loop(self, strategy: tf.distribute.Strategy) -> Supervised:
-        """Build the step, and return it as `mk.train.Loop` runs it; for mirrorkit's own use."""
+    def for_loop(self, strategy: tf.distribute.Strategy, element_spec: Spec = None) -> Supervised:
+        """Build the step, and return it as `mk.train.Loop` runs it; for mirrorkit's own use.
+
+        With the `element_spec` of the data it builds the model first, where that is not built.
+        """
         if self._built is None:
             options = dataclasses.replace(self._options, accumulate=self.accumulate)
+            if element_spec is not None and not building.is_built(self._trained):
+                building.build(self._trained, options.unpack(element_spec), strategy)
             self._built = Supervised(strategy, self._trained, self.optimizer, options, shown=self.model)
+            self.model.built = True  # Keras saves no weights of a model whose parts alone were called
         if self._built.strategy is not strategy:
             raise StepError("This step was built for another strategy. Create another model, optimizer and step.")
         return self._built

@@ -126,6 +126,11 @@ class Supervised:
         """With `accumulate` the variables that add up an update's batches, of each replica of this worker."""
         return self._running.variables
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the loss is over the whole batch, so that a share has none by itself."""
+        return self._options.whole_batch
+
     def require(self, what: Need) -> None:
         """Refuse what only a step with targets can do, or one on a single device."""
         if what == "jit_compile" and self._places is not None:
@@ -151,7 +156,7 @@ class Supervised:
 
     def unpack(self, batch: Batch) -> Parts:
         """Take a batch apart into what the model is called on, targets and weights."""
-        return Parts(batch) if self._options.of_values else unpack_batch(batch)
+        return self._options.unpack(batch)
 
     def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
         """Return what checks a global batch before the first step to "train" or "test"; None without need."""

@@ -13,9 +13,12 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Logs, Nest, PerOutput
+from mirrorkit.errors import StepError
+from mirrorkit.train.step.building import outputs_of
 from mirrorkit.train.step.losses import Losses
 from mirrorkit.train.step.metrics import MeanOfOutput, Metrics
 from mirrorkit.train.step.outputs import Batch, Output, in_order, match, output_names, own_value, per_output
+from mirrorkit.train.step.shapes_check import loss_faults
 
 # Layout of the totals, a flat float32 vector: these three, then numerator and denominator of each output's loss, then
 # the metrics' states. LOSS is all that is minimized, added up: not finite where any part of it is not. ADDED is what
@@ -49,9 +52,18 @@ class Totals:
 
     @classmethod
     def resolve(
-        cls, model: KerasModel, batch: Batch, losses: Mapping[str, PerOutput], metrics: Mapping[str, PerOutput]
+        cls,
+        model: KerasModel,
+        batch: Batch,
+        losses: Mapping[str, PerOutput],
+        metrics: Mapping[str, PerOutput],
+        unchecked: Sequence[str] = (),
     ) -> Totals:
-        """Work them out for a model and its data, from the arguments of `Losses` and `Metrics`."""
+        """Work them out for a model and its data, from the arguments of `Losses` and `Metrics`.
+
+        Refuses losses and metrics that cannot take the shapes of the data, except for those whose log name is in
+        `unchecked`.
+        """
 
         def symbolic(spec: tf.TensorSpec) -> tf.TensorSpec:
             return keras.KerasTensor((None, *spec.shape[1:]), dtype=spec.dtype.name)
@@ -62,7 +74,15 @@ class Totals:
         losses, metrics = (
             {name: in_order(names, parts, _WHAT[name]) for name, parts in given.items()} for given in (losses, metrics)
         )
-        return cls(names, Losses(outputs=outputs, **losses), Metrics(outputs=outputs, **metrics))
+        resolved = Losses(outputs=outputs, **losses)
+
+        def faults(y_pred: Nest) -> dict[str, str]:
+            return loss_faults(resolved, match(names, batch.y, y_pred, batch.weight), unchecked)
+
+        if faults(y_pred) and (found := faults(outputs_of(model, batch.x))):  # by its call, whatever the model says
+            know = f"If you know that it is right, write Step(..., unchecked={tuple(found)!r})."
+            raise StepError(" ".join([*found.values(), know]))
+        return cls(names, resolved, Metrics(outputs=outputs, unchecked=unchecked, **metrics))
 
     @classmethod
     def of_values(cls, names: Sequence[str]) -> Totals:

@@ -99,6 +99,63 @@ def from_loss():
     }
 
 
+def whole_batch():
+    """Each worker has whole batches, so there is nothing to gather; the last batch is smaller."""
+
+    def trained(strategy):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+            optimizer = keras.optimizers.Adam(0.01)
+
+        def loss_fn(batch):
+            codes = net(batch)
+            every = mk.train.all_gather(codes)
+            return tf.reduce_logsumexp(codes @ tf.transpose(every), 1) - tf.reduce_sum(codes**2, 1)
+
+        loop = mk.train.Loop(strategy, mk.train.Step.from_loss(net, optimizer, loss_fn, whole_batch=True))
+        data = tf.data.Dataset.from_tensor_slices(vectors).batch(32)
+        history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
+        return np.concatenate([*map(np.ravel, net.get_weights()), *history.values()])
+
+    vectors = rng.normal(size=(210, 4)).astype("float32")
+    return {"difference": float(np.abs(trained(device) - trained(servers)).max())}
+
+
+def unbuilt():
+    """A model that the first data builds, on the workers the same as on one device."""
+
+    def trained(strategy):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            layers = [keras.layers.Flatten(), keras.layers.Dense(5), keras.layers.BatchNormalization()]
+            model, optimizer = keras.Sequential([*layers, keras.layers.Dense(3)]), keras.optimizers.Adam(0.01)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss), steps_per_call=5)
+        data = tf.data.Dataset.from_tensor_slices((images / np.float32(255), labels)).batch(32)
+        before = loop.evaluate(data)["loss"]
+        history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
+        return [v.value.numpy() for v in loop.step.variables], {**history, "before": [before]}
+
+    one, there = trained(device), trained(servers)
+    return {
+        "weights": max(float(np.abs(a - b).max()) for a, b in zip(one[0], there[0], strict=True)),
+        "history": max(float(np.abs(np.subtract(one[1][k], there[1][k])).max()) for k in one[1]),
+    }
+
+
+def shapes():
+    """Ten targets beside ten outputs of ten numbers each."""
+    with servers.scope():
+        model, optimizer = keras.Sequential([keras.layers.Dense(10)]), keras.optimizers.SGD(0.1)
+    loop = mk.train.Loop(servers, mk.train.Step(model, optimizer, loss="mse"))
+    data = tf.data.Dataset.from_tensor_slices((np.ones((40, 4), "float32"), np.ones(40, "float32"))).batch(10)
+    try:
+        loop.fit(data, verbose=0)
+    except mk.errors.StepError as error:
+        return {"error": str(error), "steps": loop.position.steps}
+
+
 class Vectors:
     """Learns a vector for each id: the mean of what it is asked to be."""
 
@@ -142,4 +199,4 @@ def table():
     }
 
 
-run(augmented, accumulated, from_loss, table)
+run(augmented, accumulated, from_loss, whole_batch, unbuilt, shapes, table)

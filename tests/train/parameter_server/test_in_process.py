@@ -113,6 +113,24 @@ def test_a_step_from_a_loss_function(one_worker):
 
 
 @pytest.mark.slow
+def test_a_loss_over_the_whole_batch(one_worker):
+    assert one_worker("whole_batch")["difference"] < 2e-5
+
+
+@pytest.mark.slow
+def test_an_unbuilt_model(one_worker):
+    found = one_worker("unbuilt")
+    assert max(found["weights"], found["history"]) < 2e-5
+
+
+@pytest.mark.slow
+def test_shapes_that_do_not_fit_are_found_before_the_first_step(one_worker):
+    found = one_worker("shapes")
+    assert "does not take targets [N] for outputs [N, 10]" in found["error"]
+    assert found["steps"] == 0
+
+
+@pytest.mark.slow
 def test_a_table_in_shards_on_all_servers(one_worker):
     table = one_worker("table")
     assert table["shards"] == [[34, 4], [34, 4], [33, 4]]

@@ -237,6 +237,57 @@ def test_callbacks_see_a_model_that_holds_the_nets(strategy_of: Any, numbers: An
     assert largest_difference(loop.step.painter.get_weights(), trained) == 0
 
 
+def test_callbacks_that_look_for_an_optimizer(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
+    """Those that set its rate are refused where the step shows none; those that only read it are not."""
+    data = plain_dataset(*numbers, batch=20)
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 if epoch else 0.0)
+    loop = _loop(strategy_of("mirrored", 2), Alternating)
+    for callback in (scheduler, keras.callbacks.ReduceLROnPlateau("judge_loss", mode="min")):
+        with pytest.raises(StepError, match=r"sets the learning rate.*model\.compile\(optimizer\).*With several, give"):
+            loop.fit(data, callbacks=[callback], verbose=0)
+    loop.fit(data, callbacks=[keras.callbacks.TensorBoard(tmp_path)], verbose=0)
+
+    class Shown(Line):
+        @property
+        def model(self) -> Any:
+            return self.net
+
+    loop = _loop(strategy_of("mirrored", 2), Shown)
+    loop.step.net.compile(loop.step.optimizer)
+    before = loop.step.net.get_weights()
+    loop.fit(data, callbacks=[scheduler], verbose=0)
+    assert largest_difference(loop.step.net.get_weights(), before) == 0  # at a rate of 0
+    assert loop.fit(data, initial_epoch=1, epochs=2, callbacks=[scheduler], verbose=0).history["learning_rate"] == [0.5]
+    assert largest_difference(loop.step.net.get_weights(), before) > 1e-3
+
+
+def test_export_asks_which_model(strategy_of: Any, tmp_path: Any) -> None:
+    loop = _loop(strategy_of("mirrored", 2), Alternating)
+    for of in (loop, loop.step):
+        with pytest.raises(
+            StepError,
+            match=r"Alternating, a step of your own, .*export\(step.painter, path\) or .*\(step.judge, path\)",
+        ):
+            mk.train.export(of, tmp_path / "all.keras")
+    mk.train.export(loop.step.painter, tmp_path / "painter.keras")
+    assert keras.saving.load_model(tmp_path / "painter.keras").count_params() == loop.step.painter.count_params()
+
+
+def test_variables_that_a_step_names_twice(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
+    """As two halves that share a net do; a checkpoint holds each once."""
+
+    class Twice(Alternating):
+        @property
+        def variables(self) -> list[Any]:
+            return [*super().variables, *self.judge.variables]
+
+    data = plain_dataset(*numbers, batch=20)
+    for step, epochs in ((Twice, 1), (Alternating, 0)):
+        loop = _loop(strategy_of("one_device", 1), step)
+        report = loop.fit(data, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+        assert len(report.epochs) == epochs
+
+
 def test_checkpoints_of_several_updates(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
     data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=20, shuffle=True)
     first, second = (_loop(strategy_of("mirrored", 2), Alternating) for _ in range(2))

@@ -555,7 +555,7 @@ class Pair(keras.Model):  # type: ignore[name-defined, misc]
         self.first, self.second = first, second
 
 
-def test_a_model_whose_parts_alone_are_called(strategy_of: Any, x: np.ndarray) -> None:
+def test_a_model_whose_parts_alone_are_called(strategy_of: Any, x: np.ndarray, tmp_path: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():
         pair = Pair(sequential((6,), L.Dense(2), L.Dropout(0.5)), sequential((2,), L.Dense(6)))
@@ -564,10 +564,15 @@ def test_a_model_whose_parts_alone_are_called(strategy_of: Any, x: np.ndarray) -
     def loss_fn(batch: Any) -> Any:
         return tf.reduce_mean((pair.second(pair.first(batch)) - batch) ** 2, -1)
 
-    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(pair, optimizer, loss_fn))
     assert not pair.built
-    losses = loop.fit(_rows(x), epochs=5, validation_data=_rows(x), verbose=0).history["val_loss"]
+    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(pair, optimizer, loss_fn))
+    best = keras.callbacks.ModelCheckpoint(tmp_path / "pair.weights.h5", save_weights_only=True)
+    losses = loop.fit(_rows(x), epochs=5, validation_data=_rows(x), verbose=0, callbacks=[best]).history["val_loss"]
     assert losses == sorted(losses, reverse=True)
+    trained = numbers_of(pair.variables)
+    pair.first.set_weights([np.zeros_like(weight) for weight in pair.first.get_weights()])
+    pair.load_weights(tmp_path / "pair.weights.h5")
+    assert largest_difference(trained, numbers_of(pair.variables)) == 0
     with pytest.raises(StepError, match=r"'pair', on x of the batch.*NotImplementedError.*predict=lambda batch"):
         loop.predict(_rows(x))
 
@@ -648,70 +653,3 @@ def test_the_first_number_that_is_not_finite(make: Any, x: np.ndarray) -> None:
     batch["image"][3, 2] = np.nan
     found = mk.checks.find_non_finite(loop, batch)
     assert str(found).startswith("input image: 1 NaN")
-
-
-class Gan:
-    """Two steps, one after the other: the judge, then the painter against the new judge."""
-
-    def __init__(self) -> None:
-        keras.utils.set_random_seed(0)
-        self.painter = sequential((2,), L.Dense(5, "tanh", kernel_regularizer="l2"), L.BatchNormalization(), L.Dense(6))
-        self.judge = sequential((6,), L.Dense(5, "tanh", kernel_regularizer="l2"), L.Dense(1))
-        self.optimizers = [keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.02)]
-        nets, (first, second) = [self.judge, self.painter], self.optimizers
-        self.halves = [
-            mk.train.Step.from_loss(nets, first, self.of_judge, frozen=self.painter),
-            mk.train.Step.from_loss(nets, second, self.of_painter, frozen=[self.judge]),
-        ]
-
-    def of_judge(self, batch: Any) -> Any:
-        x, noise = batch
-        real, painted = self.judge(x), self.judge(self.painter(noise, training=False))
-        return tf.nn.softplus(-real)[:, 0] + tf.nn.softplus(painted)[:, 0]
-
-    def of_painter(self, batch: Any) -> Any:
-        return tf.nn.softplus(-self.judge(self.painter(batch[1], training=False)))[:, 0]
-
-    @property
-    def variables(self) -> list[Any]:
-        return list({id(v): v for half in self.halves for v in half.variables}.values())
-
-    def build(self, strategy: tf.distribute.Strategy) -> None:
-        for half in self.halves:
-            half.build(strategy)
-
-    def train(self, strategy: tf.distribute.Strategy, batch: Any) -> Any:
-        logs = [half.update(strategy, strategy.run(half.compute, args=(batch,))) for half in self.halves]
-        return {"judge": logs[0]["loss"], "painter": logs[1]["loss"]}
-
-    def by_hand(self, batch: Any) -> list[float]:
-        losses = []
-        for net, optimizer, values in zip(
-            (self.judge, self.painter), self.optimizers, (self.of_judge, self.of_painter), strict=True
-        ):
-            optimizer.build(net.trainable_variables)
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(values(batch)) + tf.add_n(net.losses)
-            optimizer.apply(tape.gradient(loss, [variable.value for variable in net.trainable_variables]))
-            losses.append(float(loss))
-        return losses
-
-
-@pytest.mark.parametrize("where", KINDS, ids=str)
-def test_two_halves_of_a_gan(where: Any, strategy_of: Any, x: np.ndarray, assert_replicas_equal: Any) -> None:
-    """Exactly the updates of plain TensorFlow, one after the other, on whole batches; each leaves the other's net."""
-    strategy = strategy_of(*where)
-    by_hand, noise = Gan(), x[:, :2].copy()
-    with strategy.scope():
-        gan = Gan()
-    loop = mk.train.Loop(strategy, gan, steps_per_call=3)
-    history = loop.fit(_rows((x, noise)), epochs=2, verbose=0).history
-    for epoch in range(2):
-        losses = [by_hand.by_hand(batch) for batch in cut(x, noise, sizes=SIZES)]
-        found = [history[name][epoch] for name in ("judge", "painter")]
-        assert found == pytest.approx(np.average(losses, axis=0, weights=SIZES), rel=1e-5)
-    for net in ("judge", "painter"):
-        found, expected = getattr(gan, net).variables, getattr(by_hand, net).variables
-        assert largest_difference(numbers_of(found), numbers_of(expected)) < 1e-6
-    assert [len(optimizer.variables) for optimizer in gan.optimizers] == [2 + 2 * 4, 2 + 2 * 6]
-    assert_replicas_equal(loop)

@@ -113,13 +113,13 @@ def test_the_check_leaves_what_the_step_does_not_name(strategy_of: Any) -> None:
     with strategy.scope():
         generator = tf.random.Generator.from_seed(1)
     loop = _loop(strategy, contextlib.nullcontext, L.Dense(2), noise=lambda: generator.normal([4]))
-    check = loop._step.first_batch_check()
+    check = loop._passes.step.first_batch_check()
     assert check is not None
     before = [copy.numpy() for copy in strategy.experimental_local_results(generator.state)]
     check((tf.constant(X), tf.constant(X[:, :1])))
     after = [copy.numpy() for copy in strategy.experimental_local_results(generator.state)]
     np.testing.assert_array_equal(before, after)
-    assert loop._step.first_batch_check() is None
+    assert loop._passes.step.first_batch_check() is None
 
 
 def test_seeds_by_replica_outside_of_a_replica(strategy_of: Any) -> None:

@@ -1,0 +1,403 @@
+"""What a step would silently train as something else: the refusal that each script meets, and on how many replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from entries import BATCH, EPOCHS, TWO, WORKERS, Fit, Rows, Script, Trained, batched, dense, logits, net, recipe, split
+from nets_dense import classes, itself, regression, two_classes
+from nets_own_steps import Siamese, embedding_net, siamese_before, two_views
+from nets_pictures import segments
+from nets_sequences import LENGTH, WORDS, series, transformer
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+L, K, _o = keras.layers, keras.ops, keras.optimizers
+SEVERAL = (TWO, WORKERS)
+
+
+def correlation(y: Any, y_pred: Any) -> Any:
+    """One number for the whole batch."""
+    y, y_pred = y - K.mean(y), y_pred - K.mean(y_pred)
+    return 1 - K.sum(y * y_pred) / K.sqrt(K.sum(y**2) * K.sum(y_pred**2) + 1e-6)
+
+
+def relative(y: Any, y_pred: Any) -> Any:
+    """A value for each example, divided by the spread of the batch's targets."""
+    return K.mean((y - y_pred) ** 2, axis=-1) / (K.var(y) + 1e-3)
+
+
+def f1(y: Any, y_pred: Any) -> Any:
+    """An F1 of each batch."""
+    hits = K.sum(y * K.round(y_pred))
+    return 2 * hits / (K.sum(y) + K.sum(K.round(y_pred)) + 1e-7)
+
+
+class Watched(L.Layer):
+    """A layer that logs its own activity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.activity = keras.metrics.Mean(name="activity")
+
+    def call(self, x: Any) -> Any:
+        self.activity.update_state(K.mean(K.abs(x)))
+        return x
+
+
+class Counter(L.Layer):
+    """A layer that counts the examples it has seen."""
+
+    def build(self, shape: Any) -> None:
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, name="seen")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.seen.assign(self.seen + K.cast(K.shape(x)[0], "float32"))
+        return x
+
+
+class Noisy(L.Layer):
+    """Noise without a seed generator."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return x + tf.random.normal(tf.shape(x), stddev=0.1) if training else x
+
+
+class Unnormal(L.Layer):
+    """Centres the rows by the mean of the batch at hand, in prediction too."""
+
+    def call(self, x: Any) -> Any:
+        return x - K.mean(x, axis=0, keepdims=True)
+
+
+class SumOfActivity(L.Layer):
+    """A penalty that grows with the batch."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(1e-3 * K.sum(x**2))
+        return x
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        self.seen = self.add_weight(name="seen", initializer="zeros")
+
+    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.seen.assign(K.maximum(self.seen, K.max(K.abs(y - y_pred))))
+
+    def result(self) -> Any:
+        return self.seen
+
+
+class Reconstruction(L.Layer):
+    def call(self, x: Any) -> Any:
+        self.add_loss(K.mean((x[0] - x[1]) ** 2))
+        return x[1]
+
+
+def alone() -> Any:
+    inputs = keras.Input((8,))
+    return keras.Model(inputs, Reconstruction()([inputs, L.Dense(8)(L.Dense(3, "tanh")(inputs))]))
+
+
+def alone_before(train: Rows, test: Rows) -> Trained:
+    model = alone()
+    model.compile(_o.SGD(0.1), jit_compile=False)
+    fitted = model.fit(*train, batch_size=BATCH, shuffle=False, epochs=EPOCHS, verbose=0)
+    return Trained([model], [model.optimizer], fitted.history, model.predict(test[0], verbose=0))
+
+
+def alone_after(strategy: Any, train: Rows, test: Rows) -> Trained:
+    with strategy.scope():
+        model = alone()
+        model.compile(_o.SGD(0.1), jit_compile=False)
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    fitted = loop.fit(recipe(train), epochs=EPOCHS, verbose=0)
+    return Trained([model], [model.optimizer], fitted.history, loop.predict(recipe(test)))
+
+
+def stateful() -> Any:
+    inputs = keras.Input((LENGTH, 1), batch_size=BATCH)
+    return keras.Model(inputs, L.Dense(1)(L.LSTM(4, stateful=True)(inputs)))
+
+
+def to_ten(rng: np.random.Generator, count: int) -> Rows:
+    x, y = regression(rng, count)
+    return x, y[:, 0]
+
+
+def marked_with_minus_one(rng: np.random.Generator, count: int) -> Rows:
+    x = rng.integers(1, WORDS, (count, LENGTH))
+    return x, np.where(x % 4 == 0, -1, np.roll(x, -1, axis=1))
+
+
+def as_it_is(strategy: Any, train: Rows, test: Rows) -> Trained:
+    """The first thing that one tries: the model with its train_step."""
+    with strategy.scope():
+        encoder = embedding_net()
+        model = Siamese(encoder)
+        model.compile(_o.Adam(0.01), jit_compile=False)
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    fitted = loop.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
+    return Trained([encoder], [model.optimizer], fitted.history, loop.predict(batched(test)))
+
+
+def _by_hand(loss_fn: Callable[..., Any]) -> Callable[[Rows, Rows], Trained]:
+    """A training loop with this loss."""
+
+    def before(train: Rows, test: Rows) -> Trained:
+        model, optimizer = embedding_net(), _o.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+        total = 0.0
+        for batch in batched(train):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(loss_fn(model, batch))
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            total += float(loss) * len(batch[0])
+        return Trained([model], [optimizer], {"loss": [total / len(train[0])]}, model(test[0]))
+
+    return before
+
+
+def _from_loss(loss_fn: Callable[..., Any]) -> Callable[[Any, Rows, Rows], Trained]:
+    def after(strategy: Any, train: Rows, test: Rows) -> Trained:
+        with strategy.scope():
+            model, optimizer = embedding_net(), _o.SGD(0.1)
+        step = mk.train.Step.from_loss(model, optimizer, lambda batch: loss_fn(model, batch))
+        loop = mk.train.Loop(strategy, step)
+        fitted = loop.fit(recipe(train), epochs=1, verbose=0)
+        return Trained([model], [optimizer], fitted.history, loop.predict(recipe(test)))
+
+    return after
+
+
+def mean_of_batch(model: Any, batch: Any) -> Any:
+    """The mean, taken by the function itself."""
+    return tf.reduce_mean(tf.reduce_sum((model(batch[0]) - batch[1]) ** 2, axis=1))
+
+
+def hardest_of_batch(model: Any, batch: Any) -> Any:
+    """The nearest other example of the batch is the negative."""
+    points = model(batch[0])
+    distances = tf.reduce_sum((points[:, None] - points[None]) ** 2, axis=2)
+    return tf.nn.relu(1 - tf.reduce_min(distances + 9 * tf.eye(tf.shape(points)[0]), axis=1))
+
+
+def unseeded(model: Any, batch: Any) -> Any:
+    """Noise without a seed generator."""
+    x = batch[0] + tf.random.normal(tf.shape(batch[0]), stddev=0.1)
+    return tf.reduce_sum((model(x) - batch[1]) ** 2, axis=1)
+
+
+def gathered_before(train: Rows, test: Rows) -> Trained:
+    """Gradients of several batches in Keras's way: the mean of the batches' means."""
+    model = net(dense(6, "tanh"), dense(1))()
+    model.compile(_o.SGD(0.1, gradient_accumulation_steps=2), "mse", jit_compile=False)
+    fitted = model.fit(*train, BATCH, shuffle=False, epochs=EPOCHS, verbose=0)
+    return Trained([model], [model.optimizer], fitted.history, model.predict(test[0], verbose=0))
+
+
+def gathered_after(strategy: Any, train: Rows, test: Rows) -> Trained:
+    with strategy.scope():
+        model = net(dense(6, "tanh"), dense(1))()
+        model.compile(_o.SGD(0.1, gradient_accumulation_steps=2), "mse", jit_compile=False)
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    fitted = loop.fit(recipe(train), epochs=EPOCHS, verbose=0)
+    return Trained([model], [model.optimizer], fitted.history, loop.predict(recipe(test)))
+
+
+_small = net(dense(6, "tanh"), dense(1))
+ENTRIES = [
+    Script(
+        name="train_step overridden, as it is",
+        data=split(two_views),
+        before=siamese_before,
+        after=as_it_is,
+        refused="Step.from_loss",
+    ),
+    Fit(
+        name="SpectralNormalization",
+        data=split(regression),
+        model=net(lambda: L.SpectralNormalization(L.Dense(6, "tanh")), dense(1)),
+        refused="assigns its own trainable weight",
+    ),
+    Fit(
+        name="a metric updated in call",
+        data=split(regression),
+        model=net(dense(6, "tanh"), Watched, dense(1)),
+        refused="updates the metric 'activity' in its call",
+    ),
+    Fit(
+        name="a loss that is one number for the batch (correlation)",
+        data=split(regression),
+        model=_small,
+        loss=lambda: correlation,
+        refused="The loss correlation returned one number for the whole batch",
+    ),
+    Fit(
+        name="a loss that is divided by a statistic of the batch",
+        data=split(regression),
+        model=_small,
+        optimizer=lambda: _o.SGD(0.02),
+        loss=lambda: relative,
+        refused="The loss (relative) of a batch is not that of its parts",
+        refused_on=SEVERAL,
+    ),
+    Fit(
+        name="an F1 of each batch",
+        data=split(two_classes),
+        model=net(dense(6, "tanh"), dense(1, "sigmoid")),
+        loss=lambda: "binary_crossentropy",
+        metrics=lambda: [f1],
+        refused="The state of the metric 'f1' for a batch is not that of its parts",
+        refused_on=SEVERAL,
+    ),
+    Fit(
+        name="add_loss of a sum",
+        data=split(regression),
+        model=net(dense(6, "tanh"), SumOfActivity, dense(1)),
+        refused="Add a mean over the rows",
+        refused_on=SEVERAL,
+    ),
+    Fit(
+        name="a layer that centres the batch",
+        data=split(regression),
+        model=net(dense(6, "tanh"), Unnormal, dense(1)),
+        refused="a layer mixes the rows",
+        refused_on=SEVERAL,
+    ),
+    Fit(
+        name="a layer that counts examples",
+        data=split(regression),
+        model=net(dense(6, "tanh"), Counter, dense(1)),
+        refused="is a sum over the rows",
+        refused_on=SEVERAL,
+    ),
+    Fit(
+        name="a layer that draws without a seed",
+        data=split(regression),
+        model=net(dense(6, "tanh"), Noisy, dense(1)),
+        refused="needs a keras.random.SeedGenerator",
+    ),
+    Fit(
+        name="stateful LSTM",
+        data=lambda: tuple((x[:32], y[:32]) for x, y in split(series)()),
+        model=lambda: stateful(),
+        optimizer=lambda: _o.Adam(0.01),
+        refused="lstm/rnn_state",
+    ),
+    Fit(
+        name="Dice loss over the batch",
+        data=lambda: tuple((x, np.eye(3, dtype="float32")[y]) for x, y in split(segments)()),
+        model=net(lambda: L.Conv2D(3, 3, padding="same", activation="softmax"), shape=(8, 8, 1)),
+        loss=lambda: keras.losses.Dice(),
+        refused="The loss Dice returned one number for the whole batch",
+    ),
+    Fit(
+        name="a metric that keeps the largest error",
+        data=split(regression),
+        model=_small,
+        metrics=lambda: [Largest()],
+        refused="does not add up",
+    ),
+    Script(
+        name="compiled without a loss, add_loss alone",
+        data=lambda: tuple((x,) for x, _ in split(itself)()),
+        before=alone_before,
+        after=alone_after,
+        refused="The model is compiled without a loss",
+    ),
+    Fit(
+        name="targets [N], outputs [N, 8], mse, where a replica has 8",
+        data=lambda: tuple((x[:32], y[:32]) for x, y in split(to_ten)()),
+        model=net(dense(6, "tanh"), dense(8)),
+        refused="does not take targets [N]",
+    ),
+    Fit(
+        name="targets [N], outputs [N, 16], mse, where a batch has 16",
+        data=lambda: tuple((x[:32], y[:32]) for x, y in split(to_ten)()),
+        model=net(dense(6, "tanh"), dense(16)),
+        refused="does not take targets [N]",
+    ),
+    Fit(
+        name="targets [N], outputs [N, 10], mse",
+        data=split(to_ten),
+        model=net(dense(6, "tanh"), dense(10)),
+        refused="does not take targets [N]",
+    ),
+    Fit(
+        name="loss with reduction sum",
+        data=split(regression),
+        model=_small,
+        optimizer=lambda: _o.SGD(0.01),
+        loss=lambda: keras.losses.MeanSquaredError(reduction="sum"),
+        refused="Use reduction='sum_over_batch_size'",
+    ),
+    Script(
+        name="gradient_accumulation_steps of the optimizer",
+        data=split(regression),
+        before=gathered_before,
+        after=gathered_after,
+        refused="Use Step(..., accumulate=2)",
+    ),
+    Fit(
+        name="language model, ignore_class=-1 in mk.data.arrays",
+        data=split(marked_with_minus_one),
+        model=lambda: transformer(WORDS, causal=True),
+        optimizer=lambda: _o.SGD(0.05),
+        loss=lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1),
+        refused="pass labels.astype('float32')",
+    ),
+    Script(
+        name="Step.from_loss: the mean instead of values",
+        data=split(regression),
+        before=_by_hand(mean_of_batch),
+        after=_from_loss(mean_of_batch),
+        refused="a step needs one value per example",
+    ),
+    Script(
+        name="Step.from_loss: the hardest negative of the batch",
+        data=split(regression),
+        before=_by_hand(hardest_of_batch),
+        after=_from_loss(hardest_of_batch),
+        refused="for an example depends on the other examples of its batch",
+        refused_on=SEVERAL,
+    ),
+    Script(
+        name="Step.from_loss: noise without a seed",
+        data=split(regression),
+        before=_by_hand(unseeded),
+        after=_from_loss(unseeded),
+        refused="needs a keras.random.SeedGenerator",
+    ),
+    Fit(
+        name="unbuilt Sequential",
+        data=split(classes),
+        model=lambda: keras.Sequential([L.Dense(6, "tanh"), L.BatchNormalization(synchronized=True), L.Dense(3)]),
+        loss=logits,
+        metrics=lambda: ["accuracy"],
+    ),
+    Fit(
+        name="unbuilt subclassed model",
+        data=split(classes),
+        model=lambda: Plain(),
+        optimizer=lambda: _o.Adam(0.01),
+        loss=logits,
+        metrics=lambda: ["accuracy"],
+    ),
+]
+
+
+class Plain(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = L.Dense(6, "tanh"), L.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return self.head(self.hidden(x))

@@ -1,0 +1,255 @@
+"""Models that are not built train as in Keras's `fit`, which builds them from its first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+
+
+class Net(keras.Model):  # type: ignore[name-defined, misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = L.Dense(3), L.LayerNormalization(), L.Dense(1)
+        self.unused = L.Dense(2)  # no call reaches it
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.last(self.norm(self.first(x), training=training))
+
+
+class Forgets(Net):
+    def build(self, shape: Any) -> None:
+        self.first.build(shape)
+
+
+class Nested(keras.Model):  # type: ignore[name-defined, misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = keras.Sequential([L.Dense(3), keras.Sequential([L.Dropout(0.0), L.Dense(2)])])
+        self.last = L.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.last(self.inner(x))
+
+
+class Two(keras.Model):  # type: ignore[name-defined, misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.same = L.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.same(x["a"]) - self.same(x["b"])
+
+
+class Says(Nested):
+    """It knows the shape of its outputs, so that Keras need not call it to tell."""
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return (shape[0], 1)
+
+
+def said_to_be_built() -> Any:
+    net = Net()
+    net.build((None, 4))  # creates nothing, and says that it did
+    return net
+
+
+NETS: dict[str, Callable[[], Any]] = {
+    "sequential": lambda: keras.Sequential([L.Dense(3), L.LayerNormalization(), L.Dense(1)]),
+    "subclassed": Net,
+    "build, to no effect": said_to_be_built,
+    "a build that forgets": Forgets,
+    "nested": Nested,
+    "dict": Two,
+    "knows its outputs": Says,
+}
+
+
+def data(numbers: Any, net: str = "", batch: int = 12) -> tf.data.Dataset:
+    x, y = numbers
+    inputs = {"a": x, "b": x[::-1].copy()} if net == "dict" else x
+    return tf.data.Dataset.from_tensor_slices((inputs, y)).batch(batch)
+
+
+class First(keras.callbacks.Callback):
+    """Keeps the weights with which a training begins."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.weights = self.model.get_weights()
+
+
+def by_keras(net: str, numbers: Any, rate: float = 0.01, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """The model that Keras builds and trains, and its history."""
+    keras.utils.set_random_seed(0)
+    model = NETS[net]()
+    model.compile(keras.optimizers.SGD(rate), "mse")
+    return model, model.fit(data(numbers, net), verbose=0, **options).history
+
+
+def first_weights(net: str, numbers: Any) -> list[Any]:
+    """Keras creates them in its first step, and this training changes nothing."""
+    return list(by_keras(net, numbers, 0.0, steps_per_epoch=1)[0].get_weights())
+
+
+def assert_equal(some: Any, others: Any) -> None:
+    for one, other in zip(some, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+FAST = [("sequential", ("mirrored", 2)), ("build, to no effect", ("mirrored", 2)), ("dict", ("mirrored", 2))]
+ALL = [(net, where) for net in NETS for where in [("mirrored", 2), ("one_device", 1)]]
+
+
+@pytest.mark.filterwarnings("ignore:`build")
+@pytest.mark.parametrize(
+    ("net", "where"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in FAST)]
+)
+def test_the_weights_and_the_losses_are_those_of_keras(net: str, where: Any, make_loop: Any, numbers: Any) -> None:
+    loop, first = make_loop(where, NETS[net], lambda: keras.optimizers.SGD(0.01)), First()
+    options = {"epochs": 2, "validation_data": data(numbers, net, batch=20)}
+    history = loop.fit(data(numbers, net), callbacks=[first], verbose=0, **options).history
+    model, expected = by_keras(net, numbers, **options)
+    assert_equal(first.weights, first_weights(net, numbers))
+    assert history.keys() == expected.keys()
+    for name, values in history.items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-5, err_msg=name)
+    for mine, theirs in zip(loop.step.model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+    for variable in loop.step.variables:
+        assert loop.strategy.extended.variable_created_in_scope(getattr(variable, "value", variable))
+
+
+@pytest.mark.parametrize(
+    "first", ["predict", *(pytest.param(name, marks=pytest.mark.slow) for name in ("evaluate", "warm_up", "traced"))]
+)
+def test_whatever_is_called_first_builds(first: str, make_loop: Any, numbers: Any, recipe: Any) -> None:
+    loop = make_loop(("mirrored", 2), NETS["sequential"])
+    if first == "predict":
+        loop.predict(tf.data.Dataset.from_tensor_slices(numbers[0]).batch(12))
+    else:
+        getattr(loop, first)(recipe)
+    assert_equal(loop.step.model.get_weights(), first_weights("sequential", numbers))
+    assert loop.step.strategy is loop.strategy
+
+
+def test_a_compiled_model(strategy_of: Any, numbers: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = NETS["subclassed"]()
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    history = mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data(numbers), verbose=0).history
+    assert history["loss"] == pytest.approx(by_keras("subclassed", numbers)[1]["loss"], rel=1e-5)
+
+
+def test_a_run_is_resumed(tmp_path: Path, make_loop: Any, recipe: Any) -> None:
+    def fitted(epochs: int, *callbacks: Any) -> Any:
+        loop = make_loop(("mirrored", 2), NETS["sequential"], keras.optimizers.Adam, ema=0.9)
+        loop.fit(recipe, epochs=epochs, callbacks=callbacks, verbose=0)
+        return loop
+
+    fitted(1, mk.train.Checkpoints(tmp_path))
+    resumed, whole = fitted(2, mk.train.Checkpoints(tmp_path)), fitted(2)
+    assert resumed.position.steps == 10
+    assert_equal(*([v.value.numpy() for v in loop.step.variables] for loop in (resumed, whole)))
+
+
+def test_parts_of_a_loss_function(strategy_of: Any, numbers: Any) -> None:
+    """One of two is frozen, and what is not built is neither trained nor forgotten."""
+
+    def fitted(*, built: bool) -> Any:
+        strategy = strategy_of("mirrored", 2)
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            parts = [keras.Sequential([L.Dense(3), L.Dropout(0.2)]), Nested()]
+            optimizer = keras.optimizers.SGD(0.1)
+            if built:
+                parts[1](parts[0](numbers[0]))
+
+        def loss_fn(batch: Any, training: bool) -> Any:
+            return tf.reduce_mean((parts[1](parts[0](batch[0], training=training)) - batch[1]) ** 2, -1)
+
+        step = mk.train.Step.from_loss(parts, optimizer, loss_fn, frozen=parts[0])
+        history = mk.train.Loop(strategy, step).fit(data(numbers), epochs=2, verbose=0).history
+        return history, [weight for part in parts for weight in part.get_weights()], step
+
+    (history, weights, step), (expected, others, _) = fitted(built=False), fitted(built=True)
+    assert history == expected
+    assert_equal(weights, others)
+    assert len(step.model.trainable_variables) == 6
+
+
+def test_a_frozen_model_that_is_not_built_must_be_one_of_the_models(strategy_of: Any) -> None:
+    with strategy_of("mirrored", 2).scope():
+        net, other = NETS["sequential"](), NETS["sequential"]()
+    with pytest.raises(StepError, match="must be one of the models"):
+        mk.train.Step.from_loss(net, keras.optimizers.SGD(), lambda batch: net(batch), frozen=other)
+
+
+@pytest.mark.filterwarnings("ignore:`build")
+@pytest.mark.parametrize("net", ["sequential", "build, to no effect"])
+def test_without_data_the_message_says_what_to_do_and_that_helps(
+    net: str, strategy_of: Any, numbers: Any, tmp_path: Path
+) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model, optimizer = NETS[net](), keras.optimizers.SGD(0.1)
+    step = mk.train.Step(model, optimizer, loss="mse")
+    cure = r"is not built.*fit, evaluate, predict or warm_up.*with strategy\.scope\(\): model\(x\)"
+    with pytest.raises(StepError, match=cure):
+        step.build(strategy)
+    with pytest.raises(StepError, match=cure):
+        mk.train.Loop(strategy, step).restore(tmp_path)
+    x, y = numbers
+    with pytest.raises(StepError, match=r"needs a step that is built.*step\.build\(strategy\)"):
+        mk.checks.find_non_finite(step, (x, y))
+    with strategy.scope():
+        model(x[:12])
+    step.build(strategy)
+    batch = (tf.constant(x), tf.constant(y))
+    with tf.init_scope():
+        logs = step.update(strategy, strategy.run(tf.function(step.compute), args=(batch,)))
+    assert float(logs["loss"]) > 0
+
+
+def test_a_model_of_another_scope(strategy_of: Any, numbers: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    model = keras.Sequential([L.Dense(1)], name="outside")
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.1)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
+    with pytest.raises(StepError, match="'outside' was not created in the scope of this MirroredStrategy"):
+        loop.fit(data(numbers))
+
+
+@pytest.mark.parametrize(
+    ("net", "spec", "match"),
+    [
+        ("sequential", tf.TensorSpec([None, None]), r"float32 \[None, None\], failed with ValueError: Shapes used"),
+        ("dict", tf.TensorSpec([None, 4]), r"the model 'two', called on float32 \[None, 4\], failed with TypeError"),
+        ("sequential", tf.TensorSpec(None), "does not tell the rank"),
+    ],
+    ids=["unknown sizes", "other inputs", "unknown rank"],
+)
+def test_data_that_does_not_build_it(net: str, spec: Any, match: str, make_loop: Any) -> None:
+    targets = tf.TensorSpec([None, 1])
+    batches = tf.data.Dataset.from_generator(lambda: iter([]), output_signature=(spec, targets))
+    with pytest.raises(StepError, match=match) as raised:
+        make_loop(("mirrored", 2), NETS[net]).fit(batches)
+    assert "_Call" not in str(raised.value)
+
+
+def test_a_model_without_any_weights(make_loop: Any, numbers: Any) -> None:
+    loop = make_loop(("mirrored", 2), lambda: keras.Sequential([L.Activation("relu")]))
+    with pytest.raises(StepError, match="has no variables: nothing in it can be trained"):
+        loop.fit(data(numbers))

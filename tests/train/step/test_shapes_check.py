@@ -1,0 +1,229 @@
+"""Targets, outputs and sample weights whose shapes do not fit are refused by name, before the first step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.train.step.losses import Losses
+from mirrorkit.train.step.metrics import Metrics
+from mirrorkit.train.step.outputs import Output
+from mirrorkit.train.step.shapes_check import loss_faults
+
+L = keras.layers
+
+
+class Distance(keras.losses.Loss):
+    def call(self, y: Any, y_pred: Any) -> Any:
+        return keras.ops.mean((y - y_pred) ** 2, -1)
+
+
+class Whole(keras.losses.Loss):
+    """Compares the examples with each other, which is what it is for."""
+
+    def call(self, y: Any, y_pred: Any) -> Any:
+        return keras.ops.mean(keras.ops.abs(y_pred - keras.ops.transpose(y_pred)), -1)
+
+
+def distance(y: Any, y_pred: Any) -> Any:
+    return keras.ops.mean((y - y_pred) ** 2, -1)
+
+
+def flat(y: Any, y_pred: Any) -> Any:
+    return keras.losses.sparse_categorical_crossentropy(tf.reshape(y, [-1]), tf.reshape(y_pred, [-1, 3]))
+
+
+def fault(loss: Any, y: Any, y_pred: Any, weight: Any = None, dtype: Any = tf.float32) -> str | None:
+    specs = [None if shape is None else tf.TensorSpec(shape, dtype) for shape in (y, y_pred, weight)]
+    outputs = [Output(None, specs[0], tf.TensorSpec(y_pred), specs[2])]
+    return loss_faults(Losses(loss, None, outputs), outputs, []).get("loss")
+
+
+N = None
+OUTPUTS = "takes targets of the outputs' shape, "
+TARGETS = f"{OUTPUTS}[N, 10]. For class indices choose a sparse loss"
+INDICES = "takes class indices, [N]. For one-hot targets choose 'categorical_crossentropy'"
+STRETCHED = "compares every target with every output"
+
+
+@pytest.mark.parametrize("rows", [None, 10, 16], ids=str)
+@pytest.mark.parametrize(
+    ("loss", "y", "y_pred", "match"),
+    [
+        ("mse", [N], [N, 10], TARGETS),
+        (keras.losses.Huber(), [N], [N, 10], TARGETS),
+        (distance, [N], [N, 10], TARGETS),
+        (Distance(), [N], [N, 10], TARGETS),
+        ("categorical_crossentropy", [N], [N, 10], TARGETS),
+        ("binary_crossentropy", [N], [N, 10], TARGETS),
+        ("sparse_categorical_crossentropy", [N, 10], [N, 10], INDICES),
+        ("mse", [N, 3], [N, 10], f"{OUTPUTS}[N, 10]. Let the data yield those, or the model return [N, 3]"),
+        ("mse", [N, 8], [N, 8, 10], f"{OUTPUTS}[N, 8, 10]. For class indices"),
+        (Distance(), [N], [N, 1], f"{STRETCHED}: TensorFlow stretches targets [N] and outputs [N, 1]"),
+        (Distance(), [N, 1], [N], "the outputs' shape: [N] (tf.squeeze(y, -1))"),
+        (Distance(), [N, None], [N, None, 1], STRETCHED),
+        (flat, [N, 7], [N, 7, 3], "returned shape [924] for 132 rows"),
+        (flat, [N, None], [N, None, 3], "returned shape [924] for 132 rows"),
+        (lambda y, y_pred: distance(y, y_pred)[::2], [N, 2], [N, 2], "returned shape [66] for 132 rows"),
+    ],
+)
+def test_what_does_not_fit(loss: Any, y: Any, y_pred: Any, match: str, rows: int | None) -> None:
+    assert match in str(fault(loss, [rows, *y[1:]], [None, *y_pred[1:]]))
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "y_pred"),
+    [
+        *((loss, y, y_pred) for loss in ("mse", distance) for y, y_pred in [([N], [N, 1]), ([N, 1], [N])]),
+        *((loss, [N, 1], [N, 10]) for loss in ("mse", Distance())),  # stretched within the row, as in Keras
+        ("mse", [N, 10], [N, 1]),
+        ("mse", [N], [N]),
+        ("mse", [N, None], [N, 10]),
+        (Distance(), [N, 10], [N, 10]),
+        (Whole(), [N], [N, 1]),  # for one device
+        (lambda y, value: value, [N], [N, 3]),
+        ("sparse_categorical_crossentropy", [N], [N, 10]),
+        ("sparse_categorical_crossentropy", [N, 1], [N, 10]),
+        ("sparse_categorical_crossentropy", [N, None, None], [N, None, None, 5]),
+        (keras.losses.CTC(), [N, 4], [N, 9, 6]),
+        (lambda y, y_pred: y_pred._keras_mask, [N], [N, 10]),  # which no trace by itself has
+        (lambda y, y_pred: tf.reshape(y_pred, [32, 10])[:, 0], [N, 10], [N, 10]),  # for batches of one size
+        (lambda y, y_pred: distance(tf.reshape(y, [-1, 2]), tf.reshape(y_pred, [-1, 2, 5])[:, 0, :2]), [N, 2], [N, 10]),
+        (lambda y, y_pred: tf.boolean_mask(distance(y, y_pred), y[:, 0] > 0), [N, 2], [N, 2]),
+    ],
+)
+def test_what_fits_or_may_fit(loss: Any, y: Any, y_pred: Any) -> None:
+    assert fault(loss, y, y_pred) is None
+
+
+@pytest.mark.parametrize(
+    ("y", "weight", "fits"),
+    [([N, 6], [N, 6], False), ([N, 6], [N], True), ([N, 6], [N, 1], True), ([N, 6, 2], [N, 6], True)],
+    ids=str,
+)
+def test_sample_weights(y: Any, weight: Any, fits: bool) -> None:
+    found = fault("mse", y, y, weight)
+    assert found is None if fits else "sample weights [N, 6] do not fit the loss (mean_squared_error)" in str(found)
+
+
+def error(y: Any, y_pred: Any) -> Any:
+    return keras.ops.abs(y - y_pred)
+
+
+class Errors(keras.metrics.Mean):
+    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(error(y, y_pred))
+
+
+@pytest.mark.parametrize(
+    ("metric", "y", "y_pred", "match"),
+    [
+        ("mse", [N], [N, 10], re.escape("'mean_squared_error' (MeanSquaredError) does not take targets [N]")),
+        ("mse", [N], [N, 4], "does not take"),  # not even for four rows
+        (keras.metrics.SparseCategoricalAccuracy(), [N, 10], [N, 10], r"takes class indices, \[N\]"),
+        (error, [N], [N, 1], "'error' compares every target with every output"),
+        (Errors(name="own"), [N], [N, 1], r"'own' compares.*unchecked=\('own',\)"),
+        (lambda y, y_pred: 1 / 0, [N], [N], "could not be computed of targets .* ZeroDivisionError"),
+    ],
+)
+def test_metrics_that_do_not_fit(metric: Any, y: Any, y_pred: Any, match: str) -> None:
+    outputs = [Output(None, tf.TensorSpec(y), tf.TensorSpec(y_pred), None)]
+    with pytest.raises(StepError, match=match):
+        Metrics([metric], None, outputs)
+
+
+@pytest.mark.parametrize(
+    ("metric", "y", "y_pred"),
+    [
+        *(("mse", y, y_pred) for y, y_pred in [([N], [N, 1]), ([N, 1], [N]), ([N, 1], [N, 10]), ([N], [N])]),
+        ("accuracy", [N], [N, 1]),
+        ("accuracy", [N], [N, 4]),
+        (keras.metrics.AUC(), [N], [N, 1]),
+        (Errors(), [N, 1], [N, 1]),
+        (lambda y, value: value, [N], [N, 1]),
+    ],
+)
+def test_metrics_that_fit(metric: Any, y: Any, y_pred: Any) -> None:
+    assert len(Metrics([metric], None, [Output(None, tf.TensorSpec(y), tf.TensorSpec(y_pred), None)]).names) == 1
+
+
+def fitted(strategy: Any, batch: int, net: Callable[[], Any], y: Any, evaluates: bool = False, **options: Any) -> Any:
+    with strategy.scope():
+        model, optimizer = net(), keras.optimizers.SGD(0.1)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, **options))
+    data = tf.data.Dataset.from_tensor_slices((np.ones((40, 4), "float32"), y)).batch(batch)
+    return loop.evaluate(data) if evaluates else loop.fit(data, verbose=0).history
+
+
+def ten() -> Any:
+    return keras.Sequential([keras.Input((4,)), L.Dense(10)])
+
+
+@pytest.mark.parametrize("evaluates", [False, True], ids=["fit", "evaluate"])
+@pytest.mark.parametrize(("where", "batch"), [(("one_device", 1), 10), (("mirrored", 2), 20)], ids=str)
+def test_not_even_where_the_rows_are_as_many_as_the_outputs(
+    where: Any, batch: int, evaluates: bool, strategy_of: Any
+) -> None:
+    """Keras trains every target on every output there, and so would a replica with ten rows."""
+    with pytest.raises(StepError, match=r"mean_squared_error.*targets \[N\] for outputs \[N, 10\]") as raised:
+        fitted(strategy_of(*where), batch, ten, np.ones(40, "float32"), evaluates, loss="mse")
+    assert "unchecked=('loss',)" in str(raised.value)
+
+
+def test_whoever_knows_better_gets_what_keras_does(strategy_of: Any) -> None:
+    y, options = np.arange(40, dtype="float32"), {"loss": "mse", "metrics": [keras.metrics.MeanSquaredError(name="m")]}
+    with pytest.raises(StepError, match=r"metric 'm' .* does not take targets"):
+        fitted(strategy_of("one_device", 1), 10, ten, y, **options, unchecked=("loss",))
+    keras.utils.set_random_seed(0)
+    losses = fitted(strategy_of("one_device", 1), 10, ten, y, loss="mse", unchecked=("loss",))["loss"]
+    keras.utils.set_random_seed(0)
+    model = ten()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    data = tf.data.Dataset.from_tensor_slices((np.ones((40, 4), "float32"), y)).batch(10, drop_remainder=True)
+    assert losses == pytest.approx(model.fit(data, verbose=0).history["loss"], rel=1e-5)
+
+
+def test_weights_of_the_data_are_looked_at(strategy_of: Any) -> None:
+    with strategy_of("one_device", 1).scope():
+        step = mk.train.Step(ten(), keras.optimizers.SGD(0.1), loss="mse")
+    ones = [np.ones((40, size), "float32") for size in (4, 10, 10)]
+    with pytest.raises(StepError, match=r"sample weights \[N, 10\] do not fit the loss"):
+        mk.train.Loop(strategy_of("one_device", 1), step).fit(tf.data.Dataset.from_tensor_slices(tuple(ones)).batch(8))
+
+
+def test_an_output_is_named(strategy_of: Any) -> None:
+    def two() -> Any:
+        x = keras.Input((4,))
+        return keras.Model(x, {"kind": L.Dense(3)(x), "size": L.Dense(1)(x)})
+
+    y = {"kind": np.zeros(40, "int64"), "size": np.zeros(40, "float32")}
+    losses = {"kind": "categorical_crossentropy", "size": "mse"}
+    with pytest.raises(StepError, match=r"The kind_loss \(categorical_crossentropy\) does not take targets \[N\]"):
+        fitted(strategy_of("mirrored", 2), 8, two, y, loss=losses)
+
+
+def test_the_shape_that_counts_is_that_of_the_call(strategy_of: Any) -> None:
+    """A layer may say another one."""
+
+    class Wrong(L.Dense):
+        def compute_output_shape(self, shape: Any) -> Any:
+            return (shape[0], 7)
+
+        def compute_output_spec(self, x: Any) -> Any:
+            return keras.KerasTensor((x.shape[0], 7))
+
+    def net() -> Any:
+        return keras.Sequential([keras.Input((4,)), Wrong(3)])
+
+    y = np.ones((40, 3), "float32")
+    assert len(fitted(strategy_of("one_device", 1), 8, net, y, loss="mse")["loss"]) == 1
+    with pytest.raises(StepError, match=r"does not take targets \[N, 2\] for outputs \[N, 3\]"):
+        fitted(strategy_of("one_device", 1), 8, net, y[:, :2], loss="mse")

@@ -1,0 +1,348 @@
+"""`Step.from_loss(whole_batch=True)` and `all_gather`: losses over the whole batch, against one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from step_helpers import cut, numbers_of
+from training_helpers import largest_difference, plain_dataset, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.train.step.global_batch import HostBatch
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+SIZES = [20, 20, 20, 1]  # of the batches; on three replicas 7, 7, 6 and 1, 0, 0
+
+
+def _net(*layers: Any) -> Any:
+    """The gradients of its convolution and max pooling fail on no rows."""
+    first = [L.Conv2D(3, 3, use_bias=False), *layers, L.MaxPool2D(), L.Flatten()]
+    return sequential((6, 6, 1), *first, L.Dense(4, kernel_regularizer="l2"))
+
+
+def _normalized_net() -> Any:
+    return _net(L.BatchNormalization(momentum=0.5, synchronized=True))
+
+
+def _contrastive(net: Any) -> Callable[..., Any]:
+    """A step of SimCLR's kind, with labels: pairs of one class pull, all other rows of the whole batch push."""
+
+    def loss_fn(batch: Any, training: bool) -> Any:
+        (first, second), labels = batch
+        codes, others = (tf.math.l2_normalize(net(x, training=training), 1) for x in (first, second))
+        every = mk.train.all_gather({"codes": others, "labels": labels})
+        similar = 3 * codes @ tf.transpose(every["codes"])
+        pulls = tf.cast(labels[:, None] == every["labels"][None], "float32")
+        pull = tf.reduce_sum(pulls * similar, 1) / tf.reduce_sum(pulls, 1)
+        examples = tf.cast(tf.shape(similar)[1], "float32")
+        values = tf.reduce_logsumexp(similar, 1) - pull + tf.reduce_mean(every["codes"] ** 3)
+        return {"loss": values, "pull": pull, "examples": tf.fill(tf.shape(pull), examples)}
+
+    return loss_fn
+
+
+@pytest.fixture(scope="module")
+def images() -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """Pairs of images [61, 6, 6, 1], and labels that TensorFlow does not gather from workers."""
+    rng = np.random.default_rng(0)
+    first, second = (rng.normal(size=(61, 6, 6, 1)).astype("float32") for _ in range(2))
+    return (first, first + 0.3 * second), rng.integers(0, 4, 61).astype("uint8")
+
+
+@pytest.fixture
+def make(strategy_of: Any) -> Callable[..., tuple[mk.train.Loop, Any]]:
+    """`make(where, loss_of, net_of, **options)`: a loop and its net, with weights of the same seed."""
+
+    def make(
+        where: tuple[str, int], loss_of: Any = _contrastive, net_of: Any = _net, **options: Any
+    ) -> tuple[mk.train.Loop, Any]:
+        strategy = strategy_of(*where)
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            net, optimizer = net_of(), keras.optimizers.SGD(0.05, momentum=0.5)
+        options = {"whole_batch": True, **options}
+        return mk.train.Loop(
+            strategy, mk.train.Step.from_loss(net, optimizer, loss_of(net), **options), steps_per_call=3
+        ), net
+
+    return make
+
+
+class _ByHand:
+    """Plain TensorFlow on whole batches, where there is nothing to gather."""
+
+    def __init__(self, net_of: Any = _net) -> None:
+        keras.utils.set_random_seed(0)
+        self.net, self._optimizer = net_of(), keras.optimizers.SGD(0.05, momentum=0.5)
+        self._optimizer.build(self.net.trainable_variables)
+        self._loss_fn = _contrastive(self.net)
+
+    def epoch(self, batches: Sequence[Any], training: bool) -> dict[str, float]:
+        """Train on the batches, or not, and return the means over all examples."""
+        sums: dict[str, float] = {}
+        for batch in batches:
+            with tf.GradientTape() as tape:
+                values = self._loss_fn(batch, training)
+                values["loss"] += sum(self.net.losses)
+                loss = tf.reduce_mean(values["loss"])
+            if training:
+                self._optimizer.apply(tape.gradient(loss, [weight.value for weight in self.net.trainable_variables]))
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + float(tf.reduce_sum(value))
+        return {name: value / sum(map(len, (labels for _, labels in batches))) for name, value in sums.items()}
+
+
+def _batches(images: Any, sizes: Sequence[int] = SIZES) -> list[Any]:
+    (first, second), labels = images
+    return [((one, other), of_both) for one, other, of_both in cut(first, second, labels, sizes=sizes)]
+
+
+def _data(kind: str, images: Any) -> Any:
+    """Batches whose sizes are known beforehand or not, cut by the loop or held on the devices."""
+    if kind == "plain":
+        return plain_dataset(*images, batch=20)
+    return getattr(mk.data, kind)(mk.data.arrays(*images), global_batch_size=20)
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [
+        (("mirrored", 3), "plain"),
+        (("mirrored", 3), "batches"),
+        pytest.param(("mirrored", 3), "resident", marks=pytest.mark.slow),
+        pytest.param(("one_device", 1), "plain", marks=pytest.mark.slow),
+        pytest.param(("central_storage", 2), "plain", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_as_one_device(where: Any, kind: str, make: Any, images: Any, assert_replicas_equal: Any) -> None:
+    """Two epochs with validation, synchronized layers and an empty share: every log and every weight."""
+    loop, net = make(where, net_of=_normalized_net)
+    by_hand, batches, data = _ByHand(_normalized_net), _batches(images), _data(kind, images)
+    if kind != "plain":
+        batches = [(x, tf.cast(y, tf.int64)) for x, y in batches]
+    history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
+    for epoch in range(2):
+        logs = by_hand.epoch(batches, True)
+        logs |= {f"val_{name}": value for name, value in by_hand.epoch(batches, False).items()}
+        assert {name: values[epoch] for name, values in history.items()} == pytest.approx(logs, rel=1e-5)
+    assert logs["val_examples"] == pytest.approx((60 * 20 + 1) / 61)
+    assert largest_difference(net.get_weights(), by_hand.net.get_weights()) < 1e-6  # measured: 3e-7
+    assert_replicas_equal(loop)
+
+
+@pytest.mark.slow
+def test_with_the_options_of_a_step(make: Any, images: Any) -> None:
+    """A loss scale, clipping and averages, as on one device."""
+    options = {"loss_scale": 1024.0, "clip_norm": 0.05, "ema": 0.9}
+    found = []
+    for where in (("one_device", 1), ("mirrored", 3)):
+        loop, _ = make(where, **options)
+        loop.fit(_data("plain", images), epochs=2, verbose=0)
+        found.append(numbers_of(loop.step.variables))
+    assert largest_difference(*found) < 1e-6
+
+
+def test_rows_of_a_custom_training_loop(make: Any, images: Any, strategy_of: Any) -> None:
+    """Shares of unknown size, the last ones empty."""
+    loop, net = make(("mirrored", 3))
+    strategy, step = strategy_of("mirrored", 3), loop.step
+    by_hand, data = _ByHand(), _data("plain", images)
+
+    @tf.function(autograph=False, input_signature=[data.element_spec])
+    def train(batch: Any) -> Any:
+        return step.update(strategy, strategy.run(lambda: step.compute(HostBatch(batch).rows())))
+
+    @tf.function(autograph=False, input_signature=[data.element_spec])
+    def test(batch: Any) -> Any:
+        return strategy.reduce("sum", strategy.run(lambda: step.test(HostBatch(batch).rows())), axis=None)
+
+    for batch in _batches(images):
+        expected = by_hand.epoch([batch], True)
+        assert {name: float(value) for name, value in train(batch).items()} == pytest.approx(expected, rel=1e-5)
+        expected = by_hand.epoch([batch], False)
+        assert {n: float(v) for n, v in step.logs(test(batch)).items()} == pytest.approx(expected, rel=1e-5)
+    assert largest_difference(net.get_weights(), by_hand.net.get_weights()) < 1e-6
+
+
+def test_a_search_for_numbers_that_are_not_finite_sees_the_whole_batch(make: Any, images: Any) -> None:
+    """The logarithm of how many others there are, less one: of a batch a number, of a share alone minus infinity."""
+
+    def of_many(net: Any) -> Any:
+        def loss_fn(batch: Any) -> Any:
+            codes = net(batch[0][0])
+            others = tf.cast(tf.shape(mk.train.all_gather(codes))[0] - 1, "float32")
+            return tf.reduce_sum(codes**2, 1) + tf.math.log(others)
+
+        return loss_fn
+
+    loop, _ = make(("mirrored", 3), of_many, unchecked="rows")
+    batch = tf.nest.map_structure(lambda part: part[:3].copy(), images)
+    assert mk.checks.find_non_finite(loop, batch) is None
+    batch[0][0][2] = np.nan
+    assert str(mk.checks.find_non_finite(loop, batch)).startswith("input 0/0: 36 NaN")
+
+
+class _Gathers(L.Layer):  # type: ignore[name-defined, misc]
+    """Takes away the mean over the whole batch."""
+
+    def call(self, x: Any) -> Any:
+        return x - tf.reduce_mean(mk.train.all_gather(x), 0)
+
+
+def _plain_step(**parts: Any) -> Any:
+    layers = parts.pop("layers", [])
+    return mk.train.Step(
+        sequential((6, 6, 1), L.Flatten(), *layers, L.Dense(1)), keras.optimizers.SGD(0.01), **{"loss": "mse", **parts}
+    )
+
+
+def _gathered_error(y: Any, y_pred: Any) -> Any:
+    return (y_pred - tf.reduce_mean(mk.train.all_gather(y_pred)))[:, 0] ** 2
+
+
+@pytest.mark.parametrize(
+    "make_step",
+    [
+        lambda: _plain_step(loss=_gathered_error),
+        lambda: _plain_step(layers=[_Gathers()]),
+        lambda: _plain_step(layers=[_Gathers(), L.BatchNormalization(synchronized=True)]),
+        lambda: _plain_step(metrics=[_gathered_error]),
+        lambda: _plain_step(loss=_gathered_error, unchecked=("loss", "rows")),
+        lambda: _plain_step(layers=[_Gathers()], unchecked=("loss", "rows")),
+    ],
+    ids=["loss", "layer", "synchronized", "metric", "loss, unchecked", "layer, unchecked"],
+)
+def test_where_no_other_rows_are_to_be_had(make_step: Any, strategy_of: Any, images: Any) -> None:
+    """Refused by name, in training and evaluation; on one device it is what it says."""
+    ((first, _), labels) = images
+    data = plain_dataset(first[:8], labels[:8, None].astype("float32"), batch=8)
+    for where in (("mirrored", 2), ("one_device", 1)):
+        strategy = strategy_of(*where)
+        with strategy.scope():
+            loop = mk.train.Loop(strategy, make_step())
+        if where[1] == 1:
+            assert np.isfinite(loop.evaluate(data)["loss"])
+            continue
+        for use in (loop.evaluate, loop.fit):
+            with pytest.raises(StepError, match=r"all_gather was called in a step.*Step.from_loss\(.*whole_batch=True"):
+                use(data)
+
+
+def test_a_step_whose_loss_is_not_said_to_be_over_the_whole_batch(make: Any, images: Any) -> None:
+    for where, options in ((("mirrored", 2), {"unchecked": "rows"}), (("one_device", 1), {"accumulate": 2})):
+        loop, _ = make(where, whole_batch=False, **options)
+        with pytest.raises(StepError, match=r"all_gather was called in a step.*without accumulate"):
+            loop.fit(_data("plain", images))
+
+
+def test_a_layer_gathers_where_the_step_says_so(strategy_of: Any, images: Any) -> None:
+    """Within a model that is built in the scope, with a term of its own added to the loss."""
+
+    class Spread(_Gathers):
+        def call(self, x: Any) -> Any:
+            self.add_loss(tf.reduce_mean(mk.train.all_gather(x) ** 2) ** 2)
+            return super().call(x)
+
+    found = []
+    for where in (("one_device", 1), ("mirrored", 3)):
+        strategy = strategy_of(*where)
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            net = sequential((6, 6, 1), L.Flatten(), L.Dense(3), Spread())
+            optimizer = keras.optimizers.SGD(0.01)
+
+        def loss_fn(batch: Any, net: Any = net) -> Any:
+            return tf.reduce_sum((net(batch[0][0]) - batch[0][1][:, 0, :3, 0]) ** 2, 1)
+
+        loop = mk.train.Loop(strategy, mk.train.Step.from_loss(net, optimizer, loss_fn, whole_batch=True))
+        data = _data("plain", images)
+        history = loop.fit(data, validation_data=data, verbose=0).history
+        predictions = loop.predict(data.map(lambda x, y: x[0]))
+        found.append([*net.get_weights(), *history.values(), predictions])
+    assert largest_difference(*found) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda codes: tf.reduce_logsumexp(codes @ tf.transpose(codes), 1),
+        lambda codes: tf.reduce_sum(codes, 1) / tf.cast(tf.shape(codes)[0], "float32"),
+        lambda codes: tf.reduce_sum(codes - mk.train.all_gather(codes)[: tf.shape(codes)[0]], 1),
+    ],
+    ids=["not gathered", "divided", "the first rows for the own"],
+)
+def test_what_parts_that_gather_would_make_of_it(wrong: Any, make: Any, images: Any) -> None:
+    loop, _ = make(("mirrored", 2), lambda net: lambda batch: wrong(net(batch[0][0])))
+    with pytest.raises(StepError, match=r"'loss' is not the same for parts of a batch.*must come from mk.train.all_g"):
+        loop.fit(_data("plain", images), verbose=0)
+
+
+def test_options_that_exclude_the_whole_batch(make: Any, images: Any) -> None:
+    with pytest.raises(StepError, match=r"whole_batch=True and accumulate=4 exclude each other.*larger global batches"):
+        make(("one_device", 1), accumulate=4)
+    with pytest.raises(StepError, match="whole_batch=True and jit_compile=True exclude each other on 2 replicas"):
+        make(("mirrored", 2), jit_compile=True)
+    step = mk.train.Step.from_loss(_net(), keras.optimizers.SGD(), lambda batch: batch, whole_batch=True)
+    step.accumulate = 2
+    with pytest.raises(StepError, match="whole_batch=True and accumulate=2"):
+        step.build(tf.distribute.get_strategy())
+
+
+class _Own:
+    """A step of one's own: least squares of codes against a sum over the whole batch."""
+
+    def __init__(self) -> None:
+        self.net = sequential((6, 6, 1), L.Conv2D(3, 3), L.MaxPool2D(), L.Flatten(), L.Dense(2))
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        self.variables = list(self.net.trainable_variables)
+        self._update = mk.train.Update(strategy, self.variables, self._new_values)
+
+    def values(self, batch: Any) -> Any:
+        codes = self.net(batch[0][0])
+        return tf.reduce_sum((codes - 0.1 * tf.reduce_sum(mk.train.all_gather(codes), 0)) ** 2, 1)
+
+    def compute(self, batch: Any) -> Any:
+        rows = tf.shape(batch[1])[0]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.values(batch))
+        gradients = tape.gradient(loss, self.variables)
+        return {"gradients": gradients, "loss": loss, "examples": tf.cast(rows, tf.float32)}
+
+    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> Any:
+        return self._update(sums)
+
+    def test(self, batch: Any) -> Any:
+        return {"loss": self.values(batch)}
+
+    def _new_values(self, sums: Any, values: Any) -> Any:
+        gradients = zip(values, sums["gradients"], strict=True)
+        new = [value - 0.05 * gradient / sums["examples"] for value, gradient in gradients]
+        return new, {"loss": sums["loss"] / sums["examples"]}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "batches"])
+def test_a_step_of_ones_own(kind: str, strategy_of: Any, images: Any) -> None:
+    """It gathers in training and in evaluation, where one share of the last batch is empty."""
+    found = []
+    few = tf.nest.map_structure(lambda part: part[:25], images)  # 20 and 5: on four replicas 2, 2, 1, 0
+    for where in (("one_device", 1), ("mirrored", 3), ("mirrored", 4)):
+        strategy = strategy_of(*where)
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            step = _Own()
+        loop = mk.train.Loop(strategy, step)
+        training = plain_dataset(*tf.nest.map_structure(lambda part: part[:20], images), batch=20)
+        history = loop.fit(training, validation_data=_data(kind, few), epochs=2, verbose=0).history
+        found.append([*step.net.get_weights(), *history.values()])
+    for other in found[1:]:
+        assert largest_difference(found[0], other) < 1e-5
