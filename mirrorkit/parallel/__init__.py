@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from mirrorkit.parallel.following import following as following
+# The names "as" themselves are for mirrorkit's other packages.
+from mirrorkit.parallel.balance import balanced_rules
+from mirrorkit.parallel.following import follow_variables as follow_variables
 from mirrorkit.parallel.layout import Layout
 from mirrorkit.parallel.recompute import Recompute
 
-__all__ = ["Layout", "Recompute"]
+__all__ = ["Layout", "Recompute", "balanced_rules"]

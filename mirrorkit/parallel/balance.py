@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasLayer, KerasModel
+from mirrorkit._types import KerasModel, KerasVariable
 from mirrorkit.errors import StepError
 
 _FLOAT = 4  # bytes
@@ -39,37 +40,55 @@ def balanced_rules(
         StepError: a model that is not a graph of layers, has fewer layers with weights than devices, or names that
             change.
     """
-    first, again = _layers(make_model), _layers(make_model)
-    names = [name for name, _ in first]
-    if names != [name for name, _ in again]:
-        other = next(a for (a, _), (b, _) in zip(first, again, strict=False) if a != b)
-        raise StepError(f"The layer {other!r} has another name when the model is built again. Name the layers.")
-    weighing = [(name, size(batch_size, slots)) for name, size in first]
-    if not 1 <= devices <= len(weighing):
-        raise StepError(f"{devices} devices were asked for, and {len(weighing)} layers have weights.")
-    cuts = _cut([size for _, size in weighing], devices)
+    parts, again = _parts(make_model), _parts(make_model)
+    names = [part.name for part in parts]
+    if changed := [a.name for a, b in zip(parts, again, strict=False) if a.name != b.name]:
+        raise StepError(f"The layer {changed[0]!r} has another name when the model is built again. Name the layers.")
+    if not 1 <= devices <= len(parts):
+        raise StepError(f"{devices} devices were asked for, and {len(parts)} layers have weights.")
+    cuts = cut([part.size(batch_size, slots) for part in parts], devices)
     stages = [names[start:end] for start, end in zip([0, *cuts], [*cuts, len(names)], strict=True)]
     return {f"^({'|'.join(map(re.escape, stage))})/": number for number, stage in enumerate(stages)}
 
 
-def _layers(make_model: Callable[[], KerasModel]) -> list[tuple[str, Callable[[int, int], int]]]:
-    """Return name and size of each layer that has variables; what has none counts with the one before it."""
+class _Part(NamedTuple):
+    """A layer with weights or other numbers of its own, and the layers without any that come after it."""
+
+    name: str
+    weights: int  # numbers that are trained
+    others: int
+    outputs: int  # numbers for an example
+
+    def size(self, batch_size: int, slots: int) -> int:
+        return _FLOAT * (self.weights * (2 + slots) + self.others + self.outputs * batch_size)
+
+
+def _parts(make_model: Callable[[], KerasModel]) -> list[_Part]:
     with keras.StatelessScope(initialize_variables=False):
         model = make_model()
-    if not isinstance(model, (keras.Sequential, keras.Model)) or not hasattr(model, "_nodes"):
-        raise StepError(f"balanced_rules takes a functional or sequential Keras model, found {model!r}.")
-    return [(layer.name, _size(layer)) for layer in model.layers if layer.variables]
+    parts: list[_Part] = []
+    try:
+        for layer in model.layers:
+            outputs = sum(math.prod(n or 1 for n in output.shape[1:]) for output in keras.tree.flatten(layer.output))
+            weights, others = _numbers(layer.trainable_variables), _numbers(layer.non_trainable_variables)
+            if weights + others:
+                parts.append(_Part(layer.name, weights, others, outputs))
+            elif parts:
+                parts[-1] = parts[-1]._replace(outputs=parts[-1].outputs + outputs)
+    except (AttributeError, ValueError) as error:  # a layer that is called in a model's own `call` knows no outputs
+        raise StepError(
+            f"balanced_rules takes a functional or sequential Keras model with an Input, found {model!r}. Write the "
+            "rules of a subclassed model by hand."
+        ) from error
+    return parts
 
 
-def _size(layer: KerasLayer) -> Callable[[int, int], int]:
-    weights = sum(math.prod(variable.shape) for variable in layer.trainable_variables) * _FLOAT
-    others = sum(math.prod(variable.shape) for variable in layer.non_trainable_variables) * _FLOAT
-    outputs = keras.tree.flatten(layer.output)
-    per_example = sum(math.prod(size or 1 for size in output.shape[1:]) for output in outputs) * _FLOAT
-    return lambda batch_size, slots: weights * (2 + slots) + others + per_example * batch_size
+def _numbers(variables: Sequence[KerasVariable]) -> int:
+    """Count numbers; a layout places no integers, such as seeds."""
+    return sum(math.prod(variable.shape) for variable in variables if "int" not in variable.dtype)
 
 
-def _cut(sizes: Sequence[int], parts: int) -> list[int]:
+def cut(sizes: Sequence[int], parts: int) -> list[int]:
     """Return where to cut a row of numbers so that the largest sum of a part is smallest."""
     best: dict[tuple[int, int], tuple[int, list[int]]] = {}
 

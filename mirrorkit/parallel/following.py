@@ -27,7 +27,7 @@ _Key = tuple[tf.Graph, str]  # an operation: its graph and its name
 Placed = Callable[..., Iterable[tuple[tf.Tensor, str]]]
 
 
-def following(function: Callable[..., Nest], placed: Placed, first: str) -> Callable[..., Nest]:
+def follow_variables(function: Callable[..., Nest], placed: Placed, first: str) -> Callable[..., Nest]:
     """Return `function` such that what it traces follows its arguments.
 
     Args:

@@ -1,5 +1,15 @@
 """The path that Keras is about to give a variable."""
 
-# Private to Keras: TensorFlow's variable creators learn a variable's name alone ("kernel"), and Keras knows the path
-# of its layers only while it builds them. `tests/parallel/test_layout.py` fails when it moves.
-from keras.src.backend.common.name_scope import current_path as current_path
+from __future__ import annotations
+
+from mirrorkit._keras import keras
+
+
+def current_path() -> str:
+    """Return the scopes of Keras in which a variable is created now: "block0/attention/query".
+
+    Private to Keras: TensorFlow's variable creators learn a variable's name alone ("kernel"), and Keras knows the path
+    of a layer only while it builds it.
+    """
+    path: str = keras.src.backend.common.name_scope.current_path()
+    return path

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._types import Nest, Sums, Variable
-from mirrorkit.parallel import following
+from mirrorkit.parallel import follow_variables
 from mirrorkit.strategy import is_parameter_server, is_tpu, local_replica, num_workers, replica_devices
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.step.changing import Changing
@@ -47,7 +47,7 @@ class Places:
             alone: whether it talks to no other replica; then it is traced once on each, as by `TraceOnce`.
         """
         functions: list[Callable[..., Any]] = [
-            following(function, functools.partial(placed, replica, devices), self._first[replica])
+            follow_variables(function, functools.partial(placed, replica, devices), self._first[replica])
             for replica, devices in enumerate(self._devices)
         ]
         if alone:
