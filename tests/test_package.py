@@ -25,7 +25,7 @@ LAYERS = [
 
 # The same within train.
 ROOMS_OF_TRAIN = [
-    *("callback", "reduce", "step", "partitioned_table", "checkpoints"),
+    *("callback", "reduce", "step", "checkpoints"),
     *("input", "calls", "parameter_server", "loop", "exporting"),
 ]
 

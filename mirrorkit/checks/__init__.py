@@ -13,7 +13,7 @@ from mirrorkit.checks.nan_watch import NanWatch
 from mirrorkit.checks.non_finite import NonFinite, find_non_finite
 from mirrorkit.checks.sync import Difference, SyncReport, in_sync, repair
 from mirrorkit.checks.sync_callback import InSync
-from mirrorkit.placement import CallPlacement, Placement, placement
+from mirrorkit.placement import CallPlacement, OnDevices, Placement, on_devices, placement
 
 __all__ = [
     "CallPlacement",
@@ -21,10 +21,12 @@ __all__ = [
     "InSync",
     "NanWatch",
     "NonFinite",
+    "OnDevices",
     "Placement",
     "SyncReport",
     "find_non_finite",
     "in_sync",
+    "on_devices",
     "placement",
     "repair",
 ]

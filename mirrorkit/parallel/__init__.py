@@ -6,6 +6,7 @@ from __future__ import annotations
 from mirrorkit.parallel.balance import balanced_rules
 from mirrorkit.parallel.following import follow_variables as follow_variables
 from mirrorkit.parallel.layout import Layout
+from mirrorkit.parallel.partitioned_table import PartitionedTable
 from mirrorkit.parallel.recompute import Recompute
 
-__all__ = ["Layout", "Recompute", "balanced_rules"]
+__all__ = ["Layout", "PartitionedTable", "Recompute", "balanced_rules"]

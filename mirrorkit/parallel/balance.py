@@ -41,20 +41,24 @@ def balanced_rules(
             change.
     """
     parts, again = _parts(make_model), _parts(make_model)
-    names = [part.name for part in parts]
-    if changed := [a.name for a, b in zip(parts, again, strict=False) if a.name != b.name]:
-        raise StepError(f"The layer {changed[0]!r} has another name when the model is built again. Name the layers.")
+    if changed := [a.layer for a, b in zip(parts, again, strict=False) if a.scopes != b.scopes]:
+        raise StepError(f"The layer {changed[0]!r} has other names when the model is built again. Name the layers.")
+    scopes = [scope for part in parts for scope in part.scopes]
+    if twice := sorted({scope for scope in scopes if scopes.count(scope) > 1}):
+        raise StepError(f"Variables of several layers begin with {', '.join(map(repr, twice))}. Name the layers apart.")
     if not 1 <= devices <= len(parts):
         raise StepError(f"{devices} devices were asked for, and {len(parts)} layers have weights.")
     cuts = cut([part.size(batch_size, slots) for part in parts], devices)
-    stages = [names[start:end] for start, end in zip([0, *cuts], [*cuts, len(names)], strict=True)]
-    return {f"^({'|'.join(map(re.escape, stage))})/": number for number, stage in enumerate(stages)}
+    stages = [parts[start:end] for start, end in zip([0, *cuts], [*cuts, len(parts)], strict=True)]
+    patterns = ["|".join(re.escape(scope) for part in stage for scope in part.scopes) for stage in stages]
+    return {f"^({pattern})/": number for number, pattern in enumerate(patterns)}
 
 
 class _Part(NamedTuple):
     """A layer with weights or other numbers of its own, and the layers without any that come after it."""
 
-    name: str
+    layer: str
+    scopes: tuple[str, ...]  # with which the paths of its variables begin: its name, or those of the layers in it
     weights: int  # numbers that are trained
     others: int
     outputs: int  # numbers for an example
@@ -72,7 +76,8 @@ def _parts(make_model: Callable[[], KerasModel]) -> list[_Part]:
             outputs = sum(math.prod(n or 1 for n in output.shape[1:]) for output in keras.tree.flatten(layer.output))
             weights, others = _numbers(layer.trainable_variables), _numbers(layer.non_trainable_variables)
             if weights + others:
-                parts.append(_Part(layer.name, weights, others, outputs))
+                scopes = dict.fromkeys(variable.path.split("/")[0] for variable in layer.variables if _counts(variable))
+                parts.append(_Part(layer.name, tuple(scopes), weights, others, outputs))
             elif parts:
                 parts[-1] = parts[-1]._replace(outputs=parts[-1].outputs + outputs)
     except (AttributeError, ValueError) as error:  # a layer that is called in a model's own `call` knows no outputs
@@ -84,8 +89,12 @@ def _parts(make_model: Callable[[], KerasModel]) -> list[_Part]:
 
 
 def _numbers(variables: Sequence[KerasVariable]) -> int:
-    """Count numbers; a layout places no integers, such as seeds."""
-    return sum(math.prod(variable.shape) for variable in variables if "int" not in variable.dtype)
+    return sum(math.prod(variable.shape) for variable in variables if _counts(variable))
+
+
+def _counts(variable: KerasVariable) -> bool:
+    """Return whether it is no integer, such as a seed, which a layout does not place."""
+    return "int" not in variable.dtype
 
 
 def cut(sizes: Sequence[int], parts: int) -> list[int]:

@@ -14,6 +14,7 @@ their inputs; `tests/parallel/test_following.py` counts what ran on which device
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 
 import tensorflow as tf
@@ -36,6 +37,7 @@ def follow_variables(function: Callable[..., Nest], placed: Placed, first: str) 
         first: the device to begin on.
     """
 
+    @functools.wraps(function)  # a graph's functions have the names of Python's
     def placed_function(*args: Nest) -> Nest:
         graph = tf.compat.v1.get_default_graph()
         devices = {(graph, tensor.op.name): device for tensor, device in placed(*args)}

@@ -98,8 +98,9 @@ class Layout:
     def _create(self, next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
         """Create one variable where its path says; called for each replica, on that replica's device."""
         path = f"{current_path()}/{options.get('name') or ''}".strip("/")
-        if any(known.replace("/", "_") in path for known in self._paths):
-            return next_creator(**options)  # a slot, whose name is made of its weight's path, and which lies beside it
+        is_slot = not options.get("trainable") and any(known.replace("/", "_") in path for known in self._paths)
+        if is_slot:  # an optimizer's: its name is made of its weight's path, and it lies beside it
+            return next_creator(**options)
         number = self.device_of(path)
         if number is None:
             variable = next_creator(**options)

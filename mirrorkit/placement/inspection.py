@@ -95,7 +95,7 @@ def of_loop(loop: Loop, data: Any, *, validation_data: Any = None, are_here: boo
         calls.append(CallPlacement(what, found.step, found.call, allowed))
         if isinstance(stream, ResidentIterator) and what == "train":
             for name, arrays in zip(names, stream.source["arrays"], strict=False):
-                memory[name]["data"] = sum(map(_bytes, tf.nest.flatten(arrays)))
+                memory[name]["data"] = sum(map(bytes_of, tf.nest.flatten(arrays)))
     return Placement(names, calls, memory, are_here, NOTES)
 
 
@@ -112,7 +112,8 @@ def _row_bytes(spec: Any) -> int:
     return int(spec.dtype.size) * math.prod(length or 1 for length in spec.shape[1:])
 
 
-def _bytes(tensor: Any) -> int:
+def bytes_of(tensor: Any) -> int:
+    """Return the size of a tensor or variable."""
     return int(tensor.shape.num_elements() * tensor.dtype.size)
 
 
@@ -125,21 +126,22 @@ def memory_of(step: Any, names: Sequence[str]) -> tuple[dict[str, dict[str, int]
     """Return the bytes of a step's variables on each device, and where each variable lies, by the id of its handle."""
     memory: dict[str, Counter[str]] = {name: Counter() for name in names}
     resources = {}
-    for what, variables in _groups(step).items():
+    for what, variables in groups_of(step).items():
         for variable in variables:
             for name, copy in zip(names, copies(variable), strict=False):
-                memory[name][what] += _bytes(copy)
+                memory[name][what] += bytes_of(copy)
                 resources[id(copy.handle)] = name
     is_built = isinstance(step, Step) and step.strategy is not None
     sums = step.for_loop(step.strategy).accumulators if is_built else ()  # of several batches, a set for each replica
     for name, variables in zip(names, sums, strict=False):
         for variable in variables:
-            memory[name]["accumulated"] += _bytes(variable)
+            memory[name]["accumulated"] += bytes_of(variable)
             resources[id(variable.handle)] = name
     return {name: dict(parts) for name, parts in memory.items()}, resources
 
 
-def _groups(step: Any) -> dict[str, list[Any]]:
+def groups_of(step: Any) -> dict[str, list[Any]]:
+    """Return the variables of a step by what they are."""
     if not isinstance(step, Step):
         return {"variables": list(getattr(step, "variables", []))}
     groups = {

@@ -9,6 +9,8 @@ report = loop.fit(train, epochs=2, validation_data=test)
 
 from __future__ import annotations
 
+from mirrorkit._deprecation import renamed
+
 # The names "as" themselves are for mirrorkit's other packages.
 from mirrorkit.train.callback import LoopCallback as LoopCallback
 from mirrorkit.train.calls.compiled import Calls as Calls
@@ -21,7 +23,6 @@ from mirrorkit.train.input.resident import ResidentIterator as ResidentIterator
 from mirrorkit.train.loop.loop import Loop
 from mirrorkit.train.loop.replay import Replay as Replay
 from mirrorkit.train.loop.report import Epoch, Report
-from mirrorkit.train.partitioned_table import PartitionedTable
 from mirrorkit.train.reduce.gathering import all_gather
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce as TraceOnce
@@ -43,7 +44,6 @@ __all__ = [
     "Epoch",
     "Loop",
     "LossScale",
-    "PartitionedTable",
     "Position",
     "Report",
     "Step",
@@ -54,3 +54,4 @@ __all__ = [
     "export",
     "seeds_by_replica",
 ]
+__getattr__ = renamed(__name__, {"PartitionedTable": "mirrorkit.parallel.PartitionedTable"})

@@ -80,7 +80,7 @@ def test_a_layout_takes_the_rules() -> None:
 @pytest.mark.parametrize(
     ("make", "devices", "words"),
     [
-        (lambda: keras.Sequential([keras.Input([3]), L.Dense(3), L.Dense(3)]), 2, "'dense.*another name when"),
+        (lambda: keras.Sequential([keras.Input([3]), L.Dense(3), L.Dense(3)]), 2, "'dense.*other names when"),
         (lambda: dense(8, 8), 3, "3 devices were asked for, and 2 layers have weights"),
         (lambda: dense(8, 8), 0, "0 devices were asked for"),
     ],
@@ -89,6 +89,22 @@ def test_a_layout_takes_the_rules() -> None:
 def test_refused(make: Any, devices: int, words: str) -> None:
     with pytest.raises(StepError, match=words):
         mk.parallel.balanced_rules(make, devices, batch_size=8)
+
+
+def nested(*names: str) -> Any:
+    x = h = keras.Input([16])
+    for number, name in enumerate(names):
+        inner = keras.Input([16])
+        h = keras.Model(inner, L.Dense(16, name=name)(inner), name=f"block{number}")(h)
+    return keras.Model(x, h)
+
+
+def test_layers_in_a_model_in_a_model() -> None:
+    """Their paths have the names of the inner layers alone."""
+    rules = mk.parallel.balanced_rules(lambda: nested("a", "b", "c", "d"), 2, batch_size=8)
+    assert rules == {"^(a|b)/": 0, "^(c|d)/": 1}
+    with pytest.raises(StepError, match="Variables of several layers begin with 'a'"):
+        mk.parallel.balanced_rules(lambda: nested("a", "a"), 2, batch_size=8)
 
 
 def test_a_subclassed_model_is_refused() -> None:

@@ -160,7 +160,7 @@ class Vectors:
     """Learns a vector for each id: the mean of what it is asked to be."""
 
     def __init__(self, **options):
-        self.table = mk.train.PartitionedTable(
+        self.table = mk.parallel.PartitionedTable(
             servers, rows=101, width=4, initializer=lambda shape, dtype: tf.zeros(shape, dtype), **options
         )
         self.variables = self.table.variables
@@ -194,8 +194,8 @@ def table():
         "error": float(np.abs(whole - wanted).max()),
         "lookup": lookup,
         "twice": (step.table.lookup(tf.constant([7])).numpy()[0] - before).tolist(),
-        "small": len(mk.train.PartitionedTable(servers, rows=10, width=4).variables),
-        "large": len(mk.train.PartitionedTable(servers, rows=100_000, width=4).variables),
+        "small": len(mk.parallel.PartitionedTable(servers, rows=10, width=4).variables),
+        "large": len(mk.parallel.PartitionedTable(servers, rows=100_000, width=4).variables),
     }
 
 

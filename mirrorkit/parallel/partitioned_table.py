@@ -20,7 +20,7 @@ class PartitionedTable:
     """Vectors [rows, width], each shard of rows a plain `tf.Variable` on a parameter server of its own.
 
     ```python
-    table = mk.train.PartitionedTable(strategy, rows=50_000_000, width=64)
+    table = mk.parallel.PartitionedTable(strategy, rows=50_000_000, width=64)
     vectors = table.lookup(ids)                  # in a step's compute, on the worker
     table.add(ids, -learning_rate * gradient)    # of the loss with respect to these vectors
     ```
