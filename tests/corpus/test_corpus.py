@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import corpus
@@ -38,9 +39,9 @@ def test_an_entry_of_each_kind(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_every_third_net_and_some_more_on_workers_too() -> None:
+def test_every_sixth_net_and_some_more_on_workers_too() -> None:
     """The command measures all."""
-    names = [name for i, name in enumerate(ENTRIES) if i % 3 == 0 or name.startswith(ALWAYS) or ENTRIES[name].open]
+    names = [name for i, name in enumerate(ENTRIES) if i % 6 == 0 or name.startswith(ALWAYS) or ENTRIES[name].open]
     rows = corpus_table.measure(names)
     assert not [(name, place, rows[name].get(place)) for name, place in corpus_table.failures(rows)]
 
@@ -104,7 +105,8 @@ def test_the_command_writes_the_page_and_fails_on_a_red_cell(tmp_path: Any, monk
     assert again.count("SpectralNormalization") == text.count("SpectralNormalization")
 
 
-def test_an_open_row_that_is_right_is_a_failure() -> None:
-    name = next(name for name in ENTRIES if ENTRIES[name].open)
+def test_an_open_row_that_is_right_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "linear regression"
+    monkeypatch.setitem(ENTRIES, name, dataclasses.replace(ENTRIES[name], open="not yet right"))
     assert corpus_table.failures({name: {ONE: Cell(0.5)}}) == []
     assert corpus_table.failures({name: {ONE: Cell(1e-7, 1e-7)}}) == [(name, "is no longer open")]
