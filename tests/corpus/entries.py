@@ -137,7 +137,7 @@ class EachBatch(keras.callbacks.Callback):
 
 @dataclass(frozen=True, kw_only=True)
 class Fit(Entry):
-    """`compile` and `fit`; the parts are called anew for each script, in the strategy's scope."""
+    """`compile` and `fit`; the parts are called once for each script, in the strategy's scope."""
 
     model: Callable[[], Any]
     optimizer: Callable[[], Any] = lambda: keras.optimizers.SGD(0.1)

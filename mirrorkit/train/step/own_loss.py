@@ -105,7 +105,7 @@ def value_names(batch: Batch, traced: Callable[[Spec], Mapping[str, Nest]]) -> l
         return _checked(traced(_with_rows(batch, rows)), rows)
 
 
-_UNUSUAL = 13  # rows; a number that no other dimension is likely to have
+_UNUSUAL = 1009  # rows; a prime that no other dimension is likely to be, and nothing is computed
 
 
 def _with_rows(batch: Batch, rows: int | None) -> Spec:
@@ -132,9 +132,9 @@ def _checked(found: Mapping[str, Nest], rows: int | None) -> list[str]:
                 "TensorFlow does not know how many values there are, write tf.reshape(values, tf.shape(inputs)[:1])."
             )
         raise StepError(
-            f"loss_fn returned {type(value).__name__ if shape is None else f'shape {shape}'} for {name!r} of a batch "
-            f"of {rows} rows; a step needs one value per example, shape [rows], and takes the mean over the global "
-            f"batch itself. {cure}"
+            f"loss_fn returned {type(value).__name__ if shape is None else f'shape {shape}'} for {name!r} of "
+            f"{rows} rows, which were tried; a step needs one value per example, shape [rows], and takes the mean over "
+            f"the global batch itself. {cure}"
         )
     return sorted(found)
 

@@ -188,7 +188,6 @@ class Step:
                 'dict: {"loss": values, "name of a metric": values}, each with one value per example.'
             )
         trained = LossModel(models, loss_fn, frozen)
-        _log.info("Step.from_loss trains %s.", ", ".join(trained.trained_parts) or "what the first batch builds")
         step = cls(trained, optimizer, loss=None, **options)
         if whole_batch:
             requirements.check_whole_batch(step.accumulate)
@@ -233,6 +232,8 @@ class Step:
             if element_spec is not None and not building.is_built(self._trained):
                 building.build(self._trained, options.unpack(element_spec), strategy)
             self._built = Supervised(strategy, self._trained, self.optimizer, options, shown=self.model)
+            if isinstance(self._trained, LossModel):  # now, when all are built
+                _log.info("Step.from_loss trains %s.", ", ".join(self._trained.trained_parts))
             self.model.built = True  # Keras saves no weights of a model whose parts alone were called
         if self._built.strategy is not strategy:
             raise StepError("This step was built for another strategy. Create another model, optimizer and step.")

@@ -422,8 +422,12 @@ OUTSIDE: dict[str, Any] = {}  # what a loss function uses and the step is not gi
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        (lambda b, p, v: tf.reduce_mean(v), r"shape \(\) for 'loss' of a batch of 13 rows.*before any mean over the"),
-        (lambda b, p, v: p["net"](b) ** 2, r"shape \(13, 3\) for 'loss'.*tf.reduce_mean\(values, axis=-1\)"),
+        (lambda b, p, v: tf.reduce_mean(v), r"shape \(\) for 'loss' of \d+ rows.*before any mean over the"),
+        (lambda b, p, v: p["net"](b) ** 2, r"shape \(\d+, 3\) for 'loss'.*tf.reduce_mean\(values, axis=-1\)"),
+        (
+            lambda b, p, v: tf.tile(tf.reduce_mean(p["net"](b), 0), [5])[:13],
+            r"shape \(13,\) for 'loss'",
+        ),  # a size of a net
         (lambda b, p, v: tf.reduce_mean(p["net"](b), 0), r"shape \(3,\) for 'loss'.*one value per example"),
         (
             lambda b, p, v: tf.boolean_mask(v, v > 1),
@@ -447,6 +451,7 @@ OUTSIDE: dict[str, Any] = {}  # what a loss function uses and the step is not gi
     ids=[
         "scalar",
         "matrix",
+        "of a size of the net",
         "over the rows",
         "some",
         "scalar metric",

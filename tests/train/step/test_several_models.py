@@ -49,10 +49,20 @@ def test_a_callback_that_takes_them_for_one(strategy_of: Any, use: Any, error: A
 
 
 def test_the_log_says_what_is_trained(strategy_of: Any, caplog: Any) -> None:
-    """A teacher whose weights an old script's tape left out would be trained silently."""
+    """A teacher whose weights an old script's tape left out would be trained silently, a model without an Input too."""
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        student, teacher = keras.Sequential([keras.layers.Dense(1)], name="student"), net("teacher")
+        other, optimizer = net("other"), keras.optimizers.SGD(0.1)
+    other.trainable = False
+
+    def loss_fn(batch: Any) -> Any:
+        return tf.reduce_sum((student(batch[0]) - teacher(batch[0]) - other(batch[0])) ** 2, 1)
+
+    step = mk.train.Step.from_loss([student, teacher, other], optimizer, loss_fn)
     with caplog.at_level(logging.INFO, "mirrorkit"):
-        two(strategy_of("one_device", 1))
-    assert "Step.from_loss trains one." in caplog.messages
+        mk.train.Loop(strategy, step).fit(data, verbose=0)
+    assert "Step.from_loss trains student, teacher." in caplog.messages
 
 
 def test_a_compile_of_the_models_own(strategy_of: Any) -> None:
