@@ -50,7 +50,7 @@ def balanced_rules(
         raise StepError(f"{devices} devices were asked for, and {len(parts)} layers have weights.")
     cuts = cut([part.size(batch_size, slots) for part in parts], devices)
     stages = [parts[start:end] for start, end in zip([0, *cuts], [*cuts, len(parts)], strict=True)]
-    patterns = ["|".join(re.escape(scope) for part in stage for scope in part.scopes) for stage in stages]
+    patterns = ["|".join(scope for part in stage for scope in part.scopes) for stage in stages]
     return {f"^({pattern})/": number for number, pattern in enumerate(patterns)}
 
 
@@ -58,7 +58,7 @@ class _Part(NamedTuple):
     """A layer with weights or other numbers of its own, and the layers without any that come after it."""
 
     layer: str
-    scopes: tuple[str, ...]  # with which the paths of its variables begin: its name, or those of the layers in it
+    scopes: tuple[str, ...]  # patterns of how its variables' paths begin: its name, or those of the layers in it
     weights: int  # numbers that are trained
     others: int
     outputs: int  # numbers for an example
@@ -76,7 +76,7 @@ def _parts(make_model: Callable[[], KerasModel]) -> list[_Part]:
             outputs = sum(math.prod(n or 1 for n in output.shape[1:]) for output in keras.tree.flatten(layer.output))
             weights, others = _numbers(layer.trainable_variables), _numbers(layer.non_trainable_variables)
             if weights + others:
-                scopes = dict.fromkeys(variable.path.split("/")[0] for variable in layer.variables if _counts(variable))
+                scopes = dict.fromkeys(_scope(model, variable) for variable in layer.variables if _counts(variable))
                 parts.append(_Part(layer.name, tuple(scopes), weights, others, outputs))
             elif parts:
                 parts[-1] = parts[-1]._replace(outputs=parts[-1].outputs + outputs)
@@ -86,6 +86,14 @@ def _parts(make_model: Callable[[], KerasModel]) -> list[_Part]:
             "rules of a subclassed model by hand."
         ) from error
     return parts
+
+
+def _scope(model: KerasModel, variable: KerasVariable) -> str:
+    """Return the pattern of the path's first part; in a sequential model, which comes first itself, of the second."""
+    first, *rest = variable.path.split("/")
+    if isinstance(model, keras.Sequential) and first == model.name and len(rest) > 1:
+        return f"[^/]+/{re.escape(rest[0])}"  # the name of a model changes when it is built again
+    return re.escape(first)
 
 
 def _numbers(variables: Sequence[KerasVariable]) -> int:

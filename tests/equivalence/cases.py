@@ -93,6 +93,22 @@ _picture_layers = (
 )
 
 
+def _cnn() -> Any:
+    layers = [layer() for layer in _picture_layers]
+    norm = L.BatchNormalization(momentum=0.8)
+    return keras.Sequential([keras.Input((6, 6, 1)), layers[0], norm, *layers[1:]])
+
+
+def _transformer() -> Any:
+    """Without biases of attention: the true gradient of a key's is zero, so that Adam would follow its rounding."""
+    x = keras.Input((5,), dtype="int64")
+    h = L.Embedding(12, 8)(x)
+    attended = L.MultiHeadAttention(2, 4, use_bias=False)(h, h)
+    h = L.LayerNormalization()(h + L.Dropout(0.2)(attended))
+    h = L.LayerNormalization()(h + L.Dense(8, activation="gelu")(h))
+    return keras.Model(x, L.Dense(3)(L.GlobalAveragePooling1D()(h)))
+
+
 def _logits() -> Any:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -227,6 +243,14 @@ CASES = {
                 shape=(6, 6, 1),
             ),
             data=lambda: _pictures(FULL),
+            per_shard=True,
+        ),
+        Case("CNN with BatchNorm", net=_cnn, data=lambda: _pictures(PARTIAL), per_shard=True),
+        Case(
+            "transformer",
+            net=_transformer,
+            optimizer=lambda: _o.Adam(0.01),
+            data=lambda: _words(PARTIAL),
             per_shard=True,
         ),
         Case(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,37 +13,60 @@ from cases import EPOCHS, Case
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
+from mirrorkit.variables import copies, is_sharded, path
 
 Outcome = dict[str, np.ndarray]  # everything that training changed, and the logs of every epoch, by name
 
 FLOOR = 1e-6  # a cell may differ by this much, or by three times its control
 
 
-def train(case: Case, strategy: tf.distribute.Strategy) -> Outcome:
-    """Train twenty steps with Loop; each value is stacked from all replicas' copies."""
+def train(
+    case: Case,
+    strategy: tf.distribute.Strategy,
+    *,
+    layout: mk.parallel.Layout | None = None,
+    shard_optimizer: bool = False,
+) -> Outcome:
+    """Train twenty steps with Loop; values are stacked from all replicas' copies, sharded slots are whole."""
+    keras.utils.clear_session(free_memory=False)  # a layout knows layers by their names, which Keras counts up
     with policy(case.policy):
         keras.utils.set_random_seed(0)
-        with strategy.scope():
+        with layout or nullcontext(), strategy.scope():
             model, optimizer = case.net(), case.optimizer()
-        options = dict(case.options)
+        options = {**case.options, "shard_optimizer": shard_optimizer}
         if "weighted_metrics" in options:
             options["weighted_metrics"] = [make() for make in options["weighted_metrics"]]
         step = mk.train.Step(model, optimizer, loss=case.loss(), metrics=case.metrics(), **options)
         loop = mk.train.Loop(strategy, step, steps_per_call=3)
         report = loop.fit(case.data(), epochs=EPOCHS, class_weight=case.class_weight, verbose=0)
 
+    if layout is not None:
+        assert len({copies(variable)[0].device for variable in model.trainable_variables}) == 2
+    slots = list(optimizer.variables)
+    if shard_optimizer:
+        slots = [variable for variable in step.saved_variables if path(variable).startswith(f"{optimizer.name}/")]
+        assert any(map(is_sharded, step.variables)) == any(len(slot.shape) for slot in slots)
+
     def read(kind: str, variables: Any) -> Outcome:
-        copies = [strategy.experimental_local_results(variable.value) for variable in variables]
-        return {f"{kind}/{i}": np.stack([c.numpy() for c in values]) for i, values in enumerate(copies)}
+        found = [strategy.experimental_local_results(getattr(variable, "value", variable)) for variable in variables]
+        return {f"{kind}/{i}": np.stack([copy.numpy() for copy in own]) for i, own in enumerate(found)}
 
     values = read("weights", model.trainable_variables) | read("state", model.non_trainable_variables)
-    values |= read("slots", optimizer.variables)
+    values |= read("slots", slots)
     if "ema" in options:
         with step.averaged():
             values |= read("ema", model.trainable_variables)
     if "loss_scale" in options:
         values |= {"loss scale": np.float64(step.current_loss_scale), "skipped": np.int64(step.skipped_steps)}
     return values | {f"logs/{name}": np.asarray(value) for name, value in report.history.items()}
+
+
+def halves(case: Case, replicas: int) -> mk.parallel.Layout:
+    """Put the first half of a net's layers on the first device of each replica, and the others on the second."""
+    keras.utils.clear_session(free_memory=False)
+    names = list(dict.fromkeys(weight.path.rpartition("/")[0] for weight in case.net().trainable_variables))
+    first = [f"^{re.escape(name)}/" for name in names[: len(names) // 2]]
+    return mk.parallel.Layout({"|".join(first): 0}, default=1, devices=f"cpu:{2 * replicas}")
 
 
 def difference(found: Outcome, expected: Outcome) -> float:

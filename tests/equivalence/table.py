@@ -23,7 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import plain
 import tensorflow as tf
 from cases import CASES, Case
-from cells import Outcome, bar, difference, train
+from cells import Outcome, bar, difference, halves, train
 from on_workers import disagreeing, train_on_workers
 
 import mirrorkit as mk
@@ -31,7 +31,8 @@ from mirrorkit._keras import keras
 
 BEGIN, END = "<!-- table: written by tests/equivalence/table.py -->", "<!-- end of the table -->"
 HERE = [("one_device", 1), *((kind, n) for kind in ("mirrored", "central_storage") for n in (1, 2, 3, 4))]
-WHERE = [*HERE, ("multi_worker", 2), ("multi_worker", 3)]
+LARGE = [("layout", 1), ("layout", 2), *(("shard_optimizer", n) for n in (2, 3, 4))]  # for models larger than a device
+WHERE = [*HERE, *LARGE, ("multi_worker", 2), ("multi_worker", 3)]
 
 
 class Cell(NamedTuple):
@@ -84,7 +85,12 @@ def cells(
 
 
 def train_here(case: Case, kind: str, replicas: int) -> Outcome:
-    """Train on virtual CPU devices of this process."""
+    """Train on virtual CPU devices of this process; with a layout on two for each replica."""
+    if kind == "layout":
+        layout = halves(case, replicas)
+        return train(case, layout.strategy(), layout=layout)
+    if kind == "shard_optimizer":
+        return train(case, mk.strategy.create("mirrored", devices=f"cpu:{replicas}"), shard_optimizer=True)
     return train(case, mk.strategy.create(kind, devices=f"cpu:{replicas}"))
 
 

@@ -6,6 +6,8 @@ order of the table, is trained
 - under mirrored with 2 + i % 3 replicas, and under central storage with 2 + (i + 1) % 3, or with as many as under
   mirrored where the reference is cut into as many shards, since each number needs a reference of its own;
 - where i is a multiple of 3, on one replica too: one device, mirrored and central storage in turn;
+- in turn with a layout on 1 or 2 replicas or with sharded slots on 2, 3 or 4, or with as many as under mirrored where
+  the reference is cut into as many shards;
 - and, where it depends on the other replicas by a mechanism of its own, on 2 or 3 workers in turn; all at once on both.
 """
 
@@ -28,6 +30,8 @@ _CORNERS = [
     ("all at once", ("mirrored", 2)),
     ("BatchNorm, empty share", ("central_storage", 3)),
     (_SKIPS, ("mirrored", 2)),
+    ("transformer", ("layout", 2)),
+    ("Adam", ("shard_optimizer", 3)),
 ]
 # What depends on the other replicas by a mechanism of its own.
 _ON_WORKERS = {
@@ -41,7 +45,9 @@ def _sample(name: str) -> list[tuple[str, int]]:
     """Where a row is trained; the rule is at the top."""
     i, per_shard = list(CASES).index(name), CASES[name].per_shard
     places = [("mirrored", 2 + i % 3), ("central_storage", 2 + (i + (not per_shard)) % 3)]
-    return places if i % 3 else [*places, _ALONE[i // 3 % 3]]
+    places += [] if i % 3 else [_ALONE[i // 3 % 3]]
+    large = [place for place in table.LARGE if not per_shard or place[1] in {n for _, n in places}]
+    return [*places, large[i % len(large)]]
 
 
 def _green(name: str, where: list[tuple[str, int]]) -> None:
@@ -56,10 +62,11 @@ def test_a_corner_of_the_table(name: str, where: tuple[str, int]) -> None:
 
 
 def test_the_sample_has_every_place_and_each_strategy_for_every_row() -> None:
-    assert {place for name in CASES for place in _sample(name)} == set(table.HERE)
+    assert {place for name in CASES for place in _sample(name)} == {*table.HERE, *table.LARGE}
     for name in CASES:
-        assert {kind for kind, replicas in _sample(name) if replicas > 1} == {"mirrored", "central_storage"}
-    assert [("multi_worker", workers) for workers in _ON_WORKERS] == table.WHERE[len(table.HERE) :]
+        assert {kind for kind, replicas in _sample(name) if replicas > 1} >= {"mirrored", "central_storage"}
+    workers = [("multi_worker", workers) for workers in _ON_WORKERS]
+    assert [*table.HERE, *table.LARGE, *workers] == table.WHERE
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from cases import CASES
 from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.optim import functional
 from mirrorkit.train.reduce import update
-from mirrorkit.train.step import functions, layer_state, options, totals
+from mirrorkit.train.step import functions, layer_state, options, sharded_optimizer, totals
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.clock import Clock
@@ -105,11 +106,17 @@ def _last_row_wins(gradient: Any, weight: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(gradient, weight.shape)
 
 
-def _in_bfloat16(all_reduce: Any) -> Any:
-    def reduce(sums: Any, **options: Any) -> Any:
-        return all_reduce(tf.nest.map_structure(lambda v: tf.cast(tf.cast(v, tf.bfloat16), v.dtype), sums), **options)
+def _in_bfloat16(reduced: Any) -> Any:
+    def reduce(sums: Any, *options: Any) -> Any:
+        return reduced(tf.nest.map_structure(lambda v: tf.cast(tf.cast(v, tf.bfloat16), v.dtype), sums), *options)
 
     return reduce
+
+
+def _of_first_device(reduced: Any, sums: Any, bucket_mib: float, devices: Any) -> Any:
+    names = tf.nest.flatten(devices)
+    both = zip(tf.nest.flatten(reduced(sums, bucket_mib, devices)), tf.nest.flatten(sums), names, strict=True)
+    return tf.nest.pack_sequence_as(sums, [whole if name == min(names) else own for whole, own, name in both])
 
 
 def _losses_on_each(call_model: Any) -> Any:
@@ -140,8 +147,8 @@ class _Off(NamedTuple):
 _OFF = [
     _Off(
         "the reduction",
-        ("SGD", "momentum", "Adam", "AdamW", "Lion", "several inputs and outputs", "all at once"),
-        _replaced(update, "all_reduce", lambda _: lambda sums, **options: sums),
+        ("SGD", "momentum", "Adam", "AdamW", "Lion", "several inputs and outputs", "transformer", "all at once"),
+        _replaced(update, "reduced", lambda _: lambda sums, *options: sums),
     ),
     _Off(
         "slots are kept",
@@ -176,7 +183,7 @@ _OFF = [
         ('loss_scale="dynamic", mixed_float16, overflows',),
         _computed(_skipped_alone),
     ),
-    _Off("sums in float32", ("mixed_bfloat16",), _replaced(update, "all_reduce", _in_bfloat16)),
+    _Off("sums in float32", ("mixed_bfloat16",), _replaced(update, "reduced", _in_bfloat16)),
     _Off(
         "weights of examples",
         ("sample weights", "class weights"),
@@ -199,7 +206,7 @@ _OFF = [
         ("BatchNorm, empty share",),
         _run_every_share,
     ),
-    _Off("layer state is combined", ("BatchNorm", "BatchNorm, empty share"), _computed(_first_replicas_state)),
+    _Off("layer state is combined", ("BatchNorm", "BatchNorm, empty share", "CNN with BatchNorm"), _computed(_first_replicas_state)),
     _Off(
         "synchronized layers are traced on the replicas",
         ("synchronized BatchNorm",),
@@ -213,8 +220,20 @@ _OFF = [
         ),
     ),
     _Off(
+        "sums of a replica's second device are reduced",
+        ("momentum", "transformer"),
+        _replaced(update, "reduced", lambda reduced: functools.partial(_of_first_device, reduced)),
+        ("layout", 2),
+    ),
+    _Off(
+        "pieces of the weights come from their replicas",
+        ("Adam", "all at once"),
+        _replaced(sharded_optimizer, "gather_rows", lambda _: lambda own, sizes: tf.tile(own, [sizes.shape[0]])),
+        ("shard_optimizer", 3),
+    ),
+    _Off(
         "seeds of their own",
-        ("Dropout", "augmentation layers", "all at once"),
+        ("Dropout", "augmentation layers", "transformer", "all at once"),
         _replaced(LayerState, "seeded", lambda _: lambda state, values, shard: list(values)),
     ),
 ]

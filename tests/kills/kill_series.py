@@ -1,6 +1,6 @@
 """Kill a training run again and again (SIGKILL), start it again each time, compare with one that was never killed.
 
-    python tests/kills/kill_series.py --kills 20
+    python tests/kills/kill_series.py --kills 20 [--with layout|shard_optimizer]
 
 The kills come at random moments of three kinds, in turn: while the program starts (importing, restoring, compiling),
 at a random step, and within a save (as soon as its temporary file is seen). After every kill all checkpoints must be
@@ -44,14 +44,19 @@ class Kill:
     problems: list[str]
 
 
-def run_series(kills: int, epochs: int, folder: Path, seed: int) -> tuple[list[Kill], list[str]]:
-    """Train once without kills and once with them; return what happened and what was wrong."""
+def run_series(
+    kills: int, epochs: int, folder: Path, seed: int, training: Sequence[str] = ()
+) -> tuple[list[Kill], list[str]]:
+    """Train once without kills and once with them; return what happened and what was wrong.
+
+    `training` are further arguments of the training.
+    """
     rng = random.Random(seed)
     reference, result = folder / "reference.npz", folder / "result.npz"
-    start(folder / "reference.txt", "--out", reference, "--epochs", epochs, wait=True)
+    start(folder / "reference.txt", "--out", reference, "--epochs", epochs, *training, wait=True)
     checkpoints, log = folder / "checkpoints", folder / "log.txt"
     checkpoints.mkdir()
-    arguments = ("--out", result, "--folder", checkpoints, "--log", log, "--epochs", epochs)
+    arguments = ("--out", result, "--folder", checkpoints, "--log", log, "--epochs", epochs, *training)
     lives: list[Kill] = []
     for number in range(kills):
         log.write_bytes(b"")
@@ -181,7 +186,7 @@ def row_of(number: int, kill: Kill) -> str:
     )
 
 
-Series = Callable[[int, int, Path, int], tuple[list[Kill], list[str]]]
+Series = Callable[..., tuple[list[Kill], list[str]]]
 
 
 def main(series: Series = run_series) -> int:
@@ -190,11 +195,14 @@ def main(series: Series = run_series) -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=20, help=f"of {STEPS_PER_EPOCH} steps each")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
+    if series is run_series:
+        parser.add_argument("--with", dest="how", choices=["layout", "shard_optimizer"], help="how to train")
     options = parser.parse_args()
+    further = (["--with", options.how],) if vars(options).get("how") else ()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         print(_COLUMNS.format("kill", "at", "began at", "reached", "newest", "it left", "checkpoints"), flush=True)
-        lives, problems = series(options.kills, options.epochs, Path(folder), options.seed)
+        lives, problems = series(options.kills, options.epochs, Path(folder), options.seed, *further)
     problems += [problem for kill in lives for problem in kill.problems]
     torn = sum(kill.unfinished for kill in lives)
     print(

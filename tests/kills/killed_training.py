@@ -1,6 +1,7 @@
 """The training that `kill_series.py` kills: everything random in it, four replicas or workers, saved every few steps.
 
     python tests/kills/killed_training.py --out weights.npz [--folder checkpoints] [--log steps.txt] [--epochs 12]
+        [--with layout|shard_optimizer]
 
 It writes all its variables and its history to `--out`, and appends a line to `--log` when it begins and after every
 call: `begin <steps done>`, `step <steps done>`. Of several workers the chief does so; each writes an `--out` of its own
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,7 @@ def main() -> None:
     parser.add_argument("--folder", help="of checkpoints; without it none are made")
     parser.add_argument("--log")
     parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--with", dest="how", choices=["layout", "shard_optimizer"], help="of a process by itself")
     options = parser.parse_args()
 
     cluster = mk.cluster.detect()
@@ -77,6 +80,10 @@ def main() -> None:
         Path(f"{options.log}.pid{cluster.task_index}").write_text(str(os.getpid()))
     mk.reproducible.enable(seed=1)
     strategy = mk.testing.virtual_replicas(4) if cluster is None else mk.strategy.create("auto")
+    layout: Any = nullcontext()
+    if options.how == "layout":  # two replicas of two devices
+        layout = mk.parallel.Layout({"dense": 1}, default=0, devices="cpu:4")
+        strategy = layout.strategy()
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (STEPS_PER_EPOCH * 32 - 5, 8, 8, 3), "uint8")  # the last batch is smaller
     train = mk.data.batches(
@@ -86,16 +93,16 @@ def main() -> None:
         seed=2,
         augment=[mk.data.augment.flip()],
     )
-    with strategy.scope():
+    with layout, strategy.scope():
         model, optimizer = net(), keras.optimizers.Adam(1e-3)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
+    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], shard_optimizer=options.how == "shard_optimizer")
     loop = mk.train.Loop(strategy, step, steps_per_call=2)
     callbacks: list[Any] = [Log(options.log)] if options.log and mk.strategy.is_chief(strategy) else []
     if options.folder:
         callbacks.append(mk.train.Checkpoints(options.folder, every=EVERY))
     report = loop.fit(train, epochs=options.epochs, validation_data=train, callbacks=callbacks, verbose=0)
-    values = {str(i): variable.value.numpy() for i, variable in enumerate(step.variables)}
+    values = {str(i): getattr(v, "value", v).numpy() for i, v in enumerate(step.saved_variables)}
     out = options.out if cluster is None else f"{options.out}{cluster.task_index}.npz"
     np.savez(out, history=np.array(json.dumps(report.history)), **values)
 

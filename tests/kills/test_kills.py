@@ -23,6 +23,17 @@ def test_three_kills_change_no_bit_and_tear_no_checkpoint(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("how", ["layout", "shard_optimizer"])
+def test_so_it_is_with_a_model_on_several_devices(how: str, tmp_path: Path) -> None:
+    """Two replicas of two devices; and four replicas of which each has a quarter of the slots."""
+    lives, problems = kill_series.run_series(1, 3, tmp_path, seed=1, training=["--with", how])
+    assert not problems
+    assert lives[0].reached > 0
+    assert not lives[0].problems
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_kills_of_one_of_two_workers_change_no_bit(tmp_path: Path) -> None:
     lives, problems = kill_workers.run_series(2, 4, tmp_path, seed=0)
     assert not problems

@@ -18,7 +18,8 @@ def executed(run: Callable[[], object], *, within: str = "while/body") -> Counte
     """Count the heavy operations of the compiled calls that `run` makes: of ("CPU:1", "backward") and its like.
 
     TensorFlow's own rewriting has taken place. An operation counts once, however often it was executed; `run` has to
-    make the loop too, since TensorFlow records what it executes for the first time.
+    make the loop too, since TensorFlow records what it executes for the first time. `within` is searched for in the
+    operations' names.
     """
     context.enable_run_metadata()
     try:
@@ -27,5 +28,5 @@ def executed(run: Callable[[], object], *, within: str = "while/body") -> Counte
     finally:
         context.disable_run_metadata()
     nodes = (node for graph in metadata.partition_graphs for node in graph.node)
-    heavy = {(node.device[-5:], node.name) for node in nodes if HEAVY.search(node.op) and within in node.name}
+    heavy = {(node.device[-5:], node.name) for node in nodes if HEAVY.search(node.op) and re.search(within, node.name)}
     return Counter((device, "backward" if "gradient_tape" in name else "forward") for device, name in heavy)

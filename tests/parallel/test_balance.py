@@ -107,6 +107,21 @@ def test_layers_in_a_model_in_a_model() -> None:
         mk.parallel.balanced_rules(lambda: nested("a", "a"), 2, batch_size=8)
 
 
+def test_a_sequential_model() -> None:
+    """Its own name, which comes first in the paths of layers that it builds, is another one each time."""
+
+    def make() -> Any:
+        inner = keras.Sequential([keras.Input([4]), L.Dense(4, name="c")], name="inner")
+        layers = [L.Dense(4, name="a"), L.BatchNormalization(name="b"), inner, L.Dense(4, name="d")]
+        return keras.Sequential([keras.Input([4]), *layers])
+
+    rules = mk.parallel.balanced_rules(make, 2, batch_size=8)
+    with mk.parallel.Layout(rules, devices=["cpu:0", "cpu:1"]) as layout, layout.strategy().scope():
+        model = make()
+    found = {variable.path.split("/")[-2]: variable.value.device[-1] for variable in model.variables}
+    assert found == {"a": "0", "b": "0", "c": "1", "d": "1"}
+
+
 def test_a_subclassed_model_is_refused() -> None:
     class Own(keras.Model):
         def __init__(self) -> None:

@@ -42,3 +42,11 @@ def test_without_training(what: str) -> None:
 
     found = executed(run, within="" if what == "predict" else "while/body")
     assert found == {("CPU:0", "forward"): 1, ("CPU:1", "forward"): 2}
+
+
+@pytest.mark.slow
+def test_the_check_of_the_first_batch() -> None:
+    """It calls the model on a few rows in one trace, on the first replica."""
+    outside = r"^(?!.*while)"  # of the training
+    found = executed(lambda: make_loop(mlp, halves(2), 2).fit(data(mlp, count=32), verbose=0), within=outside)
+    assert found == {("CPU:0", "forward"): 1, ("CPU:1", "forward"): 2}

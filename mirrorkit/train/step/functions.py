@@ -30,7 +30,7 @@ from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_batch
 from mirrorkit.train.step.own_loss import value_names
-from mirrorkit.train.step.places import Pairs, Places
+from mirrorkit.train.step.places import Pairs, Places, placed_values
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.totals import EXAMPLES, Term, Totals
@@ -68,8 +68,8 @@ class Functions:
         self._is_whole = options.whole_batch and shards > 1
         # What talks to the other replicas must be traced on each of them.
         self._communicates = state.synchronized or self._is_whole
-        self._sums = self._traced(self._shard_sums, placed_values, alone=not self._communicates)
-        self._test_sums = self._traced(self._shard_totals, placed_values, alone=not self._is_whole)
+        self._sums = self._traced(self._shard_sums, placed_pass, alone=not self._communicates)
+        self._test_sums = self._traced(self._shard_totals, placed_pass, alone=not self._is_whole)
         alone = sharded is None
         self._new_values = self._traced(self._pure_new_values, self._placed_sums, alone=alone, jit_compile=False)
         self._totals: Totals | None = None
@@ -140,7 +140,8 @@ class Functions:
         known = {*self.totals.losses.own_names, *self.totals.metrics.names, "loss", "add_loss", "rows", "state"}
         if unknown := sorted(set(unchecked) - known):
             raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
-        about = About(self._model, self.totals, training, self._is_whole)
+        placed = self._places.on_first if self._places is not None else None
+        about = About(self._model, self.totals, training, self._is_whole, placed)
         shards = (self._shards, replicas)
 
         def compare() -> None:
@@ -330,12 +331,9 @@ class Functions:
         return [None if gradient is None else next(clipped) for gradient in means]
 
 
-def placed_values(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:
-    """Say where the values are that a pass reads; seeds, which are on the host, have no say."""
-    yield from zip(values.weights, devices.weights, strict=True)
-    for value, device in zip(values.state, devices.state, strict=True):
-        if value.dtype.is_floating:
-            yield value, device
+def placed_pass(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:
+    """Say where the values are that a pass reads."""
+    return placed_values(devices, values.weights, values.state)
 
 
 def _none_where_kept(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:

@@ -54,6 +54,15 @@ class Places:
             functions = [TraceOnce(one) for one in functions]
         return lambda *args: functions[local_replica(self._strategy)](*args)
 
+    def on_first(self, function: Callable[..., Nest]) -> Callable[..., Nest]:
+        """Return a function of weights, state and more whose operations follow the first replica's variables."""
+        devices = self._devices[0]
+
+        def placed(weights: list[tf.Tensor], state: list[tf.Tensor], *_: Nest) -> Pairs:
+            yield from placed_values(devices, weights, state)
+
+        return follow_variables(function, placed, self._first[0])
+
     @property
     def stages(self) -> list[int]:
         """For each weight the number of its device among its replica's; the same on all replicas."""
@@ -72,6 +81,14 @@ class Places:
         ]
         state = [device for device, changes in zip(devices.state, facts.changes, strict=True) if changes]
         return {"gradients": gradients, "state": state, "totals": self._first[replica]}
+
+
+def placed_values(devices: Changing, weights: Iterable[tf.Tensor], state: Iterable[tf.Tensor]) -> Pairs:
+    """Say where the values are that a pass reads; seeds, which are on the host, have no say."""
+    yield from zip(weights, devices.weights, strict=True)
+    for value, device in zip(state, devices.state, strict=True):
+        if value.dtype.is_floating:
+            yield value, device
 
 
 def are_placed(strategy: tf.distribute.Strategy, weights: Iterable[Variable]) -> bool:

@@ -71,6 +71,7 @@ class About(NamedTuple):
     totals: Totals  # which loss and metrics belong to which output
     training: bool  # or only evaluation
     whole_batch: bool = False  # whether the values of an example may depend on what it gathers from others
+    placed: Callable[[Callable[..., Nest]], Callable[..., Nest]] | None = None  # as Places.on_first, of a placed model
 
     @property
     def sixteen_bits(self) -> bool:
@@ -160,20 +161,26 @@ def _caller(about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tenso
     def call(x: Nest, training: bool = False, state: Sequence[tf.Tensor] = state) -> Nest:
         return call_model(about.model, weights, state, x, training=training)
 
-    if about.whole_batch or not any(isinstance(layer, keras.layers.RNN) for layer in layers_of(about.model)):
+    has_loops = any(isinstance(layer, keras.layers.RNN) for layer in layers_of(about.model))
+    if about.whole_batch or not (has_loops or about.placed):
         return call  # what is gathered is another with each call, which a trace could not know
 
-    # One operation after the other, each time step would take as long as a whole layer.
+    # One operation after the other, each time step would take as long as a whole layer, and all weights of a placed
+    # model would be copied to one device.
     @functools.cache
     def traced(training: bool) -> tf.types.experimental.PolymorphicFunction:
+        def compute(weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest) -> Nest:
+            return call_model(about.model, weights, state, x, training=training)
+
         signature = [
+            *([tf.TensorSpec.from_tensor(value) for value in values] for values in (weights, state)),
             tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), x),
-            [tf.TensorSpec.from_tensor(value) for value in state],
         ]
-        return tf.function(lambda x, state: call(x, training, state), input_signature=signature, autograph=False)
+        function = about.placed(compute) if about.placed else compute
+        return tf.function(function, input_signature=signature, autograph=False)
 
     def call_traced(x: Nest, training: bool = False, state: Sequence[tf.Tensor] = state) -> Nest:
-        return traced(training)(x, list(state))
+        return traced(training)(list(weights), list(state), x)
 
     return call_traced
 

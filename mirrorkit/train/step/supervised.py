@@ -18,7 +18,7 @@ from mirrorkit.train.step.calling import predict_with, with_values
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.compiled import compile_model
-from mirrorkit.train.step.functions import Functions, placed_values
+from mirrorkit.train.step.functions import Functions, placed_pass
 from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loop_step import Need, Pass
@@ -86,7 +86,7 @@ class Supervised:
         self._placed_outputs: Callable[..., Nest] | None = None
         if self._places is not None:
             requirements.check_placed(jit_compile=options.jit_compile)
-            self._placed_outputs = self._places.traced(self._outputs_with, placed_values)
+            self._placed_outputs = self._places.traced(self._outputs_with, placed_pass)
         self._functions = Functions(
             model,
             optimizer,
