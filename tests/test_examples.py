@@ -122,6 +122,31 @@ def test_the_contrastive_example_trains_on_three_replicas_what_it_trains_on_one(
     assert max(np.max(np.abs(one - other)) for one, other in zip(*found, strict=True)) < 2e-6
 
 
+@pytest.mark.slow  # tests/parallel compares weights, bytes and executed operations
+@pytest.mark.parametrize("devices", [2, 4])
+def test_model_parallel_example(devices, tmp_path):
+    """A transformer that learns on one and on two replicas, each of two devices, with its table printed."""
+    arguments = [
+        "--devices",
+        f"cpu:{devices}",
+        "--epochs",
+        "2",
+        "--limit",
+        "2048",
+        "--data",
+        "synthetic",
+        "--recompute",
+    ]
+    output = run("model_parallel.py", *arguments, folder=tmp_path)
+    rows = re.findall(r"^ *CPU:(\d) +([\d,]+) ", output, re.MULTILINE)
+    assert [int(device) for device, _ in rows] == list(range(devices))
+    weights = [int(number.replace(",", "")) for _, number in rows]
+    assert max(weights) < 0.6 * sum(weights[:2])  # about a half on each of a replica's two
+    assert weights[:2] == weights[-2:]
+    losses = [float(value) for value in re.findall(r" - loss: (\d\.\d+)", output)]
+    assert losses[-1] < 0.96 * losses[0]
+
+
 @pytest.mark.slow
 def test_contrastive_example(tmp_path):
     arguments = ["--data", "synthetic", "--devices", "cpu:2", "--epochs", "2", "--limit", "4000"]

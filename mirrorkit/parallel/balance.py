@@ -10,6 +10,7 @@ from typing import NamedTuple
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasVariable
 from mirrorkit.errors import StepError
+from mirrorkit.parallel.keras_internals import without_values
 
 _FLOAT = 4  # bytes
 
@@ -68,7 +69,7 @@ class _Part(NamedTuple):
 
 
 def _parts(make_model: Callable[[], KerasModel]) -> list[_Part]:
-    with keras.StatelessScope(initialize_variables=False):
+    with without_values():
         model = make_model()
     parts: list[_Part] = []
     try:

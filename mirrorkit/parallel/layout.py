@@ -13,7 +13,7 @@ import tensorflow as tf
 from mirrorkit import strategy as _strategy
 from mirrorkit.devices import Devices, resolve
 from mirrorkit.errors import StepError
-from mirrorkit.parallel.keras_path import current_path
+from mirrorkit.parallel.keras_internals import current_path
 from mirrorkit.strategy import is_parameter_server, num_workers, replica_devices
 
 

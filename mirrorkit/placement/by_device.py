@@ -59,7 +59,7 @@ def on_devices(loop: Loop, data: Any) -> OnDevices:
         loop: of `mk.train.Step`, on the devices to look at.
         data: what `fit` will be given.
     """
-    function = next(function for what, function, _ in loop.traced(data) if what == "train")
+    function = loop.traced(data, also=())[0].function
     operations: dict[str, Counter[str]] = defaultdict(Counter)
     _count(function.graph, "", "", operations)
     memory: dict[str, Counter[str]] = defaultdict(Counter)

@@ -206,7 +206,11 @@ _OFF = [
         ("BatchNorm, empty share",),
         _run_every_share,
     ),
-    _Off("layer state is combined", ("BatchNorm", "BatchNorm, empty share", "CNN with BatchNorm"), _computed(_first_replicas_state)),
+    _Off(
+        "layer state is combined",
+        ("BatchNorm", "BatchNorm, empty share", "CNN with BatchNorm"),
+        _computed(_first_replicas_state),
+    ),
     _Off(
         "synchronized layers are traced on the replicas",
         ("synchronized BatchNorm",),

@@ -96,7 +96,9 @@ def main() -> None:
     with layout, strategy.scope():
         model, optimizer = net(), keras.optimizers.Adam(1e-3)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], shard_optimizer=options.how == "shard_optimizer")
+    step = mk.train.Step(
+        model, optimizer, loss=loss, metrics=["accuracy"], shard_optimizer=options.how == "shard_optimizer"
+    )
     loop = mk.train.Loop(strategy, step, steps_per_call=2)
     callbacks: list[Any] = [Log(options.log)] if options.log and mk.strategy.is_chief(strategy) else []
     if options.folder:

@@ -12,21 +12,37 @@ from collections.abc import Callable
 from tensorflow.python.eager import context  # private: the public API has no record of what was executed
 
 HEAVY = re.compile(r"MatMul|Conv2D|Einsum")
+WRITES = "AssignVariableOp"
 
 
 def executed(run: Callable[[], object], *, within: str = "while/body") -> Counter[tuple[str, str]]:
-    """Count the heavy operations of the compiled calls that `run` makes: of ("CPU:1", "backward") and its like.
+    """Count what the compiled calls that `run` makes execute: of ("CPU:1", "backward") and its like.
 
-    TensorFlow's own rewriting has taken place. An operation counts once, however often it was executed; `run` has to
-    make the loop too, since TensorFlow records what it executes for the first time. `within` is searched for in the
-    operations' names.
+    Of forward and backward pass these are the heavy operations; of the update, writes to variables and Adam's square
+    roots. TensorFlow's own rewriting has taken place. An operation counts once, however often it was executed; `run`
+    has to make the loop too, since TensorFlow records what it executes for the first time. `within` is searched for in
+    the operations' names.
     """
     context.enable_run_metadata()
     try:
+        context.export_run_metadata()  # what earlier calls may have left
         run()
         metadata = context.export_run_metadata()
     finally:
         context.disable_run_metadata()
-    nodes = (node for graph in metadata.partition_graphs for node in graph.node)
-    heavy = {(node.device[-5:], node.name) for node in nodes if HEAVY.search(node.op) and re.search(within, node.name)}
-    return Counter((device, "backward" if "gradient_tape" in name else "forward") for device, name in heavy)
+    nodes = {(node.device[-5:], node.name, node.op) for graph in metadata.partition_graphs for node in graph.node}
+    found: Counter[tuple[str, str]] = Counter()
+    for device, name, op in nodes:
+        if re.search(within, name) and (what := _pass_of(name, op)):
+            found[device, what] += 1
+    return found
+
+
+def _pass_of(name: str, op: str) -> str:
+    if op == WRITES:
+        return "written"
+    if op == "Sqrt" and "adam/" in name:
+        return "square roots"
+    if HEAVY.search(op):
+        return "backward" if "gradient_tape" in name else "forward"
+    return ""

@@ -46,10 +46,17 @@ def transformer() -> Any:
     return keras.Model(x, L.Dense(3, name="head")(L.GlobalAveragePooling1D()(h)))
 
 
+def lstm() -> Any:
+    x = h = keras.Input([5, 4])
+    for i in range(2):
+        h = L.LSTM(6, return_sequences=i == 0, name=f"block{i}_lstm")(h)
+    return keras.Model(x, L.Dense(3, name="head")(h))
+
+
 def data(net: Callable[..., Any], count: int = 61, batch: int = 16) -> mk.data.Batches:
     """Examples for a net; the last batch is smaller."""
     rng = np.random.default_rng(0)
-    shape = {"mlp": (12,), "cnn": (8, 8, 1), "transformer": (6,)}[net.__name__]
+    shape = {"mlp": (12,), "cnn": (8, 8, 1), "transformer": (6,), "lstm": (5, 4)}[net.__name__]
     x = rng.integers(0, 12, (count, *shape)) if net is transformer else rng.normal(size=(count, *shape))
     x = x if net is transformer else x.astype("float32")
     return mk.data.batches(mk.data.arrays(x, rng.integers(0, 3, count)), global_batch_size=batch, shuffle=True, seed=0)

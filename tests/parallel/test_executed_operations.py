@@ -1,4 +1,4 @@
-"""Forward pass and backward pass run where the weights lie."""
+"""Forward pass, backward pass and update run where the weights lie."""
 
 from __future__ import annotations
 
@@ -6,33 +6,62 @@ from typing import Any
 
 import pytest
 from executed import executed
-from placed_nets import cnn, data, halves, make_loop, mlp, transformer
+from placed_nets import cnn, data, halves, lstm, make_loop, mlp, transformer
 
 # Of each half: its products in the forward pass, and two for each in the backward pass, for the weights and for the
-# inputs; the first layer's inputs need none. Attention has four projections and two products.
+# inputs; the first layer's inputs need none. Attention has four projections and two products. An update writes each
+# weight, two slots of it, the seeds and statistics of layers, and iterations on the first device; it takes the root of
+# each weight's or group of small weights' slot, and on the first device those of two numbers that all have in common.
 EXPECTED = {
-    mlp: {(0, "forward"): 1, (0, "backward"): 1, (1, "forward"): 2, (1, "backward"): 4},
-    cnn: {(0, "forward"): 1, (0, "backward"): 1, (1, "forward"): 2, (1, "backward"): 4},
-    transformer: {(0, "forward"): 7, (0, "backward"): 14, (1, "forward"): 8, (1, "backward"): 16},
+    mlp: [
+        {"forward": 1, "backward": 1, "written": 3 * 2 + 1, "square roots": 2 + 2},
+        {"forward": 2, "backward": 4, "written": 3 * 4, "square roots": 4},
+    ],
+    cnn: [
+        {"forward": 1, "backward": 1, "written": 3 * 3 + 2 + 1, "square roots": 3 + 2},
+        {"forward": 2, "backward": 4, "written": 3 * 5 + 2, "square roots": 3},
+    ],
+    transformer: [
+        {"forward": 7, "backward": 14, "written": 3 * 15 + 1, "square roots": 6 + 2},
+        {"forward": 8, "backward": 16, "written": 3 * 16, "square roots": 6},
+    ],
 }
 
 
-@pytest.mark.parametrize("net", [mlp, cnn, transformer])
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_each_half_computes_on_its_device(net: Any, replicas: int) -> None:
-    found = executed(lambda: make_loop(net, halves(replicas), replicas).fit(data(net, count=32), verbose=0))
-    assert found == {
+def expected(net: Any, replicas: int) -> dict[tuple[str, str], int]:
+    return {
         (f"CPU:{2 * replica + device}", what): count
         for replica in range(replicas)
-        for (device, what), count in EXPECTED[net].items()
+        for device, of_device in enumerate(EXPECTED[net])
+        for what, count in of_device.items()
     }
 
 
-@pytest.mark.parametrize("options", [{"accumulate": 2}, {"loss_scale": "dynamic", "clip_norm": 1.0, "ema": 0.9}])
-def test_with_options_of_a_step(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("net", "replicas"),
+    [
+        *[(net, 1) for net in (mlp, cnn, transformer)],
+        *[pytest.param(net, 2, marks=pytest.mark.slow) for net in (mlp, cnn, transformer)],
+    ],
+)
+def test_each_half_computes_on_its_device(net: Any, replicas: int) -> None:
+    found = executed(lambda: make_loop(net, halves(replicas), replicas).fit(data(net, count=32), verbose=0))
+    assert found == expected(net, replicas)
+
+
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ({"accumulate": 2}, [2 + 1, 4]),  # sums of gradients; totals
+        ({"loss_scale": "dynamic", "clip_norm": 1.0, "ema": 0.9}, [2 + 3, 4]),  # averages; the scale and its counters
+    ],
+)
+def test_with_options_of_a_step(options: dict[str, Any], more: list[int]) -> None:
+    """With the writes that they add on both devices."""
     found = executed(lambda: make_loop(mlp, halves(), **options).fit(data(mlp, count=32), verbose=0))
-    times = options.get("accumulate", 1)
-    assert found == {(f"CPU:{device}", what): times * count for (device, what), count in EXPECTED[mlp].items()}
+    times = {"forward": options.get("accumulate", 1), "backward": options.get("accumulate", 1)}
+    usual = {(device, what): count * times.get(what, 1) for (device, what), count in expected(mlp, 1).items()}
+    assert found == {**usual, **{(f"CPU:{i}", "written"): usual[f"CPU:{i}", "written"] + n for i, n in enumerate(more)}}
 
 
 @pytest.mark.parametrize("what", ["evaluate", "predict"])
@@ -41,7 +70,14 @@ def test_without_training(what: str) -> None:
         getattr(make_loop(mlp, halves()), what)(data(mlp, count=32))
 
     found = executed(run, within="" if what == "predict" else "while/body")
-    assert found == {("CPU:0", "forward"): 1, ("CPU:1", "forward"): 2}
+    assert [found[f"CPU:{i}", "forward"] for i in range(2)] == [1, 2]
+
+
+@pytest.mark.slow
+def test_loops_within_a_layer() -> None:
+    """An LSTM has two products in a time step, and three in its backward pass, four if its inputs need a gradient."""
+    found = executed(lambda: make_loop(lstm, halves()).fit(data(lstm, count=32), verbose=0))
+    assert [found[f"CPU:{i}", "forward"] + found[f"CPU:{i}", "backward"] for i in range(2)] == [2 + 3, 2 + 4 + 1 + 2]
 
 
 @pytest.mark.slow
@@ -49,4 +85,4 @@ def test_the_check_of_the_first_batch() -> None:
     """It calls the model on a few rows in one trace, on the first replica."""
     outside = r"^(?!.*while)"  # of the training
     found = executed(lambda: make_loop(mlp, halves(2), 2).fit(data(mlp, count=32), verbose=0), within=outside)
-    assert found == {("CPU:0", "forward"): 1, ("CPU:1", "forward"): 2}
+    assert [found[f"CPU:{i}", "forward"] for i in range(4)] == [1, 2, 0, 0]

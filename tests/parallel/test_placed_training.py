@@ -6,7 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from placed_nets import bytes_by_device, cnn, data, halves, largest_difference, make_loop, mlp, numbers, transformer
+from placed_nets import (
+    bytes_by_device,
+    cnn,
+    data,
+    halves,
+    largest_difference,
+    lstm,
+    make_loop,
+    mlp,
+    numbers,
+    transformer,
+)
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -14,8 +25,15 @@ from mirrorkit._keras import keras
 ONE_ROUNDING = 2.4e-7  # of numbers between 1 and 2
 
 
-@pytest.mark.parametrize("net", [mlp, cnn, transformer])
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("net", "replicas"),
+    [
+        (mlp, 1),
+        (cnn, 1),
+        *[pytest.param(net, 1, marks=pytest.mark.slow) for net in (transformer, lstm)],
+        *[pytest.param(net, 2, marks=pytest.mark.slow) for net in (mlp, cnn, transformer, lstm)],
+    ],
+)
 def test_weights_are_those_of_one_device(net: Any, replicas: int) -> None:
     """Twenty steps; validation, predictions and logs too."""
     found, expected = make_loop(net, halves(replicas), replicas), make_loop(net, None, replicas)
@@ -29,6 +47,7 @@ def test_weights_are_those_of_one_device(net: Any, replicas: int) -> None:
     assert np.allclose(found.predict(data(net)), expected.predict(data(net)), atol=1e-6)
 
 
+@pytest.mark.slow  # tests/equivalence has a cell with a layout for every option
 @pytest.mark.parametrize(
     "options",
     [
@@ -46,6 +65,7 @@ def test_options_of_a_step(options: dict[str, Any]) -> None:
     assert largest_difference(found, expected) <= (1e-6 if "clip_norm" in options else ONE_ROUNDING)
 
 
+@pytest.mark.slow
 def test_synchronized_normalization_and_a_last_batch_of_one() -> None:
     """Two replicas of two devices against one device: one of the two has no example of the last batch."""
     net = lambda: cnn(synchronized=True)  # noqa: E731
@@ -60,14 +80,15 @@ def test_synchronized_normalization_and_a_last_batch_of_one() -> None:
         assert np.array_equal(weights[0][2 * i], weights[0][2 * i + 1])
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     try:
         options = {"loss_scale": "dynamic"} if policy == "mixed_float16" else {}
         found, expected = make_loop(transformer, halves(), **options), make_loop(transformer, None, **options)
         for loop in (found, expected):
-            loop.fit(data(transformer), epochs=2, verbose=0)
+            loop.fit(data(transformer), epochs=5, verbose=0)  # twenty steps
     finally:
         keras.config.set_dtype_policy("float32")
     assert largest_difference(found, expected) <= ONE_ROUNDING
@@ -90,6 +111,7 @@ def test_each_device_holds_its_half() -> None:
         assert 4 * first < of_replica[f"CPU:{2 * replica}"] < 4 * first + 100  # and the totals
 
 
+@pytest.mark.slow
 def test_checkpoints_resume(tmp_path: Any) -> None:
     """Two epochs and two more are four, bit for bit; also on one device."""
     whole = make_loop(transformer, halves())
@@ -112,6 +134,38 @@ def test_replicas_agree_and_averages_are_put_in_place() -> None:
         assert not np.array_equal(before[0], numbers(loop.step.model.trainable_variables)[0])
         loop.evaluate(data(mlp))
     assert np.array_equal(before[0], numbers(loop.step.model.trainable_variables)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_callbacks(replicas: int, tmp_path: Any) -> None:
+    """Keras's, which read and write weights and the learning rate, also of a validation."""
+    callbacks, found = keras.callbacks, []
+    for layout in (halves(replicas), None):
+        loop = make_loop(mlp, layout, replicas, ema=0.9)
+        file = tmp_path / f"{len(found)}.keras"
+        history = loop.fit(
+            data(mlp),
+            epochs=6,
+            validation_data=data(mlp),
+            callbacks=[
+                callbacks.ModelCheckpoint(file, monitor="val_loss", save_best_only=True),
+                callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=1.0),
+                callbacks.EarlyStopping(monitor="loss", patience=3, min_delta=1.0, restore_best_weights=True),
+                callbacks.TensorBoard(tmp_path / str(len(found)), histogram_freq=1),
+                mk.checks.NanWatch(every=2),
+            ],
+            verbose=0,
+        ).history
+        best = keras.models.load_model(file).get_weights()
+        found.append((loop, history, best))
+    (placed, history, best), (whole, expected, best_of_whole) = found
+    assert len(history["loss"]) == len(expected["loss"]) == 4  # stopped early
+    assert history["learning_rate"][-1] < history["learning_rate"][0]
+    assert history["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-6)
+    assert largest_difference(placed, whole) <= ONE_ROUNDING
+    for one, other in zip(best, best_of_whole, strict=True):
+        np.testing.assert_allclose(one, other, atol=ONE_ROUNDING)
 
 
 def test_loss_function_and_prediction() -> None:

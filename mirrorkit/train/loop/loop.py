@@ -42,6 +42,7 @@ from mirrorkit.train.step.step import Step
 from mirrorkit.whole import is_whole
 
 Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
+_ALSO = ("evaluate", "predict")
 
 
 class Loop:
@@ -269,15 +270,15 @@ class Loop:
             passes.rehearse(self._whole(data), self._whole_of("evaluate", data, validation_data))
         self._warm = True
 
-    def traced(self, data: Data, *, validation_data: Data | None = None) -> list[Traced]:
-        """Trace the functions that `fit`, `evaluate` and `predict` would call, and run none; see `mk.checks.placement`.
+    def traced(self, data: Data, *, validation_data: Data | None = None, also: Sequence[str] = _ALSO) -> list[Traced]:
+        """Trace the functions that `fit` and `also` others would call, and run none; see `mk.checks.placement`.
 
         Args:
             data: what `fit` will be given.
             validation_data: what `evaluate` will be given; `data` by default.
         """
         passes = self._built(data)
-        others = [self._whole_of(what, data, validation_data) for what in ("evaluate", "predict")]
+        others = [self._whole_of(what, data, validation_data) if what in also else None for what in _ALSO]
         return list(passes.traced(self._whole(data), *others))
 
     def restore(self, folder: str | os.PathLike[str]) -> Position:
