@@ -38,17 +38,14 @@ else:
     cluster = {"worker": [f"127.0.0.1:{port.getsockname()[1]}" for port in free]}  # the same for both
     for port in free:
         port.close()
-    tasks = [{"cluster": cluster, "task": {"type": "worker", "index": index}} for index in range(2)]  # each its own
-    both = [
-        subprocess.Popen(
-            [sys.executable, __file__],
-            env={**os.environ, "TF_CONFIG": json.dumps(task)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for task in tasks
-    ]
+    both = []
+    for index in range(2):
+        task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+        environment = {**os.environ, "TF_CONFIG": json.dumps(task)}
+        both.append(subprocess.Popen([sys.executable, __file__], env=environment, stdout=subprocess.PIPE, text=True))
     for worker in both:
         print(worker.communicate()[0], end="")
+    if any(worker.returncode for worker in both):
+        sys.exit("A worker failed; its error stands above.")
     print("alone:")
     train()

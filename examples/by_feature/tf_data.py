@@ -19,6 +19,7 @@ rows = tf.data.Dataset.from_tensor_slices((x, y)).map(lambda x, y: (x * 2, y))
 train = rows.shuffle(1000, seed=0).batch(64).prefetch(tf.data.AUTOTUNE)  # a seed: several workers need the same order
 test = rows.batch(64)
 
+keras.utils.set_random_seed(0)
 with strategy.scope():
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(0.05)
