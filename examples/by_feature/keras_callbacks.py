@@ -2,7 +2,8 @@
 
 Run: python examples/by_feature/keras_callbacks.py
 Prints the epoch after which training stopped, the rows of the CSV file, and the curves in TensorBoard's log. On several
-workers the chief alone writes these files, and all workers stop after the same epoch.
+workers the chief alone writes these files, and all workers stop after the same epoch. The first of the three callbacks
+needs TensorBoard: pip install -e '.[tensorboard]'
 """
 
 import csv
