@@ -47,8 +47,7 @@ def main() -> None:
     counts = [n for n in (2, 4, 8) if n <= int(most or gpus or 1)]
     layouts = [("one_device", 1), *(("mirrored", n) for n in counts), *(("central_storage", n) for n in counts[:1])]
     layouts = [row for row in layouts if options.strategy in ("auto", row[0]) or row[0] == "one_device"]
-    name, fallback = ("mnist", "synthetic") if options.data == "auto" else (options.data, None)
-    digits, speeds = mk.data.load(name, data_dir=options.data_dir, fallback=fallback), []
+    digits, speeds = mk.data.load(options.data, data_dir=options.data_dir), []
     print(f"{'strategy':16}{'replicas':>9}{'examples/s':>12}{'speed-up':>10}{'accuracy':>10}")
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:  # a new process for each layout
         for kind, n in layouts:

@@ -54,8 +54,7 @@ def main() -> None:
 
     keras.utils.set_random_seed(0)
     strategy = mk.strategy.create(options.strategy, devices=options.devices)
-    name, fallback = ("mnist", "synthetic") if options.data == "auto" else (options.data, None)
-    digits = mk.data.load(name, data_dir=options.data_dir, fallback=fallback)
+    digits = mk.data.load(options.data, data_dir=options.data_dir)
     known = digits.train[: options.limit]
     train = mk.data.batches(known, global_batch_size=options.batch_size, shuffle=True, seed=0, augment=[two_crops])
     print(f"{mk.strategy.describe(strategy)}; {len(known):,} images of {digits.name} ({digits.source})")

@@ -44,7 +44,7 @@ class Gan:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="mnist", choices=["mnist", "synthetic"])
+    parser.add_argument("--data", default="auto", choices=["auto", "mnist", "synthetic"])
     parser.add_argument("--data-dir", help="the folder with the files, or its parent")
     parser.add_argument("--strategy", default="auto", help="as in mk.strategy.create; auto detects a cluster")
     parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; default: all GPUs, or the CPU")
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--folder", default="gan", help="for drawn digits, and checkpoints from which it resumes")
     options = parser.parse_args()
     strategy = mk.strategy.create(options.strategy, devices=options.devices)
-    digits = mk.data.load(options.data, data_dir=options.data_dir, fallback="synthetic")
+    digits = mk.data.load(options.data, data_dir=options.data_dir)
     train = mk.data.batches(digits.train, global_batch_size=options.batch_size, shuffle=True, seed=0)
     print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")
     with strategy.scope():

@@ -25,8 +25,7 @@ def main() -> None:
 
     keras.utils.set_random_seed(0)
     strategy = mk.strategy.create(options.strategy, devices=options.devices)
-    name, fallback = ("mnist", "synthetic") if options.data == "auto" else (options.data, None)
-    digits = mk.data.load(name, data_dir=options.data_dir, fallback=fallback)
+    digits = mk.data.load(options.data, data_dir=options.data_dir)
     train = mk.data.batches(digits.train, global_batch_size=options.batch_size, shuffle=True, seed=0)
     test = mk.data.batches(digits.test, global_batch_size=1000)
     print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")

@@ -26,8 +26,7 @@ LAUNCH["multi_worker"] = ["-m", "mirrorkit", "launch", "--workers", "2", "--devi
 def train(options: argparse.Namespace) -> None:
     keras.utils.set_random_seed(0)
     strategy = mk.strategy.create(options.strategy, devices=options.devices)
-    name, fallback = ("mnist", "synthetic") if options.data == "auto" else (options.data, None)
-    digits = mk.data.load(name, data_dir=options.data_dir, fallback=fallback)
+    digits = mk.data.load(options.data, data_dir=options.data_dir)
     data = mk.data.batches(digits.train, global_batch_size=options.batch_size, shuffle=True, seed=0)
     with strategy.scope():
         layers = [keras.layers.Rescaling(1 / 78.6, -0.424), keras.layers.AveragePooling2D(2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import runpy
@@ -22,9 +23,9 @@ from mirrorkit.devices import onednn
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NAMES = [path.name for path in EXAMPLES]
+NUMBER = r"[-+]?\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?"
 REAL_DATA = os.environ.get("MIRRORKIT_DATA")
-# No data set, no cache, and a proxy that refuses, so that a download fails with and without a network.
-BARE = {"MIRRORKIT_DATA": "", "KERAS_HOME": "empty", "https_proxy": "http://127.0.0.1:9"}
+BARE = {"MIRRORKIT_DATA": "", "KERAS_HOME": "empty"}  # no data set, no cache; `load("auto")` does not download
 
 
 def run(name: str, *arguments: str, folder: str | Path, timeout: float = 280, **environment: str) -> str:
@@ -60,6 +61,34 @@ def speeds(output: str) -> list[float]:
     return [float(value.replace(",", "")) for value in re.findall(r"([\d,]+) (?:examples|images)/s", output)]
 
 
+def told() -> dict[str, list[str]]:
+    """What examples/README.md says that each script prints."""
+    text = (ROOT / "examples" / "README.md").read_text()
+    rows = re.findall(r"^\| \[(\w+)\.py\]\(\S+\) \|.* \| (.+) \|$", text, re.MULTILINE)
+    return {name: re.findall(r"`([^`]+)`", printed) for name, printed in rows}
+
+
+def check_readme(name: str, output: str) -> None:
+    """Compare a script's output with examples/README.md, numbers and spaces left out, since no two runs are alike."""
+
+    def masked(text: str) -> str:
+        return re.sub(r"\s+", "", re.sub(NUMBER, "#", text))
+
+    for expected in told()[name]:
+        assert masked(expected) in masked(output), f"README says {expected!r}; {name} printed\n{output}"
+
+
+def test_readme_has_a_row_for_every_script_and_its_links_lead_somewhere():
+    folder = ROOT / "examples"
+    assert sorted(told()) == sorted([path.stem for path in (*EXAMPLES, *(folder / "by_feature").glob("*.py"))])
+    assert all(told().values())
+    text = (folder / "README.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert [link for link in links if not (folder / link).exists()] == []
+    assert {f"{name}.py" for name in told()} == {Path(link).name for link in links if link.endswith(".py")}
+    assert set(re.findall(r"`python examples/(\w+\.py)", text)) == set(NAMES)
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=NAMES)
 def test_an_example_is_short_and_explains_itself(path, monkeypatch, capsys):
     assert len(path.read_text().splitlines()) < 80
@@ -79,8 +108,8 @@ def test_an_example_is_short_and_explains_itself(path, monkeypatch, capsys):
 @pytest.mark.slow  # test_docs.py runs README's script, the same in short
 def test_mnist_examples_fall_back_to_synthetic_data_and_learn(name):
     output = mnist(name)
-    assert "mnist was asked for and found nowhere" in output
-    assert "A synthetic set stands in for it." in output
+    check_readme(Path(name).stem, output)
+    assert "load('auto') found no MNIST here ($MIRRORKIT_DATA: not set; Keras cache: no folder" in output
     assert "MirroredStrategy, 4 replicas on CPU:0 CPU:1 CPU:2 CPU:3; 12,000 images of synthetic" in output
     assert accuracies(output)[-1] > 0.85
     assert min(speeds(output)) > 0
@@ -151,6 +180,7 @@ def test_model_parallel_example(devices, tmp_path):
 def test_contrastive_example(tmp_path):
     arguments = ["--data", "synthetic", "--devices", "cpu:2", "--epochs", "2", "--limit", "4000"]
     output = run("contrastive.py", *arguments, folder=tmp_path)
+    check_readme("contrastive", output)
     assert "MirroredStrategy, 2 replicas on CPU:0 CPU:1; 4,000 images of synthetic" in output
     assert accuracies(output)[0] > 0.2  # a tenth by chance; it sees no label
 
@@ -159,6 +189,7 @@ def test_contrastive_example(tmp_path):
 def test_cifar10_example(tmp_path):
     arguments = ["--data", "synthetic", "--devices", "cpu:2", "--batch-size", "256", "--epochs", "1"]
     output = run("cifar10_mirrored.py", *arguments, "--plot", "epochs.png", folder=tmp_path)
+    check_readme("cifar10_mirrored", output)
     assert "MirroredStrategy, 2 replicas on CPU:0 CPU:1; 12,000 images of synthetic" in output
     assert len(accuracies(output)) == 1
     assert accuracies(output)[0] > 0.3
@@ -190,6 +221,7 @@ def test_compare_all_strategies(tmp_path):
     arguments = ["--data", "synthetic", "--devices", "cpu:4", *SHORT, "--plot", "speeds.png"]
     output = run("compare_strategies.py", *arguments, folder=tmp_path)
     check_comparison(output, [("one_device", 1), ("mirrored", 2), ("mirrored", 4), ("central_storage", 2)])
+    check_readme("compare_strategies", output)
     assert (tmp_path / "speeds.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -225,9 +257,32 @@ def test_gan_draws_and_resumes(tmp_path):
     arguments = ["--devices", "cpu:2", "--folder", str(tmp_path / "gan")]
     for epochs, done in (("2", ["1/2", "2/2"]), ("6", ["3/6", "4/6", "5/6", "6/6"])):
         output = run("gan.py", *arguments, "--epochs", epochs, folder=tmp_path, **BARE)
+        check_readme("gan", output)
         assert "MirroredStrategy, 2 replicas on CPU:0 CPU:1; 12,000 images of synthetic" in output
         assert re.findall(r"^Epoch (\d/\d)", output, re.MULTILINE) == done
     drawn = np.asarray(tf.io.decode_png((tmp_path / "gan" / "05.png").read_bytes()))
     assert drawn.shape == (8 * 28, 8 * 28, 1)
     # An untrained generator draws 127 everywhere. Four runs gave 66 to 83.
     assert abs(drawn.mean() - mk.data.synthetic().train.images.mean()) < 25
+
+
+@pytest.mark.slow
+def test_the_notebook_trains_measures_and_draws(tmp_path):
+    """Its code cells one after the other, as "Run all" does. It is stored without outputs: none can be out of date."""
+    notebook = json.loads((ROOT / "examples" / "first_ten_minutes.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+    drawn = "print('axes drawn:', [len(plt.figure(number).axes) for number in plt.get_fignums()])"
+    script = tmp_path / "notebook.py"
+    script.write_text("\n\n".join(["".join(cell["source"]) for cell in cells] + [drawn]))
+    output = run(str(script), folder=tmp_path, MPLBACKEND="Agg", **BARE)
+    assert "MirroredStrategy, 4 replicas on CPU:0 CPU:1 CPU:2 CPU:3\n" in output
+    assert "synthetic: 12,000 images for training, 2,000 for tests\n47 steps in an epoch" in output
+    assert accuracies(output)[0] > 0.85  # 0.95
+    wrong = int(re.findall(r": (\d+) of 2,000 images are misread", output)[0])  # by predict; the accuracy is evaluate's
+    assert wrong == round((1 - accuracies(output)[0]) * 2000)
+    assert "axes drawn: [8, 2, 8]" in output
+    assert min(speeds(output)) > 0
+    four, one = re.findall(r"loss of the first epoch: (\S+) on 4 replicas, (\S+) on one device", output)[0]
+    assert float(four) == pytest.approx(float(one), abs=1e-3)  # 1.8123 and 1.8123
+    assert re.search(r"images per second: [1-9][\d,]* and [1-9]", output)

@@ -44,17 +44,20 @@ class _Absent(Exception):
 
 
 def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback: str | None = None) -> Splits:
-    """Load a data set by name: "mnist", "fashion_mnist", "cifar10", "cifar100" or "synthetic".
+    """Load a data set by name: "mnist", "fashion_mnist", "cifar10", "cifar100", "synthetic" or "auto".
 
     ```python
     digits = mk.data.load("mnist", data_dir="~/data")
     digits.train.images, digits.train.labels          # uint8 [60000, 28, 28, 1], int64 [60000]
+    digits = mk.data.load("auto")                     # MNIST if it is on this machine, else synthetic digits
+    digits.name, digits.source                        # which of them: "mnist", "/home/me/data/mnist"
     ```
 
     These places are tried in order: `data_dir`, $MIRRORKIT_DATA, the Keras cache (datasets in $KERAS_HOME or ~/.keras),
     and last a download through keras.datasets, which fills that cache. A folder may be the one with the files or its
     parent. The layouts are those that the authors publish: IDX plain or gzip, mnist.npz, CIFAR "binary" and "python".
-    "synthetic" needs no files; see `mk.data.synthetic` for its options.
+    "synthetic" needs no files; see `mk.data.synthetic` for its options. "auto" is "mnist" with synthetic digits as its
+    fallback, and never downloads: a script with it runs everywhere, at once. `.name` and the log say which it is.
 
     Args:
         name: see above.
@@ -75,12 +78,15 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
         raise RecipeError(f"load(fallback={fallback!r}) was asked for; there is 'synthetic', or None for an error.")
     if name == "synthetic":
         return synthetic()
-    if name not in _SETS:
-        raise RecipeError(f"load({name!r}) was asked for; there are {', '.join(_SETS)} and synthetic.")
+    if name not in _SETS and name != "auto":
+        raise RecipeError(f"load({name!r}) was asked for; there are {', '.join(_SETS)} and synthetic, or auto.")
+    asked = name
+    if asked == "auto":
+        name, fallback = "mnist", "synthetic"
     known = _SETS[name]
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
         missing = (
-            f"load({name!r}, data_dir={os.fspath(data_dir)!r}) was asked for; there is no such folder. Correct the "
+            f"load({asked!r}, data_dir={os.fspath(data_dir)!r}) was asked for; there is no such folder. Correct the "
             "path, or leave data_dir out to look in $MIRRORKIT_DATA and the Keras cache."
         )
         if not fallback:
@@ -100,7 +106,15 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
                 raise
             tried.append(f"{label}: {error}")
         else:
+            if asked == "auto":
+                _log.info("load('auto') takes MNIST from %s.", folder)
             return _splits(name, known, parts, str(folder))
+    if asked == "auto":
+        places = "; ".join(tried)
+        _log.warning(
+            f"load('auto') found no MNIST here ({places}): synthetic digits stand in. load('mnist') downloads it."
+        )
+        return synthetic(known.shape)
     try:
         return _splits(name, known, _download(name), "download")
     except Exception as error:

@@ -138,6 +138,35 @@ def test_a_synthetic_set_stands_in_only_when_it_may(caplog):
         data.load("cifar10", fallback="mnist")
 
 
+def test_auto_takes_mnist_from_this_machine(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="mirrorkit")
+    folder = write_idx(tmp_path / "keras" / "datasets")
+    found = data.load("auto")
+    check_mnist(found)
+    assert (found.name, found.source, found.synthetic) == ("mnist", str(folder), False)
+    assert [record.getMessage() for record in caplog.records] == [f"load('auto') takes MNIST from {folder}."]
+    mine = write_idx(tmp_path / "mine" / "mnist")
+    assert data.load("auto", data_dir=tmp_path / "mine").source == str(mine)
+    (mine / "t10k-labels-idx1-ubyte").write_bytes(b"half")
+    with pytest.raises(DataError, match="t10k-labels"):  # a user's own files are never skipped
+        data.load("auto", data_dir=tmp_path / "mine")
+
+
+def test_auto_draws_digits_where_there_is_no_mnist_and_never_asks_the_network(tmp_path, monkeypatch, caplog):
+    asked = []
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", lambda: asked.append("a download"))
+    found = data.load("auto")
+    assert not asked
+    assert (found.name, found.source, found.synthetic) == ("synthetic", "synthetic", True)
+    assert found.train.images.shape == (12_000, 28, 28, 1)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    for words in ("$MIRRORKIT_DATA: not set", f"Keras cache: no folder {tmp_path}", "load('mnist') downloads it"):
+        assert words in record.getMessage()
+    assert data.load("auto", data_dir=tmp_path / "no-such").synthetic
+    assert f"load('auto', data_dir='{tmp_path}/no-such') was asked for; there is no such folder" in caplog.text
+
+
 def test_unknown_name():
     with pytest.raises(DataError, match="mnist, fashion_mnist, cifar10, cifar100 and synthetic"):
         data.load("imagenet")
