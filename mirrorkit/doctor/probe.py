@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import stat
 import statistics
-import tempfile
 import time
-from collections.abc import Iterator
 from glob import glob
-from typing import IO, Any
+from typing import Any
 
 from mirrorkit import processor
 from mirrorkit.bench import Member, Remote
@@ -52,19 +52,18 @@ def _in_child(name: str, method: str, *, more: float = 0.0, **arguments: Any) ->
 
 
 def _died(name: str, message: str) -> Finding:
-    first, _, log = message.partition("\n")
-    number = first.rpartition("ended with -")[2].rstrip(".")
-    cure = "Its last lines are above. Does a driver (run nvidia-smi) or a network file system hang?"
-    if number.isdigit():
-        first = f"the process was ended by {signal.Signals(int(number)).name}"
-        cure = "Its last lines are above. " + {
-            "4": "SIGILL: this processor lacks AVX, which TensorFlow's wheels need.",
-            "9": "SIGKILL: is there too little memory (cgroup, container)?",
-        }.get(number, f"Run: {_REINSTALL}.")
-    else:
-        first = first.removeprefix(f"{__name__}:Probe ")
-    end = "\n".join(log.splitlines()[-5:])
-    return Finding(name, "failure", f"{first}\n{end}".strip(), cure)
+    """Say how the process ended, with its last lines."""
+    what, _, log = message.removeprefix(f"{__name__}:Probe ").removeprefix("failed: ").partition("\nEnd of its output:")
+    cure = "Its last lines are above. Does a driver (try nvidia-smi) or a network file system hang?"
+    if match := re.fullmatch(r"the process ended with -(\d+)", what):
+        name_of_signal = signal.Signals(int(match[1])).name
+        what = f"the process was ended by {name_of_signal}"
+        reasons = {
+            "SIGILL": "This processor lacks AVX, which TensorFlow's wheels need.",
+            "SIGKILL": "Is there too little memory (of a container, or a Slurm job)?",
+        }
+        cure = reasons.get(name_of_signal, f"Its last lines are above. Run: {_REINSTALL}.")
+    return Finding(name, "failure", "\n".join([what, *log.strip().splitlines()[-5:]]), cure)
 
 
 class Probe:
@@ -75,14 +74,11 @@ class Probe:
 
     def devices(self, *, asked: str | None, require: str | None, growth: bool, workers_here: int) -> list[Finding]:
         """Return what there is to say about TensorFlow and the devices."""
-        start = time.perf_counter()
+        start, log_size = time.perf_counter(), _log_size()
         try:
-            with _native_stderr() as log:
-                import tensorflow as tf
+            import tensorflow as tf
 
-                found_gpus = len(tf.config.list_physical_devices("GPU"))
-                log.seek(0)
-                text = log.read().decode(errors="replace")
+            found_gpus = len(tf.config.list_physical_devices("GPU"))
         except Exception as error:
             found = f"TensorFlow cannot be imported: {type(error).__name__}: {error}"
             return [Finding("import", "failure", found, f"Run: {_REINSTALL}.")]
@@ -96,7 +92,7 @@ class Probe:
             device_files=len(glob("/dev/nvidia[0-9]*")),
             tensorflow=found_gpus,
             built_with_cuda=bool(tf.test.is_built_with_cuda()),
-            log=text,
+            log=_log_since(log_size),
             visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
             growth=growth,
             workers_here=workers_here,
@@ -221,14 +217,17 @@ def _computed_by_workers(name: str, strategy: Any) -> Finding:
     return Finding(name, "ok", f"{describe(strategy)}: the workers' {times} additions arrived")
 
 
-@contextlib.contextmanager
-def _native_stderr() -> Iterator[IO[bytes]]:
-    """Collect what this process writes to its standard error, TensorFlow's C++ code too."""
-    before = os.dup(2)
-    with tempfile.TemporaryFile() as log:
-        os.dup2(log.fileno(), 2)
-        try:
-            yield log
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
+def _log_size() -> int:
+    """Return how much this process's standard error holds, where that is a file, as it is in a child process."""
+    about = os.fstat(2)
+    return about.st_size if stat.S_ISREG(about.st_mode) else -1
+
+
+def _log_since(size: int) -> str:
+    """Return what was written to it since, by TensorFlow's C++ code too; on Linux, where GPUs are."""
+    if size < 0:
+        return ""
+    with contextlib.suppress(OSError), open("/proc/self/fd/2", "rb") as log:
+        log.seek(size)
+        return log.read().decode(errors="replace")
+    return ""

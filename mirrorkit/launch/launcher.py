@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mirrorkit import stop_signals
-from mirrorkit.errors import ArgumentError, JobError
+from mirrorkit.errors import ArgumentError, ClusterError, JobError
 from mirrorkit.launch import layout
 from mirrorkit.launch.task import Task, say
 
@@ -62,9 +63,11 @@ def launch(
 
     Raises:
         JobError: no such script, or no worker.
-        ClusterError: not enough GPUs.
+        ClusterError: not enough GPUs, or a system without process groups (Windows).
         ArgumentError: called from another thread than the main one.
     """
+    if not hasattr(os, "killpg"):
+        raise ClusterError("launch needs process groups and POSIX signals, which this system lacks. Use Linux or WSL.")
     if not module and not Path(script).is_file():
         raise JobError(f"There is no script {str(script)!r}. Name a Python file.")
     command = [sys.executable, *(["-m"] if module else []), str(script), *arguments]
