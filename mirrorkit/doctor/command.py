@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+from types import FrameType
 from typing import Any
+
+from mirrorkit import stop_signals
 
 _SIGNS = {"ok": "ok  ", "warning": "warn", "failure": "FAIL"}
 
@@ -30,6 +34,19 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    before = stop_signals.catch((signal.SIGTERM, signal.SIGINT), _leave)
+    try:
+        return _examine(options)
+    finally:
+        stop_signals.put_back(before)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    # Temporary files are removed at the exit of Python; child processes end when they see that this one has gone.
+    raise SystemExit(128 + number)
+
+
+def _examine(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from mirrorkit.doctor import settings

@@ -92,6 +92,13 @@ OF_THE_CLUSTER = {
         "TF_CONFIG describes 1 task, Slurm 2 tasks",
         "Unset it where it is left over, to train as Slurm says",
     ),
+    "TF_CONFIG alone in a pod": (
+        {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "x-1", "MIRRORKIT_WORKERS": "2", "MIRRORKIT_SERVICE": "s"}
+        | tf_config("localhost:1"),
+        "failure",
+        "TF_CONFIG describes 1 task, Kubernetes Indexed Job 2 tasks",
+        "Unset it",
+    ),
     "a job without srun": (
         {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
         "warning",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,35 @@ def says(found: Any, status: str, what: str, cure: str) -> None:
     assert found["status"] == status, found
     assert what in found["found"], found
     assert cure in found["cure"], found
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_doctor_that_is_stopped_leaves_nothing_behind(distribution, tmp_path, number):
+    """TensorFlow, which a stand-in plays, hangs; the launcher ends the doctor since another worker has failed."""
+    pid = tmp_path / "pid"
+    hangs = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(100)"
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    path = os.pathsep.join([str(distribution("tensorflow", "2.21.0", code=hangs)), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(temporary)}
+    doctor = [sys.executable, "-m", "mirrorkit", "doctor"]
+    with subprocess.Popen(
+        doctor, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        until(lambda: pid.exists() and pid.read_text())
+        process.send_signal(number)
+        _, said = process.communicate(timeout=20)
+    assert (process.returncode, said) == (128 + number, "")
+    until(lambda: not Path(f"/proc/{pid.read_text()}").exists())
+    assert list(temporary.iterdir()) == []
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.05)
 
 
 @pytest.mark.slow
