@@ -84,7 +84,7 @@ def _storage(asked: Asked, environ: Mapping[str, str]) -> Iterator[Finding]:
     named = asked.data or environ.get("MIRRORKIT_DATA")
     if named:
         by = "--data" if asked.data else "MIRRORKIT_DATA"
-        yield from guarded("data", lambda: storage.data(Path(named), by), seconds=_DISK)
+        yield from guarded("data", lambda: storage.data(named, by), seconds=_DISK)
     if asked.checkpoints:
         folder = Path(asked.checkpoints)
         yield from guarded("checkpoints", lambda: storage.checkpoints(folder), seconds=_DISK)

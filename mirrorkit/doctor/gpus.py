@@ -49,6 +49,13 @@ def findings(facts: Facts) -> Iterator[Finding]:
         found = f"nvidia-smi finds none, though there are {facts.device_files} device files{_said(facts.log)}"
         cure = "Repair the driver on this machine; in a container start it with --gpus all."
         yield Finding("GPUs", "failure", found, cure)
+    elif re.search("cuInit|cuda drivers", facts.log):
+        found = f"TensorFlow uses {facts.tensorflow} of {there}: the driver's library does not load{_said(facts.log)}"
+        cure = (
+            "In a container: --gpus all, and NVIDIA_DRIVER_CAPABILITIES=compute,utility. Elsewhere repair the driver, "
+            "and see that LD_LIBRARY_PATH names no other libcuda."
+        )
+        yield Finding("GPUs", "failure", found, cure)
     else:
         found = f"TensorFlow uses {facts.tensorflow} of {there}: the GPU libraries do not load{_said(facts.log)}"
         yield Finding("GPUs", "failure", found, _INSTALL)
@@ -66,8 +73,8 @@ def _left_visible(visible: str | None, there: int) -> int:
 
 
 def _said(log: str) -> str:
-    complaints = dict.fromkeys(line.strip() for line in _COMPLAINT.findall(log))
-    return "".join(f"; TensorFlow says: {line}" for line in complaints)
+    complaints = dict.fromkeys(line.strip(" .") for line in _COMPLAINT.findall(log))
+    return f"; TensorFlow says: {'; '.join(complaints)}" if complaints else ""
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:

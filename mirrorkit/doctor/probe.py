@@ -21,7 +21,7 @@ from mirrorkit.errors import MirrorkitError
 SECONDS = 45.0  # for a child process to start TensorFlow and answer
 _SMALL, _LARGE = 1024, 4 * 2**20  # float32 numbers in a message: 4 KiB, 16 MiB
 _REPEATS = 5
-_REINSTALL = "pip install --force-reinstall tensorflow; the text above is its own"
+_REINSTALL = "pip install --force-reinstall tensorflow"
 _NO_SUM = (
     "Look at the network between the workers (between GPUs: at NCCL_DEBUG=INFO), then compare communication='ring'."
 )
@@ -54,7 +54,10 @@ def _in_child(name: str, method: str, *, more: float = 0.0, **arguments: Any) ->
 def _died(name: str, message: str) -> Finding:
     """Say how the process ended, with its last lines."""
     what, _, log = message.removeprefix(f"{__name__}:Probe ").removeprefix("failed: ").partition("\nEnd of its output:")
-    cure = "Its last lines are above. Does a driver (try nvidia-smi) or a network file system hang?"
+    cure = (
+        "Its last lines, if any, are above. Does a driver (try nvidia-smi) or a network file system hang, or does "
+        "TensorFlow compile for a GPU that is newer than itself?"
+    )
     if match := re.fullmatch(r"the process ended with -(\d+)", what):
         name_of_signal = signal.Signals(int(match[1])).name
         what = f"the process was ended by {name_of_signal}"
@@ -81,7 +84,7 @@ class Probe:
             found_gpus = len(tf.config.list_physical_devices("GPU"))
         except Exception as error:
             found = f"TensorFlow cannot be imported: {type(error).__name__}: {error}"
-            return [Finding("import", "failure", found, f"Run: {_REINSTALL}.")]
+            return [Finding("import", "failure", found, _REINSTALL)]
         findings = [Finding("import", "ok", f"TensorFlow {tf.__version__} in {time.perf_counter() - start:.1f} s")]
         try:
             from mirrorkit import devices

@@ -17,9 +17,12 @@ _LITTLE = _GIB  # free space below which a warning comes
 _MOST_ENTRIES = 10_000  # that are looked at for a file
 
 
-def data(folder: Path, asked_by: str) -> Iterator[Finding]:
+def data(named: str, asked_by: str) -> Iterator[Finding]:
     """Check that the folder exists and holds a file that can be read; `asked_by` is an option or a variable."""
-    name, folder = "data", folder.expanduser()
+    name, folder = "data", Path(named).expanduser()
+    if "://" in named:
+        yield Finding(name, "warning", f"{named} is not on this machine's disks; not looked at", "Read a file of it.")
+        return
     cure = f"Correct {asked_by}; mount the disk, or fetch the data, on every worker."
     try:
         file = folder if folder.is_file() else _first_file(folder)

@@ -187,6 +187,12 @@ def test_a_data_folder_that_holds_nothing(examined, tmp_path):
     assert_named(result, "data", "failure", "holds no file with anything in it", "Correct MIRRORKIT_DATA")
 
 
+def test_data_elsewhere_is_not_called_missing(examined):
+    assert_named(
+        examined("--data", "gs://bucket/train"), "data", "warning", "gs://bucket/train is not on", "Read a file"
+    )
+
+
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs /sys, where root too may make no file")
 def test_a_checkpoint_folder_that_cannot_be_written(examined):
     result = examined("--checkpoints", "/sys/kernel/runs")

@@ -136,7 +136,7 @@ def test_all_that_is_wrong_is_named_in_one_run(tmp_path):
     says(found["cluster settings"][0], "failure", "TF_CONFIG is set but cannot be read", "Write for example")
     says(found["data"][0], "failure", "no folder", "Correct --data")
     says(found["checkpoints"][0], "failure", "is a file, not a folder", "Choose a folder")
-    says(found["GPUs"][0], "failure", "the GPU libraries do not load; TensorFlow says: ", "tensorflow[and-cuda]")
+    says(found["GPUs"][0], "failure", "the driver's library does not load; TensorFlow says: ", "--gpus all")
     says(found["devices"][0], "failure", "At least 1 GPU required, 0 found", "that TensorFlow does not use")
     if "avx2" in processor.flags():
         says(found["oneDNN"][0], "warning", "TF_ENABLE_ONEDNN_OPTS=0", "export TF_ENABLE_ONEDNN_OPTS=1")

