@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from mirrorkit import __main__ as command
 from mirrorkit import __version__
@@ -99,7 +100,7 @@ def test_the_versions_are_printed(capsys):
     with pytest.raises(SystemExit) as caught:
         command.main(["--version"])
     assert caught.value.code == 0
-    packages = f"TensorFlow {metadata.version('tensorflow')}, Keras {metadata.version('keras')}"
+    packages = f"TensorFlow {tf.__version__}, Keras {metadata.version('keras')}"
     expected = f"mirrorkit {__version__}, {packages}, Python {platform.python_version()}\n"
     assert capsys.readouterr().out == expected
 

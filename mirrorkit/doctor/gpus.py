@@ -16,7 +16,8 @@ _SHARE = "TF_FORCE_GPU_ALLOW_GROWTH=true, or mk.devices.set_memory_growth() at t
 _USED = 0.05  # part of a GPU's memory that others may hold before it is worth a word: a display takes less
 # What TensorFlow logs, and only logs, where it leaves GPUs out; without the time and place in front.
 _COMPLAINT = re.compile(
-    r"^(?:[IWEF]\d{4} .*?\] )?(.*(?:dlopen|dynamic library|cuInit|cuda drivers|GPU libraries).*)$", re.MULTILINE
+    r"^(?:(?:[IWEF]\d{4}|\d{4}-\d\d-\d\d) .*?\] )?(.*(?:dlopen|dynamic library|cuInit|cuda drivers|GPU libraries).*)$",
+    re.MULTILINE,
 )
 
 
@@ -36,7 +37,8 @@ class Facts:
 
 def findings(facts: Facts) -> Iterator[Finding]:
     """Say whether TensorFlow uses the GPUs of this machine, and if not why."""
-    there = max(len(facts.driver), facts.device_files)
+    # The files are those of the whole machine, also where Slurm or a container leaves this process a part of it.
+    there = len(facts.driver) or facts.device_files
     if facts.tensorflow >= there:
         yield Finding("GPUs", "ok", f"{facts.tensorflow or 'none'} in this machine")
     elif facts.tensorflow >= _left_visible(facts.visible, there):
@@ -72,6 +74,12 @@ def _left_visible(visible: str | None, there: int) -> int:
     return len(list(known))
 
 
+def _visible(facts: Facts) -> Sequence[Sequence[str]]:
+    """Return the driver's rows of the GPUs that CUDA_VISIBLE_DEVICES names by number; otherwise all."""
+    numbers = [int(name) for name in (facts.visible or "").split(",") if name.strip().isdigit()]
+    return [facts.driver[i] for i in numbers if i < len(facts.driver)] or facts.driver
+
+
 def _said(log: str) -> str:
     complaints = dict.fromkeys(line.strip(" .") for line in _COMPLAINT.findall(log))
     return f"; TensorFlow says: {'; '.join(complaints)}" if complaints else ""
@@ -84,7 +92,7 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         yield Finding("GPU memory", "failure", found, cure)
     busy = [
         f"{name}: {used} of {total} MiB"
-        for name, total, used in facts.driver
+        for name, total, used in _visible(facts)
         if total.isdigit() and used.isdigit() and int(used) > _USED * int(total)
     ]
     if busy and not facts.growth:

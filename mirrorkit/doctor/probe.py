@@ -54,11 +54,13 @@ def _in_child(name: str, method: str, *, more: float = 0.0, **arguments: Any) ->
 def _died(name: str, message: str) -> Finding:
     """Say how the process ended, with its last lines."""
     what, _, log = message.removeprefix(f"{__name__}:Probe ").removeprefix("failed: ").partition("\nEnd of its output:")
-    cure = (
-        "Its last lines, if any, are above. Does a driver (try nvidia-smi) or a network file system hang, or does "
-        "TensorFlow compile for a GPU that is newer than itself?"
-    )
-    if match := re.fullmatch(r"the process ended with -(\d+)", what):
+    cure = "The lines above, if any, are TensorFlow's own; between GPUs NCCL_DEBUG=INFO says more."
+    if "no answer" in what:
+        cure = (
+            "Does a driver (try nvidia-smi) or a network file system hang, or does TensorFlow compile for a GPU that "
+            "is newer than itself?"
+        )
+    elif match := re.fullmatch(r"the process ended with -(\d+)", what):
         name_of_signal = signal.Signals(int(match[1])).name
         what = f"the process was ended by {name_of_signal}"
         reasons = {

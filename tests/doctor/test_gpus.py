@@ -46,6 +46,16 @@ NO_GPU = {**TWO, "driver": [], "device_files": 0, "tensorflow": 0}
             {**TWO, "tensorflow": 1, "visible": "1"},
             [("GPUs", "warning", "hides 1 of 2", "Unset"), ("GPU memory", "ok", "free", "")],
         ),
+        # Slurm or a container leaves one of them
+        (
+            {**TWO, "driver": [H200], "device_files": 8, "tensorflow": 1},
+            [("GPUs", "ok", "1 in", ""), ("GPU memory", "ok", "free", "")],
+        ),
+        # The busy one is another's
+        (
+            {**TWO, "driver": [BUSY, H200], "tensorflow": 1, "visible": "1"},
+            [("GPUs", "warning", "hides 1 of 2", "Unset"), ("GPU memory", "ok", "free", "")],
+        ),
         # It names both, so it is not what hides them
         ({**TWO, "tensorflow": 0, "visible": "0,1"}, [("GPUs", "failure", "libraries do not load", "and-cuda")]),
         (
@@ -82,6 +92,12 @@ def test_facts_and_conclusions(facts, expected):
         assert re.search(words, finding.found)
         assert cure in finding.cure
         assert bool(finding.cure) == (finding.status != "ok")
+
+
+def test_the_log_of_an_older_tensorflow_is_read_too():
+    log = "2024-11-22 10:00:00.1: W tensorflow/core/gpu_device.cc:2343] Cannot dlopen some GPU libraries. Please see.\n"
+    (found,) = findings(Facts(**{**TWO, "tensorflow": 0, "log": log}))
+    assert found.found.endswith("; TensorFlow says: Cannot dlopen some GPU libraries. Please see")
 
 
 def test_what_tensorflow_logs_of_other_things_is_left_out():
