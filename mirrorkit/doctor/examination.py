@@ -15,7 +15,7 @@ from mirrorkit.doctor.finding import Finding, guarded
 _QUICK = 10.0  # seconds for a check that asks this machine alone
 _DISK = 20.0
 _NAMES = 10.0  # for names to become known: that of a Kubernetes pod appears only with the pod
-_AT_FAULT_FIRST = "Cure what failed above, then run the doctor again."
+_AT_FAULT_FIRST = "Fix what failed above, then run the doctor again."
 
 
 @dataclass(frozen=True)
