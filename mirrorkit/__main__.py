@@ -1,4 +1,4 @@
-"""The command line: `python -m mirrorkit devices`, `python -m mirrorkit launch --workers 2 script.py`."""
+"""The command line: `python -m mirrorkit doctor`, `python -m mirrorkit launch --workers 2 script.py`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from mirrorkit.bench import command as bench
+from mirrorkit.doctor import command as doctor
+from mirrorkit.doctor import in_a_line as versions
 from mirrorkit.errors import MirrorkitError
 from mirrorkit.launch import command as launch
 
@@ -23,7 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m mirrorkit", description="Tools for distributed training.")
+    prog = "mirrorkit" if Path(sys.argv[0]).stem == "mirrorkit" else "python -m mirrorkit"  # the console command
+    parser = argparse.ArgumentParser(prog=prog, description="Tools for distributed training.")
+    parser.add_argument(
+        "--version",
+        action=_Version,
+        nargs=0,
+        dest=argparse.SUPPRESS,
+        default=argparse.SUPPRESS,
+        help="print the versions and exit",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     devices = commands.add_parser(
         "devices",
@@ -35,9 +48,18 @@ def _parser() -> argparse.ArgumentParser:
     devices.add_argument("--devices", metavar="cpu:N", help="split the CPU into N virtual devices first")
     devices.add_argument("--cpu", metavar="N", type=int, help=argparse.SUPPRESS)  # the old spelling
     devices.set_defaults(run=_devices)
+    doctor.add(commands)
     launch.add(commands)
     bench.add(commands)
     return parser
+
+
+class _Version(argparse.Action):
+    """Print the versions without importing TensorFlow; read only where they are asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(versions())
+        parser.exit()
 
 
 def _devices(options: argparse.Namespace) -> int:

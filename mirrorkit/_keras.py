@@ -9,8 +9,7 @@ import os
 from types import ModuleType
 
 from mirrorkit.errors import BackendError
-
-OLDEST_KERAS = (3, 10)  # older versions gave NaN metrics on several GPUs
+from mirrorkit.supported import KERAS, written
 
 
 def _import_keras() -> ModuleType:
@@ -34,9 +33,9 @@ def _import_keras() -> ModuleType:
         ) from error
 
     version = tuple(int(part) for part in keras.__version__.split(".")[:2])
-    if version < OLDEST_KERAS:
+    if version < KERAS[0]:
         raise BackendError(
-            f"mirrorkit needs Keras {'.'.join(map(str, OLDEST_KERAS))} or newer, found {keras.__version__}. "
+            f"mirrorkit needs Keras {written(KERAS[0])} or newer, found {keras.__version__}. "
             "Run: pip install --upgrade keras"
         )
     if keras.config.backend() != "tensorflow":

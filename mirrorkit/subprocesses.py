@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = str(Path(__file__).resolve().parents[1])
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL, and no process groups
 
 
 def with_mirrorkit(environment: Mapping[str, str]) -> dict[str, str]:
@@ -30,7 +31,10 @@ def start(command: Sequence[str], *, environment: Mapping[str, str], **options: 
     return subprocess.Popen(list(command), env=dict(environment), start_new_session=True, **options)
 
 
-def send(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
+def send(process: subprocess.Popen[bytes], number: int = KILL) -> None:
     """Send a signal to a process of `start` and to all that it started; does nothing where none of them is left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)

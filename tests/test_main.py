@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import os
+import platform
+import re
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from mirrorkit import __main__ as command
+from mirrorkit import __version__
 from mirrorkit.devices import verification
+from mirrorkit.supported import TENSORFLOW, written
 
 
 def test_devices_splits_verifies_and_prints():
@@ -73,3 +81,50 @@ def test_launch_gives_the_exit_code_of_the_script_and_passes_its_arguments_on(tm
 def test_launch_without_the_script_is_one_message_and_exit_code_1(capsys):
     assert command.main(["launch", "--workers", "2", "nowhere.py"]) == 1
     assert capsys.readouterr().err == "mirrorkit launch: There is no script 'nowhere.py'. Name a Python file.\n"
+
+
+def test_launch_runs_a_module(tmp_path, capsys, monkeypatch):
+    (tmp_path / "trainer.py").write_text("import sys; print(__name__, sys.argv[1:]); sys.exit(6)")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    assert command.main(["launch", "--workers", "1", "-m", "trainer", "-m", "x"]) == 6
+    assert "worker 0 | __main__ ['-m', 'x']" in capsys.readouterr().out
+
+
+def test_launch_without_process_groups_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.delattr(os, "killpg")
+    assert command.main(["launch", "--workers", "1", "script.py"]) == 1
+    assert "launch needs process groups" in capsys.readouterr().err
+
+
+def test_the_versions_are_printed(capsys):
+    with pytest.raises(SystemExit) as caught:
+        command.main(["--version"])
+    assert caught.value.code == 0
+    packages = f"TensorFlow {tf.__version__}, Keras {metadata.version('keras')}"
+    expected = f"mirrorkit {__version__}, {packages}, Python {platform.python_version()}\n"
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize(
+    ("program", "prog"), [("/venv/bin/mirrorkit", "mirrorkit"), ("/x/mirrorkit/__main__.py", "python -m mirrorkit")]
+)
+def test_usage_names_the_program_as_it_was_called(monkeypatch, capsys, program, prog):
+    monkeypatch.setattr(sys, "argv", [program])
+    for arguments in ([], ["doctor", "--start-timeout", "x"], ["launch"]):
+        with pytest.raises(SystemExit):
+            command.main(arguments)
+        assert f"usage: {' '.join([prog, *arguments[:1]])} " in capsys.readouterr().err
+
+
+def test_the_console_command_is_this_one():
+    text = (Path(command.__file__).parents[1] / "pyproject.toml").read_text()
+    scripts = re.search(r"\[project.scripts\]\n(.*)\n\n", text)
+    assert scripts is not None
+    assert scripts[1] == f'mirrorkit = "{command.__name__}:{command.main.__name__}"'
+
+
+def test_the_oldest_tensorflow_is_the_one_that_the_package_requires():
+    required = re.findall(
+        r"tensorflow\S*>=([\d.]+)", (Path(command.__file__).parents[1] / "pyproject.toml").read_text()
+    )
+    assert set(required) == {written(TENSORFLOW[0])}

@@ -16,10 +16,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports point up this list only: a module imports from its own line and the lines above.
 LAYERS = [
-    *("__version__", "errors", "_types", "_deprecation", "_keras", "processor", "stop_signals", "subprocesses"),
+    *("__version__", "errors", "_types", "_deprecation", "supported", "_keras", "processor"),
+    *("stop_signals", "subprocesses"),
     *("whole", "reproducible", "variables"),
     *("cluster", "devices", "strategy", "batching", "timing"),
-    *("data", "models", "optim", "parallel", "train", "placement", "checks", "launch", "testing", "bench", "__main__"),
+    *("data", "models", "optim", "parallel", "train", "placement", "checks", "launch", "testing", "bench", "doctor"),
+    "__main__",
 ]
 
 
@@ -76,7 +78,9 @@ def test_imports_within_train_point_up_only(path):
 # face would load; `onednn` is a module whose functions say little without its name.
 INNER = {
     ("__main__.py", "bench/command.py"),
+    ("__main__.py", "doctor/command.py"),
     ("__main__.py", "launch/command.py"),
+    ("doctor/probe.py", "devices/onednn.py"),
     ("strategy/creation.py", "devices/onednn.py"),
 }
 

@@ -18,6 +18,9 @@ from mirrorkit._deprecation import renamed
 from mirrorkit.cluster.cluster import Cluster, task_name
 from mirrorkit.cluster.cluster import with_addresses as with_addresses
 from mirrorkit.cluster.detection import detect
+from mirrorkit.cluster.network import host_and_port as host_and_port
+from mirrorkit.cluster.network import require_free_port as require_free_port
+from mirrorkit.cluster.network import require_hosts as require_hosts
 from mirrorkit.cluster.network import require_network as require_network
 from mirrorkit.cluster.network import unreachable as unreachable
 from mirrorkit.cluster.ports import free_ports as free_ports

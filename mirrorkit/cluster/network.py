@@ -25,9 +25,8 @@ def require_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
     Unknown host names are looked up again until `timeout` (seconds for all names together): the name of a Kubernetes
     pod appears only with the pod.
     """
-    _check_hosts(cluster, timeout)
-    if cluster.task in cluster.addresses:
-        _check_port_is_free(cluster)
+    require_hosts(cluster, timeout=timeout)
+    require_free_port(cluster)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -61,7 +60,8 @@ def _all_at_once(function: Callable[..., None], arguments: list[tuple], deadline
         thread.join(max(0.01, deadline - time.monotonic()))
 
 
-def _check_hosts(cluster: Cluster, timeout: float) -> None:
+def require_hosts(cluster: Cluster, *, timeout: float) -> None:
+    """Refuse a cluster of which a host has no address; the first half of `require_network`."""
     deadline = time.monotonic() + timeout
     tasks_by_host: dict[str, list[str]] = {}
     for task, address in cluster.addresses.items():
@@ -92,7 +92,10 @@ def _unknown(hosts: Collection[str], deadline: float) -> list[str]:
     return [host for host in hosts if host not in known]
 
 
-def _check_port_is_free(cluster: Cluster) -> None:
+def require_free_port(cluster: Cluster) -> None:
+    """Refuse a cluster in which this process's port is in use; the second half of `require_network`."""
+    if cluster.task not in cluster.addresses:  # an evaluator
+        return
     address = cluster.addresses[cluster.task]
     port = host_and_port(address)[1]
     with socket.socket(socket.AF_INET6 if address.startswith("[") else socket.AF_INET) as probe:

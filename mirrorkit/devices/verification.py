@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.devices import onednn
 from mirrorkit.devices.layout import KIND_AND_COUNT, find, listed, owners, short_name
+from mirrorkit.devices.nvidia import nvidia_smi
 from mirrorkit.errors import DeviceArgumentError, DeviceError
 
 
@@ -154,10 +154,4 @@ def _host_memory() -> int | None:
 
 def _nvidia_smi() -> list[list[str]]:
     """Return [model, memory in MiB, driver version] of each GPU that the driver knows; empty without a driver."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
-    return [row for row in rows if len(row) == 3]
+    return nvidia_smi("name", "memory.total", "driver_version")

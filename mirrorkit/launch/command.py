@@ -13,7 +13,7 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "launch",
         help="run a script as a cluster of processes on this machine",
-        usage="python -m mirrorkit launch --workers N [options] script.py [arguments of the script]",
+        usage="%(prog)s --workers N [options] {script.py | -m module} [arguments of the script]",
         description="Start a script once for every task of a cluster on this machine, each with its own TF_CONFIG. "
         "When a task fails (with --ps: the chief or a ps), the others are ended; the exit code is the script's.",
     )
@@ -26,7 +26,8 @@ def add(commands: Any) -> None:
         "--devices-per-worker", metavar="cpu|gpu:N", help="by default the GPUs are divided among the workers"
     )
     parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS", help="time between SIGTERM and SIGKILL")
-    parser.add_argument("script", help="a Python file")
+    parser.add_argument("-m", "--module", action="store_true", help="the script is a module, as in python -m module")
+    parser.add_argument("script", help="a Python file, or with -m a module")
     # argparse would list these as required, though there may be none
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the script").required = False
     parser.set_defaults(run=_run)

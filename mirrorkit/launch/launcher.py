@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import sys
@@ -13,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from mirrorkit import stop_signals
-from mirrorkit.errors import ArgumentError, JobError
+from mirrorkit.errors import ArgumentError, ClusterError, JobError
 from mirrorkit.launch import layout
 from mirrorkit.launch.task import Task, say
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
 # After a failure the others cannot go on; this is the time they have to print their errors.
 _SECONDS_AFTER_FAILURE = 5.0
 
@@ -32,6 +33,7 @@ def launch(
     max_restarts: int = 0,
     devices_per_worker: str | None = None,
     grace: float = 30.0,
+    module: bool = False,
 ) -> int:
     """Run a Python script once for every task of a cluster on this machine, and return its exit code.
 
@@ -46,7 +48,7 @@ def launch(
     long as there are any workers.
 
     Args:
-        script: a Python file.
+        script: a Python file, or the name of a module.
         arguments: what it finds in `sys.argv[1:]`.
         workers: number of workers.
         ps: number of parameter servers; adds a chief, which coordinates. When it exits, the job ends.
@@ -54,18 +56,21 @@ def launch(
         max_restarts: how often to start the job, or a worker of one with parameter servers, again after a failure.
         devices_per_worker: "cpu", or "gpu:1" for one GPU each; None divides the GPUs where there are enough.
         grace: seconds between a signal that is passed on and SIGKILL.
+        module: whether `script` is a module, as in `python -m module`.
 
     Returns:
         0, or the exit code of the task that failed first; 128 + n when signal n killed it.
 
     Raises:
         JobError: no such script, or no worker.
-        ClusterError: not enough GPUs.
+        ClusterError: not enough GPUs, or a system without process groups (Windows).
         ArgumentError: called from another thread than the main one.
     """
-    if not Path(script).is_file():
+    if not hasattr(os, "killpg"):
+        raise ClusterError("launch needs process groups and POSIX signals, which this system lacks. Use Linux or WSL.")
+    if not module and not Path(script).is_file():
         raise JobError(f"There is no script {str(script)!r}. Name a Python file.")
-    command = [sys.executable, str(script), *arguments]
+    command = [sys.executable, *(["-m"] if module else []), str(script), *arguments]
     restarts = _Restarts(max_restarts)
     with _signals() as events:
         while True:

@@ -1,0 +1,80 @@
+"""The command `python -m mirrorkit doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+from types import FrameType
+from typing import Any
+
+from mirrorkit import stop_signals
+
+_SIGNS = {"ok": "ok  ", "warning": "warn", "failure": "FAIL"}
+
+
+def add(commands: Any) -> None:
+    """Add `doctor` to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "doctor",
+        help="find what goes wrong before the first step, and say how to cure it",
+        description="Check versions, settings, the cluster, the disks, the devices, and an all-reduce. In a cluster "
+        "start it as the script: in every task. The exit code is 1 when a check fails; a warning leaves it 0.",
+    )
+    parser.add_argument("--data", metavar="FOLDER", help="where the data lies (default: $MIRRORKIT_DATA)")
+    parser.add_argument("--checkpoints", metavar="FOLDER", help="where checkpoints are to be written")
+    parser.add_argument("--devices", metavar="cpu:N", help="as in mk.strategy.create; cpu:2 rehearses an all-reduce")
+    parser.add_argument("--require", metavar="KIND[:N]", help="fail unless there are such devices: gpu, or gpu:4")
+    parser.add_argument(
+        "--start-timeout", type=float, default=30.0, metavar="SECONDS", help="to wait for the other workers (30)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    before = stop_signals.catch((signal.SIGTERM, signal.SIGINT), _leave)
+    try:
+        return _examine(options)
+    finally:
+        stop_signals.put_back(before)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    # Temporary files are removed at the exit of Python; child processes end when they see that this one has gone.
+    raise SystemExit(128 + number)
+
+
+def _examine(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from mirrorkit.doctor import settings
+    from mirrorkit.doctor.examination import Asked, findings
+
+    given = {name: value for name, value in vars(options).items() if name not in ("command", "run", "json")}
+    found = []
+    for finding in findings(Asked(**given)):
+        found.append(finding)
+        if not options.json:
+            print(in_lines(finding), flush=True)
+    failures = sum(finding.status == "failure" for finding in found)
+    warnings = sum(finding.status == "warning" for finding in found)
+    variables = settings.variables(os.environ)
+    if options.json:
+        print(json.dumps({"ok": not failures, "findings": [asdict(f) for f in found], "environment": variables}))
+    else:
+        for name, value in variables.items():
+            print(f"set   {name}={value}")
+        print(f"{len(found)} checks: {failures} failed, {warnings} with a warning")
+    return 1 if failures else 0
+
+
+def in_lines(finding: Any) -> str:
+    """Return a finding as the command prints it: a line, and below it the cure."""
+    indent = " " * 24
+    found = finding.found.replace("\n", f"\n{indent}")
+    lines = [f"{_SIGNS[finding.status]}  {finding.name:<16}  {found}"]
+    if finding.cure:
+        lines.append(f"{indent}cure: {finding.cure}")
+    return "\n".join(lines)

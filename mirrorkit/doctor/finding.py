@@ -1,0 +1,54 @@
+"""A finding: what one check found, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from mirrorkit.errors import MirrorkitError
+
+Status = Literal["ok", "warning", "failure"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found; `cure` says what to do about a warning or a failure."""
+
+    name: str
+    status: Status
+    found: str
+    cure: str = ""
+
+
+def of_message(name: str, status: Status, message: str, *, cure: str = "Correct it, and try again.") -> Finding:
+    """Return what a message of mirrorkit says: its first sentence is what was found, the others what to do.
+
+    `cure` is for a message of a single sentence.
+    """
+    first, *rest = re.split(r"(?<=[^.]\.)\s+", message.strip(), maxsplit=1)
+    return Finding(name, status, first, rest[0] if rest else cure)
+
+
+def guarded(name: str, check: Callable[[], Iterable[Finding]], *, seconds: float) -> list[Finding]:
+    """Run a check; one that raises, or does not return within the time, is a failure of that name."""
+    found: list[Finding] = []
+
+    def run() -> None:
+        try:
+            found.extend(check())
+        except MirrorkitError as error:
+            found.append(of_message(name, "failure", str(error)))
+        except Exception as error:
+            cure = "The doctor did not expect this: fix what the error names, and report it if that does not help."
+            found.append(Finding(name, "failure", f"the check ended with {type(error).__name__}: {error}", cure))
+
+    thread = threading.Thread(target=run, daemon=True)  # a file system or a name server may never answer
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        cure = "Something that the check asks does not answer: a network file system, a name server, a driver?"
+        return [*found, Finding(name, "failure", f"the check did not end within {seconds:g} s", cure)]
+    return found

@@ -1,0 +1,89 @@
+"""Names, ports and the other workers of a cluster; plain Python, before TensorFlow would wait for them in silence."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import socket
+from collections.abc import Iterator
+
+from mirrorkit import __version__
+from mirrorkit.cluster import Cluster, host_and_port, require_free_port, require_hosts, wait_for_all
+from mirrorkit.doctor import versions
+from mirrorkit.doctor.finding import Finding, of_message
+from mirrorkit.errors import ClusterError
+
+
+def hosts(cluster: Cluster, *, seconds: float) -> Iterator[Finding]:
+    """Check that all names have addresses, and that this task's own is one of this machine's."""
+    require_hosts(cluster, timeout=seconds)
+    names = {host_and_port(address)[0] for address in cluster.addresses.values()}
+    own = cluster.addresses.get(cluster.task)
+    if own is not None and not _is_of_this_machine(host_and_port(own)[0]):
+        found = f"{cluster.task} is to run at {own}, which is no address of this machine ({platform.node()})"
+        cure = (
+            "Is the task's index the right one for this machine? Behind a Kubernetes service or in a container whose "
+            "ports are forwarded this may be right."
+        )
+        yield Finding("hosts", "warning", found, cure)
+    else:
+        more = ", ..." if len(names) > 4 else ""
+        yield Finding("hosts", "ok", f"found the addresses of {', '.join(sorted(names)[:4])}{more}")
+
+
+def _is_of_this_machine(host: str) -> bool:
+    """Return whether a socket can be bound to an address of that name."""
+    for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
+def port(cluster: Cluster) -> Iterator[Finding]:
+    """Check that nothing listens yet where this task will."""
+    require_free_port(cluster)
+    if cluster.task in cluster.addresses:
+        yield Finding("port", "ok", f"{cluster.addresses[cluster.task]} is free")
+
+
+def workers(cluster: Cluster, *, seconds: float) -> Iterator[Finding]:
+    """Wait for all workers, which run the doctor too, and compare their versions; say of each that is missing why."""
+    must_agree = {"mirrorkit": __version__, "TensorFlow": versions.tensorflow(), "Keras": versions.installed("keras")}
+    try:
+        wait_for_all(cluster, timeout=seconds, must_agree=must_agree)
+    except ClusterError as error:
+        yield of_message("workers", "failure", str(error))
+        for task, address in cluster.addresses.items():
+            if task != cluster.task and f"{task} ({address})" in str(error) and (why := _silence(address)):
+                yield Finding("workers", "failure", f"{task} ({address}): {why[0]}", why[1])
+        return
+    yield Finding("workers", "ok", f"all {cluster.num_workers} found each other, with the same versions")
+
+
+def _silence(address: str) -> tuple[str, str] | None:
+    """Return why nobody answers at an address, and what to do; None where somebody does."""
+    try:
+        socket.create_connection(host_and_port(address), timeout=3.0).close()
+    except ConnectionRefusedError:
+        return (
+            "its machine answers, but nothing listens there",
+            "Start the doctor there at the same time (under Slurm by srun), and look at its output.",
+        )
+    except OSError as error:
+        return (
+            f"its machine does not answer ({error})",
+            "Look at the address, whether the machine is up, and at the firewall: every worker needs every port.",
+        )
+    return None
+
+
+def on_this_machine(cluster: Cluster) -> int:
+    """Return how many tasks that compute have the same host as this one."""
+    own = cluster.addresses.get(cluster.task)
+    if own is None:
+        return 1
+    computing = [address for task, address in cluster.addresses.items() if task.startswith("worker")]
+    if cluster.chief and not cluster.ps:
+        computing.append(cluster.chief)
+    return sum(host_and_port(address)[0] == host_and_port(own)[0] for address in computing)

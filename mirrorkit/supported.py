@@ -1,0 +1,13 @@
+"""The versions that mirrorkit runs on: the oldest, and the newest that it was tested with. Imports nothing."""
+
+from __future__ import annotations
+
+Version = tuple[int, int]
+
+TENSORFLOW: tuple[Version, Version] = ((2, 18), (2, 21))
+KERAS: tuple[Version, Version] = ((3, 10), (3, 15))  # older ones gave NaN metrics on several GPUs
+
+
+def written(version: Version) -> str:
+    """Return "2.18" for (2, 18)."""
+    return ".".join(map(str, version))
