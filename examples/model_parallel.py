@@ -33,7 +33,7 @@ def transformer(blocks: int, width: int, *, recompute: bool) -> keras.Model:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="mnist", choices=["mnist", "synthetic"])
+    parser.add_argument("--data", default="auto", choices=["auto", "mnist", "synthetic"])
     parser.add_argument("--data-dir", help="the folder with the files, or its parent")
     parser.add_argument("--devices", default="gpu:2", help="two for each replica: gpu:2, gpu:4, cpu:2, ...")
     parser.add_argument("--epochs", type=int, default=5)
@@ -51,7 +51,7 @@ def main() -> None:
     rules = mk.parallel.balanced_rules(make_model, 2, batch_size=options.batch_size)
     layout = mk.parallel.Layout(rules, devices=options.devices)
     strategy = layout.strategy()
-    digits = mk.data.load(options.data, data_dir=options.data_dir, fallback="synthetic")
+    digits = mk.data.load(options.data, data_dir=options.data_dir)
     train = mk.data.batches(digits.train[: options.limit], global_batch_size=options.batch_size, shuffle=True, seed=0)
     test = mk.data.batches(digits.test[: options.limit], global_batch_size=options.batch_size)
     with layout, strategy.scope():
