@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mirrorkit.checks.bits import checksums, from_words, to_words
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import first_replica, is_parameter_server, local_replica
+from mirrorkit.strategy import class_name, first_replica, is_parameter_server, local_replica
 from mirrorkit.train import TraceOnce
 from mirrorkit.variables import copies, is_sharded, native, path
 
@@ -123,7 +123,7 @@ class Replicas:
         for variable, own in zip(self.variables, self._native, strict=True):
             if not strategy.extended.variable_created_in_scope(own):
                 raise StepError(
-                    f"The variable {path(variable)!r} was not created in the scope of this {type(strategy).__name__}, "
+                    f"The variable {path(variable)!r} was not created in the scope of this {class_name(strategy)}, "
                     "so its replicas cannot be compared. Pass the strategy that created it."
                 )
         central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)

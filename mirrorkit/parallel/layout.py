@@ -14,7 +14,7 @@ from mirrorkit import strategy as _strategy
 from mirrorkit.devices import Devices, resolve
 from mirrorkit.errors import StepError
 from mirrorkit.parallel.keras_internals import current_path
-from mirrorkit.strategy import is_parameter_server, num_workers, replica_devices
+from mirrorkit.strategy import class_name, is_parameter_server, num_workers, replica_devices
 
 
 class Layout:
@@ -158,7 +158,7 @@ def _check_rules(rules: Mapping[str, int], default: int | None) -> None:
 def _check_strategy(strategy: tf.distribute.Strategy) -> None:
     if is_parameter_server(strategy) or num_workers(strategy) > 1:
         raise StepError(
-            f"A layout goes with one device or mirrored, found {type(strategy).__name__}. Create the strategy with "
+            f"A layout goes with one device or mirrored, found {class_name(strategy)}. Create the strategy with "
             "layout.strategy(). A table that is larger than one parameter server is a mk.parallel.PartitionedTable."
         )
 

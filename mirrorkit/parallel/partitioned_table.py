@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from mirrorkit._types import TensorLike
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import is_parameter_server, task_addresses
+from mirrorkit.strategy import class_name, is_parameter_server, task_addresses
 
 _LEAST_BYTES = 256 * 2**10  # of a shard; smaller ones cost more in messages than they save in memory
 
@@ -56,7 +56,7 @@ class PartitionedTable:
             raise StepError(f"A table has at least one row and one column; found rows={rows}, width={width}.")
         if not is_parameter_server(strategy) and strategy.num_replicas_in_sync > 1:
             raise StepError(
-                f"{type(strategy).__name__} keeps a copy of every variable on each replica, so a table cut into shards "
+                f"{class_name(strategy)} keeps a copy of every variable on each replica, so a table cut into shards "
                 "would save no memory. Use 'parameter_server', or keras.layers.Embedding."
             )
         if shards is None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 # The names "as" themselves are for mirrorkit's other packages.
 from mirrorkit.strategy.barrier import saying_what_is_missing as saying_what_is_missing
 from mirrorkit.strategy.barrier import wait_for_all
+from mirrorkit.strategy.creation import class_name as class_name
 from mirrorkit.strategy.creation import create, describe
 from mirrorkit.strategy.lost import ENDED_BY_OTHERS as ENDED_BY_OTHERS
 from mirrorkit.strategy.lost import name_lost_workers as name_lost_workers

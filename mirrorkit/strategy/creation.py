@@ -80,11 +80,15 @@ def describe(strategy: tf.distribute.Strategy) -> str:
         return parameter_server.describe(strategy)
     n, workers = strategy.num_replicas_in_sync, num_workers(strategy)
     names = " ".join(name.rpartition("device:")[2] for name in replica_devices(strategy))
+    each = f" of each of {workers} workers" if workers > 1 else ""
+    return f"{class_name(strategy)}, {n} replica{'s' if n > 1 else ''} on {names}{each}"
+
+
+def class_name(strategy: tf.distribute.Strategy) -> str:
+    """Return the public name of a strategy's class."""
     # TensorFlow's own name for this class is CollectiveAllReduceStrategy.
     is_multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    name = "MultiWorkerMirroredStrategy" if is_multi_worker else type(strategy).__name__.lstrip("_")
-    each = f" of each of {workers} workers" if workers > 1 else ""
-    return f"{name}, {n} replica{'s' if n > 1 else ''} on {names}{each}"
+    return "MultiWorkerMirroredStrategy" if is_multi_worker else type(strategy).__name__.lstrip("_")
 
 
 class _Request(NamedTuple):

@@ -69,7 +69,7 @@ def test_a_set_of_many_examples_in_each_stream_and_of_many_rows_in_each_block(tm
     assert_workers_read_the_same(recipe, 0, 37, 3, 1)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=20),
     size=st.integers(1, 40),
@@ -106,6 +106,7 @@ def test_workers_together_read_what_one_process_reads(
     assert_workers_read_the_same(recipe, epoch, start, workers, each)
 
 
+@pytest.mark.slow  # fast: the same without augmentation, above, and augmented arrays in test_worker_rows.py
 @settings(max_examples=8, deadline=None)
 @given(
     total=st.integers(30, 90),
@@ -130,7 +131,7 @@ def test_so_they_do_with_written_sets_and_augmentation(
 
 @pytest.mark.parametrize("gzip", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
 def test_each_worker_decodes_its_rows_alone(tmp_path, workers, shuffle, gzip):
     write_numbers(tmp_path, [30, 17, 50, 9], "GZIP" if gzip else "")
     decoded: list[int] = []

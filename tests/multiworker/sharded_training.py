@@ -49,6 +49,16 @@ def fit(loop: mk.train.Loop, folder: Path, epochs: int) -> list[np.ndarray]:
     return whole_values(loop.step.saved_variables)
 
 
+def refusal(strategy: tf.distribute.Strategy) -> str:
+    """What a layout says of several workers."""
+    try:
+        with mk.parallel.Layout({".": 0}, devices=["cpu:0"]), strategy.scope():
+            keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    except mk.errors.StepError as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     strategy = mk.strategy.create("auto", start_timeout=120)
     folder, me = Path(sys.argv[1]), mk.strategy.worker_index(strategy)
@@ -65,6 +75,7 @@ def main() -> None:
         return [np.array_equal(a, b) for a, b in zip(found, expected, strict=True)]
 
     report: dict[str, Any] = {
+        "refusal": refusal(strategy),
         "resumed": same(fit(make_loop(strategy, sharded=True), folder / "sharded", 4)),
         "resumed without": same(fit(make_loop(strategy, sharded=False), folder / "copy", 4)),
         "half way": same(half_way),

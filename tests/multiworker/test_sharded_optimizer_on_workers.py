@@ -23,6 +23,7 @@ def test_two_workers(tmp_path: Path, strategy_of) -> None:
         assert all(found["resumed"]), worker
         assert all(found["resumed without"]), worker
         assert not all(found["half way"])
+        assert "one device or mirrored, found MultiWorkerMirroredStrategy" in found["refusal"]
         decayed, biases = 8 * 7 + 14 + 21 + 6, 7 + 3 + 2
         assert found["sizes"] == [[], [], *[[-(-decayed // 2)]] * 2, *[[biases // 2]] * 2]
     halves = [np.load(tmp_path / f"half{worker}.npz") for worker in (0, 1)]

@@ -45,13 +45,18 @@ def net(kind: str, wrap: Any) -> Any:
         return keras.Sequential([keras.Input([12]), *layers, L.ActivityRegularization(1e-3)], name=f"block{i}")
 
     x = h = keras.Input([12])
-    for i in range(3):
+    for i in range(2):
         h = wrap(block(i))(h)
     return keras.Model(x, L.Dense(3, name="head")(h))
 
 
-@pytest.mark.parametrize("kind", ["sequential", "own"])
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "replicas"),
+    [
+        *(("sequential", 1), ("own", 2)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("own", 1), ("sequential", 2))),
+    ],
+)
 def test_weights_are_the_same(kind: str, replicas: int, strategy_of: Any) -> None:
     """With Dropout, BatchNormalization, regularizers and added losses."""
     strategy = strategy_of("one_device", 1) if replicas == 1 else strategy_of("mirrored", 2)

@@ -17,14 +17,22 @@ from mirrorkit.errors import StepError
 PLACES = [("one_device", 1), ("mirrored", 2), ("central_storage", 2)]
 
 
-@pytest.fixture(params=PLACES, ids=lambda where: where[0])
+@pytest.fixture(
+    params=[place if place[0] == "mirrored" else pytest.param(place, marks=pytest.mark.slow) for place in PLACES],
+    ids=lambda where: where[0],
+)
 def strategy(request: Any, strategy_of: Callable[..., Any]) -> Any:
     return strategy_of(*request.param)
 
 
 @pytest.mark.parametrize(
     ("place", "listed"),
-    [(PLACES[0], True), (PLACES[1], True), (PLACES[1], False), (PLACES[2], False)],
+    [
+        pytest.param(PLACES[0], True, marks=pytest.mark.slow),
+        (PLACES[1], True),
+        (PLACES[1], False),
+        pytest.param(PLACES[2], False, marks=pytest.mark.slow),
+    ],
     ids=lambda given: given[0] if isinstance(given, tuple) else "listed" if given else "only captured",
 )
 def test_everything_is_as_it_was_and_nothing_is_left_to_trace(
@@ -54,18 +62,18 @@ def test_everything_is_as_it_was_and_nothing_is_left_to_trace(
     assert own.train.experimental_get_tracing_count() == 1
 
 
-def test_training_gives_the_same_bits_with_and_without(strategy: Any) -> None:
+@pytest.mark.parametrize("built", [pytest.param(True, marks=pytest.mark.slow), False])  # fast: all values, above
+def test_training_gives_the_same_bits_with_and_without(built: bool, strategy: Any) -> None:
     """Also where the first call makes the optimizer's slots."""
     results = []
-    for warm, built in ((False, True), (True, True), (True, False)):
-        own = Own(strategy, built=built)
+    for warm, before in ((False, True), (True, built)):
+        own = Own(strategy, built=before)
         if warm:
             mk.timing.warm_up(own.train, next(iter(own.batches())), restore=own.restore)
             assert float(np.sum(own.optimizer.iterations.numpy())) == 0
         losses = own.fit()
         results.append([losses, *own.values()])
-    assert_same(results[0], results[1])
-    assert_same(results[0], results[2])
+    assert_same(*results)
 
 
 def test_within_the_scope_of_the_strategy(strategy_of: Callable[..., Any]) -> None:

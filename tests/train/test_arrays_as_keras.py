@@ -49,10 +49,11 @@ def _adam() -> Any:
 @pytest.mark.parametrize(
     ("case", "make", "where"),
     [
-        *((case, mk.data.batches, ("mirrored", 2)) for case in CASES),
+        *((case, mk.data.batches, ("mirrored", 2)) for case in ("tuples", "dicts", "nested")),
         ("nested", mk.data.resident, ("mirrored", 2)),
-        ("tuples", mk.data.resident, ("one_device", 1)),
-        ("nested", mk.data.batches, ("one_device", 1)),
+        pytest.param("a tuple and a dict", mk.data.batches, ("mirrored", 2), marks=pytest.mark.slow),
+        pytest.param("tuples", mk.data.resident, ("one_device", 1), marks=pytest.mark.slow),
+        pytest.param("nested", mk.data.batches, ("one_device", 1), marks=pytest.mark.slow),
     ],
 )
 def test_several_inputs_and_labels_train_as_in_keras(case: str, make: Any, where: Any, make_loop: Any) -> None:
@@ -71,7 +72,7 @@ def test_several_inputs_and_labels_train_as_in_keras(case: str, make: Any, where
     assert largest_difference(tf.nest.flatten(outputs), tf.nest.flatten(wanted)) < 1e-6
 
 
-@pytest.mark.parametrize("case", ["tuples", "nested"])
+@pytest.mark.parametrize("case", [pytest.param("tuples", marks=pytest.mark.slow), "nested"])
 def test_keras_fit_takes_the_datasets(case: str) -> None:
     net, x, y, loss = CASES[case]
     one, other = net(), net()
@@ -100,10 +101,10 @@ def _small_net() -> Any:
 @pytest.mark.parametrize(
     ("where", "make", "examples"),
     [
-        (("one_device", 1), mk.data.batches, 22),
-        (("mirrored", 2), mk.data.batches, 21),
-        (("mirrored", 2), mk.data.resident, 21),
-        (("mirrored", 3), mk.data.batches, 22),
+        pytest.param(("one_device", 1), mk.data.batches, 22, marks=pytest.mark.slow),
+        pytest.param(("mirrored", 2), mk.data.batches, 21, marks=pytest.mark.slow),
+        pytest.param(("mirrored", 2), mk.data.resident, 21, marks=pytest.mark.slow),
+        pytest.param(("mirrored", 3), mk.data.batches, 22, marks=pytest.mark.slow),
         (("mirrored", 3), mk.data.resident, 4),  # one replica gets none
         (("mirrored", 3), mk.data.batches, 2),
     ],

@@ -30,10 +30,17 @@ def absolute(y: Any, y_pred: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(y - y_pred), axis=-1)
 
 
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2), ("mirrored", 3)], ids=str)
+@pytest.mark.parametrize(
+    "where",
+    [("mirrored", 2), *(pytest.param(other, marks=pytest.mark.slow) for other in (("one_device", 1), ("mirrored", 3)))],
+    ids=str,
+)
 @pytest.mark.parametrize(
     "loss",
-    ["mse", "mae", keras.losses.Huber(0.5), absolute, "binary_crossentropy", lambda y, p: keras.ops.square(y - p)],
+    [
+        *("mse", pytest.param("mae", marks=pytest.mark.slow), keras.losses.Huber(0.5), absolute),
+        *("binary_crossentropy", lambda y, p: keras.ops.square(y - p)),
+    ],
     ids=["mse", "mae", "object", "function", "probabilities", "values"],
 )
 def test_as_keras_gives(loss: Any, where: Any, make_loop: Any, numbers: Any) -> None:

@@ -13,7 +13,8 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
 L = keras.layers
-WHERE = [("one_device", 1), ("mirrored", 2)]
+TWO = ("mirrored", 2)
+WHERE = [pytest.param(("one_device", 1), marks=pytest.mark.slow), TWO]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:A global batch of"),
     pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
@@ -87,7 +88,9 @@ def absolute(y: Any, y_pred: Any) -> Any:
 
 
 LOSSES = [
-    *("mse", absolute, keras.losses.Huber(), lambda y, y_pred: keras.ops.sum((y - y_pred) ** 2, axis=-1)),
+    *("mse", absolute),
+    pytest.param(keras.losses.Huber(), marks=pytest.mark.slow),  # as the object with a reduction
+    pytest.param(lambda y, y_pred: keras.ops.sum((y - y_pred) ** 2, axis=-1), marks=pytest.mark.slow),
     keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
 ]
 
@@ -108,7 +111,7 @@ def test_one_loss_for_a_list_of_outputs_with_weights(make_loop: Any, numbers: An
     net, weight = _model([1, 1]), np.linspace(0, 3, 60).astype("float32")
     data = _data((1.0, -2.0), numbers, weight)
     metrics = [["mae"], ["mse"]]
-    loop = _loop(make_loop, WHERE[1], net, loss="mse", weighted_metrics=metrics)
+    loop = _loop(make_loop, TWO, net, loss="mse", weighted_metrics=metrics)
     found = _fit_both(loop, net, data, {"loss": "mse", "weighted_metrics": metrics})
     assert set(found) == {"loss", "d0_loss", "d1_loss", "d0_mae", "d1_mse"}
 
@@ -124,12 +127,12 @@ def test_crossentropy_is_of_the_kind_of_each_output(make_loop: Any, numbers: Any
     x, y = numbers
     targets = {"one": (y > 0).astype("int32"), "many": np.digitize(y[:, 0], [-1.0, 4.0])}
     data = tf.data.Dataset.from_tensor_slices((x, targets)).batch(20)
-    _fit_both(_loop(make_loop, WHERE[1], net, loss="crossentropy"), net, data, {"loss": "crossentropy"})
+    _fit_both(_loop(make_loop, TWO, net, loss="crossentropy"), net, data, {"loss": "crossentropy"})
 
 
 def test_one_weight_for_one_loss(make_loop: Any, numbers: Any) -> None:
     net, options = _model({"a": 1, "b": 1}), {"loss": "mse", "loss_weights": 0.5}
-    _fit_both(_loop(make_loop, WHERE[1], net, **options), net, _data({"a": 1.0, "b": -2.0}, numbers), options)
+    _fit_both(_loop(make_loop, TWO, net, **options), net, _data({"a": 1.0, "b": -2.0}, numbers), options)
 
 
 # --- nested outputs
@@ -143,7 +146,7 @@ FACTORS = {"u": {"a": 1.0, "b": 2.0}, "c": -1.0}
     "options",
     [
         {"loss": "mse"},
-        {"loss": {"u": {"a": "mse", "b": "mae"}, "c": "mse"}},
+        pytest.param({"loss": {"u": {"a": "mse", "b": "mae"}, "c": "mse"}}, marks=pytest.mark.slow),  # with weights too
         {
             "loss": {"u": {"a": "mse", "b": "mae"}, "c": absolute},
             "loss_weights": {"u": {"a": 2.0, "b": 0.5}, "c": 0.25},
@@ -170,7 +173,7 @@ def test_metrics_and_weights_of_nested_dicts(make_loop: Any, numbers: Any) -> No
         "metrics": {"u": {"a": ["mae"], "b": ["mse", "mae"]}, "c": ["mae"]},
         "weighted_metrics": {"u": {"a": ["mse"], "b": []}, "c": []},
     }
-    loop = _loop(make_loop, WHERE[1], net, **options)
+    loop = _loop(make_loop, TWO, net, **options)
     # Keras names a loss by its path and a metric by its layer; here both go by the path
     layers = {
         f"d{i}_{metric}": f"{path}_{metric}" for i, path in enumerate(("c", "u/a", "u/b")) for metric in ("mae", "mse")
@@ -183,7 +186,7 @@ def test_names_of_nested_outputs_serve_as_keys(make_loop: Any, numbers: Any) -> 
     net, nested = _model(NESTED), {"u": {"a": "mse", "b": "mae"}, "c": "mse"}
     named = {"u/a": "mse", "u/b": "mae", "c": "mse"}
     data = _data(FACTORS, numbers)
-    one, other = (_loop(make_loop, WHERE[1], net, loss=loss).fit(data, verbose=0).history for loss in (nested, named))
+    one, other = (_loop(make_loop, TWO, net, loss=loss).fit(data, verbose=0).history for loss in (nested, named))
     assert one == other
 
 
@@ -199,9 +202,7 @@ def test_a_tuple_with_a_dict(kind: str, where: Any, make_loop: Any, numbers: Any
 
 def test_lists_within_a_dict(make_loop: Any, numbers: Any) -> None:
     net, options = _model({"u": [1, 1], "c": 1}), {"loss": {"u": ["mse", "mae"], "c": "mse"}}
-    found = _fit_both(
-        _loop(make_loop, WHERE[1], net, **options), net, _data({"u": (1.0, -1.0), "c": 2.0}, numbers), options
-    )
+    found = _fit_both(_loop(make_loop, TWO, net, **options), net, _data({"u": (1.0, -1.0), "c": 2.0}, numbers), options)
     assert set(found) == {"loss", "c_loss", "u/d1_loss", "u/d2_loss"}
 
 
@@ -217,11 +218,11 @@ def test_lists_within_a_dict(make_loop: Any, numbers: Any) -> None:
 )
 def test_nests_that_do_not_fit(options: Any, match: str, make_loop: Any, numbers: Any) -> None:
     with pytest.raises(StepError, match=match):
-        _loop(make_loop, WHERE[1], _model(NESTED), **options).fit(_data(FACTORS, numbers), verbose=0)
+        _loop(make_loop, TWO, _model(NESTED), **options).fit(_data(FACTORS, numbers), verbose=0)
 
 
 def test_targets_in_another_nest(make_loop: Any, numbers: Any) -> None:
-    loop = _loop(make_loop, WHERE[1], _model(NESTED))
+    loop = _loop(make_loop, TWO, _model(NESTED))
     with pytest.raises(StepError, match=r"targets do not fit the model's outputs \['c', 'u/a', 'u/b'\]"):
         loop.fit(_data({"u": {"a": 1.0, "x": 1.0}, "c": 1.0}, numbers), verbose=0)
     with pytest.raises(StepError, match="no target for the output 'u/b'"):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest, Spec
 from mirrorkit.errors import StepError
+from mirrorkit.strategy import class_name
 from mirrorkit.train.step.layer_state import layers_of, training_argument
 from mirrorkit.train.step.models import Models
 from mirrorkit.train.step.outputs import Batch
@@ -34,7 +35,7 @@ def build(model: KerasModel, batch: Batch, strategy: tf.distribute.Strategy) -> 
     for part in model.parts if isinstance(model, Models) else [model]:
         if isinstance(part, keras.Model) and part.distribute_strategy is not strategy:
             raise StepError(
-                f"The model {part.name!r} was not created in the scope of this {type(strategy).__name__}. Create model "
+                f"The model {part.name!r} was not created in the scope of this {class_name(strategy)}. Create model "
                 "and optimizer inside `with strategy.scope():`, and load_model there too."
             )
     try:

@@ -11,6 +11,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasLayer, KerasModel, KerasOptimizer, KerasVariable, Nest, Spec, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import trainable_variables
+from mirrorkit.strategy import class_name
 from mirrorkit.train.step.layer_state import layers_of
 from mirrorkit.train.step.models import Models
 from mirrorkit.train.step.outputs import Batch, unpack_batch
@@ -274,7 +275,7 @@ def check_variables(strategy: tf.distribute.Strategy, variables: Sequence[Variab
     for variable in variables:
         if not strategy.extended.variable_created_in_scope(native(variable)):
             raise StepError(
-                f"The variable {variable.path!r} was not created in the scope of this {type(strategy).__name__}. "
+                f"The variable {variable.path!r} was not created in the scope of this {class_name(strategy)}. "
                 "Create model and optimizer inside `with strategy.scope():`, and load_model there too."
             )
 

@@ -29,7 +29,7 @@ from mirrorkit.optim import (
     slots_by_name,
     treats_numbers_alike,
 )
-from mirrorkit.strategy import is_parameter_server, is_tpu, num_workers
+from mirrorkit.strategy import class_name, is_parameter_server, is_tpu, num_workers
 from mirrorkit.train.reduce.gathering import gather_rows
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.sharded_slots import Pieces, WholeSlot, whole_values
@@ -228,7 +228,7 @@ def check_strategy(strategy: tf.distribute.Strategy, weights: Sequence[KerasVari
     if central or is_parameter_server(strategy) or is_tpu(strategy):
         raise StepError(
             f"shard_optimizer=True needs replicas that each hold the weights: 'mirrored' or 'multi_worker'; found "
-            f"{type(strategy).__name__}. Use one of these strategies. {_WITHOUT}"
+            f"{class_name(strategy)}. Use one of these strategies. {_WITHOUT}"
         )
     if is_placed:
         raise StepError(

@@ -156,6 +156,24 @@ def shapes():
         return {"error": str(error), "steps": loop.position.steps}
 
 
+def larger_models():
+    """What is for models larger than a device."""
+    found = {}
+    try:
+        with mk.parallel.Layout({".": 0}, devices=["cpu:0"]), servers.scope():
+            keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    except mk.errors.StepError as error:
+        found["layout"] = str(error)
+    with servers.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        step = mk.train.Step(model, keras.optimizers.SGD(0.1), loss="mse", shard_optimizer=True)
+    try:
+        step.build(servers)
+    except mk.errors.StepError as error:
+        found["shard_optimizer"] = str(error)
+    return found
+
+
 class Vectors:
     """Learns a vector for each id: the mean of what it is asked to be."""
 
@@ -199,4 +217,4 @@ def table():
     }
 
 
-run(augmented, accumulated, from_loss, whole_batch, unbuilt, shapes, table)
+run(augmented, accumulated, from_loss, whole_batch, unbuilt, shapes, larger_models, table)

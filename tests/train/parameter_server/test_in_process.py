@@ -131,6 +131,14 @@ def test_shapes_that_do_not_fit_are_found_before_the_first_step(one_worker):
 
 
 @pytest.mark.slow
+def test_layouts_and_sharded_slots_are_refused(one_worker):
+    found = one_worker("larger_models")
+    assert "A layout goes with one device or mirrored, found ParameterServerStrategy" in found["layout"]
+    assert "mk.parallel.PartitionedTable" in found["layout"]
+    assert "'mirrored' or 'multi_worker'; found ParameterServerStrategy" in found["shard_optimizer"]
+
+
+@pytest.mark.slow
 def test_a_table_in_shards_on_all_servers(one_worker):
     table = one_worker("table")
     assert table["shards"] == [[34, 4], [34, 4], [33, 4]]

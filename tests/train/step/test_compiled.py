@@ -57,8 +57,18 @@ COMPILED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
-@pytest.mark.parametrize("kind", COMPILED)
+ONE, TWO = ("one_device", 1), ("mirrored", 2)
+FAST = [("Loss", ONE), ("function", TWO), ("lists", TWO), ("wrapper", TWO), ("weighted", TWO)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        pytest.param(kind, where, marks=[pytest.mark.slow] * ((kind, where) not in FAST), id=f"{kind}-{where}")
+        for kind in COMPILED
+        for where in (ONE, TWO)
+    ],
+)
 def test_trains_as_keras_does(kind: str, where: Any, strategy_of: Any, numbers: Any) -> None:
     def net() -> Any:
         keras.utils.set_random_seed(0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import KINDS, largest_difference, plain_dataset, set_values, values_of
+from training_helpers import MIRRORED_FAST, largest_difference, plain_dataset, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -66,7 +66,7 @@ def _loop(strategy: Any, step: Any = Line, **options: Any) -> mk.train.Loop:
     return mk.train.Loop(strategy, made, **options)
 
 
-@pytest.mark.parametrize("where", KINDS, ids=str)
+@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
 def test_evaluate_and_predict_as_keras(where: Any, strategy_of: Any, numbers: Any) -> None:
     """Exact with a partial last batch (60 in batches of 13: the last one has 8, on three replicas 3, 3, 2)."""
     loop = _loop(strategy_of(*where))
@@ -81,7 +81,11 @@ def test_evaluate_and_predict_as_keras(where: Any, strategy_of: Any, numbers: An
     np.testing.assert_allclose(loop.predict(data)["y"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("make", [mk.data.batches, mk.data.resident], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [pytest.param(mk.data.batches, marks=pytest.mark.slow), mk.data.resident],  # batches, fast: the next test
+    ids=lambda make: make.__name__,
+)
 def test_validation_with_an_empty_share(make: Any, strategy_of: Any, numbers: Any) -> None:
     """61 examples in batches of 20 leave one for the last batch: the second replica has none."""
     x, y = (np.concatenate([part, part[:1]]) for part in numbers)
@@ -208,7 +212,7 @@ def by_hand(numbers: Any) -> tuple[Alternating, list[float]]:
     return step, means
 
 
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 3), ("central_storage", 2)], ids=str)
+@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
 def test_several_updates_of_a_batch_one_after_the_other(
     where: Any, strategy_of: Any, numbers: Any, by_hand: Any
 ) -> None:

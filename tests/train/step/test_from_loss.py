@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import cut, numbers_of
-from training_helpers import KINDS, largest_difference, plain_dataset, sequential
+from training_helpers import MIRRORED_FAST, largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -233,7 +233,7 @@ def _dataset(case: Any, x: np.ndarray) -> tf.data.Dataset:
     return _rows(case.data(x))
 
 
-@pytest.mark.parametrize("where", KINDS, ids=str)
+@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: type(case).__name__)
 def test_as_plain_tensorflow(case: Any, where: Any, make: Any, x: np.ndarray, assert_replicas_equal: Any) -> None:
     """Two epochs with validation: every log and every weight."""
@@ -251,7 +251,7 @@ def test_as_plain_tensorflow(case: Any, where: Any, make: Any, x: np.ndarray, as
     assert_replicas_equal(loop)
 
 
-@pytest.mark.parametrize("where", KINDS, ids=str)
+@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
 def test_with_the_options_of_a_step(where: Any, make: Any, x: np.ndarray, assert_replicas_equal: Any) -> None:
     """Clip, averages, accumulation and a loss scale: updates of 40 and 21, and Keras's own averages."""
     options = {"clip_norm": 0.05, "ema": 0.9, "accumulate": 2, "loss_scale": 1024.0}
@@ -381,17 +381,18 @@ def test_several_models_do_not_fit_into_one_file(make: Any, x: np.ndarray, tmp_p
 
 
 def test_a_run_goes_on_bit_for_bit(make: Any, x: np.ndarray, tmp_path: Any) -> None:
-    """Noise, averages and a loss scale: two epochs at once, and one after the other by two loops."""
+    """Noise, averages and a loss scale: a second epoch by the same loop, and by another one from the checkpoint."""
     whole, parts = make(("mirrored", 2), Vae(), ema=0.9, loss_scale="dynamic")
-    whole.fit(_rows(x), epochs=2, verbose=0)
-    for epochs in (1, 2):
-        loop, again = make(("mirrored", 2), Vae(), ema=0.9, loss_scale="dynamic")
-        loop.fit(_rows(x), epochs=epochs, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path)])
+    whole.fit(_rows(x), verbose=0, callbacks=[mk.train.Checkpoints(tmp_path)])
+    whole.fit(_rows(x), epochs=2, initial_epoch=1, verbose=0)
+    loop, again = make(("mirrored", 2), Vae(), ema=0.9, loss_scale="dynamic")
+    loop.fit(_rows(x), epochs=2, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path)])
     for one, other in zip(numbers_of(whole.step.variables), numbers_of(loop.step.variables), strict=True):
         np.testing.assert_array_equal(one, other)
     assert largest_difference(_all(parts), _all(again)) == 0
 
 
+@pytest.mark.slow  # fast: test_warm_up.py, and test_custom_passes.py for several passes
 def test_warm_up_changes_nothing_and_compiles_everything(make: Any, x: np.ndarray) -> None:
     loop, _ = make(("mirrored", 2), Vae())
     before = numbers_of(loop.step.variables)

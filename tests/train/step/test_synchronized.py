@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import cut, numbers_of, train, updates
-from training_helpers import KINDS, keras_twin, largest_difference, plain_dataset, sequential
+from training_helpers import MIRRORED_FAST, keras_twin, largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -62,7 +62,7 @@ def _by_hand(model: Any, batches: Any, rate: float = _RATE) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("where", KINDS, ids=str)
+@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
 def test_equals_one_device_with_full_partial_and_empty_shares(
     where: Any, make_loop: Any, images: Any, assert_replicas_equal: Any
 ) -> None:
@@ -110,7 +110,7 @@ def test_one_copy_counts_in_totals_and_a_part_of_each_in_gradients(static: bool,
         pytest.param(("one_device", 1), mk.data.batches, marks=pytest.mark.slow),
         pytest.param(("mirrored", 2), mk.data.batches, marks=pytest.mark.slow),
         (("mirrored", 3), mk.data.batches),
-        (("mirrored", 3), mk.data.resident),
+        pytest.param(("mirrored", 3), mk.data.resident, marks=pytest.mark.slow),  # fast: the rows themselves, below
         pytest.param(("one_device", 1), mk.data.resident, marks=pytest.mark.slow),
         pytest.param(("mirrored", 2), mk.data.resident, marks=pytest.mark.slow),
     ],
@@ -151,7 +151,9 @@ def _assert_as_gathered(strategy: Any, global_batch: Any, spec: Any, batches: An
         assert cut_here == gathered
 
 
-@pytest.mark.parametrize("where", [("mirrored", 3), ("central_storage", 2)], ids=str)
+@pytest.mark.parametrize(
+    "where", [("mirrored", 3), pytest.param(("central_storage", 2), marks=pytest.mark.slow)], ids=str
+)
 def test_rows_cut_from_the_global_batch_are_those_gathered(where: Any, strategy_of: Any, images: Any) -> None:
     """Bit for bit, whether the size is known beforehand or not."""
     batches = [tuple(tf.constant(part[:size]) for part in images) for size in (1, 2, 3, 5, 8, 14)]
@@ -162,7 +164,10 @@ def test_rows_cut_from_the_global_batch_are_those_gathered(where: Any, strategy_
 
 @pytest.mark.parametrize(
     ("batch", "examples", "shards"),
-    [(13, 40, 1), (16, 40, 4), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((14, 40, 1), (3, 6, 1)))],
+    [
+        (13, 40, 1),
+        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((16, 40, 4), (14, 40, 1), (3, 6, 1))),
+    ],
 )
 def test_resident_rows_are_those_gathered(
     batch: int, examples: int, shards: int, strategy_of: Any, images: Any
