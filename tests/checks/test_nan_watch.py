@@ -54,7 +54,9 @@ def assert_weights_equal(one: mk.train.Loop, other: mk.train.Loop) -> None:
 ONE, TWO, CENTRAL = ("one_device", 1), ("mirrored", 2), ("central_storage", 2)
 
 
-@pytest.mark.parametrize(("where", "every"), [(ONE, 200), (TWO, 1), (CENTRAL, 5)], ids=str)
+@pytest.mark.parametrize(
+    ("where", "every"), [(ONE, 200), (TWO, 1), pytest.param(CENTRAL, 5, marks=pytest.mark.slow)], ids=str
+)
 def test_the_layer_is_named_and_the_weights_are_those_before(where: Any, every: int, strategy_of: Any) -> None:
     recipe = mk.data.batches(with_a_bad_example(40), global_batch_size=BATCH)  # in batch 6 of 0 to 9
     loop = make_loop(strategy_of(*where))
@@ -158,7 +160,7 @@ def hiding_net() -> Any:
     return keras.Sequential([keras.Input((4,)), L.Dense(8, name="first"), hide, L.Dense(1)])
 
 
-@pytest.mark.parametrize("every", [3, 200])
+@pytest.mark.parametrize("every", [3, pytest.param(200, marks=pytest.mark.slow)])
 def test_weights_that_are_nan_while_the_loss_is_not(every: int, strategy_of: Any) -> None:
     bad = X.copy()
     bad[25, 2] = np.nan  # in batch 4

@@ -16,7 +16,10 @@ from mirrorkit._keras import keras
 from mirrorkit.checks import sync
 from mirrorkit.errors import StepError
 
-KINDS = [("one_device", 1), ("mirrored", 3), ("central_storage", 2)]
+KINDS = [
+    ("mirrored", 3),
+    *(pytest.param(where, marks=pytest.mark.slow) for where in (("one_device", 1), ("central_storage", 2))),
+]
 
 
 def change(strategy: Any, variable: Any, replica: int, index: Any, value: Any) -> None:
@@ -62,7 +65,13 @@ def test_the_report_names_the_first_variable_the_replica_and_by_how_much(step_of
         assert part in str(report)
 
 
-@pytest.mark.parametrize(("value", "largest"), [(np.nan, np.inf), (np.inf, np.inf), (-0.0, 0.0), (1e-30, 1e-30)])
+@pytest.mark.parametrize(
+    ("value", "largest"),
+    [
+        *((np.nan, np.inf), (-0.0, 0.0)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((np.inf, np.inf), (1e-30, 1e-30))),
+    ],
+)
 def test_differences_that_are_no_ordinary_numbers(value: float, largest: float, step_of: Callable[..., Any]) -> None:
     strategy, step = step_of("mirrored", 2)
     bias = step.model.layers[0].bias

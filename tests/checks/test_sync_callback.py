@@ -78,7 +78,14 @@ def test_repair_warns_and_goes_on(unreduced: Any, numbers: Any) -> None:
     assert mk.checks.in_sync(unreduced.strategy, unreduced.step.variables)
 
 
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2), ("central_storage", 2)], ids=str)
+@pytest.mark.parametrize(
+    "where",
+    [
+        ("mirrored", 2),
+        *(pytest.param(other, marks=pytest.mark.slow) for other in (("one_device", 1), ("central_storage", 2))),
+    ],
+    ids=str,
+)
 def test_a_right_step_is_looked_at_every_so_many_steps_and_at_the_end(
     where: Any, step_of: Callable[..., Any], numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

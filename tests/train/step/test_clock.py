@@ -68,7 +68,10 @@ _OTHERS: dict[str, tuple[Any, Any]] = {
     ("optimizer", "options", "lengths"),
     [
         pytest.param(_rising, {}, (1, 4, "auto"), id="schedule"),
-        *(pytest.param(*case, (1, 4), id=name) for name, case in _OTHERS.items()),
+        *(
+            pytest.param(*case, (1, 4), id=name, marks=[pytest.mark.slow] * (name == "loss scale"))
+            for name, case in _OTHERS.items()
+        ),
         *(
             pytest.param(*case, (1, "auto"), id=f"{name}, auto", marks=pytest.mark.slow)
             for name, case in _OTHERS.items()
@@ -86,7 +89,9 @@ def test_the_length_of_calls_changes_no_bit(
         _assert_same_bits(found, first)
 
 
-@pytest.mark.parametrize("own", [AsksItsSchedule, type("Plain", (keras.optimizers.SGD,), {})])
+@pytest.mark.parametrize(
+    "own", [AsksItsSchedule, pytest.param(type("Plain", (keras.optimizers.SGD,), {}), marks=pytest.mark.slow)]
+)
 def test_an_optimizer_of_ones_own_works_its_rate_out_itself(own: Any, strategy_of: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     _assert_same_bits(_weights(strategy, _decaying(own)), _weights(strategy, _decaying(keras.optimizers.SGD)))
@@ -151,7 +156,7 @@ def test_a_schedule_with_a_state_is_refused(strategy_of: Any) -> None:
         mk.train.Loop(strategy, step).fit(_data(), verbose=0)
 
 
-@pytest.mark.parametrize("size", [5, 8])
+@pytest.mark.parametrize("size", [pytest.param(5, marks=pytest.mark.slow), 8])
 def test_a_map_that_changes_the_number_of_examples_is_refused(size: int, strategy_of: Any) -> None:
     def twice(x: tf.Tensor, y: tf.Tensor) -> Any:
         return tf.concat([x, -x], 0), tf.concat([y, y], 0)

@@ -155,7 +155,7 @@ def test_the_norm_is_added_up_in_the_same_order(make_loop: Any, numbers: Any) ->
     _run_both(make_loop, ("mirrored", 2), net, lambda: keras.optimizers.SGD(1.0, 0.5), run, clip_norm=0.1)
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 4])
+@pytest.mark.parametrize("replicas", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_each_replica_has_its_share_of_the_slots(replicas: int, make_loop: Any) -> None:
     """Counted from the variables on each device; only learning rate and iterations are on all."""
 
@@ -183,7 +183,7 @@ def test_each_replica_has_its_share_of_the_slots(replicas: int, make_loop: Any) 
 
 
 def test_on_one_replica_nothing_changes(make_loop: Any, numbers: Any) -> None:
-    loops = [make_loop(("one_device", 1), _net, _decaying, shard_optimizer=sharded) for sharded in (False, True)]
+    loops = [make_loop(("one_device", 1), line_net, _decaying, shard_optimizer=sharded) for sharded in (False, True)]
     for loop in loops:
         loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
     assert_same(*loops)
