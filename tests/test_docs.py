@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 # No code of their own: tables, and the commands that made them.
 TABLES = [ROOT / "docs" / name for name in ("corpus.md", "hardware.md", "speed-figures.md")]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FIRST_READ = ("README.md", "getting-started.md")  # the other pages run in the slow set
+FIRST_READ = ("README.md",)  # the other pages run in the slow set
 RUN = [
     pytest.param(page, id=page.name, marks=[] if page.name in FIRST_READ else pytest.mark.slow)
     for page in PAGES

@@ -31,7 +31,11 @@ def test_the_sample_has_every_kind() -> None:
     assert len(ENTRIES) >= 40
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+# Fast: masks in train/test_silent_differences.py and BatchNorm in train/step/test_layer_state.py.
+LARGE = {"CNN, plain BatchNorm", "bag of words: Embedding, mean under a mask, SGD"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in SAMPLE])
 def test_an_entry_of_each_kind(name: str) -> None:
     row = cells(ENTRIES[name], here(ENTRIES[name]))
     assert not {place: cell for place, cell in row.items() if cell.is_red}

@@ -56,7 +56,12 @@ def _green(name: str, where: list[tuple[str, int]]) -> None:
     assert not red, f"difference (control) of {name}: {red}"
 
 
-@pytest.mark.parametrize(("name", "where"), _CORNERS, ids=[name for name, _ in _CORNERS])
+@pytest.mark.parametrize(
+    ("name", "where"),
+    # a layout, fast: parallel/test_placed_training.py
+    [pytest.param(*corner, marks=[pytest.mark.slow] * (corner[0] == "transformer")) for corner in _CORNERS],
+    ids=[name for name, _ in _CORNERS],
+)
 def test_a_corner_of_the_table(name: str, where: tuple[str, int]) -> None:
     _green(name, [where])
 

@@ -78,6 +78,10 @@ def test_batchnorm_that_each_replica_keeps_for_itself() -> None:
 def test_batchnorm_of_one_replica() -> None:
     message = _fails(lambda: FirstReplicasState(net(L.BatchNormalization()), _sgd()), reference="shards")
     assert "layer state that is not combined: the weights are correct, but" in message
+
+
+@pytest.mark.slow  # fast: a Step with such layers, in test_equivalence_right.py
+def test_batchnorm_that_is_combined() -> None:
     mk.testing.assert_equivalent(
         lambda: RightState(net(L.BatchNormalization()), _sgd()),
         points(),

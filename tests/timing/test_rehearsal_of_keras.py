@@ -18,7 +18,7 @@ L = keras.layers
 @pytest.mark.parametrize(
     "place", [("one_device", 1), pytest.param(("mirrored", 2), marks=pytest.mark.slow)], ids=lambda where: where[0]
 )
-@pytest.mark.parametrize("restore", ["model and optimizer", "model"])
+@pytest.mark.parametrize("restore", [pytest.param("model and optimizer", marks=pytest.mark.slow), "model"])
 def test_keras_fit_traces_nothing_more_and_trains_the_same_bits(
     place: tuple[str, int], restore: str, strategy_of: Callable[..., tf.distribute.Strategy]
 ) -> None:

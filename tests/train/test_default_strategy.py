@@ -27,10 +27,18 @@ def _loop(strategy: Any, **options: Any) -> mk.train.Loop:
     return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", metrics=["mae"], **options))
 
 
+OPTIONS = {"accumulate": 2, "loss_scale": 64.0, "ema": 0.9, "clip_norm": 1.0}
+FAST = ("batches-plain", "resident-plain", "tf.data-options")
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"accumulate": 2, "loss_scale": 64.0, "ema": 0.9, "clip_norm": 1.0}], ids=["plain", "options"]
+    ("kind", "options"),
+    [
+        pytest.param(kind, options, id=name, marks=[pytest.mark.slow] * (name not in FAST))
+        for kind in ("batches", "resident", "tf.data")
+        for name, options in ((f"{kind}-plain", {}), (f"{kind}-options", OPTIONS))
+    ],
 )
-@pytest.mark.parametrize("kind", ["batches", "resident", "tf.data"])
 def test_a_loop_trains_evaluates_and_predicts(
     kind: str, options: dict[str, Any], strategy_of: Any, numbers: Any
 ) -> None:

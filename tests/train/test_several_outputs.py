@@ -145,7 +145,7 @@ FACTORS = {"u": {"a": 1.0, "b": 2.0}, "c": -1.0}
 @pytest.mark.parametrize(
     "options",
     [
-        {"loss": "mse"},
+        pytest.param({"loss": "mse"}, marks=pytest.mark.slow),  # fast: the tuple with a dict below
         pytest.param({"loss": {"u": {"a": "mse", "b": "mae"}, "c": "mse"}}, marks=pytest.mark.slow),  # with weights too
         {
             "loss": {"u": {"a": "mse", "b": "mae"}, "c": absolute},

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import KINDS, keras_twin, largest_difference, line_net, plain_dataset, sequential
+from training_helpers import MIRRORED_FAST, keras_twin, largest_difference, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -118,7 +118,7 @@ def _segments() -> Any:
     return sequential((4, 4, 2), L.Conv2D(3, 3, padding="same"))
 
 
-@pytest.mark.parametrize("where", KINDS, ids=str)
+@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_ignored_classes_do_not_count(where: Any, weighted: bool, make_loop: Any) -> None:
     rng = np.random.default_rng(0)
@@ -170,7 +170,9 @@ def _masked_and_added() -> Any:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"loss_scale": 64.0}, {"accumulate": 2}], ids=["plain", "loss scale", "accumulate"]
+    "options",
+    [{}, pytest.param({"loss_scale": 64.0}, marks=pytest.mark.slow), {"accumulate": 2}],
+    ids=["plain", "loss scale", "accumulate"],
 )
 def test_a_masked_loss_beside_one_that_layers_add(options: dict[str, Any], make_loop: Any) -> None:
     tokens, y = _sentences()

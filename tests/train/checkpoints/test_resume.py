@@ -21,7 +21,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 @pytest.mark.parametrize(
     ("where", "at"),  # in the middle of the second epoch; and once after its last batch, before its validation
-    [*((where, 9) for where in KINDS), (KINDS[1], 11)],
+    [
+        (KINDS[1], 9),
+        (KINDS[1], 11),
+        pytest.param(KINDS[0], 9, marks=pytest.mark.slow),
+        pytest.param(KINDS[2], 9, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_bits_and_history_are_those_of_an_unbroken_run(

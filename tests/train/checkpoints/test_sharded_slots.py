@@ -80,7 +80,7 @@ def test_a_checkpoint_is_the_file_that_it_is_without_sharding(make_loop: Any, re
     np.testing.assert_equal(found[1], found[0])
 
 
-@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("sharded", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_two_replicas_go_on_as_four(sharded: bool, make_loop: Any, recipe: Any, tmp_path: Path) -> None:
     """Every value arrives; what follows has the bits of four replicas without sharding."""
     before = _loop(make_loop, 2, True)

@@ -82,7 +82,9 @@ def test_verbose_2_prints_a_line_per_epoch_and_0_nothing(loop: Any, data: Any, c
     assert f"loss: {report.history['loss'][1]:.4f}" in lines[-1]
 
 
-@pytest.mark.parametrize(("where", "bar"), [("terminal", True), ("notebook", True), ("file", False)])
+@pytest.mark.parametrize(
+    ("where", "bar"), [("terminal", True), pytest.param("notebook", True, marks=pytest.mark.slow), ("file", False)]
+)
 def test_verbose_auto_draws_a_bar_where_someone_looks(
     where: str, bar: bool, loop: Any, data: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import cut, numbers_of, train_by_hand, updates
-from training_helpers import KINDS, keras_twin, largest_difference, sequential
+from training_helpers import MIRRORED_FAST, keras_twin, largest_difference, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -31,7 +31,7 @@ def _joined(groups: list[Any]) -> list[Any]:
     return [tuple(np.concatenate(part) for part in zip(*group, strict=True)) for group in groups]
 
 
-@pytest.mark.parametrize("where", KINDS, ids=str)
+@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
 def test_an_update_equals_that_of_one_large_batch(
     where: Any, make_loop: Any, numbers: Any, assert_replicas_equal: Any
 ) -> None:
@@ -49,7 +49,7 @@ def test_an_update_equals_that_of_one_large_batch(
     assert_replicas_equal(loop)
 
 
-@pytest.mark.parametrize("where", KINDS, ids=str)
+@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
 def test_layer_state_and_seeds_are_those_of_more_shards(where: Any, make_loop: Any, numbers: Any) -> None:
     """BatchNorm and Dropout: one device computes the k * N shards by hand, all from the same state."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from step_helpers import cut, numbers_of, train, train_by_hand
-from training_helpers import KINDS, keras_twin, largest_difference, line_net, plain_dataset, sequential
+from training_helpers import MIRRORED_FAST, keras_twin, largest_difference, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -23,7 +23,7 @@ def _net() -> Any:
     return sequential((4,), L.Dense(5, activation="tanh"), L.Dense(1))
 
 
-@pytest.mark.parametrize("where", KINDS, ids=str)
+@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
 @pytest.mark.parametrize("by_step", [True, False], ids=["ema", "Keras's use_ema"])
 def test_averages_are_those_of_keras(
     where: Any, by_step: bool, make_loop: Any, numbers: Any, assert_replicas_equal: Any

@@ -128,7 +128,11 @@ def by_hand(points: tf.data.Dataset) -> tuple[list[np.ndarray], dict[str, list[f
     return [*generator.get_weights(), *discriminator.get_weights()], history
 
 
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2), ("central_storage", 2)], ids=str)
+@pytest.mark.parametrize(
+    "where",
+    [("mirrored", 2), *(pytest.param((kind, n), marks=pytest.mark.slow) for kind, n in (KINDS[0], KINDS[2]))],
+    ids=str,
+)
 def test_a_gan_trains_on_replicas_as_by_hand(
     where: Any, make_gan: Any, points: Any, by_hand: Any, copies: Any, assert_replicas_equal: Any
 ) -> None:

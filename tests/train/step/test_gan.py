@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import cut, numbers_of
-from training_helpers import KINDS, largest_difference, plain_dataset, sequential
+from training_helpers import MIRRORED_FAST, largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -93,7 +93,8 @@ class Watch(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
         self.seen.append(self.model.get_weights())
 
 
-@pytest.mark.parametrize("where", [pytest.param(("one_device", 1), marks=pytest.mark.slow), ("mirrored", 2)], ids=str)
+@pytest.mark.slow  # fast: the halves below, draws of replicas in test_from_loss.py, a resume in test_custom_passes.py
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
 def test_the_example_is_plain_tensorflow_also_when_it_goes_on(
     where: Any, strategy_of: Any, images: Any, tmp_path: Any, assert_replicas_equal: Any
 ) -> None:
@@ -147,9 +148,7 @@ def regularized() -> Any:
     return gan
 
 
-@pytest.mark.parametrize(
-    "where", [kind if kind[0] == "mirrored" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS], ids=str
-)
+@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
 def test_each_half_leaves_the_others_net(where: Any, strategy_of: Any, assert_replicas_equal: Any) -> None:
     """In the last batch all replicas but the first have nothing."""
     x = np.random.default_rng(0).normal(size=(61, 6)).astype("float32")

@@ -63,10 +63,10 @@ def _operations(loop: Any) -> int:
 
 
 def _everywhere() -> Iterator[Any]:
-    """All cases on two replicas, two of them fast, and the first of other strategies, which share the traced update."""
+    """All cases on two replicas, one of them fast, and the first of other strategies, which share the traced update."""
     others = [(where, "plain") for where in (("one_device", 1), ("central_storage", 2))]
     for where, case in (*((("mirrored", 2), case) for case in _CASES), *others):
-        slow = (where[0], case) not in (("mirrored", "plain"), ("mirrored", "ema"))
+        slow = (where[0], case) != ("mirrored", "plain")
         yield pytest.param(where, case, id=f"{where}-{case}", marks=pytest.mark.slow if slow else ())
 
 

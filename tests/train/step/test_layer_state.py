@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import KINDS, largest_difference, plain_dataset, sequential
+from training_helpers import MIRRORED_FAST, largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -20,7 +20,7 @@ def _noisy_net() -> Any:
     return sequential((4,), L.BatchNormalization(momentum=0.5), L.Dense(6), L.Dropout(0.4), L.Dense(1))
 
 
-@pytest.mark.parametrize("where", KINDS[1:], ids=str)
+@pytest.mark.parametrize("where", MIRRORED_FAST[1:], ids=str)
 def test_batchnorm_statistics_and_seeds_stay_equal(
     where: Any, make_loop: Any, numbers: Any, assert_replicas_equal: Any
 ) -> None:
@@ -64,7 +64,10 @@ class _Block(L.Layer):
         return self.inner(x, training=training)
 
 
-@pytest.mark.parametrize("place", ["in the model", "in a layer", "wrapped"])
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param("in the model", marks=pytest.mark.slow), "in a layer", "wrapped"],  # fast: test_synchronized.py
+)
 def test_synchronized_batchnorm_equals_one_replica(
     place: str, make_loop: Any, numbers: Any, assert_replicas_equal: Any
 ) -> None:

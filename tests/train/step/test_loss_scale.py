@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import cut, numbers_of, train, train_by_hand, updates, with_far_ones, with_policy
-from training_helpers import KINDS, keras_twin, largest_difference, line_net, plain_dataset, sequential
+from training_helpers import MIRRORED_FAST, keras_twin, largest_difference, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -33,7 +33,7 @@ def _adam() -> Any:
     return keras.optimizers.Adam(0.01)
 
 
-@pytest.mark.parametrize("where", KINDS, ids=str)
+@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
 def test_scale_skips_and_weights_are_those_of_keras(
     where: Any, make_loop: Any, numbers: Any, assert_replicas_equal: Any
 ) -> None:
@@ -66,7 +66,9 @@ def test_scale_skips_and_weights_are_those_of_keras(
     assert_replicas_equal(loop)
 
 
-@pytest.mark.parametrize("where", [("mirrored", 2), ("central_storage", 2)], ids=str)
+@pytest.mark.parametrize(
+    "where", [("mirrored", 2), pytest.param(("central_storage", 2), marks=pytest.mark.slow)], ids=str
+)
 def test_an_overflow_in_one_part_skips_the_update_of_all(where: Any, make_loop: Any, numbers: Any) -> None:
     batches = with_far_ones(numbers, batch=10, far=(2,))
     loop = make_loop(where, _net, _adam, loss_scale=LossScale(initial=_HUGE), accumulate=2)
@@ -112,7 +114,7 @@ def _half_net() -> Any:
         return sequential((4,), L.Dense(8, activation="tanh"), L.BatchNormalization(), L.Dense(1, dtype="float32"))
 
 
-@pytest.mark.parametrize("where", KINDS, ids=str)
+@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
 def test_mixed_float16_equals_one_device_that_computes_the_shards(
     where: Any, make_loop: Any, numbers: Any, assert_replicas_equal: Any
 ) -> None:

@@ -19,12 +19,16 @@ ops = keras.ops
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of", "ignore:The loss .* does not fit the model")
 
 
-LARGE = {"resnet32", "resnet56", "wide_resnet"}  # as resnet20, with more of the same
+LIKE_OTHERS = {"resnet32", "resnet56", "wide_resnet", "cifar_cnn", "speed_net", "mlp"}  # as resnet20 and mnist_cnn
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in mk.models.names() if hasattr(mk.models, n)],
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n in LIKE_OTHERS))
+        for n in mk.models.names()
+        if hasattr(mk.models, n)
+    ],
 )
 def test_silent_on_the_zoo(name: str, make_loop: Any) -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

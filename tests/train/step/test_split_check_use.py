@@ -20,7 +20,9 @@ ops = keras.ops
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of", "ignore:The loss .* does not fit the model")
 
 
-@pytest.mark.parametrize("kind", ["batches", "resident", "tf.data"])
+@pytest.mark.parametrize(
+    "kind", ["batches", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("resident", "tf.data"))]
+)
 def test_fit_checks_once_and_trains_on_every_batch_all_the_same(kind: str, make_loop: Any) -> None:
     split = mk.data.arrays(X, X[:, :1])
     if kind == "tf.data":

@@ -115,8 +115,8 @@ def _data(kind: str, images: Any) -> Any:
 @pytest.mark.parametrize(
     ("where", "kind"),
     [
-        (("mirrored", 3), "plain"),
         (("mirrored", 3), "batches"),
+        pytest.param(("mirrored", 3), "plain", marks=pytest.mark.slow),  # fast: rows of unknown number, below
         pytest.param(("mirrored", 3), "resident", marks=pytest.mark.slow),
         pytest.param(("one_device", 1), "plain", marks=pytest.mark.slow),
         pytest.param(("central_storage", 2), "plain", marks=pytest.mark.slow),
