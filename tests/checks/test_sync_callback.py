@@ -101,6 +101,7 @@ def test_a_right_step_is_looked_at_every_so_many_steps_and_at_the_end(
     assert at == [10]
 
 
+@pytest.mark.slow  # fast: the check itself, in test_sync.py
 def test_it_looks_at_optimizer_slots_too(step_of: Callable[..., Any], numbers: Any) -> None:
     strategy, step = step_of("mirrored", 2)
     slot = step.optimizer.variables[-1]

@@ -125,7 +125,10 @@ def test_strangers_at_the_port_do_not_disturb(cluster, line):
         assert host.result() == [None]
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n", json.dumps([1]).encode() + b"\n"])
+@pytest.mark.parametrize(
+    "answer",
+    [pytest.param(b"", marks=pytest.mark.slow), b"HTTP/1.1 400 Bad Request\r\n", json.dumps([1]).encode() + b"\n"],
+)
 def test_another_program_at_the_address_of_the_first_task_is_told_apart(cluster, answer):
     host, _, port = cluster.workers[0].rpartition(":")
     with socket.create_server((host, int(port))) as server:

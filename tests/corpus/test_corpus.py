@@ -31,11 +31,15 @@ def test_the_sample_has_every_kind() -> None:
     assert len(ENTRIES) >= 40
 
 
-# Fast: masks in train/test_silent_differences.py and BatchNorm in train/step/test_layer_state.py.
-LARGE = {"CNN, plain BatchNorm", "bag of words: Embedding, mean under a mask, SGD"}
+# Fast: BatchNorm in train/step/test_layer_state.py, masks in train/test_silent_differences.py, own losses in
+# train/step/test_compiled.py, pairs in train/step/test_from_loss.py.
+SLOW = {
+    *("CNN, plain BatchNorm", "bag of words: Embedding, mean under a mask, SGD"),
+    *("a Loss subclass that is not registered", "siamese net, contrastive pairs"),
+}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in SAMPLE])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in SAMPLE])
 def test_an_entry_of_each_kind(name: str) -> None:
     row = cells(ENTRIES[name], here(ENTRIES[name]))
     assert not {place: cell for place, cell in row.items() if cell.is_red}

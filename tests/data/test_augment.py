@@ -64,7 +64,10 @@ def _covered(images):
 @pytest.mark.parametrize(
     ("count", "dtype"),
     [
-        *((23, dtype) for dtype in DTYPES),
+        *(
+            pytest.param(23, dtype, marks=[pytest.mark.slow] * (dtype not in ("bool", "uint8", "int64", "bfloat16")))
+            for dtype in DTYPES
+        ),
         *((0, dtype) for dtype in ("bool", "uint8", "bfloat16", "float32", "float64")),
     ],
 )

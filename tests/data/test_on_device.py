@@ -40,7 +40,7 @@ def _train(strategy: Any, recipe: Any, **options: Any) -> tuple[list[np.ndarray]
 @pytest.mark.parametrize(
     ("where", "options"),
     [
-        (("one_device", 1), {}),
+        pytest.param(("one_device", 1), {}, marks=pytest.mark.slow),
         (("mirrored", 3), {}),
         pytest.param(("central_storage", 2), {"accumulate": 2}, marks=pytest.mark.slow),
     ],
@@ -113,7 +113,7 @@ def many_dtypes() -> Any:
     [
         (("one_device", 1), 1, tf.int64),
         (("mirrored", 3), 1, tf.int32),
-        (("mirrored", 2), 2, tf.int32),
+        pytest.param(("mirrored", 2), 2, tf.int32, marks=pytest.mark.slow),
         (("mirrored", 2), 2, tf.int64),
     ],
     ids=str,

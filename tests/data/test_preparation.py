@@ -59,7 +59,7 @@ def test_a_map_that_gives_no_pair_is_refused(make, source):
 
 
 @pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("shuffle", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_batch_larger_than_the_set_is_one_with_all_examples(make, shuffle, source):
     place, options = source(make), {"shuffle": shuffle, "augment": [data.augment.flip()], "seed": 2}
     recipe, whole = (make(place, global_batch_size=size, **options) for size in (64, 50))

@@ -183,15 +183,17 @@ def test_a_start_reads_nothing_of_what_comes_before(tmp_path):
         list(recipe.dataset())
 
 
-@pytest.mark.parametrize("change", [{}, {"epoch": 2}, {"seed": 5}, {"size": 9}, {"buffer": 40}])
-def test_what_the_order_depends_on(tmp_path, change):
+def test_what_the_order_depends_on(tmp_path):
     write_numbers(tmp_path, [40, 60, 80])
 
     def order(epoch=1, seed=4, size=20, buffer=90):
         options = {"global_batch_size": size, "shuffle_buffer": buffer, "seed": seed}
         return order_of(data.records(tmp_path, decode=number_of, shuffle=True, **options), epoch)
 
-    assert (order(**change) == order()) == (not change)
+    first = order()
+    assert order() == first
+    for change in ({"epoch": 2}, {"seed": 5}, {"size": 9}, {"buffer": 40}):
+        assert order(**change) != first, change
 
 
 def test_a_block_shuffles_what_each_stream_gives_to_it(tmp_path):

@@ -243,9 +243,7 @@ _OFF = [
 ]
 _FAST = {
     ("SGD", "the reduction"),
-    ("accumulate", "running sums"),
     ("BatchNorm", "layer state is combined"),
-    ("Dropout", "seeds of their own"),
     ("BatchNorm, empty share", "empty shares are not run"),
 }
 _PAIRS = [

@@ -83,7 +83,9 @@ def test_pixels_of_uint8_and_float_give_the_same_logits(name):
     assert -4 <= rescaled[0] <= 0 < rescaled[1] <= 4
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("resnet32", "resnet56"))) for n in ZOO]
+)
 def test_other_shapes_and_classes(name):
     model = models.create(name, input_shape=(33, 40, 2), num_classes=7, **SMALL.get(name, {}))
     assert model.input_shape == (None, 33, 40, 2)

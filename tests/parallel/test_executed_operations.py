@@ -40,7 +40,8 @@ def expected(net: Any, replicas: int) -> dict[tuple[str, str], int]:
 @pytest.mark.parametrize(
     ("net", "replicas"),
     [
-        *[(net, 1) for net in (mlp, cnn, transformer)],
+        *[(net, 1) for net in (mlp, cnn)],
+        pytest.param(transformer, 1, marks=pytest.mark.slow),
         *[pytest.param(net, 2, marks=pytest.mark.slow) for net in (mlp, cnn, transformer)],
     ],
 )

@@ -86,7 +86,7 @@ def test_a_report_can_be_required_to_be_clean() -> None:
         mk.checks.placement(convolutions(_layer(_print)), pictures()("batches"), devices="gpu:2", require="clean")
 
 
-@pytest.mark.parametrize("layer", [keras.layers.GRU, keras.layers.LSTM])
+@pytest.mark.parametrize("layer", [keras.layers.GRU, pytest.param(keras.layers.LSTM, marks=pytest.mark.slow)])
 def test_a_loop_within_a_step_counts_as_one_round(layer: Any) -> None:
     def make_step() -> Any:
         model = keras.Sequential([keras.Input((5, 6)), layer(4, use_cudnn=False), keras.layers.Dense(1)])

@@ -29,7 +29,7 @@ def strategy(request: Any, strategy_of: Callable[..., Any]) -> Any:
     ("place", "listed"),
     [
         pytest.param(PLACES[0], True, marks=pytest.mark.slow),
-        (PLACES[1], True),
+        pytest.param(PLACES[1], True, marks=pytest.mark.slow),  # fast: within the scope, below
         (PLACES[1], False),
         pytest.param(PLACES[2], False, marks=pytest.mark.slow),
     ],
@@ -124,7 +124,7 @@ def test_a_concrete_function() -> None:
     assert float(total) == 1
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_error_within_the_function_restores_as_well(plain: bool, strategy_of: Callable[..., Any]) -> None:
     own = Own(strategy_of("mirrored", 2))
 

@@ -49,8 +49,9 @@ def _adam() -> Any:
 @pytest.mark.parametrize(
     ("case", "make", "where"),
     [
-        *((case, mk.data.batches, ("mirrored", 2)) for case in ("tuples", "dicts", "nested")),
+        *((case, mk.data.batches, ("mirrored", 2)) for case in ("dicts", "nested")),
         ("nested", mk.data.resident, ("mirrored", 2)),
+        pytest.param("tuples", mk.data.batches, ("mirrored", 2), marks=pytest.mark.slow),
         pytest.param("a tuple and a dict", mk.data.batches, ("mirrored", 2), marks=pytest.mark.slow),
         pytest.param("tuples", mk.data.resident, ("one_device", 1), marks=pytest.mark.slow),
         pytest.param("nested", mk.data.batches, ("one_device", 1), marks=pytest.mark.slow),
@@ -105,7 +106,7 @@ def _small_net() -> Any:
         pytest.param(("mirrored", 2), mk.data.batches, 21, marks=pytest.mark.slow),
         pytest.param(("mirrored", 2), mk.data.resident, 21, marks=pytest.mark.slow),
         pytest.param(("mirrored", 3), mk.data.batches, 22, marks=pytest.mark.slow),
-        (("mirrored", 3), mk.data.resident, 4),  # one replica gets none
+        pytest.param(("mirrored", 3), mk.data.resident, 4, marks=pytest.mark.slow),  # one replica gets none
         (("mirrored", 3), mk.data.batches, 2),
     ],
 )

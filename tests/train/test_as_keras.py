@@ -75,6 +75,7 @@ def test_class_weights_leave_other_classes_at_one(one_hot: str | None, make_loop
     np.testing.assert_allclose(history["loss"][0], np.mean(crossentropy * np.where(y == 1, 3, 1)), rtol=1e-5)
 
 
+@pytest.mark.slow  # fast: test_several_outputs.py
 def test_several_outputs_as_in_keras(make_loop: Any, numbers: Any, classes: Any) -> None:
     def net() -> Any:
         inputs = keras.Input((4,))
@@ -100,6 +101,7 @@ def test_several_outputs_as_in_keras(make_loop: Any, numbers: Any, classes: Any)
         np.testing.assert_allclose(outputs[name], expected[name], atol=1e-5)
 
 
+@pytest.mark.slow  # fast: test_several_outputs.py, and dicts of inputs in test_arrays_as_keras.py
 def test_a_list_of_outputs_as_in_keras(make_loop: Any, numbers: Any) -> None:
     def net() -> Any:
         inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((4,), name="b")}

@@ -28,7 +28,7 @@ def _loop(strategy: Any, **options: Any) -> mk.train.Loop:
 
 
 OPTIONS = {"accumulate": 2, "loss_scale": 64.0, "ema": 0.9, "clip_norm": 1.0}
-FAST = ("batches-plain", "resident-plain", "tf.data-options")
+FAST = ("batches-plain", "tf.data-options")
 
 
 @pytest.mark.parametrize(

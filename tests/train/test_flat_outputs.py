@@ -38,7 +38,8 @@ def absolute(y: Any, y_pred: Any) -> Any:
 @pytest.mark.parametrize(
     "loss",
     [
-        *("mse", pytest.param("mae", marks=pytest.mark.slow), keras.losses.Huber(0.5), absolute),
+        *("mse", pytest.param("mae", marks=pytest.mark.slow), keras.losses.Huber(0.5)),
+        pytest.param(absolute, marks=pytest.mark.slow),
         *("binary_crossentropy", lambda y, p: keras.ops.square(y - p)),
     ],
     ids=["mse", "mae", "object", "function", "probabilities", "values"],
@@ -66,7 +67,7 @@ def test_as_keras_gives(loss: Any, where: Any, make_loop: Any, numbers: Any) -> 
     ],
     ids=["kl", "crossentropy", "cosine", "max", "root"],
 )
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
+@pytest.mark.parametrize("where", [pytest.param(("one_device", 1), marks=pytest.mark.slow), ("mirrored", 2)], ids=str)
 def test_a_loss_that_is_no_mean_over_the_batch(loss: Any, where: Any, make_loop: Any, numbers: Any) -> None:
     y = (numbers[1][:, 0] > 0).astype("float32")
     with pytest.raises(StepError, match="returned one number for the whole batch"):

@@ -88,7 +88,8 @@ def absolute(y: Any, y_pred: Any) -> Any:
 
 
 LOSSES = [
-    *("mse", absolute),
+    "mse",
+    pytest.param(absolute, marks=pytest.mark.slow),
     pytest.param(keras.losses.Huber(), marks=pytest.mark.slow),  # as the object with a reduction
     pytest.param(lambda y, y_pred: keras.ops.sum((y - y_pred) ** 2, axis=-1), marks=pytest.mark.slow),
     keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
@@ -191,7 +192,7 @@ def test_names_of_nested_outputs_serve_as_keys(make_loop: Any, numbers: Any) -> 
 
 
 @pytest.mark.parametrize("where", WHERE, ids=str)
-@pytest.mark.parametrize("kind", ["functional", "subclassed"])
+@pytest.mark.parametrize("kind", [pytest.param("functional", marks=pytest.mark.slow), "subclassed"])
 def test_a_tuple_with_a_dict(kind: str, where: Any, make_loop: Any, numbers: Any) -> None:
     net: Any = _model((1, {"k": 1})) if kind == "functional" else Subclassed
     renamed = {} if kind == "functional" else {"mse_loss": "output_0_loss"}  # Keras names such a one by its loss

@@ -171,7 +171,7 @@ def _masked_and_added() -> Any:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, pytest.param({"loss_scale": 64.0}, marks=pytest.mark.slow), {"accumulate": 2}],
+    [*(pytest.param(one, marks=pytest.mark.slow) for one in ({}, {"loss_scale": 64.0})), {"accumulate": 2}],
     ids=["plain", "loss scale", "accumulate"],
 )
 def test_a_masked_loss_beside_one_that_layers_add(options: dict[str, Any], make_loop: Any) -> None:

@@ -113,6 +113,7 @@ def test_files_of_keras_hold_whole_slots(make_loop: Any, numbers: Any, tmp_path:
     np.testing.assert_equal(whole_values(slots), before)
 
 
+@pytest.mark.slow  # fast: the saved model of the test above
 def test_an_exported_model_is_the_one_without_sharding(make_loop: Any, recipe: Any, tmp_path: Path) -> None:
     loop = _loop(make_loop, 2, True)
     loop.fit(recipe, verbose=0)

@@ -99,7 +99,7 @@ def test_a_learning_rate_per_batch_trains_what_keras_fit_trains(auto: Any, recip
 
 
 @pytest.mark.parametrize("warm", [False, pytest.param(True, marks=pytest.mark.slow)])  # fast, warm: the test above
-@pytest.mark.parametrize("make", [from_a_function, set_afterwards])
+@pytest.mark.parametrize("make", [pytest.param(from_a_function, marks=pytest.mark.slow), set_afterwards])
 def test_hooks_on_the_instance_come_at_every_step(make: Any, warm: bool, auto: Any, recipe: Any) -> None:
     seen: list[int] = []
     loop = auto()

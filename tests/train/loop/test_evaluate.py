@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 # --- evaluate and predict
 
 
-@pytest.mark.parametrize("examples", [1, 37, 60])
+@pytest.mark.parametrize("examples", [1, 37, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("where", KINDS, ids=str)
 def test_evaluate_counts_every_example_once(where: Any, examples: int, fixed_line: Any, numbers: Any) -> None:
     loop = fixed_line(where)

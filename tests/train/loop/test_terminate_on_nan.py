@@ -43,8 +43,8 @@ def _bad(numbers: Any, *, batch: int, value: float) -> Any:
     return plain_dataset(numbers[0], y, batch=10)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
+@pytest.mark.parametrize("value", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", [pytest.param(("one_device", 1), marks=pytest.mark.slow), ("mirrored", 2)], ids=str)
 def test_it_ends_as_in_keras(where: Any, value: float, make_loop: Any, numbers: Any, capsys: Any) -> None:
     data = _bad(numbers, batch=3, value=value)
     loop = make_loop(where, line_net, steps_per_call=1)

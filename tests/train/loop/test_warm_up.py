@@ -40,7 +40,7 @@ def _adam() -> Any:
     return keras.optimizers.Adam(0.05, use_ema=True)
 
 
-@pytest.fixture(params=["recipe", "shuffled dataset"])
+@pytest.fixture(params=[pytest.param("recipe", marks=pytest.mark.slow), "shuffled dataset"])
 def data(request: Any, numbers: Any) -> Any:
     """A function that makes the data again, with the same seeds: batches of 14 with a smaller last one."""
     if request.param == "recipe":

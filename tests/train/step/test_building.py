@@ -158,8 +158,9 @@ def test_a_run_is_resumed(tmp_path: Path, make_loop: Any, recipe: Any) -> None:
         loop.fit(recipe, epochs=epochs, callbacks=callbacks, verbose=0)
         return loop
 
-    fitted(1, mk.train.Checkpoints(tmp_path))
-    resumed, whole = fitted(2, mk.train.Checkpoints(tmp_path)), fitted(2)
+    whole = fitted(1, mk.train.Checkpoints(tmp_path))
+    whole.fit(recipe, epochs=2, initial_epoch=1, verbose=0)
+    resumed = fitted(2, mk.train.Checkpoints(tmp_path))
     assert resumed.position.steps == 10
     assert_equal(*([v.value.numpy() for v in loop.step.variables] for loop in (resumed, whole)))
 
@@ -197,7 +198,7 @@ def test_a_frozen_model_that_is_not_built_must_be_one_of_the_models(strategy_of:
 
 
 @pytest.mark.filterwarnings("ignore:`build")
-@pytest.mark.parametrize("net", ["sequential", "build, to no effect"])
+@pytest.mark.parametrize("net", ["sequential", pytest.param("build, to no effect", marks=pytest.mark.slow)])
 def test_without_data_the_message_says_what_to_do_and_that_helps(
     net: str, strategy_of: Any, numbers: Any, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from step_helpers import cut, numbers_of, train
-from training_helpers import KINDS, line_net
+from training_helpers import MIRRORED_FAST, line_net
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -37,7 +37,7 @@ def _gradients(x: Any, y: Any, kernel: Any, bias: Any) -> list[np.ndarray]:
     return [2 * x.T @ error / len(x), 2 * error.mean(0)]
 
 
-@pytest.mark.parametrize("where", KINDS[1:], ids=str)
+@pytest.mark.parametrize("where", MIRRORED_FAST[1:], ids=str)
 @pytest.mark.parametrize(
     ("of_step", "of_optimizer", "clip"),
     [

@@ -58,7 +58,7 @@ COMPILED: dict[str, Any] = {
 
 
 ONE, TWO = ("one_device", 1), ("mirrored", 2)
-FAST = [("Loss", ONE), ("function", TWO), ("lists", TWO), ("wrapper", TWO), ("weighted", TWO)]
+FAST = [("Loss", ONE), ("function", TWO), ("lists", TWO), ("weighted", TWO)]
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,7 @@ def test_sums_of_unknown_shape_are_refused(strategy_of: Any) -> None:
         run(tf.ones(3))
 
 
+@pytest.mark.slow  # fast: the next test, test_compiled.py, and several outputs in test_several_outputs.py
 def test_from_compiled_takes_everything_over(strategy_of: Any, numbers: Any) -> None:
     def compile_it(model: Any) -> None:
         model.compile(
@@ -307,3 +308,12 @@ def test_from_compiled_takes_everything_over(strategy_of: Any, numbers: Any) -> 
         np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
     assert largest_difference(model.get_weights(), twin.get_weights()) < 1e-5
     assert mk.train.Step.from_compiled(model, clip_norm=2.0).clip_norm == 2.0
+
+
+def test_from_compiled_takes_the_optimizer_and_options_of_a_step(strategy_of: Any) -> None:
+    with strategy_of("mirrored", 2).scope():
+        model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    step = mk.train.Step.from_compiled(model, clip_norm=2.0)
+    assert step.optimizer is model.optimizer
+    assert step.clip_norm == 2.0

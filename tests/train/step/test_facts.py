@@ -131,7 +131,7 @@ def test_terms_are_known_by_what_divides_them(make: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("static", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_first_replica_has_nothing(static: bool, make: Any) -> None:
     """Each replica is traced for itself, the first one first; what it lacks it must find out all the same."""
     alone, loop = make(), make(replicas=2)

@@ -93,9 +93,6 @@ class _Drift(L.Layer):  # type: ignore[name-defined, misc]
         return x
 
 
-CASES = [Vae(), Siamese(), Distillation()]
-
-
 @pytest.fixture(scope="module")
 def x() -> np.ndarray:
     """Inputs [61, 6]."""
@@ -234,7 +231,11 @@ def _dataset(case: Any, x: np.ndarray) -> tf.data.Dataset:
 
 
 @pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: type(case).__name__)
+@pytest.mark.parametrize(
+    "case",
+    [Vae(), pytest.param(Siamese(), marks=pytest.mark.slow), Distillation()],  # Siamese, fast: the next test
+    ids=lambda case: type(case).__name__,
+)
 def test_as_plain_tensorflow(case: Any, where: Any, make: Any, x: np.ndarray, assert_replicas_equal: Any) -> None:
     """Two epochs with validation: every log and every weight."""
     loop, parts = make(where, case)
@@ -419,7 +420,7 @@ class Squared:
 OUTSIDE: dict[str, Any] = {}  # what a loss function uses and the step is not given
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
@@ -487,17 +488,26 @@ def _count(batch: Any) -> Any:
     ("wrong", "match"),
     [
         (lambda b, p, v: v + tf.reduce_mean(p["net"](b)) ** 2, "'loss' for an example depends on the other examples"),
-        (
+        pytest.param(
             lambda b, p, v: {"loss": v, "rank": v - tf.reduce_max(v)},
             "'rank' for an example depends on the other examples",
+            marks=pytest.mark.slow,
         ),
         (
             lambda b, p, v: {"loss": v, "top": tf.equal(v, tf.reduce_max(v))},
             "'top' for an example depends on the other",
         ),
-        (lambda b, p, v: tf.reduce_logsumexp(p["net"](b) @ tf.transpose(p["net"](b)), -1), "the other examples"),
-        (lambda b, p, v: v / _count(b), "'loss' for an example depends on how many.*do not divide"),
-        (_with_noise, "'loss' for an example depends on how many"),
+        pytest.param(
+            lambda b, p, v: tf.reduce_logsumexp(p["net"](b) @ tf.transpose(p["net"](b)), -1),
+            "the other examples",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda b, p, v: v / _count(b),
+            "'loss' for an example depends on how many.*do not divide",
+            marks=pytest.mark.slow,
+        ),
+        (_with_noise, "'loss' for an example depends on how many.*do not divide"),
     ],
     ids=["mean", "rank", "not floats", "contrastive", "divided", "divided, with noise"],
 )

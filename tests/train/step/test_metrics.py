@@ -43,9 +43,7 @@ def test_multiclass_metrics_equal_keras_on_one_device(make_loop: Any, numbers: A
     y = np.eye(3, dtype="float32")[np.digitize(numbers[1][:, 0], [-1.0, 4.0])]
     loss = "categorical_crossentropy"
     loop = make_loop(("mirrored", 2), lambda: classifier(3, "softmax"), loss=loss, metrics=list(made().values()))
-    _assert_metrics_equal(loop, made(), x, y)
-    history = loop.fit(plain_dataset(x, y, batch=17), epochs=2, verbose=0).history
-    assert [np.shape(value) for value in history["f1"]] == [(3,), (3,)]
+    _assert_metrics_equal(loop, made(), x, y)  # in a training, one with a value per class: checkpoints/test_resume.py
 
 
 def test_binary_metrics_equal_keras_on_one_device(make_loop: Any, numbers: Any, strategy_of: Any) -> None:

@@ -31,7 +31,11 @@ def _bits(variables: Any) -> list[bytes]:
 
 @pytest.mark.parametrize(
     ("where", "options"),
-    [(("mirrored", 2), {}), (("mirrored", 2), {"clip_norm": 1.0}), (("central_storage", 2), {"clip_value": 1.0})],
+    [
+        (("mirrored", 2), {}),
+        (("mirrored", 2), {"clip_norm": 1.0}),
+        pytest.param(("central_storage", 2), {"clip_value": 1.0}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_a_skipped_step_leaves_every_bit_as_it_was(where: Any, options: Any, make_loop: Any, numbers: Any) -> None:

@@ -67,8 +67,14 @@ def test_every_loss_of_keras_is_checked() -> None:
     assert made - {"Loss", "Circle"} == set(LOSSES)  # Circle compares the rows: below
 
 
+FAST = {  # one for each kind of net, targets and arguments
+    *("BinaryCrossentropy", "CategoricalCrossentropy", "CosineSimilarity", "Dice", "SparseCategoricalCrossentropy"),
+    *("MeanSquaredError", "Poisson", "CTC"),
+}
+
+
 @pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST)) for n in LOSSES])
 def test_silent_on_losses_of_keras(name: str, weighted: bool, make_loop: Any) -> None:
     net, y, options = LOSSES[name]
     x = rng.normal(size=(24, 9, 4)).astype("float32") if net is token_net else X
