@@ -74,6 +74,7 @@ def test_a_generator_is_written_as_it_comes(tmp_path):
     np.testing.assert_array_equal(y, data.one_hot(np.arange(7) % 3, 3))
 
 
+@pytest.mark.slow  # fast: of any number of workers, in test_record_reading.py
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 100), st.integers(1, 120), st.booleans(), st.integers(0, 3), st.integers(0, 30), st.booleans())
 def test_every_example_once_and_start_equals_skip(numbers, size, buffer, shuffle, epoch, start, drop):
@@ -121,7 +122,7 @@ def test_it_gives_what_batches_gives(tmp_path):
     assert_same(collect(files.dataset(2, start=1)), collect(memory.dataset(2, start=1)))
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("shuffle", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_augmentation_depends_on_seed_epoch_and_position_alone(tmp_path, shuffle):
     data.write_records(SPLIT, tmp_path, num_files=4)
 

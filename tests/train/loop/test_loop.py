@@ -101,6 +101,7 @@ def test_initial_epoch_continues_the_order_of_a_recipe(line: Any, recipe: Any) -
     assert largest_difference(values_of(line), in_two) > 0
 
 
+@pytest.mark.slow  # fast: weights in test_clock.py, the history too in test_resume.py
 def test_the_number_of_steps_per_call_changes_no_bit(line: Any, recipe: Any) -> None:
     start, results = values_of(line), []
     for steps_per_call in (1, 7, "auto"):

@@ -92,6 +92,7 @@ def test_a_compiled_computation_gives_the_same_result(make_loop: Any, numbers: A
     assert largest_difference(*results) < 1e-5  # measured: 2.5e-7
 
 
+@pytest.mark.slow  # fast: float16, with a scale too, in test_loss_scale.py
 def test_bfloat16_computes_the_same_on_two_replicas(make_loop: Any, numbers: Any, assert_replicas_equal: Any) -> None:
     def net() -> Any:
         return sequential((4,), L.Dense(8, activation="relu"), L.Dense(1, dtype="float32"))

@@ -66,7 +66,8 @@ class _Block(L.Layer):
 
 @pytest.mark.parametrize(
     "place",
-    [pytest.param("in the model", marks=pytest.mark.slow), "in a layer", "wrapped"],  # fast: test_synchronized.py
+    # fast, in the model: test_synchronized.py
+    [*(pytest.param(place, marks=pytest.mark.slow) for place in ("in the model", "in a layer")), "wrapped"],
 )
 def test_synchronized_batchnorm_equals_one_replica(
     place: str, make_loop: Any, numbers: Any, assert_replicas_equal: Any
