@@ -65,7 +65,7 @@ def test_jit_compile_reaches_what_it_is_named_after(asked, digits, monkeypatch):
     assert given == {"step": asked == "step", "loop": asked == "loop"}
 
 
-@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("resident", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_input_alone_trains_nothing(digits, resident):
     loop = make(training.Training, digits, resident=resident)
     before = loop.evaluate()

@@ -41,7 +41,14 @@ def test_text_has_no_words() -> None:
         to_words(tf.constant(["a"]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+FAST = {tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.int8, tf.int64}  # every size; two in one
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(dtype, marks=[pytest.mark.slow] * (dtype not in FAST)) for dtype in DTYPES],
+    ids=lambda dtype: dtype.name,
+)
 def test_every_single_bit_changes_the_checksum(dtype: tf.DType) -> None:
     """All variants at once: each is one of a list of tensors."""
     count = min(6, max(2, 24 // dtype.size))

@@ -58,7 +58,7 @@ def created(name: str) -> keras.Model:
     return models.create(name)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "resnet56")) for n in ZOO])
 def test_size_and_work_are_as_documented(name):
     model = created(name)
     assert sum(int(np.prod(v.shape)) for v in model.trainable_variables) == documented(name, "Parameters")

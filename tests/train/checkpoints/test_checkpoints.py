@@ -26,7 +26,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 @pytest.mark.parametrize(
     ("every", "keep", "expected"),
-    [("epoch", 3, (10, 15, 20)), ("epoch", 1, (20,)), (7, 99, (7, 14, 20)), (1, 2, (19, 20)), (99, 3, (20,))],
+    [
+        *(("epoch", 3, (10, 15, 20)), (7, 99, (7, 14, 20)), (1, 2, (19, 20))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("epoch", 1, (20,)), (99, 3, (20,)))),
+    ],
 )
 def test_it_saves_when_asked_and_keeps_the_newest(
     every: Any, keep: int, expected: Any, fresh: Any, recipe: Any, tmp_path: Path
@@ -134,7 +137,7 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k == "noise")) for k in DAMAGE])
 def test_a_damaged_newest_one_is_named_and_the_one_before_it_used(
     kind: str, fresh: Any, recipe: Any, tmp_path: Path
 ) -> None:

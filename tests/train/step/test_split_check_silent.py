@@ -194,7 +194,7 @@ def test_silent_in_low_precision(policy: str, make_loop: Any) -> None:
     check(make_loop(TWO, net, metrics=["mae"], loss_scale=8.0), X, X[:, :1])
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
 def test_silent_on_activity_regularisers(policy: str, make_loop: Any) -> None:
     def net() -> Any:
         keras.config.set_dtype_policy(policy)
