@@ -33,6 +33,17 @@ def is_sharded(variable: Any) -> bool:
     return getattr(native(variable), "_mirrorkit_sharded", False)
 
 
+def mark_placed(variable: tf.Variable) -> tf.Variable:
+    """Remember that a layout has placed a variable, or one replica's copy."""
+    variable._mirrorkit_placed = True
+    return variable
+
+
+def is_placed(variable: Any) -> bool:
+    """Return whether a layout has placed it."""
+    return any(getattr(copy, "_mirrorkit_placed", False) for copy in copies(variable))
+
+
 def distinct(variable: Any) -> list[Any]:
     """Return those of the local copies that hold values of their own: one of all, unless the variable is sharded."""
     return copies(variable) if is_sharded(variable) else copies(variable)[:1]

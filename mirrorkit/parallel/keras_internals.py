@@ -1,23 +1,59 @@
-"""What Keras has no public names for: a variable's path while it is created, and which variables wait for values."""
+"""What Keras has no public names for: which variable it is about to create, and which variables wait for values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from mirrorkit._keras import keras
 
 _WAITING = "uninitialized_variables"
 
 
-def current_path() -> str:
-    """Return the scopes of Keras in which a variable is created now: "block0/attention/query".
+class Creation(NamedTuple):
+    """A Keras variable that is about to get its value."""
 
-    Private to Keras: TensorFlow's variable creators learn a variable's name alone ("kernel"), and Keras knows the path
-    of a layer only while it builds it.
+    path: str
+    rank: int
+    trainable: bool
+
+
+_creations: list[Creation] = []
+
+
+def in_creation() -> Creation | None:
+    """Return the variable for which Keras creates one of TensorFlow's now, within `seeing_creations`."""
+    return _creations[-1] if _creations else None
+
+
+@contextmanager
+def seeing_creations() -> Iterator[None]:
+    """Let `in_creation` know Keras's variables in the block.
+
+    Private to Keras: TensorFlow's variable creators learn a variable's name alone ("kernel"), and Keras gives variables
+    their values later than their paths where a model is built by a symbolic call.
     """
-    path: str = keras.src.backend.common.name_scope.current_path()
-    return path
+    own, initialize = vars(keras.Variable).get("_initialize"), keras.Variable._initialize
+
+    def seen(variable: Any, value: Any) -> None:
+        shape = variable.shape if callable(value) else np.shape(value)
+        _creations.append(Creation(variable.path, len(shape), bool(variable.trainable)))
+        try:
+            initialize(variable, value)
+        finally:
+            _creations.pop()
+
+    keras.Variable._initialize = seen
+    try:
+        yield
+    finally:
+        if own is None:
+            del keras.Variable._initialize
+        else:
+            keras.Variable._initialize = own
 
 
 @contextmanager

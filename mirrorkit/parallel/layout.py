@@ -13,8 +13,12 @@ import tensorflow as tf
 from mirrorkit import strategy as _strategy
 from mirrorkit.devices import Devices, resolve
 from mirrorkit.errors import StepError
-from mirrorkit.parallel.keras_internals import current_path
-from mirrorkit.strategy import class_name, is_parameter_server, num_workers, replica_devices
+from mirrorkit.parallel.keras_internals import in_creation, seeing_creations
+from mirrorkit.strategy import class_name, is_parameter_server, is_tpu, num_workers, replica_devices
+from mirrorkit.variables import mark_placed
+from mirrorkit.whole import is_whole
+
+_SEED = "seed_generator_state"  # which Keras names so
 
 
 class Layout:
@@ -59,8 +63,10 @@ class Layout:
                 f"The rules name {self._stages} devices (0 to {self._stages - 1}), and there are {len(self.devices)}: "
                 f"{', '.join(self.devices)}. Give {self._stages} devices, or for N replicas N times as many."
             )
-        self._paths: dict[str, int] = {}  # of the variables that a pattern fits, and their devices' numbers
-        self._lost: list[str] = []  # paths of those that none fits
+        self._known: set[str] = set()  # paths of all that were placed
+        self._found: set[str] = set()  # and in this block
+        self._lost: set[str] = set()  # paths of weights that no pattern fits
+        self._slots = 0
         self._scopes = ExitStack()
 
     @property
@@ -84,6 +90,8 @@ class Layout:
                 "A strategy's scope puts every variable on the replica's own device, so a layout has to be entered "
                 "before it: `with layout, strategy.scope():`."
             )
+        self._found, self._lost, self._slots = set(), set(), 0
+        self._scopes.enter_context(seeing_creations())
         self._scopes.enter_context(tf.variable_creator_scope(self._create))
         return self
 
@@ -97,19 +105,26 @@ class Layout:
 
     def _create(self, next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
         """Create one variable where its path says; called for each replica, on that replica's device."""
-        path = f"{current_path()}/{options.get('name') or ''}".strip("/")
-        is_slot = not options.get("trainable") and any(known.replace("/", "_") in path for known in self._paths)
-        if is_slot:  # an optimizer's: its name is made of its weight's path, and it lies beside it
+        about = in_creation()
+        if about is None or about.path.endswith(_SEED) or not (about.rank or about.trainable):
+            return next_creator(**options)  # what only counts stays on the replica's device
+        if self._is_slot(about.path):
+            self._slots += 1
             return next_creator(**options)
-        number = self.device_of(path)
+        number = self.device_of(about.path)
         if number is None:
-            variable = next_creator(**options)
-            if variable.dtype.is_floating and variable.shape.rank:  # not a counter, a seed or a learning rate
-                self._lost.append(path)
-            return variable
-        self._paths[path] = number
-        with tf.device(self._device(number)):
+            if about.trainable:  # a Step asks for the others: a metric's variables are no model's
+                self._lost.add(about.path)
             return next_creator(**options)
+        self._found.add(about.path)
+        self._known.add(about.path)
+        with tf.device(self._device(number)):
+            return mark_placed(next_creator(**options))
+
+    def _is_slot(self, path: str) -> bool:
+        """Return whether it is an optimizer's for a placed weight, as its name says; it lies beside that already."""
+        name = path.rpartition("/")[2]
+        return any(name.startswith(known.replace("/", "_") + "_") for known in self._known)
 
     def _device(self, number: int) -> str:
         """Return device `number` of the replica on whose device this is called."""
@@ -128,14 +143,16 @@ class Layout:
         return self.devices[replica * self._stages + number]
 
     def _check_fit(self) -> None:
-        unused = [pattern for pattern in self.rules if not any(re.search(pattern, path) for path in self._paths)]
-        if not self._paths:
+        if not (self._found or self._lost or self._slots):
             raise StepError(
                 "No variable was created within the layout. Build the model in the block: give it an Input, or call it "
                 "once on a batch."
             )
+        unused = [pattern for pattern in self.rules if not any(re.search(pattern, path) for path in self._known)]
         if unused:
-            raise StepError(f"No variable fits {', '.join(map(repr, unused))}. The paths are:\n{_lines(self._paths)}")
+            raise StepError(
+                f"No variable fits {', '.join(map(repr, unused))}. The paths are:\n{_lines(self._known | self._lost)}"
+            )
         if self._lost:
             raise StepError(
                 f"No pattern fits these variables:\n{_lines(self._lost)}\nName them in a rule, or give default=0 for "
@@ -147,7 +164,7 @@ def _check_rules(rules: Mapping[str, int], default: int | None) -> None:
     if not isinstance(rules, Mapping) or not rules:
         raise StepError(f'A layout takes rules such as {{"block[01]": 0, "block[23]": 1}}, found {rules!r}.')
     for pattern, number in [*rules.items(), ("default", default or 0)]:
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        if not is_whole(number, 0):
             raise StepError(f"{pattern!r} has the device {number!r}; write its number among the devices, from 0.")
         try:
             re.compile(pattern)
@@ -156,7 +173,8 @@ def _check_rules(rules: Mapping[str, int], default: int | None) -> None:
 
 
 def _check_strategy(strategy: tf.distribute.Strategy) -> None:
-    if is_parameter_server(strategy) or num_workers(strategy) > 1:
+    central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+    if central or is_parameter_server(strategy) or is_tpu(strategy) or num_workers(strategy) > 1:
         raise StepError(
             f"A layout goes with one device or mirrored, found {class_name(strategy)}. Create the strategy with "
             "layout.strategy(). A table that is larger than one parameter server is a mk.parallel.PartitionedTable."

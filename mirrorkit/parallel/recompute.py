@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -40,6 +41,17 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         self.block = block
         self.supports_masking = True
 
+    def __call__(self, x: Nest, *more: Any, **options: Any) -> Nest:
+        """Call the block with one input, and others by their names."""
+        if more:
+            raise StepError(
+                f"Recompute({self.block.name!r}) was called with {1 + len(more)} inputs by position. Give the first "
+                "so, and others by the names that the block's `call` has for them: Recompute(attention)(x, value=y)."
+            )
+        if not self.block.built:  # outside of what is computed again
+            self.block(*_symbols([x]), **dict(zip(options, _symbols(options.values()), strict=True)))
+        return super().__call__(x, **options)
+
     def build(self, input_shape: Any) -> None:
         """Build the block."""
         if not self.block.built:
@@ -52,21 +64,28 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
             options["mask"] = mask
         trained, others = list(self.block.trainable_variables), list(self.block.non_trainable_variables)
         state = [tf.convert_to_tensor(variable) for variable in others]
+        given = tf.nest.flatten((x, options))
+        places = [i for i, value in enumerate(given) if tf.is_tensor(value) and value.dtype.is_floating]
+        masks = {i: getattr(given[i], "_keras_mask", None) for i in places}  # private: Keras keeps them on tensors
         found: dict[str, Any] = {}  # beside the tensors, what the first pass finds out
 
         def forward(*flat: tf.Tensor) -> list[tf.Tensor]:
             mapping = [*zip(trained, flat, strict=False), *zip(others, state, strict=True)]
-            inputs = tf.nest.pack_sequence_as(x, flat[len(trained) :])
+            tensors = dict(zip(places, flat[len(trained) :], strict=True))
+            for i, tensor in tensors.items():
+                if masks[i] is not None:
+                    tensor._keras_mask = masks[i]
+            again = tf.nest.pack_sequence_as((x, options), [tensors.get(i, value) for i, value in enumerate(given)])
             with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
                 # `training` by name, since the backward pass takes place outside of Keras's call.
-                outputs = self.block(inputs, training=training, **options)
+                outputs = self.block(again[0], training=training, **again[1])
             if not found:
                 found["outputs"] = outputs
                 found["state"] = [scope.get_current_value(variable) for variable in others]
             return [*tf.nest.flatten(outputs), *scope.losses]
 
         weights = [tf.convert_to_tensor(variable) for variable in trained]
-        results = tf.recompute_grad(forward)(*weights, *tf.nest.flatten(x))
+        results = tf.recompute_grad(forward)(*weights, *(given[i] for i in places))
         for variable, before, after in zip(others, state, found["state"], strict=True):
             if after is not before:
                 variable.assign(after)
@@ -74,6 +93,16 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         for loss in results[count:]:
             self.add_loss(loss)
         return tf.nest.pack_sequence_as(found["outputs"], results[:count])
+
+    def compute_output_spec(self, x: Nest, training: bool | None = None, mask: Nest = None, **options: Any) -> Nest:
+        """Return the block's own."""
+        known = inspect.signature(self.block.call).parameters
+        options |= {name: value for name, value in (("training", training), ("mask", mask)) if name in known}
+        return self.block.compute_output_spec(x, **options)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Return the block's own."""
+        return self.block.compute_output_shape(input_shape)
 
     def compute_mask(self, inputs: Nest, previous_mask: Nest) -> Nest:
         """Return the block's own."""
@@ -88,3 +117,12 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         """Make one from `get_config`."""
         block = keras.saving.deserialize_keras_object(config["block"])
         return cls(**{**config, "block": block})
+
+
+def _symbols(values: Iterable[Any]) -> list[Any]:
+    """Put symbols in the place of tensors."""
+
+    def symbol(value: Any) -> Any:
+        return keras.KerasTensor(value.shape, value.dtype) if tf.is_tensor(value) else value
+
+    return [tf.nest.map_structure(symbol, value) for value in values]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from executed import executed
 from placed_nets import HALVES, cnn, data, halves, make_loop, mlp
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import DeviceError, StepError
+from mirrorkit.variables import copies
 
 CPUS = ["cpu:0", "cpu:1"]
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def build(layout: mk.parallel.Layout, net: Any = mlp) -> Any:
@@ -99,6 +103,104 @@ def test_rules_that_cannot_be(rules: Any, names: Any, words: str) -> None:
 def test_a_device_that_is_not_there() -> None:
     with pytest.raises(DeviceError, match=r"(?i)cpu:9"):
         mk.parallel.Layout(HALVES, devices=["cpu:0", "cpu:9"])
+
+
+class Subclassed(keras.Model):
+    """Keras gives its variables their values after their paths are gone."""
+
+    def __init__(self) -> None:
+        super().__init__(name="own")
+        self.first = keras.layers.Dense(4, name="block0")
+        self.second = keras.layers.Dense(3, name="block1")
+
+    def call(self, x: Any) -> Any:
+        return self.second(self.first(x))
+
+
+def called() -> Any:
+    model = Subclassed()
+    model(np.ones((2, 12), "float32"))
+    return model
+
+
+def test_a_subclassed_model_by_its_paths() -> None:
+    found = devices(build(mk.parallel.Layout({"block0": 0, "block1": 1}, devices=CPUS), called))
+    assert {path for path, device in found.items() if device == "CPU:1"} == {"own/block1/kernel", "own/block1/bias"}
+
+
+def test_every_replicas_copy_goes_by_the_same_path() -> None:
+    """TensorFlow calls a further copy head/kernel/replica_1."""
+    layout = mk.parallel.Layout({"^head/kernel$": 1, "1": 0}, default=0, devices=[f"cpu:{i}" for i in range(4)])
+    for variable in build(layout).trainable_variables:
+        expected = ["CPU:1", "CPU:3"] if variable.path == "head/kernel" else ["CPU:0", "CPU:2"]
+        assert [copy.device[-5:] for copy in copies(variable)] == expected
+
+
+def test_a_model_of_which_a_part_was_built_later() -> None:
+    layout = mk.parallel.Layout({"block0": 0, "bias": 1}, devices=CPUS, default=0)
+    strategy = layout.strategy()
+    with layout, strategy.scope():
+        model = Subclassed()
+        model.first.build((None, 12))
+    with strategy.scope():
+        model(np.ones((2, 12), "float32"))
+        step = mk.train.Step(model, keras.optimizers.SGD(0.1), loss="mse")
+    with pytest.raises(StepError, match=r"placed 2 variables of the model, but not these:\n.*block1/bias\n"):
+        mk.train.Loop(strategy, step)
+
+
+def test_only_a_models_variables_count() -> None:
+    """Not the optimizer's learning rate; a metric needs no rule."""
+    layout = mk.parallel.Layout({"a": 1}, devices=CPUS)
+    with pytest.raises(StepError, match="No variable was created"), layout, layout.strategy().scope():
+        keras.optimizers.Adam().build([])
+    with halves(), halves().strategy().scope():
+        mlp(), keras.metrics.AUC()
+
+
+def test_a_name_like_that_of_a_slot() -> None:
+    def net() -> Any:
+        x = keras.Input([4])
+        h = keras.layers.Dense(4, name="a")(x)
+        return keras.Model(x, keras.layers.BatchNormalization(name="a_kernel_norm")(h))
+
+    found = devices(build(mk.parallel.Layout({"^a/": 0, "norm": 1}, devices=CPUS), net))
+    assert {device for path, device in found.items() if "norm" in path} == {"CPU:1"}
+
+
+def test_a_layout_used_again_knows_nothing_of_the_block_before() -> None:
+    layout = mk.parallel.Layout(HALVES, devices=CPUS)
+    with pytest.raises(StepError, match="No pattern fits"):
+        build(layout, net=lambda: keras.Sequential([keras.Input([2]), keras.layers.Dense(12, name="other"), mlp()]))
+    build(layout)
+    with pytest.raises(StepError, match="No variable was created"):
+        build(layout, net=Subclassed)
+
+
+def test_weights_that_are_all_on_one_other_device() -> None:
+    """Where a frozen half lies elsewhere, and where nothing does: the computation follows."""
+
+    def run(rules: Any, frozen: bool) -> Any:
+        layout = mk.parallel.Layout(rules, devices=CPUS, default=1)
+        strategy = layout.strategy()
+        with layout, strategy.scope():
+            model = mlp()
+            for layer in model.layers:
+                layer.trainable = not (frozen and "block0" in layer.name)
+            step = mk.train.Step(model, keras.optimizers.Adam(), loss=LOSS)
+        mk.train.Loop(strategy, step).fit(data(mlp, count=32), verbose=0)
+
+    found = executed(lambda: run(HALVES, frozen=True))
+    assert (found["CPU:0", "forward"], found["CPU:1", "forward"]) == (1, 2)
+    found = executed(lambda: run({"kernel": 1}, frozen=False))
+    assert (found["CPU:0", "forward"], found["CPU:1", "forward"]) == (0, 3)
+
+
+def test_central_storage_is_refused() -> None:
+    strategy = mk.strategy.create("central_storage", devices=CPUS)
+    words = "one device or mirrored, found CentralStorageStrategy"
+    with pytest.raises(StepError, match=words), halves(), strategy.scope():
+        mlp()
 
 
 def test_xla_is_refused() -> None:

@@ -173,6 +173,14 @@ def test_callbacks(replicas: int, tmp_path: Any) -> None:
         np.testing.assert_allclose(one, other, atol=ONE_ROUNDING)
 
 
+def test_random_layers_where_a_replica_has_no_example() -> None:
+    """Two replicas of two devices draw what two replicas draw."""
+    found, expected = make_loop(mlp, halves(2), 2), make_loop(mlp, None, 2)
+    for loop in (found, expected):
+        loop.fit(data(mlp, count=17), epochs=2, verbose=0)
+    assert largest_difference(found, expected) <= ONE_ROUNDING
+
+
 def test_loss_function_and_prediction() -> None:
     """`Step.from_loss` follows its models' variables."""
 

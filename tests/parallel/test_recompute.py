@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from placed_nets import bytes_by_device, data, halves, largest_difference, make_loop, transformer
 
 import mirrorkit as mk
@@ -140,6 +141,59 @@ def test_within_a_layout() -> None:
         loop.fit(data(transformer), epochs=2, verbose=0)
     assert largest_difference(found, expected) <= 2.4e-7
     assert bytes_by_device(found.step.model.trainable_variables)["CPU:1"] > 0
+
+
+class Cross(L.Layer):
+    """Mixes a second input in, and makes its layers without a `build`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.one, self.other = L.Dense(8, "tanh"), L.Dense(8)
+
+    def call(self, x: Any, context: Any = None) -> Any:
+        return self.one(x) * self.other(context)
+
+
+def of_two_inputs(wrap: Any) -> Any:
+    """The second input has a gradient, and a mask; the first is a scaled embedding, which Keras takes for sparse."""
+    x = keras.Input([5], dtype="int32")
+    h = L.Embedding(9, 8, mask_zero=True)(x)
+    attention = L.MultiHeadAttention(2, 4)
+    attention.build((None, 5, 8), (None, 5, 8))
+    h = wrap(attention)(h * 2.5, value=h)
+    c = L.Dense(8, name="context")(L.GlobalAveragePooling1D()(h))
+    h = L.TimeDistributed(wrap(L.Dense(8, "gelu")))(h)
+    return keras.Model(x, L.Dense(3)(wrap(Cross())(L.Flatten()(h), context=c)))
+
+
+def test_inputs_by_name_have_gradients_and_masks() -> None:
+    """Also of blocks that are not built yet; gradients by hand, the first time too."""
+    rng = np.random.default_rng(0)
+    ids = tf.constant(rng.integers(0, 9, (6, 5)))
+    found = []
+    for wrap in (lambda block: block, mk.parallel.Recompute):
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
+        model = of_two_inputs(wrap)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(ids) ** 2)
+        found.append(list(tape.gradient(loss, model.trainable_variables)))
+    assert len(found[0]) == len(found[1]) > 10
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(tf.convert_to_tensor(one), tf.convert_to_tensor(other), atol=1e-5)
+
+
+def test_an_unbuilt_block_in_the_first_eager_call() -> None:
+    wrapped = mk.parallel.Recompute(Cross())
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(wrapped(tf.ones([2, 3]), context=tf.ones([2, 4])))
+    assert len(wrapped.trainable_variables) == 4
+    assert all(gradient is not None for gradient in tape.gradient(loss, wrapped.trainable_variables))
+
+
+def test_inputs_by_position_are_refused() -> None:
+    with pytest.raises(StepError, match=r"called with 2 inputs by position.*value=y"):
+        mk.parallel.Recompute(L.MultiHeadAttention(2, 4))(tf.ones([1, 2, 3]), tf.ones([1, 2, 3]))
 
 
 def test_only_layers_can_be_wrapped() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import ConcreteFunction, KerasCallback
+from mirrorkit._types import ConcreteFunction, KerasCallback, Spec
 from mirrorkit.errors import CheckpointError, NonFiniteLossError, StepError
 from mirrorkit.strategy import is_parameter_server
 from mirrorkit.train.callback import LoopCallback, call_periods
@@ -163,7 +163,8 @@ class Passes:
                     for function in self.calls.functions(what, batches, steps):
                         yield Traced(next(names), function, batches)
         if predicting is not None:
-            yield Traced("predict", self.calls.predict_function(predicting.element_spec), None)
+            spec = _of_full_batches(predicting)
+            yield Traced("predict", self.calls.predict_function(spec), None)
 
     def _until_wanted(self, steps: int, done: int, every: list[int]) -> int:
         """Shorten a call so that it ends where a callback wants it to, but never within an update."""
@@ -232,3 +233,15 @@ def _tell_non_finite(index: int, position: Position, callbacks: list[KerasCallba
             callback.on_non_finite_loss(error)
     if not any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callbacks):
         raise error
+
+
+def _of_full_batches(data: Input) -> Spec:
+    """Return the spec of a batch of the usual size, which `predict` meets first, so that it is traced for that."""
+    return tf.nest.map_structure(
+        lambda spec: (
+            tf.TensorSpec([data.global_batch_size, *spec.shape[1:]], spec.dtype)
+            if isinstance(spec, tf.TensorSpec) and spec.shape.rank
+            else spec
+        ),
+        data.element_spec,
+    )

@@ -30,7 +30,7 @@ from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_batch
 from mirrorkit.train.step.own_loss import value_names
-from mirrorkit.train.step.places import Pairs, Places, placed_values
+from mirrorkit.train.step.places import Pairs, Places, TraceOnEach, placed_values
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.totals import EXAMPLES, Term, Totals
@@ -153,8 +153,12 @@ class Functions:
 
     def rows(self, batch: GlobalBatch, *, training: bool) -> tuple[Nest, Copies | None]:
         """Return the rows that this replica computes, and how their sums count (None for fully)."""
-        waits = self._communicates if training else self._is_whole
-        return never_empty(batch) if waits or self._places is not None else (batch.rows(), None)
+        if self._communicates if training else self._is_whole:
+            return never_empty(batch)
+        rows = batch.rows()
+        if self._places is not None and tf.nest.flatten(rows)[0].shape[0] is None:
+            return never_empty(batch)  # a branch, which a share of unknown size needs, would lie on one device
+        return rows, None
 
     def _gather(self, rows: Nest) -> Nest:
         """What `mk.train.all_gather` does in a trace that is the same for every shard."""
@@ -173,7 +177,7 @@ class Functions:
         Of `values` only weights, state and scale are needed; `place` is for the seeds, see `LayerState.seeded`;
         `is_all` as of `Copies`.
         """
-        if has_no_rows(batch) and isinstance(self._sums, TraceOnce):
+        if has_no_rows(batch) and isinstance(self._sums, TraceOnce | TraceOnEach):
             if self._facts is None:
                 self._found(self._sums.trace(values, of_any_size(batch), place).structured_outputs)
             return self.facts.zeros

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit._types import Nest, Sums, Variable
+from mirrorkit._types import ConcreteFunction, Nest, Sums, Variable
+from mirrorkit.errors import StepError
 from mirrorkit.parallel import follow_variables
 from mirrorkit.strategy import is_parameter_server, is_tpu, local_replica, num_workers, replica_devices
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.facts import TraceFacts
-from mirrorkit.variables import copies
+from mirrorkit.variables import copies, is_placed, path
 
 Pairs = Iterable[tuple[tf.Tensor, str]]  # tensors, each with the name of its device
+
+
+class TraceOnEach:
+    """As `TraceOnce`, with a trace for each replica."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, functions: Sequence[TraceOnce]) -> None:
+        self._strategy = strategy
+        self._functions = functions
+
+    def __call__(self, *args: Nest) -> Nest:
+        """Call this replica's trace that fits `args`."""
+        return self._functions[local_replica(self._strategy)](*args)
+
+    def trace(self, *args: Nest) -> ConcreteFunction:
+        """Return it."""
+        return self._functions[local_replica(self._strategy)].trace(*args)
 
 
 class Places:
@@ -33,7 +50,9 @@ class Places:
     @classmethod
     def of(cls, strategy: tf.distribute.Strategy, variables: Changing) -> Places | None:
         """Return them for a placed model; None where the replica's device has all."""
-        return cls(strategy, variables) if are_placed(strategy, variables.weights) else None
+        model = [*variables.weights, *variables.state]
+        _check_all_placed(model)
+        return cls(strategy, variables) if are_placed(strategy, model) else None
 
     def traced(
         self, function: Callable[..., Nest], placed: Callable[..., Pairs], *, alone: bool = True
@@ -51,7 +70,7 @@ class Places:
             for replica, devices in enumerate(self._devices)
         ]
         if alone:
-            functions = [TraceOnce(one) for one in functions]
+            return TraceOnEach(self._strategy, [TraceOnce(one) for one in functions])
         return lambda *args: functions[local_replica(self._strategy)](*args)
 
     def on_first(self, function: Callable[..., Nest]) -> Callable[..., Nest]:
@@ -91,10 +110,33 @@ def placed_values(devices: Changing, weights: Iterable[tf.Tensor], state: Iterab
             yield value, device
 
 
-def are_placed(strategy: tf.distribute.Strategy, weights: Iterable[Variable]) -> bool:
-    """Return whether a replica's weights lie on several devices of this process."""
+def are_placed(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) -> bool:
+    """Return whether a replica's variables of floats lie elsewhere than on its device, in this process."""
     central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
     if central or is_parameter_server(strategy) or is_tpu(strategy) or num_workers(strategy) > 1:
         return False
-    of_replicas = zip(*[[copy.device for copy in copies(weight)] for weight in weights], strict=True)
-    return any(len(set(devices)) > 1 for devices in of_replicas)
+    floats = [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
+    for replica, first in enumerate(replica_devices(strategy)):
+        devices = {copies(variable)[replica].device for variable in floats}
+        by_layout = {copies(variable)[replica].device for variable in floats if is_placed(variable)}
+        if len(devices) > 1 or any(_short(device) != _short(first) for device in by_layout):
+            return True
+    return False
+
+
+def _short(device: str) -> tuple[str, int]:
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.device_type, spec.device_index
+
+
+def _check_all_placed(variables: Iterable[Variable]) -> None:
+    """Refuse a model of which a layout has placed a part."""
+    large = [v for v in variables if tf.as_dtype(v.dtype).is_floating and len(v.shape)]
+    others = [path(variable) for variable in large if not is_placed(variable)]
+    if others and len(others) < len(large):
+        lines = "\n".join(f"  {name}" for name in sorted(others))
+        raise StepError(
+            f"A layout (mk.parallel.Layout) has placed {len(large) - len(others)} variables of the model, but not "
+            f"these:\n{lines}\nThey were created outside of its block, or no pattern fits them. Build the whole model "
+            "in the block, and name them in a rule or give default=0."
+        )

@@ -25,7 +25,7 @@ from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch as Parts
 from mirrorkit.train.step.outputs import unpack_batch
-from mirrorkit.train.step.places import Places
+from mirrorkit.train.step.places import Places, are_placed
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.totals import LOSS
@@ -57,7 +57,7 @@ class Supervised:
         weights = list(model.trainable_variables)
         self._sharded: ShardedOptimizer | None = None
         if options.shard_optimizer:
-            is_placed = Places.of(strategy, Changing(weights, [], [], [], [])) is not None
+            is_placed = are_placed(strategy, [*weights, *model.non_trainable_variables])
             sharded_optimizer.check_strategy(strategy, weights, is_placed=is_placed)
         self.averages: Averages | None = None
         self.scale: list[Variable] = []  # the loss scale, good steps, skipped steps
