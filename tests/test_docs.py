@@ -118,3 +118,17 @@ def test_every_public_module_has_a_reference_page():
     assert {
         name: [f"mirrorkit.{name}"] for name in mirrorkit.__all__ if not name.startswith("_")
     }.items() <= shown.items()
+
+
+def test_every_environment_variable_is_listed():
+    code = [path.read_text() for path in (ROOT / "mirrorkit").rglob("*.py")]
+    read = {name for text in code for name in re.findall(r"MIRRORKIT_[A-Z_]+", text)}
+    assert read == set(re.findall(r"MIRRORKIT_[A-Z_]+", (DOCS / "environment.md").read_text()))
+
+
+def test_every_error_is_listed():
+    errors = {name for name in dir(mirrorkit.errors) if name.endswith("Error")}
+    assert errors == {
+        *re.findall(r"^\| `(\w+Error)`", (DOCS / "errors.md").read_text(), re.MULTILINE),
+        "MirrorkitError",
+    }
