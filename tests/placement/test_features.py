@@ -1,6 +1,6 @@
 """Every feature of the equivalence table on GPUs that are not there: nothing without a kernel, nothing that waits.
 
-Each feature once, streamed and resident in turns. `placement_table.py` makes the table of docs/placement.md from
+Each feature once, streamed and resident in turns. `placement_table.py` makes the table of docs/placement-figures.md from
 all of them and from the examples, and a slow test compares it with the page.
 """
 
