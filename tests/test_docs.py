@@ -132,3 +132,12 @@ def test_every_error_is_listed():
         *re.findall(r"^\| `(\w+Error)`", (DOCS / "errors.md").read_text(), re.MULTILINE),
         "MirrorkitError",
     }
+
+
+def test_every_model_is_listed_with_its_size():
+    rows = re.findall(r"^\| `(\w+)` .*\| ([\d,]+) \| ([\d,]+) \|", (DOCS / "models.md").read_text(), re.MULTILINE)
+    builders = {name: getattr(mirrorkit.models, name).__doc__ for name in mirrorkit.models.__all__}
+    documented = r"Parameters: ([\d,]+)\s+FLOPs per image: ([\d,]+)"
+    assert {name: sizes for name, *sizes in rows} == {
+        name: list(found[0]) for name, text in builders.items() if (found := re.findall(documented, text))
+    }
