@@ -1,4 +1,4 @@
-"""Every Python block of README and docs is run, and what prints are said to show is compared with what they show."""
+"""Every Python block of README and docs is run, prints show what the page says, and links and the navigation hold."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import runpy
 from pathlib import Path
 
 import pytest
+import yaml
+
+import mirrorkit
 
 ROOT = Path(__file__).parents[1]
-# No code of their own: tables, and the commands that made them.
-TABLES = [ROOT / "docs" / name for name in ("corpus.md", "hardware.md", "speed-figures.md")]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FIRST_READ = ("README.md",)  # the other pages run in the slow set
-RUN = [
-    pytest.param(page, id=page.name, marks=[] if page.name in FIRST_READ else pytest.mark.slow)
-    for page in PAGES
-    if page not in TABLES
-]
 
 
 def python_only(page: str) -> str:
@@ -35,10 +32,16 @@ def promised(source: str) -> list[str]:
     return re.findall(r"^\s*print\(.*\)  # (.+)$", source, re.MULTILINE)
 
 
+RUN = [
+    pytest.param(page, id=page.name, marks=[] if page.name in FIRST_READ else pytest.mark.slow)
+    for page in PAGES
+    if python_only(page.read_text()).strip()
+]
+
+
 @pytest.mark.parametrize("page", RUN)
 def test_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, capfd):
     source = python_only(page.read_text())
-    assert source.strip(), "a page without a Python block"
     script = tmp_path / f"{page.stem}.py"  # a file, not exec: tf.function reads the source of what it converts
     script.write_text(source)
     monkeypatch.chdir(tmp_path)
@@ -58,13 +61,28 @@ def test_the_checker_sees_code_and_claims():
     assert promised(source) == ["2"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_and_commands_lead_somewhere(page):
-    text = page.read_text()
-    targets = [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link]
-    assert not [target for target in targets if not (page.parent / target).exists()]
-    scripts = re.findall(r"python (\S+\.py)", text)
-    assert not [script for script in scripts if "/" in script and not (ROOT / script).exists()]
+def inner_links(page):
+    """The (path, heading) of each link to another page or file, or to a heading of this page."""
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    return [tuple((*link.split("#"), "")[:2]) for link in links if "://" not in link]
+
+
+def test_links_and_commands_lead_somewhere():
+    targets = [(page, page.parent / path) for page in PAGES for path, _ in inner_links(page)]
+    assert len(targets) > 100
+    assert not [(page.name, target) for page, target in targets if not target.exists()]
+    inside = [(page, target) for page, target in targets if page != PAGES[0]]
+    left = [(page.name, target) for page, target in inside if not target.resolve().is_relative_to(DOCS)]
+    assert not left, "dead on the site"
+    scripts = [
+        (page.name, script) for page in PAGES for script in re.findall(r"python (\S+/\S+\.py)", page.read_text())
+    ]
+    assert not [(page, script) for page, script in scripts if not (ROOT / script).exists()]
+    shown = [
+        (page.name, path) for page in PAGES for path in re.findall(r'^--8<-- "(.+)"$', page.read_text(), re.MULTILINE)
+    ]
+    assert shown
+    assert not [(page, path) for page, path in shown if not (ROOT / path).exists()]
 
 
 def anchors(page):
@@ -73,17 +91,53 @@ def anchors(page):
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_to_a_heading_find_it(page):
-    links = re.findall(r"\]\(([^)#\s]*\.md)?#([^)\s]+)\)", page.read_text())
-    missing = [
-        (target, anchor) for target, anchor in links if anchor not in anchors(page.parent / target if target else page)
+def test_links_to_a_heading_find_it():
+    found = {page: anchors(page) for page in PAGES}
+    links = [
+        (page, (page.parent / path).resolve() if path else page, to) for page in PAGES for path, to in inner_links(page)
     ]
-    assert not missing
+    assert not [(page.name, target.name, to) for page, target, to in links if to and to not in found[target]]
 
 
-def test_every_page_is_in_the_table_of_contents_and_in_readme():
-    nav = re.findall(r"^  - .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    pages = sorted(page.name for page in PAGES[1:])
-    assert sorted(nav) == pages
-    assert all(f"docs/{name}" in PAGES[0].read_text() for name in pages)
+def pages_of(nav):
+    """The pages of a `nav`, in its order."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for entry in nav for page in pages_of(entry if not isinstance(entry, dict) else [*entry.values()])]
+
+
+def test_every_page_is_in_the_navigation_once():
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert sorted(pages_of(nav)) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES[1:])
+
+
+def test_every_public_module_has_a_reference_page():
+    shown = {
+        page.stem: re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE) for page in (DOCS / "api").glob("*.md")
+    }
+    assert {
+        name: [f"mirrorkit.{name}"] for name in mirrorkit.__all__ if not name.startswith("_")
+    }.items() <= shown.items()
+
+
+def test_every_environment_variable_is_listed():
+    code = [path.read_text() for path in (ROOT / "mirrorkit").rglob("*.py")]
+    read = {name for text in code for name in re.findall(r"MIRRORKIT_[A-Z_]+", text)}
+    assert read == set(re.findall(r"MIRRORKIT_[A-Z_]+", (DOCS / "environment.md").read_text()))
+
+
+def test_every_error_is_listed():
+    errors = {name for name in dir(mirrorkit.errors) if name.endswith("Error")}
+    assert errors == {
+        *re.findall(r"^\| `(\w+Error)`", (DOCS / "errors.md").read_text(), re.MULTILINE),
+        "MirrorkitError",
+    }
+
+
+def test_every_model_is_listed_with_its_size():
+    rows = re.findall(r"^\| `(\w+)` .*\| ([\d,]+) \| ([\d,]+) \|", (DOCS / "models.md").read_text(), re.MULTILINE)
+    builders = {name: getattr(mirrorkit.models, name).__doc__ for name in mirrorkit.models.__all__}
+    documented = r"Parameters: ([\d,]+)\s+FLOPs per image: ([\d,]+)"
+    assert {name: sizes for name, *sizes in rows} == {
+        name: list(found[0]) for name, text in builders.items() if (found := re.findall(documented, text))
+    }

@@ -1,6 +1,6 @@
-"""The table of docs/equivalence.md: every feature on every strategy and number of replicas beside its control.
+"""The table of docs/equivalence-table.md: every feature on every strategy and number of replicas beside its control.
 
-Run: python tests/equivalence/table.py [--write docs/equivalence.md] [--only NAME ...]
+Run: python tests/equivalence/table.py [--write docs/equivalence-table.md] [--only NAME ...]
 
 Prints the table, and writes it into the page, between the lines that mark it. The exit code is 1 when a cell differs
 by more than rounding explains.

@@ -1,4 +1,4 @@
-"""Cells of the table in docs/equivalence.md: a few corners fast, a sample of all rows slow.
+"""Cells of the table in docs/equivalence-table.md: a few corners fast, a sample of all rows slow.
 
 `python tests/equivalence/table.py` measures every cell. The sample is the same every time: row i, counted from 0 in the
 order of the table, is trained

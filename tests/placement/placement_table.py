@@ -1,6 +1,6 @@
-"""The tables of docs/placement.md: the examples and every feature, on GPUs that are not there.
+"""The tables of docs/placement-figures.md: the examples and every feature, on GPUs that are not there.
 
-Run: python tests/placement/placement_table.py [--write docs/placement.md] [--only NAME ...]
+Run: python tests/placement/placement_table.py [--write docs/placement-figures.md] [--only NAME ...]
 
 Prints the tables, and writes them into the page, between the lines that mark them. The exit code is 1 when something
 has no kernel on its device, waits, or brings more to the devices than its batch.

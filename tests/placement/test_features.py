@@ -1,7 +1,7 @@
 """Every feature of the equivalence table on GPUs that are not there: nothing without a kernel, nothing that waits.
 
-Each feature once, streamed and resident in turns. `placement_table.py` makes the table of docs/placement.md from
-all of them and from the examples, and a slow test compares it with the page.
+Each feature once, streamed and resident in turns. `placement_table.py` makes the table of
+docs/placement-figures.md from all of them and from the examples, and a slow test compares it with the page.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from placement_subjects import FEATURES, Subject
 from placement_table import BEGIN, END, as_markdown, rows
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "placement.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "placement-figures.md"
 
 
 # Made of the same operations as one of the others; the table of the slow test has them too.

@@ -20,8 +20,9 @@ from mirrorkit.train.reduce.packing import pack
 
 @dataclass(frozen=True)
 class LossScale:
-    """The factor by which the loss is multiplied before its gradient is taken (Micikevicius et al. 2018,
-    arXiv:1710.03740); the rule and its constants are those of Keras's `LossScaleOptimizer`.
+    """The factor by which the loss is multiplied before its gradient is taken.
+
+    The rule and its constants are those of Keras's `LossScaleOptimizer` (Micikevicius et al. 2018, arXiv:1710.03740).
 
     Args:
         initial: the first scale.
