@@ -6,8 +6,8 @@ order of the table, is trained
 - under mirrored with 2 + i % 3 replicas, and under central storage with 2 + (i + 1) % 3, or with as many as under
   mirrored where the reference is cut into as many shards, since each number needs a reference of its own;
 - where i is a multiple of 3, on one replica too: one device, mirrored and central storage in turn;
-- in turn with a layout on 1 or 2 replicas or with sharded slots on 2, 3 or 4, or with as many as under mirrored where
-  the reference is cut into as many shards;
+- where it is not, with a layout on 1 or 2 replicas or with sharded slots on 2, 3 or 4 in turn, or with as many as under
+  mirrored where the reference is cut into as many shards;
 - and, where it depends on the other replicas by a mechanism of its own, on 2 or 3 workers in turn; all at once on both.
 """
 
@@ -45,8 +45,9 @@ def _sample(name: str) -> list[tuple[str, int]]:
     """Where a row is trained; the rule is at the top."""
     i, per_shard = list(CASES).index(name), CASES[name].per_shard
     places = [("mirrored", 2 + i % 3), ("central_storage", 2 + (i + (not per_shard)) % 3)]
-    places += [] if i % 3 else [_ALONE[i // 3 % 3]]
-    large = [place for place in table.LARGE if not per_shard or place[1] in {n for _, n in places}]
+    if i % 3 == 0:
+        return [*places, _ALONE[i // 3 % 3]]
+    large = [place for place in table.LARGE if not per_shard or place[1] in {1, *(n for _, n in places)}]
     return [*places, large[i % len(large)]]
 
 

@@ -15,17 +15,9 @@ from placement_table import BEGIN, END, as_markdown, rows
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "placement-figures.md"
 
 
-# Made of the same operations as one of the others; the table of the slow test has them too.
-SLOW = {
-    *("flip", "pad_and_crop, reflect", "cutout", "normalize"),
-    *("momentum", "AdamW", "Lion", "weight decay", "clip_value"),
-    *("partial batch", "empty share", "sample weights", "F1"),
-    *(name for name in FEATURES if name not in ("all at once", "mixed_bfloat16", "pad_and_crop", "AUC", "embedding")),
-}
-_SUBJECTS = [
-    pytest.param(place, subject, id=name, marks=pytest.mark.slow if name in SLOW else ())
-    for place, (name, subject) in enumerate(FEATURES.items())
-]
+# The slow test of the table has all of them.
+_FAST = [name for name in FEATURES if name in ("all at once", "mixed_bfloat16", "pad_and_crop", "AUC", "embedding")]
+_SUBJECTS = [pytest.param(place, FEATURES[name], id=name) for place, name in enumerate(_FAST)]
 
 
 @pytest.mark.parametrize(("place", "subject"), _SUBJECTS)
@@ -34,10 +26,6 @@ def test_a_feature_is_clean(place: int, subject: Subject) -> None:
     assert report.problems == []
     assert all(call.to_host == 0 for call in report.calls)
     assert report["train"].step.kernels_on("GPU:1") > 0
-
-
-def test_the_slow_features_are_there() -> None:
-    assert FEATURES.keys() > SLOW
 
 
 def test_on_a_single_gpu_too() -> None:
