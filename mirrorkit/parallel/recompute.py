@@ -80,7 +80,7 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
                 # `training` by name, since the backward pass takes place outside of Keras's call.
                 outputs = self.block(again[0], training=training, **again[1])
             if not found:
-                found["outputs"] = outputs
+                found["outputs"], found["losses"] = outputs, list(scope.losses)
                 found["state"] = [scope.get_current_value(variable) for variable in others]
             return [*tf.nest.flatten(outputs), *scope.losses]
 
@@ -90,7 +90,8 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
             if after is not before:
                 variable.assign(after)
         count = len(tf.nest.flatten(found["outputs"]))
-        for loss in results[count:]:
+        for loss, own in zip(results[count:], found["losses"], strict=True):
+            loss._mirrorkit_own = own  # Keras knows losses by their `id`, which must not be given to another one
             self.add_loss(loss)
         return tf.nest.pack_sequence_as(found["outputs"], results[:count])
 
