@@ -115,7 +115,8 @@ def are_placed(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) 
     central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
     if central or is_parameter_server(strategy) or is_tpu(strategy) or num_workers(strategy) > 1:
         return False
-    floats = [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
+    # Of variables that no layout has placed weights alone count: TensorFlow puts others on the host at times.
+    floats = [v for v in variables if tf.as_dtype(v.dtype).is_floating and (v.trainable or is_placed(v))]
     for replica, first in enumerate(replica_devices(strategy)):
         devices = {copies(variable)[replica].device for variable in floats}
         by_layout = {copies(variable)[replica].device for variable in floats if is_placed(variable)}
