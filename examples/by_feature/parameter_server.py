@@ -19,7 +19,7 @@ class TableStep:
     """Each row of the table is to become the vector that the data has for its id."""
 
     def __init__(self, strategy):
-        self.table = mk.train.PartitionedTable(strategy, rows=ROWS, width=WIDTH)
+        self.table = mk.parallel.PartitionedTable(strategy, rows=ROWS, width=WIDTH)
         self.variables = self.table.variables  # for Checkpoints
 
     def build(self, strategy):

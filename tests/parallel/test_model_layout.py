@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from executed import executed
 from placed_nets import HALVES, cnn, data, halves, make_loop, mlp
 
@@ -234,6 +235,33 @@ def test_a_step_of_ones_own_is_refused() -> None:
         model = mlp()
     with pytest.raises(StepError, match="The variables of Own lie on several devices"):
         mk.train.Loop(strategy, Own(model))
+
+
+def test_a_step_of_ones_own_with_a_variable_outside_of_the_scope() -> None:
+    """It has no copies, and lies nowhere that a layout would know."""
+    outside = tf.Variable(1.0)
+
+    class Own:
+        def build(self, strategy: Any) -> None:
+            with strategy.scope():
+                self.weight = tf.Variable(1.0)
+            self.variables = [self.weight, outside]
+            self._apply = mk.train.Update(strategy, [self.weight], self._new_values)
+
+        def _new_values(self, sums: Any, old: Any) -> Any:
+            return [old[0] - 0.25 * sums["sum"]], {"loss": sums["sum"]}
+
+        def compute(self, batch: Any) -> Any:
+            return {"sum": tf.reduce_sum(batch[0])}
+
+        def update(self, strategy: Any, sums: Any) -> Any:
+            return self._apply(sums)
+
+    step = Own()
+    strategy = mk.strategy.create("mirrored", devices=CPUS)
+    rows = mk.data.arrays(np.ones((4, 1), "float32"), np.zeros(4))
+    mk.train.Loop(strategy, step).fit(mk.data.batches(rows, global_batch_size=4), verbose=0)
+    assert [float(copy) for copy in copies(step.weight)] == [0.0, 0.0]
 
 
 def test_a_model_from_a_file(tmp_path: Any) -> None:

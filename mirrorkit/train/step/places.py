@@ -115,9 +115,12 @@ def are_placed(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) 
     central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
     if central or is_parameter_server(strategy) or is_tpu(strategy) or num_workers(strategy) > 1:
         return False
-    # Of variables that no layout has placed weights alone count: TensorFlow puts others on the host at times.
+    replicas = replica_devices(strategy)
+    # Of variables that no layout has placed weights alone count: TensorFlow puts others on the host at times. Those
+    # without a copy for each replica, which a step of one's own may have, belong to none.
     floats = [v for v in variables if tf.as_dtype(v.dtype).is_floating and (v.trainable or is_placed(v))]
-    for replica, first in enumerate(replica_devices(strategy)):
+    floats = [v for v in floats if len(copies(v)) == len(replicas)]
+    for replica, first in enumerate(replicas):
         devices = {copies(variable)[replica].device for variable in floats}
         by_layout = {copies(variable)[replica].device for variable in floats if is_placed(variable)}
         if len(devices) > 1 or any(_short(device) != _short(first) for device in by_layout):
