@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from installed_versions import needs_keras
 from split_check_helpers import BINARY, CLASSES, ONE_HOT, POSITIVE, TWO, X, binary_net, check, class_net, rng, token_net
 from training_helpers import line_net, sequential
 
@@ -194,6 +195,7 @@ def test_silent_in_low_precision(policy: str, make_loop: Any) -> None:
     check(make_loop(TWO, net, metrics=["mae"], loss_scale=8.0), X, X[:, :1])
 
 
+@needs_keras((3, 14), "an activity regulariser that is a mean over the rows")
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
 def test_silent_on_activity_regularisers(policy: str, make_loop: Any) -> None:
     def net() -> Any:
