@@ -8,7 +8,9 @@ from typing import Any
 
 def is_whole(value: Any, least: float = 1) -> bool:
     """Return whether `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool":  # those of older NumPy are an index too
+        return False
     try:
-        return not isinstance(value, bool) and operator.index(value) >= least
+        return operator.index(value) >= least
     except TypeError:
         return False
