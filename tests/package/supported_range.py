@@ -232,8 +232,9 @@ def main() -> int:
             environment = Environment(Path(folder), python, ENDS[name].packages)
             runs = [run for run in ENDS[name].runs if run in arguments.run]
             results += [environment.run(name, run, arguments.tests) for run in runs]
+    part = ["--tests", *arguments.tests] if arguments.tests else []
     about = {
-        "command": "python tests/package/supported_range.py --write",
+        "command": shlex.join(["python", "tests/package/supported_range.py", "--write", *part]),
         "mirrorkit": __version__,
         "processor": processor.model(),
         "cores": processor.cores(),

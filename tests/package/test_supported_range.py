@@ -34,7 +34,7 @@ def test_the_kept_results_are_of_the_range_and_nothing_failed():
         if end == "newest":
             assert (found["python"], found["tensorflow"], found["keras"]) == (PYTHON[1], TENSORFLOW[1], KERAS[1])
         if run == "suite":
-            assert result.passed > 200
+            assert result.passed > 100
             assert result.command.startswith(f"pytest {' '.join(supported_range.SUITE)}")
 
 
