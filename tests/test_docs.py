@@ -141,3 +141,19 @@ def test_every_model_is_listed_with_its_size():
     assert {name: sizes for name, *sizes in rows} == {
         name: list(found[0]) for name, text in builders.items() if (found := re.findall(documented, text))
     }
+
+
+def test_the_ten_lines_are_ten():
+    first = python_only((ROOT / "README.md").read_text())
+    assert len([line for line in first.splitlines() if line.strip()]) == 10
+
+
+def test_readme_and_the_site_compare_alike():
+    def table(page):
+        return [line.replace("](docs/", "](") for line in page.read_text().splitlines() if line.startswith("| ")]
+
+    compared = table(DOCS / "why.md")
+    assert len(compared) > 10
+    assert [row for row in table(ROOT / "README.md") if row in compared] == compared
+    cells = [cell.strip() for row in compared[1:] for cell in row.strip("|").split("|")[1:]]
+    assert [cell for cell in cells if "](" not in cell] == [], "a cell without the page that shows it"
