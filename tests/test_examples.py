@@ -227,11 +227,11 @@ def test_compare_one_strategy(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL_DATA, reason="needs MNIST in $MIRRORKIT_DATA")
-def test_real_mnist_in_five_epochs_on_four_replicas(tmp_path):
-    output = run("mnist_loop.py", "--data", "mnist", "--devices", "cpu:4", folder=tmp_path)
+def test_real_mnist_on_four_replicas(tmp_path):
+    """Two epochs; tests/models/test_accuracy_mnist.py trains the same net to 99 %, with a schedule."""
+    output = run("mnist_loop.py", "--data", "mnist", "--devices", "cpu:4", "--epochs", "2", folder=tmp_path)
     assert "4 replicas on CPU:0 CPU:1 CPU:2 CPU:3; 60,000 images of mnist" in output
-    # A run gave 98.78 %; 0.1 is one standard error of a share of 99 % among 10,000 images.
-    assert accuracies(output)[-1] >= 0.985
+    assert accuracies(output)[-1] >= 0.98  # a run gave 98.57 %, and 98.78 % after five epochs
 
 
 @pytest.mark.slow
