@@ -47,10 +47,10 @@ STARTED_BY: dict[str, Sequence[object]] = {
     "ps": (*LAUNCH, "--ps", 1, "--max-restarts", 1000),
     "launcher": LAUNCH,
 }
-EPOCHS = {"process": 120, "workers": 50, "ps": 200, "launcher": 50}
+EPOCHS = {"process": 80, "workers": 50, "ps": 150, "launcher": 50}
 QUICK_EPOCHS = {"process": 16, "workers": 20, "ps": 80, "launcher": 16}
 KINDS = dict(zip((strikes.STEP, strikes.SAVE, strikes.START), kill_series.KINDS, strict=True))
-TASKS = {"a worker": "worker", "the chief": "chief", "the ps": "ps"}
+TASKS = {"a worker": "worker", "the chief": "chief", "the ps": "ps 0"}
 STEPS_PER_CALL = 2  # of that training: so many updates may a worker of parameter servers that dies have made in vain
 KEEP = 3  # checkpoints
 FAILED = r"launch \| .* ended with .*"
@@ -244,6 +244,7 @@ class Soak:
             f"exit code {code}: {self._new()[-1000:]}": code != 0,
             f"it went on from {began}, the newest was {self.began_at}": began not in (None, self.began_at),
             f"left running: {left}": bool(left),
+            f"temporary files: {sorted(os.listdir(self.temporary))}": any(self.temporary.iterdir()),
             f"left among the checkpoints: {files}": len(files) != KEEP or any(not f.endswith(".npz") for f in files),
         }
         problems = [text for text, is_so in wrong.items() if is_so]
@@ -276,10 +277,9 @@ def soak(part: str, seed: int, *, quick: bool = False) -> tuple[list[Struck], En
             problems = one.run()
         except Exception as error:
             problems = [f"{type(error).__name__}: {error}"]
-        temporary = sorted({re.sub("_file.*", "", path.name) for path in one.temporary.iterdir()})
     seconds = round(time.monotonic() - begun)
     starts = 1 + sum(struck.starts for struck in one.done)
-    return one.done, End(part, seed, epochs * STEPS_PER_EPOCH, starts, seconds, temporary, problems, machine.about())
+    return one.done, End(part, seed, epochs * STEPS_PER_EPOCH, starts, seconds, problems, machine.about())
 
 
 def main() -> int:
@@ -292,6 +292,7 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="the page to put the table into")
     parser.add_argument("--table", action="store_true", help="run nothing; make the table of the lines there are")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that what was started is ended
     for part in [] if options.table else options.only:
         soak_table.keep(options.lines, *soak(part, options.seed, quick=options.quick))
     struck, ends = soak_table.read(options.lines)

@@ -57,7 +57,6 @@ class End:
     steps: int
     starts: int
     seconds: int
-    temporary: list[str]  # kinds of files that were left among the temporary ones
     problems: list[str]
     about: dict[str, Any]
 
@@ -94,7 +93,7 @@ def as_markdown(struck: Sequence[Struck], ends: Sequence[End]) -> str:
     for part, kind in sorted(kinds, key=_place):
         ones = [one for one in struck if (one.part, one.on, one.deed, one.moment) == (part, *kind)]
         times = [one.seconds for one in ones]
-        wrong = [problem for one in ones for problem in one.problems]
+        wrong = [text for one in ones for text in (*one.left, *one.problems)]
         after = f"{statistics.median(times):.1f} s (up to {max(times):.1f})"
         counts = (len(ones), sum(one.starts for one in ones), sum(len(one.left) for one in ones))
         what = f"{kind.deed}, {kind.moment}"
