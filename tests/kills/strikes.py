@@ -106,8 +106,10 @@ def said_after(part: str, strike: Strike, task: str) -> str:
         return ""
     if strike.deed == TERM:
         return r"SIGTERM: saved in .*"
-    others = "the others go on" if ended_by(part, strike) == ONE else "ending the others"
-    return rf"launch \| {task} ended with exit code 137 \(SIGKILL\); {others}"
+    if ended_by(part, strike) == ONE:
+        return rf"launch \| {task} ended with exit code 137 \(SIGKILL\); the others go on"
+    # another task may name it and exit before the launcher knows
+    return rf"launch \| {task} ended with exit code 137 \(SIGKILL\); ending the others|ClusterError: {task} .*"
 
 
 class Seen(NamedTuple):
