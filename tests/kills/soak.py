@@ -47,8 +47,8 @@ STARTED_BY: dict[str, Sequence[object]] = {
     "ps": (*LAUNCH, "--ps", 1, "--max-restarts", 1000),
     "launcher": LAUNCH,
 }
-EPOCHS = {"process": 80, "workers": 50, "ps": 150, "launcher": 50}
-QUICK_EPOCHS = {"process": 16, "workers": 20, "ps": 80, "launcher": 16}
+EPOCHS = {"process": 80, "workers": 50, "ps": 90, "launcher": 50}
+QUICK_EPOCHS = {"process": 16, "workers": 20, "ps": 40, "launcher": 16}
 KINDS = dict(zip((strikes.STEP, strikes.SAVE, strikes.START), kill_series.KINDS, strict=True))
 TASKS = {"a worker": "worker", "the chief": "chief", "the ps": "ps 0"}
 STEPS_PER_CALL = 2  # of that training: so many updates may a worker of parameter servers that dies have made in vain
