@@ -1,6 +1,7 @@
 """As `killed_training.py` for whoever watches it, but without TensorFlow: it adds numbers up, and can do wrong.
 
-The name of the file that it is started from says what: `leaves a child`, `changes a bit`, `forgets a checkpoint`.
+The name of the file that it is started from says what: `leaves a child`, `leaves a file`, `changes a bit`, `forgets a
+checkpoint`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -28,6 +30,8 @@ def main() -> None:
         total = float(np.load(saved[-1])["total"]) + (1e-9 if wrong == "changes a bit" else 0.0)
     if wrong == "leaves a child":
         subprocess.Popen(["sleep", "30"], start_new_session=True)
+    if wrong == "leaves a file":
+        Path(tempfile.mkstemp(prefix="forgotten")[1]).touch()
     with open(options.log or os.devnull, "a", buffering=1) as log:
         log.write(f"begin {steps}\n")
         while steps < 20 * int(options.epochs):

@@ -51,6 +51,7 @@ EPOCHS = {"process": 80, "workers": 50, "ps": 90, "launcher": 50}
 QUICK_EPOCHS = {"process": 16, "workers": 20, "ps": 40, "launcher": 16}
 KINDS = dict(zip((strikes.STEP, strikes.SAVE, strikes.START), kill_series.KINDS, strict=True))
 TASKS = {"a worker": "worker", "the chief": "chief", "the ps": "ps 0"}
+AUTOGRAPH = "__autograph_generated_file"  # TensorFlow's, which removes them when Python exits
 STEPS_PER_CALL = 2  # of that training: so many updates may a worker of parameter servers that dies have made in vain
 KEEP = 3  # checkpoints
 FAILED = r"launch \| .* ended with .*"
@@ -79,6 +80,7 @@ class Soak:
         )
         self.job: subprocess.Popen[bytes] | None = None
         self.said, self.heard = self.folder / "said", 0  # what the job says, and how much of it was looked at
+        self.files: list[str] = []  # that are left among the temporary ones
         self.began_at = self.reached = 0  # the newest checkpoint when this life of the training began, and its steps
 
     def run(self) -> list[str]:
@@ -240,11 +242,12 @@ class Soak:
         began, _ = progress_of(self.log)
         left = strikes.left_by(self.folder, lambda pid, seen: True, (), self.patience)
         files = sorted(path.name for path in self.checkpoints.iterdir())
+        self.files = sorted(os.listdir(self.temporary))
         wrong = {
             f"exit code {code}: {self._new()[-1000:]}": code != 0,
             f"it went on from {began}, the newest was {self.began_at}": began not in (None, self.began_at),
             f"left running: {left}": bool(left),
-            f"temporary files: {sorted(os.listdir(self.temporary))}": any(self.temporary.iterdir()),
+            f"temporary files: {self.files}": any(not name.startswith(AUTOGRAPH) for name in self.files),
             f"left among the checkpoints: {files}": len(files) != KEEP or any(not f.endswith(".npz") for f in files),
         }
         problems = [text for text, is_so in wrong.items() if is_so]
@@ -279,7 +282,7 @@ def soak(part: str, seed: int, *, quick: bool = False) -> tuple[list[Struck], En
             problems = [f"{type(error).__name__}: {error}"]
     seconds = round(time.monotonic() - begun)
     starts = 1 + sum(struck.starts for struck in one.done)
-    return one.done, End(part, seed, epochs * STEPS_PER_EPOCH, starts, seconds, problems, machine.about())
+    return one.done, End(part, seed, epochs * STEPS_PER_EPOCH, starts, seconds, one.files, problems, machine.about())
 
 
 def main() -> int:

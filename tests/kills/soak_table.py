@@ -57,6 +57,7 @@ class End:
     steps: int
     starts: int
     seconds: int
+    temporary: list[str]  # files left among the temporary ones
     problems: list[str]
     about: dict[str, Any]
 
@@ -104,6 +105,7 @@ def as_markdown(struck: Sequence[Struck], ends: Sequence[End]) -> str:
         ones = [one for one in struck if one.part == end.part]
         kills = sum(strikes.Strike(one.on, one.deed, one.moment).kills for one in ones)
         right = "every step counted once" if end.part == "ps" else "the bits of the undisturbed run"
+        right += f"; {len(end.temporary)} files of AutoGraph left" if end.temporary else ""
         numbers = (len(ones), kills, end.starts, end.steps, round(end.seconds / 60))
         parts.append([f"{end.part}: {NAMES[end.part]}", *map(str, numbers), _judged(end.problems, right)])
     made = [f"{end.part}: {end.about['time'][:10]}, `python tests/kills/{end.about['command']}`" for end in ends]

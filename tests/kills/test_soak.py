@@ -57,6 +57,7 @@ def test_a_training_that_is_right_passes(tmp_path: Path, monkeypatch: pytest.Mon
     ("wrong", "named"),
     [
         ("leaves a child", "sleep 30"),
+        ("leaves a file", "temporary files: ['forgotten"),
         ("changes a bit", "bits differ in: total"),
         ("forgets a checkpoint", "it went on from step 0, the newest checkpoint was "),
     ],
