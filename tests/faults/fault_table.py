@@ -81,13 +81,13 @@ def heading(count: int, seconds: float) -> str:
     )
 
 
-def put_between(page: Path, text: str) -> None:
+def put_between(page: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
     """Replace what stands between the two lines that mark the table."""
-    before, found, rest = page.read_text().partition(BEGIN)
-    _, also_found, after = rest.partition(END)
+    before, found, rest = page.read_text().partition(begin)
+    _, also_found, after = rest.partition(end)
     if not (found and also_found):
-        raise SystemExit(f"{page} lacks the lines {BEGIN!r} and {END!r}, between which the table belongs.")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+        raise SystemExit(f"{page} lacks the lines {begin!r} and {end!r}, between which the table belongs.")
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
 def renew(page: Path, lines: list[str]) -> None:

@@ -66,7 +66,7 @@ def launcher_killed(folder: Path) -> Row:
 def disk_full(folder: Path) -> Row:
     """A file system that fills up between two saves."""
     saved = folder / "checkpoints"
-    with _small_file_system(saved):
+    with small_file_system(saved):
         job = jobs.launched(folder, "--workers", 2, WORKERS, folder, "--event", "slow", "--worker", 0, "--step", 10)
         try:
             jobs.until((folder / "happened").exists, "the step")
@@ -124,10 +124,10 @@ def _started_again(
 
 
 @contextlib.contextmanager
-def _small_file_system(folder: Path) -> Iterator[None]:
-    """256 KiB in memory; needs root."""
+def small_file_system(folder: Path, size: str = "256k") -> Iterator[None]:
+    """A file system in memory; needs root."""
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], check=True)
     try:
         yield
     finally:

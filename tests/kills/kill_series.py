@@ -84,12 +84,19 @@ def next_target(done: int, steps: int, kills: int, rng: random.Random) -> int:
     return done + rng.randrange(1, max(2, int(1.6 * (steps - done) / (kills + 1))))
 
 
-def start(output: Path, *arguments: object, wait: bool = False, by: Sequence[object] = ()) -> subprocess.Popen[bytes]:
+def start(
+    output: Path,
+    *arguments: object,
+    wait: bool = False,
+    by: Sequence[object] = (),
+    training: Path = TRAINING,
+    **variables: str,
+) -> subprocess.Popen[bytes]:
     """Start the training, `by` the launcher perhaps; what it says goes into a file."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
     with output.open("wb") as file:
-        command = [sys.executable, *map(str, by), str(TRAINING), *map(str, arguments)]
+        command = [sys.executable, *map(str, by), str(training), *map(str, arguments)]
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
     if wait:
         try:
@@ -123,7 +130,7 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> No
             raise RuntimeError(f"The training ended before its kill, with exit code {process.returncode}.")
         if time.monotonic() > limit:
             raise RuntimeError(f"Nothing to kill came within {LIMIT:g} s.")
-        time.sleep(0.0002)
+        time.sleep(0.001)
 
 
 def inspected(kind: str, newest_before: int, unfinished_before: set[str], checkpoints: Path, log: Path) -> Kill:
@@ -131,6 +138,8 @@ def inspected(kind: str, newest_before: int, unfinished_before: set[str], checkp
     for path in checkpoints.glob("*.npz"):
         try:
             _read(path)
+        except FileNotFoundError:  # a training that goes on has removed an old one
+            continue
         except Exception as error:
             problems.append(f"{path.name} is unreadable: {type(error).__name__}: {error}")
     began, reached = progress_of(log)

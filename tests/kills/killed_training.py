@@ -1,11 +1,11 @@
 """The training that `kill_series.py` kills: everything random in it, four replicas or workers, saved every few steps.
 
     python tests/kills/killed_training.py --out weights.npz [--folder checkpoints] [--log steps.txt] [--epochs 12]
-        [--with layout|shard_optimizer]
+        [--pace file] [--with layout|shard_optimizer]
 
-It writes all its variables and its history to `--out`, and appends a line to `--log` when it begins and after every
-call: `begin <steps done>`, `step <steps done>`. Of several workers the chief does so; each writes an `--out` of its own
-and the number of its process, with the worker's number in the name of the file.
+It writes all its variables, its history, and the steps and updates counted to `--out`, and appends a line to `--log`
+when it begins and after every call: `begin <steps done>`, `step <steps done>`. Of several workers the chief does so;
+each writes an `--out` of its own and the number of its process, with the worker's number in the name of the file.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,9 @@ L = keras.layers
 class Log(keras.callbacks.Callback):  # type: ignore[name-defined]
     """Tells the killer how far the run is."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, pace: Path) -> None:
         super().__init__()
+        self.pace = pace
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # unbuffered, so that a line outlives us
 
     def set_loop(self, loop: Any) -> None:
@@ -45,6 +47,8 @@ class Log(keras.callbacks.Callback):  # type: ignore[name-defined]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         os.write(self.file, b"step %d\n" % self.loop.position.steps)
+        if self.pace.is_file():
+            time.sleep(0.2)
 
 
 def net() -> Any:
@@ -72,13 +76,15 @@ def main() -> None:
     parser.add_argument("--folder", help="of checkpoints; without it none are made")
     parser.add_argument("--log")
     parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--pace", default=os.devnull, help="while this file is there, 0.2 s pass after each call")
     parser.add_argument("--with", dest="how", choices=["layout", "shard_optimizer"], help="of a process by itself")
     options = parser.parse_args()
 
     cluster = mk.cluster.detect()
     if cluster is not None and options.log:
         Path(f"{options.log}.pid{cluster.task_index}").write_text(str(os.getpid()))
-    mk.reproducible.enable(seed=1)
+    if cluster is None or not cluster.ps:  # parameter servers are asynchronous
+        mk.reproducible.enable(seed=1)
     strategy = mk.testing.virtual_replicas(4) if cluster is None else mk.strategy.create("auto")
     layout: Any = nullcontext()
     if options.how == "layout":  # two replicas of two devices
@@ -100,12 +106,15 @@ def main() -> None:
         model, optimizer, loss=loss, metrics=["accuracy"], shard_optimizer=options.how == "shard_optimizer"
     )
     loop = mk.train.Loop(strategy, step, steps_per_call=2)
-    callbacks: list[Any] = [Log(options.log)] if options.log and mk.strategy.is_chief(strategy) else []
+    callbacks: list[Any] = (
+        [Log(options.log, Path(options.pace))] if options.log and mk.strategy.is_chief(strategy) else []
+    )
     if options.folder:
         callbacks.append(mk.train.Checkpoints(options.folder, every=EVERY))
     report = loop.fit(train, epochs=options.epochs, validation_data=train, callbacks=callbacks, verbose=0)
     values = {str(i): getattr(v, "value", v).numpy() for i, v in enumerate(step.saved_variables)}
     out = options.out if cluster is None else f"{options.out}{cluster.task_index}.npz"
+    values["counted"] = np.array([loop.position.steps, int(optimizer.iterations.value.numpy())])
     np.savez(out, history=np.array(json.dumps(report.history)), **values)
 
 
