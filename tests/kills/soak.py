@@ -1,6 +1,6 @@
 """A soak: 100 kills in a row of one process, 20 each of workers, of parameter servers' workers and of the launcher.
 
-    python tests/kills/soak.py [--only process|workers|ps|launcher ...] [--quick] [--write docs/faults.md]
+    python tests/kills/soak.py [--only process|workers|ps|launcher ...] [--quick] [--write docs/soak.md]
 
 The kills are mixed with SIGTERM, SIGSTOP and a full disk (which needs root). After each strike no process that it ended
 may be left and nobody may listen at its ports, all checkpoints must be readable, and the next start must go on from the

@@ -1,4 +1,4 @@
-"""The lines that the soak keeps, and the table of docs/faults.md that is made of them."""
+"""The lines that the soak keeps, and the table of docs/soak.md that is made of them."""
 
 from __future__ import annotations
 

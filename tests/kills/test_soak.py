@@ -101,7 +101,7 @@ def test_a_part_replaces_its_lines_and_what_is_wrong_is_bold(tmp_path: Path) -> 
 def test_the_page_shows_the_lines() -> None:
     struck, ends = soak_table.read(soak_table.LINES)
     assert [end.part for end in ends] == list(strikes.MIX)
-    page = (soak_table.ROOT / "docs" / "faults.md").read_text()
+    page = (soak_table.ROOT / "docs" / "soak.md").read_text()
     shown = page.partition(soak_table.BEGIN)[2].partition(soak_table.FINISH)[0].strip()
     assert shown == soak_table.as_markdown(struck, ends)
     for part, mix in strikes.MIX.items():
