@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stored.pictures import PICTURES, save, wrong_in
 from stored.runs import FOLDER, read
-from stored.tables import BLOCKS
+from stored.tables import BLOCKS, RUNS
 
 ROOT = FOLDER.parents[1]
 BLOCK = re.compile(r"(<!-- figures: (?P<name>[\w-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
@@ -25,9 +25,16 @@ BLOCK = re.compile(r"(<!-- figures: (?P<name>[\w-]+) -->\n).*?(<!-- end of figur
 def block(name: str, folder: Path = FOLDER) -> str:
     """The lines between the markers."""
     make, names = BLOCKS[name]
-    runs = [read(run, folder) for run in names]
+    runs = [read(run, folder) for run in names or stored(folder)]
     sources = ", ".join(f"{run.name}.json {run.digest}" for run in runs)
-    return "\n".join([f"<!-- from {sources} -->", *make(*runs), ""])
+    lines = make(*runs)
+    after = "\n\n" if lines[-1].startswith("|") else " "  # in the line of a table it would be a cell
+    return "\n".join(lines) + f"{after}<!-- {sources} -->\n"
+
+
+def stored(folder: Path = FOLDER) -> list[str]:
+    """The runs that are there; those of other tables may lie beside them."""
+    return [name for name in RUNS if (folder / f"{name}.json").exists()]
 
 
 def page(text: str, folder: Path = FOLDER) -> str:
@@ -51,7 +58,8 @@ def wrong(root: Path = ROOT) -> list[str]:
             found.append(f"{path.relative_to(root)} has a block without an end, or one that nothing makes: {names}")
         elif page(text, folder) != text:
             found.append(f"{path.relative_to(root)} has other figures than docs/figures")
-    found += [f"{name} stands on no page" for name in BLOCKS if name not in shown]
+    there = set(stored(folder))
+    found += [f"{name} stands on no page" for name in BLOCKS if name not in shown and there.issuperset(BLOCKS[name][1])]
     return found + [f"docs/figures/{name}.svg {what}" for name in PICTURES if (what := wrong_in(name, folder))]
 
 

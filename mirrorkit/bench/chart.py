@@ -73,7 +73,8 @@ class Chart:
         """Draw it as a matplotlib figure."""
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(4.8, 0.8 + 0.36 * len(self.x)) if self.bars else (6.4, 3.6))
+        size = (4.8 if self.beside else 4.2, 0.8 + 0.34 * len(self.x)) if self.bars else (6.4, 3.6)
+        figure = Figure(figsize=size)
         if self.bars:
             self._bars(figure)
         else:
@@ -122,7 +123,7 @@ class Chart:
                         axis.annotate(text, end, (4, 0), textcoords="offset points", verticalalignment="center")
         axis.set(xlabel=self.y_label, ylabel=self.x_label, xlim=(0, None))
         if self.form:  # room for what stands beside the longest bar
-            axis.set_xlim(0, axis.get_xlim()[1] * (1.3 if self.beside else 1.15))
+            axis.set_xlim(0, axis.get_xlim()[1] * (1.3 if self.beside else 1.2))
         axis.locator_params(axis="x", nbins=3 if self.beside else 5)
         axis.xaxis.set_major_formatter("{x:,g}")
         axis.set_yticks(range(len(self.x)), self.x)

@@ -46,6 +46,7 @@ def strategies_chart(run: Run) -> Chart:
 
 SHORT = {
     "loop-resident": "mirrorkit Loop",
+    "loop": "Loop, tf.data",
     "fit": "Keras fit",
     "fit-repeat": "fit, one dataset",
     "hand": "hand-written loop",

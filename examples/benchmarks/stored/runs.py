@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[2] / "docs/figures"
+FOLDER = Path(__file__).parents[3] / "docs/figures"
 
 
 @dataclass(frozen=True)
