@@ -30,12 +30,11 @@ def main() -> None:
     test = mk.data.batches(digits.test, global_batch_size=1000)
     print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")
 
-    schedule = keras.optimizers.schedules.CosineDecay(0.1, options.epochs * train.steps_per_epoch)
     with strategy.scope():
         model = mk.models.create("mnist_cnn", input_shape=digits.train.images.shape[1:])
-        optimizer = keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True)
+        optimizer = keras.optimizers.Adam(1e-3)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], clip_norm=0.5)
+    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
     step.build(strategy)
 
     @tf.function

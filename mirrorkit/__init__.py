@@ -14,8 +14,27 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:  # so that an editor and a type checker know what `mk.train` holds
+    from mirrorkit import batching as batching
+    from mirrorkit import bench as bench
+    from mirrorkit import checks as checks
+    from mirrorkit import cluster as cluster
+    from mirrorkit import data as data
+    from mirrorkit import devices as devices
+    from mirrorkit import errors as errors
+    from mirrorkit import launch as launch
+    from mirrorkit import models as models
+    from mirrorkit import optim as optim
+    from mirrorkit import parallel as parallel
+    from mirrorkit import reproducible as reproducible
+    from mirrorkit import strategy as strategy
+    from mirrorkit import testing as testing
+    from mirrorkit import timing as timing
+    from mirrorkit import train as train
+
+__version__ = "0.2.0"
 
 _SUBMODULES = (
     "batching",

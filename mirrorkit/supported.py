@@ -4,6 +4,7 @@ from __future__ import annotations
 
 Version = tuple[int, int]
 
+PYTHON: tuple[Version, Version] = ((3, 10), (3, 13))
 TENSORFLOW: tuple[Version, Version] = ((2, 18), (2, 21))
 KERAS: tuple[Version, Version] = ((3, 10), (3, 15))  # older ones gave NaN metrics on several GPUs
 

@@ -15,6 +15,14 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FIRST_READ = ("README.md",)  # the other pages run in the slow set
+OWN_PROCESS = ("devices.md",)  # settings that only work before TensorFlow has started
+NOT_RUN = {  # blocks marked `py`, and where their code is run instead
+    "checks.md": "it changes the whole process: tests/test_reproducible.py",
+    "examples.md": "they show the examples: tests/test_examples.py",
+    "multi-worker.md": "a strategy of real workers: tests/multiworker",
+    "parameter-server.md": "a cluster in a process of its own: tests/train/parameter_server/test_page.py",
+    "porting.md": "scripts of Horovod and PyTorch, before the port",
+}
 
 
 def python_only(page: str) -> str:
@@ -45,8 +53,11 @@ def test_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, ca
     script = tmp_path / f"{page.stem}.py"  # a file, not exec: tf.function reads the source of what it converts
     script.write_text(source)
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(script))
-    printed = capfd.readouterr().out.splitlines()
+    if page.name in OWN_PROCESS:
+        printed = mirrorkit.testing.run_in_fresh_process(script).stdout.splitlines()
+    else:
+        runpy.run_path(str(script))
+        printed = capfd.readouterr().out.splitlines()
     remaining = iter(printed)
     for expected in promised(source):
         assert any(line == expected for line in remaining), f"{expected!r} is not printed (in this order): {printed}"
@@ -59,6 +70,16 @@ def test_the_checker_sees_code_and_claims():
     source = python_only(page)
     assert source.splitlines() == ["", "", "print(1 + 1)  # 2", "", "", "", "", "", "", "x = 3  # no claim", ""]
     assert promised(source) == ["2"]
+
+
+def test_code_that_is_not_run_is_python_and_is_known():
+    blocks = [
+        (page.name, code) for page in PAGES for code in re.findall(r"^```py\n(.*?)^```", page.read_text(), re.M | re.S)
+    ]
+    assert {name for name, _ in blocks} == set(NOT_RUN)
+    for name, code in blocks:
+        if name != "examples.md":  # what they include is read by mkdocs
+            compile(code, name, "exec")
 
 
 def inner_links(page):
@@ -141,3 +162,19 @@ def test_every_model_is_listed_with_its_size():
     assert {name: sizes for name, *sizes in rows} == {
         name: list(found[0]) for name, text in builders.items() if (found := re.findall(documented, text))
     }
+
+
+def test_the_ten_lines_are_ten():
+    first = python_only((ROOT / "README.md").read_text())
+    assert len([line for line in first.splitlines() if line.strip()]) == 10
+
+
+def test_readme_and_the_site_compare_alike():
+    def table(page):
+        return [line.replace("](docs/", "](") for line in page.read_text().splitlines() if line.startswith("| ")]
+
+    compared = table(DOCS / "why.md")
+    assert len(compared) > 10
+    assert [row for row in table(ROOT / "README.md") if row in compared] == compared
+    cells = [cell.strip() for row in compared[1:] for cell in row.strip("|").split("|")[1:]]
+    assert [cell for cell in cells if "](" not in cell] == [], "a cell without the page that shows it"

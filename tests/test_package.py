@@ -50,12 +50,23 @@ def imported_layers(tree: ast.AST, package: str = "mirrorkit") -> set[str]:
     }
 
 
+def for_type_checkers(tree: ast.AST) -> list[ast.If]:
+    """The blocks under `if TYPE_CHECKING`."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+
+
+def test_submodules_load_lazily_and_type_checkers_know_them():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    blocks = for_type_checkers(tree)
+    assert {name for block in blocks for name in imported_layers(block)} == {*mk.__all__} - {"__version__"}
+    assert not imported_layers(ast.Module([node for node in tree.body if node not in blocks], []))
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_up_only(path):
-    imported = imported_layers(ast.parse(path.read_text()))
     if path == PACKAGE / "__init__.py":
-        assert not imported, "submodules load lazily"
         return
+    imported = imported_layers(ast.parse(path.read_text()))
     assert layer(path) in LAYERS, f"{layer(path)} has no place yet: give it one in LAYERS"
     below = {name for name in imported if name not in LAYERS[: LAYERS.index(layer(path)) + 1]}
     assert not below, f"{path.relative_to(PACKAGE)} imports {sorted(below)}, which stands below it"
@@ -120,10 +131,7 @@ def test_no_public_name_hides_a_module(package):
 def test_only_one_place_imports_keras():
     for path in FILES:
         tree = ast.parse(path.read_text())
-        for_types = [
-            node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        ]
-        harmless = {id(node) for block in for_types for node in ast.walk(block)}
+        harmless = {id(node) for block in for_type_checkers(tree) for node in ast.walk(block)}
         for node in ast.walk(tree):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -5,7 +5,8 @@
 #SBATCH --output=%x-%j.out --open-mode=append --requeue --signal=B:USR1@120
 
 # Slurm itself queues a preempted job again. This job also requeues itself two minutes before its time limit. Both send
-# SIGTERM to the workers: they save, exit, and resume from there when the job starts again.
+# SIGTERM to the workers: they save, exit, and resume from there when the job starts again. They have Slurm's KillWait
+# for it, 30 s by default; then comes SIGKILL. Where that is too short, see docs/slurm.md.
 trap 'scontrol requeue "$SLURM_JOB_ID"' USR1
 
 srun --kill-on-bad-exit=1 python "$@" &

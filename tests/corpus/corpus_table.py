@@ -65,28 +65,29 @@ def as_markdown(rows: Rows, kept: Mapping[str, Sequence[str]] | None = None) -> 
         names = [name for name in ENTRIES if name in lines and ENTRIES[name].kind == kind]
         sections.append(f"### {kind.capitalize()}\n\n{_table(HEAD, [lines[name][0] for name in names])}")
     said = [line for name in ENTRIES for line in lines.get(name, [])[1:]]
-    return "\n\n".join([*sections, f"### What the refusals say\n\n{_table(['net', 'what the error says'], said)}"])
+    return "\n\n".join([*sections, "### What the refusals say\n\n" + "\n".join(said)])
 
 
 def _lines(name: str, row: Mapping[str, Cell]) -> list[str]:
-    """The row of the table, and those of the table of refusals."""
+    """The row of the table, and those of the list of refusals."""
     entry = ENTRIES[name]
     changed = "+{} -{}".format(*entry.lines_changed)
-    lines = [[name, f"`{entry.way}`", changed, compared_with(entry), *map(str, row.values())]]
+    columns = [name, f"`{entry.way}`", changed, compared_with(entry), *map(str, row.values())]
+    lines = [f"| {' | '.join(columns)} |"]
     for text in dict.fromkeys(cell.refusal for cell in row.values() if cell.refusal):
         said = re.sub(r"\{\{.*?\}\} ?", "", text).replace("](", "] (")  # no names of nodes, no links
-        lines.append([name, said.replace("|", "/").replace("\n", " ")])
+        lines.append(f"- **{name}**: {said.replace(chr(10), ' ')}")
     if entry.open:
-        lines.append([name, f"open: {entry.open}"])
-    return [f"| {' | '.join(line)} |" for line in lines]
+        lines.append(f"- **{name}**: open: {entry.open}")
+    return lines
 
 
 def lines_of(page: str) -> dict[str, list[str]]:
     """The lines of a page for each entry."""
     lines: dict[str, list[str]] = {}
     for line in page.splitlines():
-        name = line.removeprefix("| ").split(" | ")[0]
-        if line.startswith("| ") and name in ENTRIES:
+        name = re.split(r" \| |\*\*: ", line.removeprefix("| ").removeprefix("- **"))[0]
+        if line.startswith(("| ", "- **")) and name in ENTRIES:
             lines.setdefault(name, []).append(line)
     return lines
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from installed_versions import KERAS
 
 from mirrorkit import optim
 from mirrorkit._keras import keras
@@ -101,6 +102,8 @@ def _assert_equal(expected: list[np.ndarray], found: list[np.ndarray]) -> None:
 
 @pytest.mark.parametrize("name", _CLASSES)
 def test_equals_apply_for_every_keras_optimizer(name: str) -> None:
+    if name == "Muon" and KERAS < (3, 13):
+        pytest.skip("in this Keras, Muon asks TensorFlow's variables for a path that they do not have")
     expected, found = _run_both(name, {})
     _assert_equal(expected, found)
     assert not np.array_equal(expected[0], _values(_variables())[0]), "the optimizer moved nothing: the test is empty"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from installed_versions import KERAS
 from placed_nets import bytes_by_device, data, halves, largest_difference, make_loop, transformer
 
 import mirrorkit as mk
@@ -155,7 +156,8 @@ def test_an_added_loss_counts_once_whatever_the_address_of_its_tensor() -> None:
     for rows in range(1, 9):
         with keras.StatelessScope(collect_losses=True):
             model(tf.ones([rows, 12]))
-            assert [float(loss) / 12 for loss in model.losses] == pytest.approx([1, 2, 3, 4, 5, 6])
+            counted = 12 * (1 if KERAS >= (3, 14) else rows)  # before, Keras added up the rows
+            assert [float(loss) / counted for loss in model.losses] == pytest.approx([1, 2, 3, 4, 5, 6])
 
 
 class Cross(L.Layer):

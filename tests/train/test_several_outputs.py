@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from installed_versions import needs_keras
 from training_helpers import keras_twin, largest_difference
 
 from mirrorkit._keras import keras
@@ -163,6 +164,7 @@ def test_nested_dicts(options: Any, where: Any, make_loop: Any, numbers: Any) ->
     assert {"u/a_loss", "c_loss"} <= set(found)
 
 
+@needs_keras((3, 14), "metrics in nested dicts")
 def test_metrics_and_weights_of_nested_dicts(make_loop: Any, numbers: Any) -> None:
     net = _model(NESTED)
     weight = {

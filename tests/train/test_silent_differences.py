@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from installed_versions import needs_keras
 from training_helpers import MIRRORED_FAST, keras_twin, largest_difference, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
@@ -169,6 +170,7 @@ def _masked_and_added() -> Any:
     return keras.Model(inputs, outputs)
 
 
+@needs_keras((3, 14), "an activity regulariser that is a mean over the rows")
 @pytest.mark.parametrize(
     "options",
     [*(pytest.param(one, marks=pytest.mark.slow) for one in ({}, {"loss_scale": 64.0})), {"accumulate": 2}],

@@ -8,8 +8,10 @@ nothing but where the values are written.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Generic
 
 import tensorflow as tf
+from typing_extensions import TypeVar
 
 from mirrorkit._types import Nest, Sums, Variable
 from mirrorkit.strategy import first_replica, is_parameter_server, local_replica
@@ -17,10 +19,10 @@ from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.reduce.reduction import reduced
 from mirrorkit.variables import copies, native
 
-Function = Callable[[Sums, list[tf.Tensor]], tuple[Sequence[tf.Tensor | None], Nest]]
+Output = TypeVar("Output", default=Any)  # what a function returns beside the new values: logs, mostly
 
 
-class Update:
+class Update(Generic[Output]):
     """Reduce per-replica sums and write new values that depend on nothing else.
 
     ```python
@@ -44,7 +46,7 @@ class Update:
         self,
         strategy: tf.distribute.Strategy,
         variables: Sequence[Variable],
-        function: Function,
+        function: Callable[[Sums, list[tf.Tensor]], tuple[Sequence[tf.Tensor | None], Output]],
         *,
         bucket_mib: float = BUCKET_MIB,
         last_wins: Sequence[Variable] = (),
@@ -62,11 +64,11 @@ class Update:
         self._adds_up = is_parameter_server(strategy)
         self._last_wins = {id(native(variable)) for variable in last_wins}
 
-    def __call__(self, sums: Sums) -> Nest:
+    def __call__(self, sums: Sums) -> Output:
         """Reduce `sums` (as `strategy.run` returned them), write the new values, return `function`'s output."""
         return self.after(lambda sums: sums)(sums)
 
-    def after(self, compute: Callable[..., Sums]) -> Callable[..., Nest]:
+    def after(self, compute: Callable[..., Sums]) -> Callable[..., Output]:
         """Fuse with the computation of the sums: a function that runs `compute` and the update in one go."""
 
         def on_replica(*args: Nest) -> Nest:
@@ -74,16 +76,17 @@ class Update:
             sums = reduced(sums, self._bucket_mib, None if self._devices is None else self._devices())
             return sums if self._central else self._write(sums)
 
-        def run(*args: Nest) -> Nest:
+        def run(*args: Nest) -> Output:
             result = first_replica(self._strategy, self._strategy.run(on_replica, args=args))
             if not self._central:
-                return result
+                output: Output = result
+                return output
             with tf.device(self._variables[0].device):  # where the one copy lies, which may be too big for a GPU
                 return self._write(result)
 
         return run
 
-    def _write(self, sums: Sums) -> Nest:
+    def _write(self, sums: Sums) -> Output:
         values = self._values_after(sums)
         new_values, output = self._function(sums, values)
         replica = 0 if self._central else local_replica(self._strategy)

@@ -206,8 +206,8 @@ def _one_order() -> Any:
             (line_net, keras.optimizers.Adam),
             (line_net, keras.optimizers.SGD),
             [
-                r"  not in the checkpoint: sgd/iteration int64 \[\]",
-                r"  not in the checkpoint: sgd/learning_rate float32 \[\]",
+                r"  not in the checkpoint: (?i:sgd)/iteration int64 \[\]",
+                r"  not in the checkpoint: (?i:sgd)/learning_rate float32 \[\]",
                 r"  only in the checkpoint: adam/iteration int64 \[\]",
                 r"  only in the checkpoint: adam/learning_rate float32 \[\]",
                 *[r"  only in the checkpoint: adam/\w*line_\w+ float32 \[.*\]"] * 4,

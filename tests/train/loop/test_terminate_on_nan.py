@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from installed_versions import needs_keras
 from training_helpers import keras_twin, line_net, plain_dataset, values_of
 
 import mirrorkit as mk
@@ -73,6 +74,7 @@ def test_within_a_call_of_many_steps_the_bad_batch_is_named(make_loop: Any, numb
     assert hooks.seen == [("batch", 3), ("epoch", 0), ("end", 0)]
 
 
+@needs_keras((3, 13), "TerminateOnNaN(raise_error=)")
 def test_it_can_raise_as_in_keras(make_loop: Any, numbers: Any) -> None:
     loop = make_loop(("mirrored", 2), line_net, steps_per_call=1)
     with pytest.raises(RuntimeError, match="NaN or Inf loss encountered at batch 3"):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from installed_versions import KERAS
 from training_helpers import line_net, plain_dataset
 
 import mirrorkit as mk
@@ -65,6 +66,8 @@ def _draws() -> list[Any]:
 
 
 def _seed_all() -> None:
+    if KERAS < (3, 13):
+        keras.utils.clear_session(free_memory=False)  # set_random_seed left Keras's own generator where it was
     keras.utils.set_random_seed(11)
     tf.random.set_global_generator(tf.random.Generator.from_seed(5))
 

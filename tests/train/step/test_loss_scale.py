@@ -49,7 +49,7 @@ def test_scale_skips_and_weights_are_those_of_keras(
             loss = tf.reduce_mean((model(x) - y) ** 2)
             scaled = scaling.scale_loss(loss)
         assert np.isfinite(loss)
-        scaling.apply(tape.gradient(scaled, model.trainable_variables))
+        scaling.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
         scales.append(float(scaling.dynamic_scale.numpy()) / _HUGE)
     assert scales == [1, 0.5, 0.25, 0.25, 0.5, 0.5], "the reference did not skip as the test wants it to"
 

@@ -1,0 +1,82 @@
+"""What pyproject.toml says agrees with mirrorkit/supported.py, with the pages, and with the folders."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import mirrorkit
+from mirrorkit.supported import KERAS, PYTHON, TENSORFLOW, written
+
+ROOT = Path(__file__).parents[2]
+RANGES = {"Python": PYTHON, "TensorFlow": TENSORFLOW, "Keras": KERAS}
+
+
+def value_of(name: str, section: str = "project") -> object:
+    """A value of pyproject.toml; Python 3.10 cannot read TOML, and these are written as in Python."""
+    text = (ROOT / "pyproject.toml").read_text().partition(f"[{section}]\n")[2]
+    found = re.search(rf"^{name} = (\[\n.*?^\]|.+?$)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"pyproject.toml has no {name} in [{section}]"
+    return ast.literal_eval(found[1])
+
+
+def test_the_bounds_are_those_that_the_code_checks():
+    assert value_of("requires-python") == f">={written(PYTHON[0])}"
+    # TensorFlow brings Keras; an older one than KERAS is refused at the import
+    assert value_of("dependencies") == [f"tensorflow>={written(TENSORFLOW[0])}", "numpy", "typing-extensions"]
+    assert value_of("gpu") == [f"tensorflow[and-cuda]>={written(TENSORFLOW[0])}"]
+    assert value_of("target-version") == f"py{written(PYTHON[0]).replace('.', '')}"
+
+
+def test_the_classifiers_are_those_of_the_range():
+    given = [*value_of("classifiers")]
+    oldest, newest = PYTHON
+    minors = [f"Programming Language :: Python :: 3.{minor}" for minor in range(oldest[1], newest[1] + 1)]
+    assert [name for name in given if name.startswith("Programming Language :: Python :: 3.")] == minors
+    assert {"Operating System :: POSIX :: Linux", "Typing :: Typed"} <= {*given}
+    assert not [name for name in given if name.startswith("License ::")], "beside an SPDX license it ends the build"
+    assert value_of("license") == "Apache-2.0"
+    assert given == sorted(given)
+
+
+def test_the_changelog_begins_with_this_version():
+    sections = re.findall(r"^## \[?([\d.]+)\]?", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert mirrorkit.__version__ == value_of("version") == sections[0]
+
+
+def versions_on(page: Path, name: str) -> set[tuple[int, int]]:
+    """The versions that a page names: "Python 3.10 to 3.13", "Keras older than 3.10"."""
+    numbers = r"\d+\.\d+(?:\.\d+)*"
+    found = re.findall(rf"{name}(?: older than| \|)? ({numbers}(?:(?:, | to | and | or ){numbers})*)", page.read_text())
+    each = [number.split(".") for group in found for number in re.findall(numbers, group)]
+    return {(int(major), int(minor)) for major, minor, *_ in each}
+
+
+@pytest.mark.parametrize("name", RANGES)
+@pytest.mark.parametrize("page", ["README.md", "docs/hardware.md", "docs/getting-started.md", "CONTRIBUTING.md"])
+def test_a_page_names_versions_of_the_range_only(page, name):
+    oldest, newest = RANGES[name]
+    outside = {version for version in versions_on(ROOT / page, name) if not oldest <= version <= newest}
+    assert not outside, f"{page} names {name} {outside}; mirrorkit/supported.py says {oldest} to {newest}"
+
+
+def test_the_page_of_systems_names_both_ends():
+    page = (ROOT / "docs/hardware.md").read_text()
+    for name, ends in RANGES.items():
+        assert f"\n| {name} | {' to '.join(map(written, ends))}" in page
+
+
+def test_the_wheel_will_hold_every_file():
+    """setuptools takes folders with an `__init__.py`, and of other files those that it is told of."""
+    files = [path for path in (ROOT / "mirrorkit").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    folders = {path.parent for path in files}
+    assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
+    assert (
+        [path.name for path in files if path.suffix != ".py"]
+        == value_of("mirrorkit", "tool.setuptools.package-data")
+        == ["py.typed"]
+    )
+    assert value_of("include") == ["mirrorkit*"]
