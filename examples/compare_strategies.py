@@ -2,7 +2,8 @@
 
 Run: python examples/compare_strategies.py --plot strategies.png
 
-Virtual CPU devices share the same cores: on them the table shows what a strategy costs, not how it scales.
+Virtual CPU devices share the same cores: on them the table shows what a strategy costs, not how it scales. Beside GPUs,
+the second row is one CPU.
 """
 
 from __future__ import annotations
@@ -39,30 +40,36 @@ def main() -> None:
     parser.add_argument("--devices", help="the most to use: cpu:4, gpu:2, ...; default: all GPUs, or cpu:4")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=256, help="global batch size, over all replicas")
-    parser.add_argument("--plot", metavar="FILE", help="plot the speeds (needs matplotlib)")
+    parser.add_argument("--plot", metavar="FILE", help="plot speed and accuracy (needs matplotlib)")
     options = parser.parse_args()
 
     gpus = len(tf.config.list_physical_devices("GPU"))
     device, _, most = (options.devices or ("gpu" if gpus else "cpu:4")).partition(":")
     counts = [n for n in (2, 4, 8) if n <= int(most or gpus or 1)]
     layouts = [("one_device", 1), *(("mirrored", n) for n in counts), *(("central_storage", n) for n in counts[:1])]
-    layouts = [row for row in layouts if options.strategy in ("auto", row[0]) or row[0] == "one_device"]
-    digits, speeds = mk.data.load(options.data, data_dir=options.data_dir), []
-    print(f"{'strategy':16}{'replicas':>9}{'examples/s':>12}{'speed-up':>10}{'accuracy':>10}")
+    layouts = [(kind, device, n) for kind, n in layouts if options.strategy in ("auto", kind) or kind == "one_device"]
+    if device == "gpu":
+        layouts.insert(1, ("one_device", "cpu", 1))
+    digits = mk.data.load(options.data, data_dir=options.data_dir)
+    names, speeds, accuracies = [], [], []
+    print(f"{'strategy':16}{'device':>7}{'replicas':>9}{'examples/s':>12}{'speed-up':>10}{'accuracy':>10}")
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:  # a new process for each layout
-        for kind, n in layouts:
-            speed, accuracy = pool.apply(measure, (kind, f"{device}:{n}", digits, options.batch_size, options.epochs))
-            speeds.append(speed)
-            print(f"{kind:16}{n:9}{speed:12,.0f}{speed / speeds[0]:10.2f}{accuracy:10.4f}", flush=True)
+        for kind, on, n in layouts:
+            speed, accuracy = pool.apply(measure, (kind, f"{on}:{n}", digits, options.batch_size, options.epochs))
+            names, speeds, accuracies = [*names, f"{kind}, {on}:{n}"], [*speeds, speed], [*accuracies, accuracy]
+            print(f"{kind:16}{on:>7}{n:9}{speed:12,.0f}{speed / speeds[0]:10.2f}{accuracy:10.4f}", flush=True)
     if device == "cpu":
         print("Virtual CPU devices share the same cores: this shows what a strategy costs, not how it scales.")
     if options.plot:
         from matplotlib.figure import Figure  # pip install 'mirrorkit[plot]'
 
-        axis = Figure(figsize=(7, 3)).subplots()
-        axis.barh([f"{kind} x{n}" for kind, n in layouts], speeds)
-        axis.set(xlabel="examples/s", title=f"mnist_cnn on {digits.name}, global batch {options.batch_size}")
-        axis.figure.savefig(options.plot, bbox_inches="tight")
+        left, right = Figure(figsize=(7, 3)).subplots(1, 2, sharey=True)
+        left.barh(names, speeds)
+        left.set(xlabel="examples/s", title=f"mnist_cnn on {digits.name}, global batch {options.batch_size}")
+        right.plot(accuracies, names, "o")
+        right.set(xlabel="test accuracy")
+        left.invert_yaxis()
+        left.figure.savefig(options.plot, bbox_inches="tight")
 
 
 if __name__ == "__main__":

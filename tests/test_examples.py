@@ -191,7 +191,7 @@ def test_cifar10_example(tmp_path):
 
 def compared(output: str) -> dict[tuple[str, int], tuple[float, float, float]]:
     """Speed, speed-up and accuracy by strategy and number of replicas, from the printed table."""
-    rows = re.findall(r"^(\w+) +(\d+) +([\d,]+) +([\d.]+) +([\d.]+)$", output, re.MULTILINE)
+    rows = re.findall(r"^(\w+) +cpu +(\d+) +([\d,]+) +([\d.]+) +([\d.]+)$", output, re.MULTILINE)
     return {(kind, int(n)): (float(s.replace(",", "")), float(up), float(a)) for kind, n, s, up, a in rows}
 
 

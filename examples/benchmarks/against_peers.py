@@ -29,7 +29,7 @@ from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.layout import Layout
 from mirrorkit.bench.machine import about
 from mirrorkit.bench.remote import Member, Remote
-from mirrorkit.bench.report import Column, Report, check_places
+from mirrorkit.bench.report import Column, Report, check_places, span
 from mirrorkit.bench.turns import Turns, in_turns
 from mirrorkit.errors import MirrorkitError
 
@@ -56,7 +56,8 @@ def main() -> None:
         f"replicas ({options.device}), {options.rounds} rounds: {unit}"
     )
     names = [row["contender"] for row in rows]
-    chart = Chart(title, names, {unit: [row.get("best") for row in rows]}, y_label=f"{unit} (best)", bars=True)
+    medians, ranges = {unit: [row.get("median") for row in rows]}, {unit: [span(row) for row in rows]}
+    chart = Chart(title, names, medians, ranges, y_label=f"{unit} (median, range)", bars=True)
     machine = about("torch", "tf-models-official", "tf-keras")
     report = Report("against_peers", title, columns(options), rows, chart, [], machine)
     print(report)

@@ -14,6 +14,8 @@ import time
 import keras
 
 import mirrorkit as mk
+from mirrorkit.bench.machine import about
+from mirrorkit.bench.report import figures, write_run
 
 
 def main():
@@ -25,6 +27,7 @@ def main():
     parser.add_argument("--target", type=float, default=0.85, help="test accuracy")
     parser.add_argument("--data", default="cifar10", choices=["cifar10", "synthetic"])
     parser.add_argument("--data-dir", help="folder with the data")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there")
     options = parser.parse_args()
 
     strategy = mk.strategy.create("auto", devices=options.devices)
@@ -42,6 +45,13 @@ def main():
             print(f"epoch {epoch + 1} {name}: {spent:.1f} s, test accuracy {value:.4f}", flush=True)
             if value >= options.target:
                 reached[name] = sum(seconds[name])
+    if options.json:
+        rows = [
+            {"contender": name, **figures(seconds[name]), "accuracies": accuracy[name], "reached": reached.get(name)}
+            for name in contenders
+        ]
+        title = f"{images.name}, {mk.strategy.describe(strategy)}: seconds of an epoch, and to {options.target:.0%}"
+        write_run(options.json, "cifar10_time_to_accuracy", title, rows, about())
     for name in contenders:
         best = f"fastest epoch {min(seconds[name]):.1f} s, median {statistics.median(seconds[name]):.1f} s"
         target = f"{reached[name]:.0f} s to {options.target:.0%}" if name in reached else f"no {options.target:.0%} yet"

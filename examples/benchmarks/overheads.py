@@ -16,6 +16,8 @@ import time
 import keras
 
 import mirrorkit as mk
+from mirrorkit.bench.machine import about
+from mirrorkit.bench.report import figures, write_run
 
 
 def main():
@@ -25,6 +27,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="runs of each variant")
     parser.add_argument("--epochs", type=int, default=4, help="of a run")
     parser.add_argument("--data-dir", help="folder with MNIST; the synthetic set stands in where there is none")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there")
     options = parser.parse_args()
 
     strategy = mk.strategy.create("auto", devices=options.devices)
@@ -62,7 +65,11 @@ def main():
     for _ in range(options.rounds):
         for name, variant in variants.items():
             times[name].append(variant())
-    print(f"{mk.strategy.describe(strategy)}; {per_epoch} steps of {options.batch_size} an epoch")
+    title = f"{mk.strategy.describe(strategy)}; {per_epoch} steps of {options.batch_size} an epoch of {digits.name}"
+    if options.json:
+        rows = [{"variant": name, **figures(values)} for name, values in times.items()]
+        write_run(options.json, "overheads", f"{title}: seconds of an epoch", rows, about())
+    print(title)
     print(f"seconds of an epoch in runs of {options.epochs}, n={options.rounds}")
     least, middle = min(times["nothing"]), statistics.median(times["nothing"])
     for name, values in times.items():

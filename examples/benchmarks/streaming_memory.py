@@ -10,7 +10,6 @@ cache, which the system frees when other processes need memory.
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import numpy as np
 import mirrorkit as mk
 from mirrorkit.bench.machine import about, in_a_line
 from mirrorkit.bench.remote import Member, Remote
+from mirrorkit.bench.report import write_run
 
 SHAPE = (64, 64, 3)
 
@@ -48,7 +48,8 @@ def main() -> None:
     peaks = [row["peak_mb"] for row in rows]
     print(f"difference of the peaks: {max(peaks) - min(peaks):.0f} MB")
     if options.json:
-        Path(options.json).write_text(json.dumps({"about": about(), "rows": rows}, indent=1) + "\n")
+        rows = [{**row, "values": [row["peak_mb"]]} for row in rows]
+        write_run(options.json, "streaming_memory", "Peak memory of training on TFRecord shards, MB", rows, about())
 
 
 class Writer:

@@ -42,7 +42,8 @@ class Layout:
         if self.logical:
             arguments["split_gpu"] = self.replicas
         if self.device != "workers":  # several processes are alive at a time: none may take a GPU's whole memory
-            return [Member(arguments, {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if self.device == "gpu" else {})]
+            memory = {"gpu": {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}, "cpu": {"CUDA_VISIBLE_DEVICES": ""}}
+            return [Member(arguments, memory[self.device])]
         one_core = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
         if self.replicas == 1:
             return [Member({**arguments, "devices": "cpu:1"}, one_core, core=0)]
@@ -64,11 +65,13 @@ class Layout:
 def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[Layout]:
     """Return every strategy that one machine can run: one device first, then each kind with so many replicas.
 
-    "cpu" adds workers on cores of their own, as far as this machine has `cores`.
+    "cpu" adds workers on cores of their own, as far as this machine has `cores`; "gpu" adds one CPU.
     """
     check(device, counts)
     several = [n for n in sorted(set(counts)) if n > 1]
     found = [Layout("one_device", device, 1)]
+    if device == "gpu":
+        found.append(Layout("one_device", "cpu", 1))
     if device != "workers":
         found += [Layout(kind, device, n) for kind in ("mirrored", "central_storage") for n in several]
     if device != "gpu":

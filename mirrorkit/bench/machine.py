@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shlex
 import sys
 import time
 from importlib import metadata
@@ -35,7 +36,7 @@ def about(*packages: str) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(SPEED_VARIABLES)},
         "versions": {"python": platform.python_version(), **_versions((*_PACKAGES, *packages))},
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
     }
 
@@ -53,6 +54,20 @@ def in_a_line(about: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     environment = "".join(f"; {name}={value}" for name, value in about["environment"].items())
     return f"{about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB{gpus}; {versions}{environment}"
+
+
+def _command() -> str:
+    """Return the command as it is typed where it was started."""
+    path, *arguments = sys.argv
+    program = Path(path)
+    if program.name == "__main__.py":
+        first = ["python", "-m", program.parent.name]
+    elif program.suffix == ".py":
+        here, program = Path.cwd(), program.absolute()
+        first = ["python", str(program.relative_to(here)) if program.is_relative_to(here) else program.name]
+    else:
+        first = [program.name]
+    return shlex.join([*first, *arguments])
 
 
 def _gpus() -> list[str]:

@@ -59,10 +59,7 @@ class Report:
 
     def save_json(self, path: str | os.PathLike[str]) -> Path:
         """Write all figures and the facts about the machine; returns the path."""
-        whole = {"benchmark": self.benchmark, "title": self.title, "about": self.about, "rows": self.rows}
-        path = Path(path)
-        path.write_text(json.dumps({**whole, "notes": list(self.notes)}, indent=1) + "\n")
-        return path
+        return write_run(path, self.benchmark, self.title, self.rows, self.about, self.notes)
 
     def save_plot(self, path: str | os.PathLike[str]) -> Path:
         """Write the plot, a PNG or SVG file (needs matplotlib); returns the path."""
@@ -73,6 +70,21 @@ class Report:
         message = "Report.save_picture is deprecated and will be removed in mirrorkit 0.3: use save_plot."
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return self.save_plot(path)
+
+
+def write_run(
+    path: str | os.PathLike[str],
+    benchmark: str,
+    title: str,
+    rows: Sequence[dict[str, Any]],
+    about: dict[str, Any],
+    notes: Sequence[str] = (),
+) -> Path:
+    """Write a run as JSON, the one format of all benchmarks: `values` of a row holds every measurement of it."""
+    whole = {"benchmark": benchmark, "title": title, "about": about, "rows": list(rows), "notes": list(notes)}
+    path = Path(path)
+    path.write_text(json.dumps(whole, indent=1) + "\n")
+    return path
 
 
 def check_places(json: str | None, plot: str | None) -> None:

@@ -106,8 +106,8 @@ def strategies(
     Args:
         model, data, data_dir, examples, resident: as in `scaling`.
         global_batch_size: all replicas together.
-        devices: "cpu" (virtual devices, and workers as far as there are cores), "gpu", or "workers" (processes of one
-            core each, also with a parameter server); GPUs where there are any.
+        devices: "cpu" (virtual devices, and workers as far as there are cores), "gpu" (and the CPU beside them), or
+            "workers" (processes of one core each, also with a parameter server); GPUs where there are any.
         replicas: numbers of them beside one device.
         epochs: of each strategy; its speed is the median over them, its accuracy that on the test set after them.
 
@@ -133,9 +133,10 @@ def strategies(
         rows.append(row)
     title = f"Strategies: {what}, {devices}, global batch {global_batch_size}, {epochs} epochs"
     shared = any(hardware.is_shared(layout.device, layout.replicas) for layout in layouts)
-    names = [f"{row['strategy']} x{row['replicas']}" for row in rows]
+    names = [f"{row['strategy']} x{row['replicas']}" + " (CPU)" * _is_aside(row, devices) for row in rows]
     speeds, spans = {"speed": [row.get("median") for row in rows]}, {"speed": [span(row) for row in rows]}
     chart = Chart(f"{model}, global batch {global_batch_size}", names, speeds, spans, y_label=_Y_LABEL, bars=True)
+    chart.beside, chart.beside_label = [row.get("accuracy") for row in rows], "test accuracy"
     notes = [*[SHARED_NOTE] * shared, *_rates(rows, "strategy")]
     return Report("strategies", title, _STRATEGIES_COLUMNS, rows, chart, notes, machine)
 
@@ -168,6 +169,11 @@ def compare(found: Mapping[tuple[str, int, int], Measured], shared: Container[in
             row |= {"overhead": 1 / faster - 1} if n in shared else {"speedup": faster, "efficiency": faster / n}
         rows.append(row)
     return rows
+
+
+def _is_aside(row: dict[str, Any], devices: str) -> bool:
+    """Whether this is the CPU beside GPUs."""
+    return devices == "gpu" and row["device"] == "cpu"
 
 
 def _rates(rows: Sequence[dict[str, Any]], name: str) -> list[str]:

@@ -31,6 +31,18 @@ def test_a_layout_with_a_parameter_server_is_called_in_its_chief_alone():
     assert {member.core for member, task in zip(members, tasks, strict=True) if task == "worker"} == {0, 1}
 
 
+def test_beside_gpus_there_is_a_cpu_which_leaves_the_gpus_alone():
+    gpu, cpu, *others = for_comparison("gpu", [1, 2], cores=2)
+    assert gpu == Layout("one_device", "gpu", 1), "the first one is what the others are compared with"
+    assert cpu == Layout("one_device", "cpu", 1)
+    assert {layout.device for layout in others} == {"gpu"}
+    assert [layout.device for layout in for_comparison("cpu", [1], cores=2)] == ["cpu"]
+    (member,), (other,) = cpu.members(), gpu.members()
+    assert member.arguments["devices"] == "cpu:1"
+    assert member.environment == {"CUDA_VISIBLE_DEVICES": ""}
+    assert "CUDA_VISIBLE_DEVICES" not in other.environment
+
+
 def test_default_numbers_of_replicas_follow_the_hardware():
     hardware = Hardware(cores=6, gpus=2)
     assert hardware.device() == "gpu"

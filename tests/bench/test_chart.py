@@ -28,13 +28,34 @@ def test_points_stand_at_their_values_on_an_axis_from_zero():
     assert axis.get_legend() is None
 
 
-def test_bars_are_as_high_as_their_values_and_ranges_cross_them():
+def test_bars_are_as_long_as_their_values_and_ranges_cross_them():
     series = {"s": [10.0, 5.0], "u": [1.0, 2.0]}
     axis = drawn(Chart("t", ["a", "b"], series, {"s": [(8.0, 10.0), None]}, bars=True))
-    bars = [(round(bar.get_x(), 6), round(bar.get_width(), 6), bar.get_height()) for bar in axis.patches]
+    bars = [(round(bar.get_y(), 6), round(bar.get_height(), 6), bar.get_width()) for bar in axis.patches]
     assert bars == [(-0.4, 0.4, 10), (0.6, 0.4, 5), (0.0, 0.4, 1), (1.0, 0.4, 2)], "side by side, around their place"
     ((span,),) = (lines.get_segments() for lines in axis.collections)
-    assert span.tolist() == [[pytest.approx(-0.2), 8], [pytest.approx(-0.2), 10]]
+    assert span.tolist() == [[8, pytest.approx(-0.2)], [10, pytest.approx(-0.2)]]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["a", "b"]
+    assert axis.get_ylim()[0] > axis.get_ylim()[1], "the first one is at the top"
+
+
+def test_values_stand_beside_their_bars_and_marked_bars_have_another_colour():
+    chart = Chart("t", ["a", "b"], {"s": [1200.0, None]}, {"s": [(900.0, 2000.0), None]}, bars=True, form=",.0f")
+    chart.marked = ["a"]
+    axis = drawn(chart)
+    assert [(text.get_text(), text.xy) for text in axis.texts] == [("1,200", (2000.0, 0))], "behind the range"
+    assert axis.get_xlim()[1] > 2000
+    assert axis.patches[0].get_facecolor() != axis.patches[1].get_facecolor()
+
+
+def test_a_second_value_of_each_bar_is_a_dot_at_the_right():
+    chart = Chart("t", ["a", "b"], {"s": [10.0, 5.0]}, bars=True, beside=[0.98, None], beside_label="accuracy")
+    left, right = chart.figure().axes
+    assert [bar.get_width() for bar in left.patches] == [10, 5]
+    (line,) = right.lines
+    assert line.get_xydata().tolist()[0] == [0.98, 0]
+    assert right.get_xlabel() == "accuracy"
+    assert right.get_ylim() == left.get_ylim()
 
 
 def test_a_missing_value_is_left_out_and_series_are_named():
@@ -58,6 +79,16 @@ def test_png_and_svg_carry_the_title(tmp_path):
     root = ElementTree.parse(svg).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert root.findtext(".//{http://purl.org/dc/elements/1.1/}title") == "a < b & c"
+
+
+def test_the_same_chart_is_the_same_svg_with_a_description_and_without_a_heading(tmp_path):
+    chart = Chart("Above", ["1"], {"s": [1.0]}, bars=True)
+    first, second = (chart.save(tmp_path / name, heading=False, description="why") for name in ("a.svg", "b.svg"))
+    assert first.read_bytes() == second.read_bytes()
+    root = ElementTree.parse(first).getroot()
+    assert root.findtext(".//{http://purl.org/dc/elements/1.1/}description") == "why"
+    assert "Above" not in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert b">Above<" in chart.save(tmp_path / "c.svg").read_bytes().split(b"</metadata>")[1]
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path, monkeypatch):

@@ -24,3 +24,18 @@ def test_the_machine_is_known_with_its_versions():
     assert "no-such-distribution" not in found["versions"]
     assert set(found) >= {"processor", "memory_gib", "gpus", "system", "command", "time"}
     assert "GiB" in in_a_line(found)
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["/env/site-packages/mirrorkit/__main__.py", "bench", "scaling"], "python -m mirrorkit bench scaling"),
+        (["{here}/examples/a.py", "--net", "cnn"], "python examples/a.py --net cnn"),
+        (["/elsewhere/a.py", "--title", "two words"], "python a.py --title 'two words'"),
+        (["/env/bin/mirrorkit", "bench"], "mirrorkit bench"),
+    ],
+)
+def test_the_command_is_what_is_typed_without_the_machines_folders(argv, command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [part.format(here=tmp_path) for part in argv])
+    assert about()["command"] == command

@@ -103,6 +103,22 @@ def test_strategies_compares_speed_and_accuracy(measured):
     assert report.rows[1]["accuracy"] == pytest.approx(0.92)
     assert report.rows[2]["error"] == "no room"
     assert "to one device" in str(report)
+    assert report.chart.beside[:3] == [pytest.approx(0.91), pytest.approx(0.92), None], "the plot shows accuracy too"
+
+
+def test_strategies_on_gpus_have_a_cpu_beside_them(measured, monkeypatch):
+    monkeypatch.setattr(Hardware, "of", classmethod(lambda cls, about: cls(cores=2, gpus=2)))
+    asked = measured(lambda layout, batch: 10.0 if layout.device == "cpu" else 100.0 * layout.replicas)
+    report = bench.strategies()
+    assert [(row["strategy"], row["device"], row["replicas"], row["ratio"]) for row in report.rows] == [
+        ("one_device", "gpu", 1, 1.0),
+        ("one_device", "cpu", 1, 0.1),
+        ("mirrored", "gpu", 2, 2.0),
+        ("central_storage", "gpu", 2, 2.0),
+    ]
+    assert report.chart.x[:3] == ["one_device x1", "one_device x1 (CPU)", "mirrored x2"]
+    assert report.rows[1]["accuracy"] == pytest.approx(0.91)
+    assert next(iter(asked[0][0])).device == "gpu"
 
 
 @pytest.mark.parametrize("benchmark", [bench.scaling, bench.strategies])

@@ -1,0 +1,1 @@
+"""What the documentation shows of the runs that docs/figures keeps."""

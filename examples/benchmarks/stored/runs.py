@@ -1,0 +1,94 @@
+"""Read the runs that docs/figures keeps: what the benchmarks write with --json."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[3] / "docs/figures"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one contender; everything is computed from the single measurements."""
+
+    keys: dict[str, Any]
+    values: Sequence[float]
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The smallest and the largest measurement."""
+        return min(self.values), max(self.values)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a benchmark."""
+
+    name: str
+    content: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        return digest(self.content)
+
+    @property
+    def date(self) -> str:
+        return self.content["about"]["time"][:10]
+
+    @property
+    def command(self) -> str:
+        """What to type, without the files that were written."""
+        return re.sub(r" --(json|plot|data-dir)[ =]\S+", "", self.content["about"]["command"])
+
+    @property
+    def hardware(self) -> str:
+        about = self.content["about"]
+        gpus = "".join(f", {gpu}" for gpu in about["gpus"])
+        return f"{about['cores']} cores of {about['processor']}, {about['memory_gib']} GiB{gpus}"
+
+    def versions(self, *names: str) -> list[str]:
+        """Of those distributions that were installed, such as "TensorFlow 2.21.0"."""
+        words = {"python": "Python", "tensorflow": "TensorFlow", "keras": "Keras", "torch": "PyTorch"}
+        found = self.content["about"]["versions"]
+        return [f"{words.get(name, name)} {found[name]}" for name in names if name in found]
+
+    @property
+    def environment(self) -> list[str]:
+        return [f"{name}={value}" for name, value in self.content["about"]["environment"].items()]
+
+    @property
+    def rows(self) -> list[Row]:
+        return [Row(row, row["values"]) for row in self.content["rows"] if "values" in row]
+
+    def row(self, **keys: Any) -> Row:
+        """The one row that has these keys."""
+        found = [row for row in self.rows if keys.items() <= row.keys.items()]
+        if len(found) != 1:
+            raise ValueError(
+                f"docs/figures/{self.name}.json has {len(found)} measured rows with {keys}; it must be one."
+            )
+        return found[0]
+
+
+def read(name: str, folder: Path = FOLDER) -> Run:
+    return Run(name, json.loads((folder / f"{name}.json").read_text()))
+
+
+def digest(content: Any) -> str:
+    """A digest of what a JSON file says, however it is indented."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,221 @@
+"""The tables of the documentation, each made from stored runs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+
+from stored.runs import Row, Run
+
+REPLICAS = {
+    "loop-resident": "**`Loop`**",
+    "loop": "`Loop`, `tf.data` makes the batches",
+    "loop-xla": "`Loop(jit_compile=True)`",
+    "fit": "Keras `fit`",
+    "fit-repeat": "`fit`, one dataset for all epochs",
+    "fit-xla": "`fit`, `compile(jit_compile=True)`",
+    "hand": "a hand-written `tf.distribute` loop",
+    "orbit": "orbit",
+    "loop-apart": "one process per core, no communication",
+}
+WORKERS = {
+    "loop-workers": "**`Loop`**, 2 workers",
+    "loop-workers@1": "`Loop`, 1 worker",
+    "loop-apart": "2 processes, no communication",
+    "ddp": "PyTorch DDP over gloo, 2 processes",
+}
+RECORDS = {
+    "loop-records": "**`Loop`**",
+    "hand-records": "a hand-written `tf.distribute` loop",
+    "fit-records": "Keras `fit`",
+}
+FIRST = {
+    "loop": "**`Loop`**, 4 replicas",
+    "fit": "Keras `fit`, 4 replicas",
+    "hand": "a hand-written `tf.distribute` loop, 4 replicas",
+    "orbit": "orbit, 4 replicas",
+    "loop@1": "`Loop`, 1 device",
+    "loop@16": "`Loop`, 16 replicas",
+}
+
+
+def times(ratio: float) -> str:
+    """A ratio with three digits, at most two of them behind the point."""
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def spread(row: Row) -> str:
+    return " to ".join(map(number, row.span))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The first column to the left, the others to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def under(run: Run, each: str) -> list[str]:
+    """What a table is read with."""
+    numbers = sorted({row.n for row in run.rows})
+    return ["", f"n = {' or '.join(map(str, numbers))} {each}; `{run.command}`"]
+
+
+def peers(
+    run: Run, names: dict[str, str], unit: str = "images/s", *, smaller_is_better: bool = False, accuracy: bool = True
+) -> list[str]:
+    """A row for each contender; the first one is compared with each."""
+    first = run.row(contender=next(iter(names)))
+    measured = {row.keys["contender"] for row in run.rows}
+    lines = []
+    for contender in filter(measured.__contains__, names):
+        row = run.row(contender=contender)
+        ratio = row.median / first.median if smaller_is_better else first.median / row.median
+        cells = [names[contender], number(row.median), spread(row), "" if row == first else times(ratio)]
+        lines.append([*cells, *([f"{row.keys['accuracy']:.4f}"] if accuracy else [])])
+    ratio_head = "it / `Loop`" if smaller_is_better else "`Loop` / it"
+    head = ["trained by", f"{unit}, median", "range", ratio_head, *["accuracy"] * accuracy]
+    return table(head, lines)
+
+
+def machine(*runs: Run) -> list[str]:
+    """Where the runs were made: a line for each machine."""
+    found: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        basic = [*run.versions("python", "tensorflow", "keras"), *run.environment]
+        found.setdefault((run.date, f"{run.hardware}; {', '.join(basic)}"), []).append(run)
+    lines = []
+    for (date, what), own in found.items():
+        peers = sorted({version for run in own for version in run.versions("torch", "tf-models-official")})
+        which = f" ({', '.join(run.name for run in own)})" if len(found) > 1 else ""
+        lines.append(f"{date}{which}: {', '.join([what, *peers])}.")
+    return ["Measured on " + lines[0]] if len(lines) == 1 else ["Measured on:", "", *(f"- {line}" for line in lines)]
+
+
+def cnn(run: Run) -> list[str]:
+    return [*peers(run, REPLICAS), *under(run, "epochs each")]
+
+
+def workers(run: Run) -> list[str]:
+    return [*peers(run, WORKERS), *under(run, "epochs each")]
+
+
+def records(run: Run) -> list[str]:
+    return [*peers(run, RECORDS), *under(run, "epochs each")]
+
+
+def first_step(run: Run) -> list[str]:
+    lines = peers(run, FIRST, "seconds", smaller_is_better=True, accuracy=False)
+    return [*lines, *under(run, "processes each")]
+
+
+def scaling(run: Run) -> list[str]:
+    base = run.row(scaling="baseline")
+    lines = [["1", f"{base.keys['global_batch_size']:,}", number(base.median), spread(base), "", ""]]
+    for replicas in sorted({row.keys["replicas"] for row in run.rows} - {1}):
+        strong, weak = (run.row(scaling=kind, replicas=replicas) for kind in ("strong", "weak"))
+        cells = [cell for row in (strong, weak) for cell in (number(row.median), spread(row))]
+        lines.append([str(replicas), f"{weak.keys['global_batch_size']:,}", *cells])
+    size = base.keys["global_batch_size"]
+    head = ["replicas", "weak: global batch", f"global batch {size}: examples/s", "range", "weak: examples/s", "range"]
+    return [*table(head, lines), *under(run, "epochs each")]
+
+
+def strategies(run: Run) -> list[str]:
+    first = run.rows[0]
+    lines = [
+        [
+            f"`{row.keys['strategy']}`",
+            {"workers": "processes", "cpu": "CPU", "gpu": "GPU"}.get(row.keys["device"], row.keys["device"]),
+            str(row.keys["replicas"]),
+            *(number(row.median), spread(row), times(row.median / first.median), f"{row.keys['accuracy']:.4f}"),
+        ]
+        for row in run.rows
+    ]
+    head = ["strategy", "on", "replicas", "examples/s, median", "range", "to one device", "test accuracy"]
+    return [*table(head, lines), *under(run, "epochs each")]
+
+
+def callbacks(run: Run) -> list[str]:
+    first, lines = run.rows[0], []
+    for row in run.rows:
+        low, high = row.span
+        more = f"{row.median / first.median - 1:+.1%}"
+        lines.append([row.keys["variant"], f"{row.median:.3f}", f"{low:.3f} to {high:.3f}", more])
+    return [*table(["callback", "seconds of an epoch, median", "range", "to nothing"], lines), *under(run, "runs each")]
+
+
+def messages(run: Run) -> list[str]:
+    lines = []
+    for size in sorted({row.keys["bytes"] for row in run.rows}):
+        line = [f"{size:,}"]
+        for name in ("auto", "ring"):
+            row = run.row(implementation=name, bytes=size)  # its values are GB/s
+            low, median, high = (f"{size / speed / 1e3:,.0f}" for speed in (row.span[1], row.median, row.span[0]))
+            line += [median, f"{low} to {high}"]
+        lines.append(line)
+    head = ["bytes", '`"auto"`: microseconds, median', "range", '`"ring"`: microseconds, median', "range"]
+    return [*table(head, lines), *under(run, "measurements each")]
+
+
+def summary(cnn: Run, linear: Run, one: Run, records: Run) -> list[str]:
+    """The ratios, for docs/speed.md."""
+    replicas = ["loop-resident", "fit", "fit-repeat", "hand", "orbit"]
+    compared = [
+        ("CNN, 4 virtual replicas", cnn, REPLICAS, [*replicas, "loop-apart"]),
+        ("CNN, 2 workers on a core each", cnn, WORKERS, ["loop-workers", "loop-workers@1", "ddp"]),
+        ("CNN from TFRecord shards", records, RECORDS, ["loop-records", "fit-records", "hand-records"]),
+        ("linear softmax, 4 virtual replicas", linear, REPLICAS, replicas),
+        ("linear softmax, 1 device", one, REPLICAS, ["loop-resident", "fit", "fit-repeat", "loop-xla"]),
+    ]
+    lines = []
+    for work, run, names, (own, *others) in compared:
+        for other in others:
+            ratio = run.row(contender=own).median / run.row(contender=other).median
+            lines.append([work if other == others[0] else "", names[other], times(ratio)])
+    head, _, *rows = table(["work", "compared with", "`Loop` / it"], lines)
+    return [head, "| --- | --- | ---: |", *rows]
+
+
+def readme(cnn: Run, linear: Run) -> list[str]:
+    """Two lines and what they are read with."""
+    names = {"loop-resident": "this library", "fit": "Keras `fit`", "hand": "hand-written loop", "orbit": "orbit"}
+    lines, ratios, once, numbers = [], [], [], set()
+    for work, run in {"CNN, batches of 256": cnn, "linear model, batches of 64": linear}.items():
+        rows = [run.row(contender=name) for name in names]
+        lines.append([work, *(f"{number(row.median)} ({spread(row)})" for row in rows)])
+        ratios.append(times(rows[0].median / rows[1].median))
+        once.append(times(rows[0].median / run.row(contender="fit-repeat").median))
+        numbers |= {row.n for row in rows}
+    text = (
+        f"The CNN trains {ratios[0]} times as fast as with `fit`, {once[0]} times where `fit` gets one dataset for all "
+        "epochs: this is what training that is bound by convolutions gains. The linear model's factors of "
+        f"{ratios[1]} and {once[1]} are dispatch saved: its steps are so short that most of the time of `fit` passes "
+        "between them. MNIST on 4 virtual replicas; this library has it on the devices, the others read `tf.data`; "
+        "accuracy tracked by all, in turns, n = "
+        f"{' or '.join(map(str, sorted(numbers)))} epochs each, {cnn.date}, {cnn.hardware}, "
+        f"{', '.join(cnn.versions('tensorflow', 'keras'))}."
+    )
+    return [*table(["images/s: median (range)", *names.values()], lines), "", *textwrap.wrap(text, 118)]
+
+
+# Name of a block: what makes it, and the runs that it is made from
+BLOCKS: dict[str, tuple[Callable[..., list[str]], Sequence[str]]] = {
+    "machine": (machine, []),  # all that are there
+    "cnn": (cnn, ["cnn"]),
+    "linear": (cnn, ["linear"]),
+    "linear-one-device": (cnn, ["linear-one-device"]),
+    "workers": (workers, ["cnn"]),
+    "records": (records, ["records"]),
+    "first-step": (first_step, ["first-step"]),
+    "scaling": (scaling, ["scaling"]),
+    "strategies": (strategies, ["strategies"]),
+    "callbacks": (callbacks, ["callbacks"]),
+    "messages": (messages, ["messages"]),
+    "summary": (summary, ["cnn", "linear", "linear-one-device", "records"]),
+    "readme": (readme, ["cnn", "linear"]),
+}
+RUNS = sorted({name for _, names in BLOCKS.values() for name in names})

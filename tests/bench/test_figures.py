@@ -1,0 +1,130 @@
+"""Pages, pictures and stored runs say the same: examples/benchmarks/figures.py."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs/figures"
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples/benchmarks")
+    return importlib.import_module("figures")
+
+
+def test_pages_and_pictures_follow_from_the_stored_runs(figures):
+    assert figures.wrong() == [], "python examples/benchmarks/figures.py --write"
+
+
+def test_a_stored_run_says_where_and_how_it_was_measured(figures):
+    assert {"cnn", "linear"} <= set(figures.stored())
+    for name in figures.stored():
+        text = (FOLDER / f"{name}.json").read_text()
+        run = json.loads(text)
+        about = run["about"]
+        assert {"processor", "cores", "memory_gib", "environment"} <= set(about), name
+        assert {"python", "tensorflow", "keras"} <= set(about["versions"]), name
+        assert re.match(r"python (-m mirrorkit|examples/benchmarks/\w+\.py) ", about["command"]), name
+        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}$", about["time"]), name
+        assert not re.search(r"/(tmp|home|root|work)/", text), f"{name} has paths of the machine"
+        for row in run["rows"]:
+            assert "error" not in row, name
+            assert len(row["values"]) == row["n"] > 1, f"{name}: every measurement, and more than one"
+
+
+@pytest.fixture
+def copy(tmp_path, figures):
+    """Pages, runs and pictures, to be changed by hand."""
+    for path in figures.pages():
+        (tmp_path / path.relative_to(ROOT)).parent.mkdir(exist_ok=True)
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
+    if not (tmp_path / "README.md").exists():
+        shutil.copy(ROOT / "README.md", tmp_path)
+    shutil.copytree(FOLDER, tmp_path / "docs/figures")
+    assert figures.wrong(tmp_path) == []
+    return tmp_path
+
+
+def change(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/speed.md", "docs/speed-figures.md", "docs/speed-details.md"])
+def test_a_figure_that_was_changed_by_hand_on_a_page_is_seen(page, figures, copy):
+    text = (copy / page).read_text()
+    figure = re.compile(r"\| (\d[\d,.]*)[ (]").search(text, text.index("<!-- figures: "))
+    at = figure.start(1)
+    (copy / page).write_text(text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :])
+    assert figures.wrong(copy) == [f"{page} has other figures than docs/figures"]
+
+
+def test_a_run_that_was_changed_by_hand_is_seen_though_its_median_stays(figures, copy):
+    path = copy / "docs/figures/cnn.json"
+    run = json.loads(path.read_text())
+    values = run["rows"][0]["values"]
+    values[values.index(sorted(values)[1])] *= 1.0001
+    path.write_text(json.dumps(run))
+    pages = ["README.md", "docs/speed-figures.md", "docs/speed.md"]
+    pictures = ["cnn", "readme"]
+    assert figures.wrong(copy) == [
+        *(f"{page} has other figures than docs/figures" for page in pages),
+        *(f"docs/figures/{name}.svg was drawn from other figures" for name in pictures),
+    ]
+
+
+def test_the_layout_of_the_json_does_not_count(figures, copy):
+    path = copy / "docs/figures/cnn.json"
+    path.write_text(json.dumps(json.loads(path.read_text())))
+    assert figures.wrong(copy) == []
+
+
+@pytest.mark.parametrize("where", ['<text style="', 'width="'])
+def test_a_picture_that_was_changed_by_hand_is_seen(where, figures, copy):
+    change(copy / "docs/figures/readme.svg", where, f"{where}1")
+    assert figures.wrong(copy) == ["docs/figures/readme.svg was changed by hand"]
+
+
+def test_blocks_and_pictures_that_are_missing_are_named(figures, copy):
+    (copy / "docs/figures/linear.svg").unlink()
+    change(copy / "docs/speed.md", "<!-- end of figures -->", "")
+    change(copy / "docs/speed-figures.md", "figures: records -->", "figures: record -->")
+    names = [found["name"] for found in figures.BLOCK.finditer((copy / "docs/speed-figures.md").read_text())]
+    why = "has a block without an end, or one that nothing makes"
+    assert figures.wrong(copy) == [
+        f"docs/speed-figures.md {why}: {names}",
+        f"docs/speed.md {why}: []",
+        "records stands on no page",
+        "summary stands on no page",
+        "docs/figures/linear.svg is missing, or was not drawn by this command",
+    ]
+    assert "record" in names
+
+
+def test_medians_ranges_and_ratios_come_from_the_single_measurements(figures):
+    runs, tables = importlib.import_module("stored.runs"), importlib.import_module("stored.tables")
+    about = {"command": "python b.py --net cnn --json docs/figures/x.json", "versions": {}}
+    row = {"median": 1.0, "best": 1.0, "n": 1, "accuracy": 0.5}  # what the file sums up is not believed
+    rows = [
+        {**row, "contender": "loop-resident", "values": [300.0, 100.0, 200.0]},
+        {**row, "contender": "fit", "values": [10.0, 40.0, 30.0, 20.0]},
+        {"contender": "orbit", "error": "not installed"},
+    ]
+    lines = tables.cnn(runs.Run("x", {"about": about, "rows": rows}))
+    assert lines == [
+        "| trained by | images/s, median | range | `Loop` / it | accuracy |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| **`Loop`** | 200 | 100 to 300 |  | 0.5000 |",
+        "| Keras `fit` | 25.00 | 10.00 to 40.00 | 8.00 | 0.5000 |",
+        "",
+        "n = 3 or 4 epochs each; `python b.py --net cnn`",
+    ]
