@@ -101,15 +101,15 @@ def test_the_command_writes_the_page_and_fails_on_a_red_cell(tmp_path: Any, monk
     line = f"| linear regression | `Step.from_compiled` | {changed} | Keras | {cell} | {cell} | {cell} |"
     assert line in text
     assert "| refused | refused | **5.0e-01 (1.0e-07)** |" in text
-    assert "| SpectralNormalization | StepError: a / b |" in text
+    assert "- **SpectralNormalization**: StepError: a | b\n" in text
 
     rows[bad] = {place: Cell(refusal="StepError: c") for place in PLACES}
     monkeypatch.setattr("sys.argv", ["corpus_table.py", "--write", str(page), "--only", bad])
     assert corpus_table.main() == 0
     again = page.read_text()
     assert line in again
-    assert "a / b" not in again
-    assert "| SpectralNormalization | StepError: c |" in again
+    assert "a | b" not in again
+    assert "- **SpectralNormalization**: StepError: c\n" in again
     assert again.count("SpectralNormalization") == text.count("SpectralNormalization")
 
 
