@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import logging
 import socket
 import threading
@@ -98,14 +99,64 @@ def require_free_port(cluster: Cluster) -> None:
         return
     address = cluster.addresses[cluster.task]
     port = host_and_port(address)[1]
+    # At all interfaces, as TensorFlow's server listens, which cannot be told to listen at one.
     with socket.socket(socket.AF_INET6 if address.startswith("[") else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a past run's closed connections do not matter
         try:
             probe.bind(("", port))
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise ClusterError(f"{cluster.task} cannot listen at port {port} ({address}): {error}.") from error
-            raise ClusterError(
-                f"{cluster.task} is to listen at port {port} ({address}, {cluster.source}), but another process of "
-                "this machine already does. End it (an earlier run?) or choose another port."
-            ) from error
+            raise _cannot_listen(cluster, error) from error
+
+
+def _cannot_listen(cluster: Cluster, error: OSError) -> ClusterError:
+    address = cluster.addresses[cluster.task]
+    port = host_and_port(address)[1]
+    if error.errno != errno.EADDRINUSE:
+        return ClusterError(f"{cluster.task} cannot listen at port {port} ({address}): {error}.")
+    return ClusterError(
+        f"{cluster.task} is to listen at port {port} ({address}, {cluster.source}), but another process of "
+        "this machine already does. End it (an earlier run?) or choose another port."
+    )
+
+
+def door(cluster: Cluster) -> socket.socket:
+    """Return a socket that listens for the other tasks: at this task's own address, or where all of them are here.
+
+    A name may mean another interface to other machines, and an address may be one that is forwarded to this machine;
+    only then it listens at all interfaces.
+    """
+    host, port = host_and_port(cluster.addresses[cluster.task])
+    hosts = {host_and_port(address)[0] for address in cluster.addresses.values()}
+    try:
+        if _is_ip(host) or all(map(_is_loopback, hosts)):
+            for family, *_, address in sorted(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)):
+                try:
+                    return _listening(address, family)
+                except OSError as error:
+                    if error.errno != errno.EADDRNOTAVAIL:
+                        raise
+        return _listening(("", port), socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise _cannot_listen(cluster, error) from error
+
+
+def _listening(address: tuple, family: int) -> socket.socket:
+    listening = socket.create_server(address, family=family, backlog=128)
+    listening.setblocking(False)  # who has connected may have left again before it is let in
+    return listening
+
+
+def _is_ip(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return True
+    return False
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether a name means this machine alone, as seen from here."""
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return False
+    return all(ipaddress.ip_address(address).is_loopback for address in found)

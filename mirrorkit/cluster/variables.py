@@ -1,10 +1,13 @@
-"""Whole numbers from environment variables, with an error that names the variable."""
+"""What mirrorkit reads from environment variables itself, with errors that name the variable."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from mirrorkit.errors import ClusterError
+
+JOB_TOKEN = "MIRRORKIT_JOB_TOKEN"
 
 
 def number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -14,3 +17,12 @@ def number(environ: Mapping[str, str], name: str, default: int | None = None) ->
         found = f"is {text!r}" if name in environ else "is not set"
         raise ClusterError(f"The environment variable {name} must be a whole number, but it {found}.")
     return int(text)
+
+
+def job_token(environ: Mapping[str, str] = os.environ) -> bytes | None:
+    """Return the secret that all tasks of a job share; None where the variable is not set."""
+    if JOB_TOKEN not in environ:
+        return None
+    if not environ[JOB_TOKEN]:
+        raise ClusterError(f"{JOB_TOKEN} is set, but empty. Set it to the same secret in all tasks, or in none.")
+    return os.fsencode(environ[JOB_TOKEN])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -9,10 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from mirrorkit.cluster import Cluster
-from mirrorkit.cluster.network import unreachable
+from mirrorkit.cluster import Cluster, rendezvous
+from mirrorkit.cluster.messages import Signature
+from mirrorkit.cluster.network import door, unreachable
 from mirrorkit.cluster.rendezvous import wait_for_all
 from mirrorkit.errors import ClusterError
+
+GREETING = b"mirrorkit " + b"0" * 32 + b"\n"
 
 
 @pytest.fixture
@@ -25,17 +30,19 @@ def cluster():
     return Cluster(workers=addresses)
 
 
-def together(*clusters, timeout=20.0, agree=None):
+def together(*clusters, timeout=20.0, agree=None, tokens=None):
     """What `wait_for_all` ends with in each: None or its error."""
 
-    def one(cluster, must_agree):
+    def one(cluster, must_agree, token):
         try:
-            wait_for_all(cluster, timeout=timeout, must_agree=must_agree)
+            environ = {} if token is None else {"MIRRORKIT_JOB_TOKEN": token}
+            wait_for_all(cluster, timeout=timeout, must_agree=must_agree, environ=environ)
         except ClusterError as error:
             return str(error)
 
+    nothing = [None] * len(clusters)
     with ThreadPoolExecutor(len(clusters)) as pool:
-        return list(pool.map(one, clusters, agree or [None] * len(clusters)))
+        return list(pool.map(one, clusters, agree or nothing, tokens or nothing))
 
 
 def as_task(cluster, index):
@@ -103,33 +110,214 @@ def test_tasks_that_were_told_different_things_are_refused(cluster):
         assert "worker 1 was started with other TensorFlow than worker 0: '2.20' instead of '2.21'" in error
 
 
-@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n\r\n", b"no end", b"[1]\n", b"{}\n", b""])
-def test_strangers_at_the_port_do_not_disturb(cluster, line):
-    def stranger():
-        host, _, port = cluster.workers[0].rpartition(":")
-        while True:
-            try:
-                connection = socket.create_connection((host, int(port)), timeout=1)
-            except OSError:
-                time.sleep(0.02)
-                continue
-            with connection:
-                connection.sendall(line)
-                time.sleep(0.3)
-                return
+def connected(cluster, seconds=10.0):
+    """A connection to worker 0 as soon as it listens."""
+    host, _, port = cluster.workers[0].rpartition(":")
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return socket.create_connection((host, int(port)), timeout=5)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
+
+@pytest.fixture
+def waiting(cluster):
+    """`waiting(timeout)` lets worker 0 wait in a thread; its result is what it ends with."""
     with ThreadPoolExecutor() as pool:
-        host = pool.submit(together, cluster)
-        pool.submit(stranger).result()
+        yield lambda timeout=30.0, **more: pool.submit(lambda: together(cluster, timeout=timeout, **more)[0])
+
+
+def a_hello(cluster, index=1, **other):
+    hello = {"task": f"worker {index}", "tasks": cluster.addresses, "nonce": "0" * 32, **other}
+    return b"- " + json.dumps(hello).encode() + b"\n"
+
+
+STRANGERS = {
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "no end": b"no end",
+    "nothing": b"",
+    "a list": b"[1]\n",
+    "a text": b'"task"\n',
+    "an object": b"{}\n",
+    "another task": b'{"task": "evil"}\n',
+    "another task, signed": b'- {"task": "evil"}\n',
+    "a task alone": b'- {"task": "worker 1"}\n',
+    "the first task": b'- {"task": "worker 0", "nonce": "%s", "tasks": {}}\n' % (b"0" * 32),
+    "no nonce": b'- {"task": "worker 1", "tasks": {"worker 0": "a:1"}}\n',
+    "a task of no name": b'- {"task": ["worker 1"], "nonce": "%s", "tasks": {}}\n' % (b"0" * 32),
+    "brackets": b"[" * 100_000 + b"\n",
+    "few brackets": b"- " + b"[" * 5_000 + b"\n",
+    "brackets in a hello": b'- {"task": "worker 1", "tasks": ' + b'{"":' * 900 + b"1" + b"}" * 901 + b"\n",
+    "no line": b"x" * 1_000_000,
+    "no text": b"\xff\xfe\x00" * 10 + b"\n",
+    "UTF-16": '- {"task": "worker 1"}\n'.encode("utf-16"),
+    "a long number": b'- {"task": ' + b"9" * 60_000 + b"}\n",
+}
+
+
+@pytest.mark.parametrize("said", STRANGERS)
+def test_strangers_at_the_port_do_not_disturb(cluster, waiting, said, caplog):
+    host = waiting()
+    with connected(cluster) as stranger, contextlib.suppress(ConnectionError):
+        stranger.sendall(STRANGERS[said])
+        if said not in ("no end", "nothing"):
+            while stranger.recv(1000):  # until worker 0 closes it
+                pass
+    assert not host.done()
+    assert together(*(as_task(cluster, i) for i in (1, 2))) == [None, None]
+    assert host.result() is None
+    assert "worker 0 dropped a connection from 127.0.0.1, which " in caplog.text
+
+
+def test_a_stranger_learns_nothing_but_a_nonce(cluster, waiting):
+    host = waiting(timeout=1.0)
+    with connected(cluster) as stranger:
+        stranger.sendall(b"{}\n")
+        heard = b"".join(iter(lambda: stranger.recv(1000), b""))
+    assert re.fullmatch(rb"mirrorkit [0-9a-f]{32}\n", heard)
+    with connected(cluster) as silent:
+        assert "worker 1" in host.result()
+        assert silent.makefile("rb").read().count(b"\n") == 1  # nothing of the error
+
+
+def test_who_was_dropped_is_counted_in_the_error_and_named_once(cluster, waiting, caplog):
+    host = waiting(timeout=2.0)
+    for line in (b"{}\n", b"[]\n", b""):
+        with connected(cluster) as stranger:
+            stranger.sendall(line)
+            stranger.shutdown(socket.SHUT_WR)
+            stranger.makefile("rb").read()
+    error = host.result()
+    assert "2 sent something else than a task of this version of mirrorkit does, 1 left without naming a task" in error
+    assert caplog.text.count("dropped a connection") == 1
+
+
+def test_a_silent_connection_is_dropped_after_a_while_and_a_task_is_not(cluster, waiting, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_HELLO", 0.3)
+    host = waiting()
+    with connected(cluster) as silent, connected(cluster) as task:
+        task.sendall(a_hello(cluster))
+        lines = silent.makefile("rb")
+        assert lines.readline().startswith(b"mirrorkit ")
+        assert lines.read() == b""
+        assert together(as_task(cluster, 2)) == [None]
+        assert b'- {"go": true}\n' in task.makefile("rb").read()
+    assert host.result() is None
+
+
+@pytest.mark.parametrize("said", [b"x", b" ", b"\n"])
+def test_a_byte_now_and_then_does_not_prolong_the_wait(cluster, waiting, said):
+    """Not even after a hello, or when all is over and the connections are about to be closed."""
+    host = waiting(timeout=1.5)
+    with connected(cluster) as slow, connected(cluster) as task:
+        task.sendall(a_hello(cluster))
+        start = time.monotonic()
+        while not host.done():
+            assert time.monotonic() - start < 15
+            for connection in (slow, task):
+                with contextlib.suppress(OSError):
+                    connection.send(said)
+            time.sleep(0.1)
+    assert "worker 2" in host.result()
+
+
+def test_many_open_connections_do_not_keep_a_task_out(cluster, waiting, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_STRANGERS", 5)
+    host = waiting()
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(connected(cluster)) for _ in range(40)]
+        ended = 0
+        for connection in crowd[:30]:
+            ended += connection.makefile("rb").read().startswith(b"mirrorkit")  # the oldest have been dropped
+        assert ended == 30
         assert together(*(as_task(cluster, i) for i in (1, 2))) == [None, None]
-        assert host.result() == [None]
+        assert host.result() is None
+
+
+def test_only_what_the_tasks_need_is_listened_at(cluster, waiting):
+    host = waiting(timeout=1.5)
+    with connected(cluster), pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", int(cluster.workers[0].rpartition(":")[2])))
+    assert "worker 1" in host.result()
+
+
+OWN = {
+    "loopback": (("127.0.0.1:{}", "127.0.0.1:1"), "127.0.0.1"),
+    "another one of loopback": (("127.0.0.3:{}", "127.0.0.1:1"), "127.0.0.3"),
+    "its name": (("localhost:{}", "localhost:1", "127.0.0.1:1"), "127.0.0.1"),
+    "its own address": (("127.0.0.1:{}", "192.0.2.1:1"), "127.0.0.1"),
+    "a name among others": (("localhost:{}", "192.0.2.1:1"), "0.0.0.0"),
+    "an address that is forwarded": (("192.0.2.1:{}", "192.0.2.2:1"), "0.0.0.0"),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_where_the_first_task_listens(kind, cluster):
+    addresses, expected = OWN[kind]
+    port = cluster.workers[0].rpartition(":")[2]
+    with door(Cluster(workers=tuple(address.format(port) for address in addresses))) as listening:
+        assert listening.getsockname() == (expected, int(port))
+
+
+def test_a_port_that_is_taken_by_then_is_named(cluster):
+    port = int(cluster.workers[0].rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        assert f"worker 0 is to listen at port {port}" in together(cluster)[0]
 
 
 @pytest.mark.parametrize(
     "answer",
-    [pytest.param(b"", marks=pytest.mark.slow), b"HTTP/1.1 400 Bad Request\r\n", json.dumps([1]).encode() + b"\n"],
+    [
+        pytest.param([b""], marks=pytest.mark.slow),
+        [b"HTTP/1.1 400 Bad Request\r\n"],
+        [b"[1]\n"],
+        [b"x" * 10_000_000],
+        [b"[" * 50_000 + b"\n"],
+        [b"mirrorkit no-nonce\n"],
+        [GREETING, b"- " + b"[" * 50_000 + b"\n"],
+        [GREETING, b"-\n"],
+        [GREETING, b"- [1]\n"],
+        [GREETING, b"0 {}\n"],
+        [GREETING, b"- {}" * 1_000_000],
+    ],
+    ids=lambda answer: repr(answer[-1][:12]),
 )
 def test_another_program_at_the_address_of_the_first_task_is_told_apart(cluster, answer):
+    with serving(cluster, lambda connection: [connection.sendall(part) for part in answer]):
+        (error,) = together(as_task(cluster, 1), timeout=0.5)
+    assert "worker 0" in error
+    assert "answers, but" in error
+
+
+@pytest.mark.parametrize("first", [b"", GREETING])
+def test_an_answer_that_comes_byte_by_byte_does_not_prolong_the_wait(cluster, first):
+    def drip(connection):
+        connection.sendall(first)
+        for _ in range(200):
+            connection.sendall(b"x")
+            time.sleep(0.1)
+
+    with serving(cluster, drip):
+        start = time.monotonic()
+        (error,) = together(as_task(cluster, 1), timeout=1.0)
+    assert "answers, but" in error
+    assert time.monotonic() - start < 15
+
+
+def test_what_another_program_says_is_shown_without_control_characters(cluster):
+    with serving(cluster, lambda c: c.sendall(GREETING + b'- {"waiting for": "\\u001b[2J\\nyou"}\n')):
+        (error,) = together(as_task(cluster, 1), timeout=0.5)
+    assert "is waiting for ?[2J?you" in error
+    with serving(cluster, lambda c: c.sendall(GREETING + b'- {"error": "\\u001b]0;title\\u0007"}\n')):
+        (error,) = together(as_task(cluster, 1), timeout=5)
+    assert error == "?]0;title?"
+
+
+@contextlib.contextmanager
+def serving(cluster, answer):
+    """Another program at the address of worker 0."""
     host, _, port = cluster.workers[0].rpartition(":")
     with socket.create_server((host, int(port))) as server:
 
@@ -139,17 +327,75 @@ def test_another_program_at_the_address_of_the_first_task_is_told_apart(cluster,
                     connection, _ = server.accept()
                 except OSError:
                     return
-                with connection:
+                with connection, contextlib.suppress(OSError):
+                    answer(connection)
                     connection.recv(1000)
-                    connection.sendall(answer)
 
         thread = threading.Thread(target=serve)
         thread.start()
-        (error,) = together(as_task(cluster, 1), timeout=0.5)
-        assert "worker 0" in error
-        assert "answers, but" in error
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
+        try:
+            yield
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_with_the_same_token_all_go(cluster):
+    assert together(*(as_task(cluster, i) for i in range(3)), tokens=["s\u00e9same"] * 3) == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("tokens", "host", "guest"),
+    [
+        (("a", "b"), "[1-9] gave a wrong job token", "gave no job token, or another one than this task has"),
+        (("a", None), "1 gave no job token", "worker 0 says: this task gave no job token"),
+        ((None, "b"), "[1-9] gave an unexpected job token", "gave no job token, or another one than this task has"),
+    ],
+)
+def test_tokens_that_differ_are_named_on_both_sides(cluster, tokens, host, guest):
+    errors = together(as_task(cluster, 0), as_task(cluster, 1), timeout=1.5, tokens=tokens)
+    assert re.search(rf"did not start within 1.5 s.*{host} \(MIRRORKIT_JOB_TOKEN\)", errors[0])
+    assert guest in errors[1]
+    assert "MIRRORKIT_JOB_TOKEN" in errors[1]
+
+
+def test_with_a_token_a_stranger_can_neither_end_nor_join_nor_copy(cluster, waiting):
+    host = waiting(tokens=["secret"])
+    with connected(cluster) as stranger:
+        stranger.sendall(a_hello(cluster, 1, tasks={}))
+        stranger.makefile("rb").read()
+    hello = {"task": "worker 1", "tasks": cluster.addresses, "nonce": "0" * 32}
+    copied = Signature(b"secret", "1" * 32, "0" * 32).line("guest", hello)  # overheard
+    with connected(cluster) as stranger:
+        stranger.sendall(copied)
+        stranger.makefile("rb").read()
+    assert not host.done()
+    assert together(*(as_task(cluster, i) for i in (1, 2)), tokens=["secret"] * 2) == [None, None]
+    assert host.result() is None
+
+
+def test_a_guest_with_a_token_listens_to_no_stranger(cluster):
+    with serving(cluster, lambda c: c.sendall(GREETING + b'- {"go": true}\n- {"error": "leave"}\n')):
+        (error,) = together(as_task(cluster, 1), timeout=0.5, tokens=["secret"])
+    assert "which gave no job token" in error
+
+
+def test_the_token_is_neither_sent_nor_logged(cluster, waiting, caplog):
+    caplog.set_level("DEBUG")
+    heard = []
+
+    def listen(connection):
+        connection.sendall(GREETING)
+        heard.append(connection.recv(100_000))
+
+    with serving(cluster, listen):
+        (error,) = together(as_task(cluster, 1), timeout=0.5, tokens=["open sesame"])
+    assert b"worker 1" in heard[0]
+    assert all("sesame" not in text for text in (repr(heard), error, caplog.text))
+
+
+def test_an_empty_token_is_refused(cluster):
+    assert "MIRRORKIT_JOB_TOKEN is set, but empty" in together(cluster, tokens=[""])[0]
 
 
 def test_unreachable_names_the_tasks_at_whose_address_nobody_listens(cluster):

@@ -1,0 +1,160 @@
+"""Messages between tasks that are about to start: lines of JSON, bounded in length and depth, signed by a job token.
+
+A line is `MAC JSON`. The host opens a connection with a nonce, and the guest's first line holds one of its own. Where
+there is a token, MAC is the HMAC-SHA256 of sender, both nonces and JSON under it, so that a line is worth nothing on
+another connection; the token itself is never sent. Without a token MAC is "-". What comes in is not trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+UNSIGNED = "-"
+_GREETING = "mirrorkit "
+_NONCE = re.compile(r"[0-9a-f]{32}")
+_DEEPEST = 16  # levels of JSON; json.loads gives up at Python's recursion limit, and so would whoever prints the value
+_LEAST = 2**16  # bytes that a line may have, in any cluster
+# Outside of strings JSON has no backslash, so a pair that begins with one is never the end of a string.
+_STRUCTURE = re.compile(r'\\.|["\[\]{}]')
+
+
+class NotOurs(ValueError):
+    """What came is not a message of this protocol."""
+
+
+def longest(hello: Mapping[str, Any]) -> int:
+    """Return how many bytes a line may have among tasks of which one says this; the others say much the same."""
+    return max(_LEAST, 4 * len(json.dumps(hello)))
+
+
+def new_nonce() -> str:
+    """Return a number that no other connection has."""
+    return secrets.token_hex(16)
+
+
+def greeting(nonce: str) -> bytes:
+    """Return the line with which the host opens a connection."""
+    return f"{_GREETING}{nonce}\n".encode()
+
+
+def nonce_of_greeting(line: bytes) -> str:
+    """Return the host's nonce."""
+    if not line.startswith(_GREETING.encode()):
+        raise NotOurs
+    return require_nonce(line[len(_GREETING) :].decode("ascii", "replace"))
+
+
+def require_nonce(found: object) -> str:
+    """Return what was found where it is a nonce."""
+    if not isinstance(found, str) or not _NONCE.fullmatch(found):
+        raise NotOurs
+    return found
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a line held."""
+
+    mac: str
+    text: str  # that `mac` signs
+    values: dict[str, Any]
+
+
+def read(line: bytes) -> Message:
+    """Take a line apart. It may come from anybody: see `Signature.fits`."""
+    try:
+        mac, _, text = line.decode("ascii").partition(" ")
+        if _depth(text) > _DEEPEST:
+            raise NotOurs
+        values = json.loads(text)
+    except ValueError as error:
+        raise NotOurs from error
+    if not isinstance(values, dict):
+        raise NotOurs
+    return Message(mac, text, values)
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    in_string = False
+    for part in _STRUCTURE.findall(text):
+        if part == '"':
+            in_string = not in_string
+        elif not in_string and part in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif not in_string and part in "]}":
+            depth -= 1
+    return deepest
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Signs and checks the lines of one connection."""
+
+    token: bytes | None
+    host: str  # nonce
+    guest: str
+
+    def line(self, sender: str, values: Mapping[str, Any]) -> bytes:
+        """Return a signed line; `sender` is "host" or "guest"."""
+        text = json.dumps(values)
+        return f"{self._mac(sender, text)} {text}\n".encode()
+
+    def fits(self, sender: str, message: Message) -> bool:
+        """Return whether the sender has the same token as this task; True where both have none."""
+        return hmac.compare_digest(self._mac(sender, message.text), message.mac)
+
+    def _mac(self, sender: str, text: str) -> str:
+        if self.token is None:
+            return UNSIGNED
+        return hmac.new(self.token, f"{sender} {self.host} {self.guest} {text}".encode(), hashlib.sha256).hexdigest()
+
+
+def next_line(connection: socket.socket, received: bytearray, *, limit: int, deadline: float) -> bytes:
+    """Wait for a line and take it out of `received`; bytes that come slowly do not prolong the wait.
+
+    NotOurs says that the line is too long, a TimeoutError that it did not come by the deadline (of time.monotonic).
+    """
+    searched = 0
+    while (end := received.find(b"\n", searched)) < 0:
+        searched = len(received)
+        if searched > limit:
+            raise NotOurs
+        if (left := deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+        data = connection.recv(65536)
+        if not data:
+            raise ConnectionError("it left")
+        received += data
+    if end > limit:
+        raise NotOurs
+    line = bytes(received[:end])
+    del received[: end + 1]
+    return line
+
+
+def printable(text: object, *, length: int = 2000) -> str:
+    """Return a text of somebody else as a message may show it."""
+    shown = "".join(c if c.isprintable() else "?" for c in str(text)[:length])
+    return shown if len(str(text)) <= length else f"{shown}..."
+
+
+def wait_until_closed(connection: socket.socket, deadline: float) -> None:
+    """Read what still comes until the other end closes the connection, or the deadline."""
+    with contextlib.suppress(OSError):
+        while (left := deadline - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not connection.recv(65536):
+                return
