@@ -7,6 +7,8 @@ import errno
 import ipaddress
 import logging
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -18,6 +20,7 @@ _log = logging.getLogger("mirrorkit")
 
 # Seconds more for an attempt that has not ended in time: on a busy machine a thread may wait that long for its turn.
 _BUSY = 10.0
+_SIOCGIFFLAGS, _IFF_UP, _IFF_LOOPBACK = 0x8913, 0x1, 0x8  # of Linux: netdevice(7)
 
 
 def require_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
@@ -138,6 +141,29 @@ def door(cluster: Cluster) -> socket.socket:
         return _listening(("", port), socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise _cannot_listen(cluster, error) from error
+
+
+def outside_interfaces() -> list[str]:
+    """Return the network interfaces of this machine that others may reach: those that are up, without loopback.
+
+    TensorFlow's servers listen at all of them. On other systems than Linux all count as up.
+    """
+    if not hasattr(socket, "if_nameindex"):
+        return ["all"]
+    with socket.socket() as probe:
+        return [name for _, name in socket.if_nameindex() if _is_outside(name, probe)]
+
+
+def _is_outside(name: str, probe: socket.socket) -> bool:
+    if sys.platform != "linux":
+        return not name.startswith("lo")
+    import fcntl  # not on Windows
+
+    try:
+        (flags,) = struct.unpack_from("h", fcntl.ioctl(probe, _SIOCGIFFLAGS, struct.pack("16s16x", name.encode())), 16)
+    except OSError:  # it has gone
+        return False
+    return bool(flags & _IFF_UP) and not flags & _IFF_LOOPBACK
 
 
 def _listening(address: tuple, family: int) -> socket.socket:

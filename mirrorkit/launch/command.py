@@ -26,6 +26,9 @@ def add(commands: Any) -> None:
         "--devices-per-worker", metavar="cpu|gpu:N", help="by default the GPUs are divided among the workers"
     )
     parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS", help="time between SIGTERM and SIGKILL")
+    parser.add_argument(
+        "--isolate", action="store_true", help="without a network: the tasks reach each other, and nobody else them"
+    )
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module, as in python -m module")
     parser.add_argument("script", help="a Python file, or with -m a module")
     # argparse would list these as required, though there may be none

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mirrorkit import stop_signals
+from mirrorkit.cluster import outside_interfaces
 from mirrorkit.errors import ArgumentError, ClusterError, JobError
-from mirrorkit.launch import layout
+from mirrorkit.launch import isolation, layout
 from mirrorkit.launch.task import Task, say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
@@ -34,6 +35,7 @@ def launch(
     devices_per_worker: str | None = None,
     grace: float = 30.0,
     module: bool = False,
+    isolate: bool = False,
 ) -> int:
     """Run a Python script once for every task of a cluster on this machine, and return its exit code.
 
@@ -47,6 +49,10 @@ def launch(
     again at its address, which counts as one of the `max_restarts`. Where none is left the others go on without it, as
     long as there are any workers.
 
+    TensorFlow's servers listen at all interfaces of this machine and ask nobody who they are; a warning says so. With
+    `isolate` the tasks run in a network namespace of their own, where there is no other interface than loopback: they
+    reach each other, and nobody else reaches them or is reached.
+
     Args:
         script: a Python file, or the name of a module.
         arguments: what it finds in `sys.argv[1:]`.
@@ -57,13 +63,14 @@ def launch(
         devices_per_worker: "cpu", or "gpu:1" for one GPU each; None divides the GPUs where there are enough.
         grace: seconds between a signal that is passed on and SIGKILL.
         module: whether `script` is a module, as in `python -m module`.
+        isolate: whether the tasks have a network of their own. Linux alone, and where the kernel allows it.
 
     Returns:
         0, or the exit code of the task that failed first; 128 + n when signal n killed it.
 
     Raises:
         JobError: no such script, or no worker.
-        ClusterError: not enough GPUs, or a system without process groups (Windows).
+        ClusterError: not enough GPUs, a system without process groups (Windows), or `isolate` where the kernel refuses.
         ArgumentError: called from another thread than the main one.
     """
     if not hasattr(os, "killpg"):
@@ -72,14 +79,27 @@ def launch(
         raise JobError(f"There is no script {str(script)!r}. Name a Python file.")
     command = [sys.executable, *(["-m"] if module else []), str(script), *arguments]
     restarts = _Restarts(max_restarts)
-    with _signals() as events:
+    with _signals() as events, isolation.namespaces(isolate) as namespaces:
+        if not isolate:
+            _warn_of_servers()
         while True:
             tasks = layout.clusters(workers, ps=ps, chief=chief)
             environments = layout.environments(tasks, devices_per_worker=devices_per_worker)
-            job = _Job(command, environments, events, restarts, has_servers=ps > 0, grace=grace)
+            job = _Job(command, environments, events, restarts, namespaces, has_servers=ps > 0, grace=grace)
             code = job.run()
             if code == 0 or job.interrupted or not restarts.take():
                 return code
+
+
+def _warn_of_servers() -> None:
+    if outside := outside_interfaces():
+        named = f"{', '.join(outside[:4])}{', ...' if len(outside) > 4 else ''}"
+        warning = (
+            f"warning: TensorFlow's servers in the tasks listen at all interfaces of this machine ({named}), without "
+            "authentication: whoever reaches their ports can run operations, and read and write files, as this user. "
+            "--isolate keeps them to this machine's tasks; or close the ports: docs/security.md"
+        )
+        say("launch", warning, sys.stderr)
 
 
 @contextmanager
@@ -119,6 +139,7 @@ class _Job:
     environments: dict[str, dict[str, str]]
     events: queue.SimpleQueue
     restarts: _Restarts
+    namespaces: Sequence[int]
     _: KW_ONLY
     has_servers: bool
     grace: float
@@ -141,7 +162,7 @@ class _Job:
         return self.code or 0
 
     def _start(self, name: str) -> None:
-        self.running.add(Task(name, self.command, self.environments[name], self.events))
+        self.running.add(Task(name, self.command, self.environments[name], self.events, self.namespaces))
 
     def _next_event(self) -> Any:
         try:

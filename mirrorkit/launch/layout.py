@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from glob import glob
 
 from mirrorkit import processor
-from mirrorkit.cluster import Cluster, free_ports
+from mirrorkit.cluster import JOB_TOKEN, Cluster, free_ports, job_token
 from mirrorkit.errors import ClusterError, JobError
 
 
@@ -42,15 +43,17 @@ def environments(
 ) -> dict[str, dict[str, str]]:
     """Return the environment variables of each task: `environ`, TF_CONFIG, its part of the GPUs and of the cores.
 
+    All have the same MIRRORKIT_JOB_TOKEN: that of `environ`, or a new one.
     As `devices_per_worker`, "cpu" (or "cpu:1") hides the GPUs; "gpu:2" gives each worker two of its own; None shares
     all GPUs out when there is at least one for each worker, and hides them otherwise.
     """
     workers = [name for name, cluster in tasks.items() if _computes(cluster)]
     gpus = _gpus(environ)
     each = _gpus_per_worker(devices_per_worker, len(workers), len(gpus))
+    token = secrets.token_hex(32) if job_token(environ) is None else environ[JOB_TOKEN]
     found = {}
     for name, cluster in tasks.items():
-        own = {**environ, "TF_CONFIG": cluster.to_tf_config(), "PYTHONUNBUFFERED": "1"}
+        own = {**environ, "TF_CONFIG": cluster.to_tf_config(), "PYTHONUNBUFFERED": "1", JOB_TOKEN: token}
         own.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, processor.cores() // len(workers))))
         if gpus:
             place = workers.index(name) * each if name in workers else 0

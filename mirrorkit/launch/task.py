@@ -22,23 +22,29 @@ _print = threading.Lock()
 class Task:
     """A script that runs until it exits or is ended; the name goes in front of each line that it prints.
 
-    When it exits, `events` gets `(task, exit code)`: 128 + n where signal n killed it.
+    `namespaces` are descriptors of those that it enters first. When it exits, `events` gets `(task, exit code)`:
+    128 + n where signal n killed it.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], events: queue.SimpleQueue
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        events: queue.SimpleQueue,
+        namespaces: Sequence[int] = (),
     ) -> None:
         self.name = name
         self._events = events
         lifeline, self._lifeline = os.pipe()
         try:
             self._process = subprocesses.start(
-                [sys.executable, "-I", "-S", str(_KEEPER), str(lifeline), *command],
+                [sys.executable, "-I", "-S", str(_KEEPER), str(lifeline), ",".join(map(str, namespaces)), *command],
                 environment=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=(lifeline,),
+                pass_fds=(lifeline, *namespaces),
             )
         finally:
             os.close(lifeline)

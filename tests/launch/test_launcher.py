@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from test_isolation import needs_namespaces
 
 import mirrorkit as mk
 from mirrorkit.__main__ import main
@@ -31,6 +32,16 @@ TELLS = (
 # Python runs a handler between two sleeps: one that comes just before a sleep begins waits for its end.
 STAYS = TELLS + "for _ in range(3000): time.sleep(0.1)\n"
 IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+# With and without a network of its own a job starts, restarts and ends in the same way (test_isolation.py).
+either = pytest.mark.parametrize("isolated", [[], pytest.param(["--isolate"], marks=needs_namespaces)], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _no_warning(monkeypatch):
+    """As on a machine that nobody reaches: test_isolation.py is about the warning."""
+    monkeypatch.setattr(launcher, "outside_interfaces", list)
 
 
 @pytest.fixture
@@ -127,13 +138,14 @@ def test_a_task_that_is_killed_gives_128_and_the_signal(script, capsys):
     assert "worker 0 ended with exit code 137 (SIGKILL)" in capsys.readouterr().err
 
 
-def test_a_failed_job_starts_again_on_new_ports_until_it_is_through(script, capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize("isolate", [False, pytest.param(True, marks=needs_namespaces)])
+def test_a_failed_job_starts_again_on_new_ports_until_it_is_through(script, capsys, tmp_path, monkeypatch, isolate):
     code = TASK + (
         "print('ports', json.loads(os.environ['TF_CONFIG'])['cluster']['worker'])\n"
         "if task == 1: seen = open('seen', 'a'); seen.write('x'); sys.exit(5 if seen.tell() < 3 else 0)\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert launch(script(code), workers=2, max_restarts=3) == 0
+    assert launch(script(code), workers=2, max_restarts=3, isolate=isolate) == 0
     out, err = capsys.readouterr()
     assert [line for line in err.splitlines() if "restart" in line] == [
         "launch | restart 1 of 3",
@@ -230,10 +242,11 @@ def test_a_ps_or_a_chief_that_fails_ends_the_job_which_starts_again_as_a_whole(s
     assert len(clusters) == 2
 
 
+@either
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_is_passed_on_once_and_nothing_starts_again(script, started, number):
+def test_a_signal_is_passed_on_once_and_nothing_starts_again(script, started, number, isolated):
     leave = f"signal.signal({int(number)}, lambda *_: (print('saved'), os._exit(9)))"
-    process = started("--workers", 2, "--max-restarts", 3, script(STAYS.format(before=leave)))
+    process = started("--workers", 2, *isolated, "--max-restarts", 3, script(STAYS.format(before=leave)))
     tasks = pids(process, 2)
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
@@ -262,15 +275,17 @@ def test_the_second_ctrl_c_kills(script, started):
     assert_gone(tasks[0])
 
 
-def test_nothing_outlives_a_launcher_that_is_killed(script, started):
-    process = started("--workers", 2, script(STAYS.format(before=IGNORES)))
+@either
+def test_nothing_outlives_a_launcher_that_is_killed(script, started, isolated):
+    process = started("--workers", 2, *isolated, script(STAYS.format(before=IGNORES)))
     tasks = pids(process, 2)
     process.kill()
     assert_gone([pid for task in tasks for pid in task])
 
 
-def test_a_script_does_not_outlive_its_keeper(script, started):
-    process = started("--workers", 2, script(STAYS.format(before="pass")))
+@either
+def test_a_script_does_not_outlive_its_keeper(script, started, isolated):
+    process = started("--workers", 2, *isolated, script(STAYS.format(before="pass")))
     (own, keeper, child), other = pids(process, 2)
     process.send_signal(signal.SIGSTOP)  # so that it is not the launcher which ends the script
     os.kill(keeper, signal.SIGKILL)

@@ -23,6 +23,18 @@ def test_every_task_finds_the_same_cluster_and_its_own_place():
     assert list(layout.clusters(1, chief=True)) == ["chief", "worker 0"]
 
 
+def test_all_tasks_of_a_job_have_the_same_token_and_no_other_job_has_it():
+    def tokens(**environ):
+        return {own["MIRRORKIT_JOB_TOKEN"] for own in layout.environments(layout.clusters(3), environ=environ).values()}
+
+    (one,), (other,) = tokens(), tokens()
+    assert one != other
+    assert len(one) == len(other) == 64
+    assert tokens(MIRRORKIT_JOB_TOKEN="mine") == {"mine"}
+    with pytest.raises(ClusterError, match="MIRRORKIT_JOB_TOKEN is set, but empty"):
+        tokens(MIRRORKIT_JOB_TOKEN="")
+
+
 def test_workers_share_the_cores_unless_the_user_says_otherwise(monkeypatch):
     monkeypatch.setattr(layout.processor, "cores", lambda: 8)
 
