@@ -44,7 +44,7 @@ def findings(asked: Asked, environ: Mapping[str, str] = os.environ) -> Iterator[
     yield from told
     is_wrong = any(finding.status == "failure" for finding in told)
     if cluster is not None and not is_wrong:
-        for finding in _network(cluster, asked):
+        for finding in _network(cluster, asked, environ):
             is_wrong = is_wrong or finding.status == "failure"
             yield finding
     yield from _storage(asked, environ)
@@ -66,9 +66,10 @@ def findings(asked: Asked, environ: Mapping[str, str] = os.environ) -> Iterator[
     )
 
 
-def _network(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
+def _network(cluster: Cluster, asked: Asked, environ: Mapping[str, str]) -> Iterator[Finding]:
     found = guarded("hosts", lambda: network.hosts(cluster, seconds=_NAMES), seconds=_NAMES + 2 * _QUICK)
     found += guarded("port", lambda: network.port(cluster), seconds=_QUICK)
+    found += guarded("exposure", lambda: network.exposure(cluster, environ), seconds=_QUICK)
     yield from found
     # Parameter servers do not meet the others; TensorFlow's own start waits for them all.
     if any(finding.status == "failure" for finding in found) or cluster.num_workers < 2 or cluster.ps:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import contextlib
 import platform
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mirrorkit import __version__
-from mirrorkit.cluster import Cluster, host_and_port, require_free_port, require_hosts, wait_for_all
+from mirrorkit.cluster import (
+    JOB_TOKEN,
+    Cluster,
+    host_and_port,
+    job_token,
+    outside_interfaces,
+    require_free_port,
+    require_hosts,
+    wait_for_all,
+)
 from mirrorkit.doctor import versions
 from mirrorkit.doctor.finding import Finding, of_message
 from mirrorkit.errors import ClusterError
@@ -45,6 +54,36 @@ def port(cluster: Cluster) -> Iterator[Finding]:
     require_free_port(cluster)
     if cluster.task in cluster.addresses:
         yield Finding("port", "ok", f"{cluster.addresses[cluster.task]} is free")
+
+
+def exposure(cluster: Cluster, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Say who may reach this task once it listens, and whether tasks know each other by a token."""
+    own = cluster.addresses.get(cluster.task)
+    if own is None:  # an evaluator
+        return
+    outside = outside_interfaces()
+    listens = f"TensorFlow's server will listen at port {host_and_port(own)[1]} of"
+    if outside:
+        found = f"{listens} all interfaces ({', '.join(outside[:4])}), and does not ask who connects"
+        cure = (
+            "Close the ports to all but the job's hosts: whoever reaches them runs operations, and reads and writes "
+            "files, as this user. On one machine: launch --isolate. See docs/security.md."
+        )
+        yield Finding("exposure", "warning", found, cure)
+    else:
+        yield Finding("exposure", "ok", f"{listens} loopback alone, the only interface here")
+    token = job_token(environ)
+    if cluster.ps:  # they do not meet before TensorFlow starts
+        return
+    several = len({host_and_port(address)[0] for address in cluster.addresses.values()}) > 1
+    if token is not None:
+        yield Finding("job token", "ok", "set: workers start with those that have the same alone")
+    elif several:
+        found = (
+            f"{JOB_TOKEN} is not set: whoever reaches the port of {next(iter(cluster.addresses))} can pose as a task"
+        )
+        cure = "Optional. Set it to the same secret in all tasks: docs/security.md."
+        yield Finding("job token", "ok", found, cure)
 
 
 def workers(cluster: Cluster, *, seconds: float) -> Iterator[Finding]:

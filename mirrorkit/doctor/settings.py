@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 
 from mirrorkit.bench import SPEED_VARIABLES
-from mirrorkit.cluster import Cluster, detect
+from mirrorkit.cluster import JOB_TOKEN, Cluster, detect
 from mirrorkit.doctor.finding import Finding, of_message
 from mirrorkit.errors import ClusterError
 
@@ -73,6 +73,8 @@ def _counted(tasks: int) -> str:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that TensorFlow, Keras and mirrorkit listen to and that are set; long values cut."""
+    """Return the variables that TensorFlow, Keras and mirrorkit listen to, as they are set: cut where long, the secret hidden."""
     found = {name: environ[name] for name in sorted(environ) if name.startswith(_VARIABLES)}
+    if JOB_TOKEN in found:
+        found[JOB_TOKEN] = "(hidden)"
     return {name: value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..." for name, value in found.items()}

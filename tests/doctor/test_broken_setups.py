@@ -49,6 +49,7 @@ def examined(plain: None, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Calla
     monkeypatch.setattr(probe, "devices", lambda *_, **__: [Finding("devices", "ok", "not here")])
     monkeypatch.setattr(probe, "all_reduce", lambda *_, **__: [Finding("all-reduce", "ok", "not here")])
     monkeypatch.setattr(examination, "_NAMES", 0.3)
+    monkeypatch.setattr(network, "outside_interfaces", list)  # as where nobody else reaches this machine
 
     def run(*arguments: object, **environment: str) -> tuple[int, list[Finding]]:
         for name, value in environment.items():
@@ -154,6 +155,40 @@ def test_an_address_of_another_machine(examined, monkeypatch):
     (port,) = free_ports(1)
     result = examined(**tf_config(f"192.0.2.1:{port}", "127.0.0.1:1"))  # an address that nobody may have
     assert_named(result, "hosts", "warning", "192.0.2.1:.*no address of this machine", "index the right one")
+
+
+def test_a_port_that_others_reach_is_a_warning_and_without_a_token_there_is_a_note(examined, monkeypatch):
+    monkeypatch.setattr(network, "wait_for_all", lambda *_, **__: None)
+    port, more = free_ports(2)
+    environment = tf_config(f"localhost:{port}", f"127.0.0.1:{more}")
+    code, findings = examined(**environment)
+    (exposure,) = [f for f in findings if f.name == "exposure"]
+    (token,) = [f for f in findings if f.name == "job token"]
+    assert (code, exposure.status, token.status) == (0, "ok", "ok")
+    assert f"port {port} of loopback alone" in exposure.found
+    assert "MIRRORKIT_JOB_TOKEN is not set: whoever reaches the port of worker 0 can pose as a task" in token.found
+    assert "same secret in all tasks" in token.cure
+    monkeypatch.setattr(network, "outside_interfaces", lambda: ["eth0"])
+    result = examined(**environment, MIRRORKIT_JOB_TOKEN="open sesame")
+    said = rf"TensorFlow's server will listen at port {port} of all interfaces \(eth0\), and does not ask who connects"
+    assert_named(result, "exposure", "warning", said, "Close the ports .* launch --isolate")
+    assert next(f.found for f in result[1] if f.name == "job token").startswith("set: ")
+
+
+def test_an_empty_token_fails(examined):
+    result = examined(**two(), MIRRORKIT_JOB_TOKEN="")
+    assert_named(result, "exposure", "failure", "MIRRORKIT_JOB_TOKEN is set, but empty", "Set it to the same secret")
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_the_token_is_not_shown(examined, monkeypatch, capsys, form):
+    monkeypatch.setattr(network, "wait_for_all", lambda *_, **__: None)
+    for name, value in {**two(), "MIRRORKIT_JOB_TOKEN": "open sesame"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["doctor", *form]) == 0
+    out, err = capsys.readouterr()
+    assert "MIRRORKIT_JOB_TOKEN" in out
+    assert "sesame" not in out + err
 
 
 @pytest.mark.parametrize(("own", "missing"), [(0, 1), (1, 0)])
