@@ -73,7 +73,7 @@ def _counted(tasks: int) -> str:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that TensorFlow, Keras and mirrorkit listen to, as they are set: cut where long, the secret hidden."""
+    """Return the variables that TensorFlow, Keras and mirrorkit read, where set; long values cut, secrets hidden."""
     found = {name: environ[name] for name in sorted(environ) if name.startswith(_VARIABLES)}
     if JOB_TOKEN in found:
         found[JOB_TOKEN] = "(hidden)"
