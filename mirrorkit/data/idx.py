@@ -44,7 +44,7 @@ def read(path: Path) -> np.ndarray:
                 raise _other_size(path, shape, header + wanted, f"found {size}")
             values = np.empty(wanted, np.uint8)
             done = 0
-            while done < wanted and (count := file.readinto(values[done:])):
+            while done < wanted and (count := file.readinto(values[done:].data)):
                 done += count
             if done < wanted or file.read(1):
                 found = f"found {header + done}" if done < wanted else "there are more"

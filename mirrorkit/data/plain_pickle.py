@@ -54,10 +54,9 @@ class _Dtype:
         """Take the byte order of a plain dtype, which has neither fields nor a shape."""
         if not isinstance(state, tuple) or state[2:] != (None, None, None, -1, -1, 0):
             raise DataError("a dtype has fields or flags, which no array of integers needs")
-        order = state[1].decode("latin-1") if isinstance(state[1], bytes) else state[1]
-        if not isinstance(order, str) or order not in ("<", ">", "|", "="):
+        if state[1] not in (b"<", "<", b">", ">", b"|", "|"):
             raise DataError("a dtype has no byte order")
-        self.dtype = self.dtype.newbyteorder("=" if order == "|" else order)
+        self.dtype = self.dtype.newbyteorder(">" if state[1] in (b">", ">") else "<")
 
 
 class _Array:
@@ -88,6 +87,7 @@ def loads(pickled: bytes) -> dict[bytes | str, Any]:
     """
     stack: list[Any] = []
     memo: dict[int, Any] = {}
+    argument: Any
     for opcode, argument, _ in pickletools.genops(pickled):
         name = opcode.name
         if name in ("PROTO", "FRAME"):
