@@ -17,6 +17,7 @@ from mirrorkit.data.packed import require_plausible
 from mirrorkit.errors import DataError
 
 _UNSIGNED_BYTE = 8
+_CHUNK = 1 << 20  # gzip makes a copy of what it reads at a time
 
 
 def read(path: Path) -> np.ndarray:
@@ -44,7 +45,7 @@ def read(path: Path) -> np.ndarray:
                 raise _other_size(path, shape, header + wanted, f"found {size}")
             values = np.empty(wanted, np.uint8)
             done = 0
-            while done < wanted and (count := file.readinto(values[done:].data)):
+            while done < wanted and (count := file.readinto(values[done : done + _CHUNK].data)):
                 done += count
             if done < wanted or file.read(1):
                 found = f"found {header + done}" if done < wanted else "there are more"

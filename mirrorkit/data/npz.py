@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import zipfile
 from pathlib import Path
@@ -31,7 +32,7 @@ def read(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
     except DataError:
         raise
     except OSError as error:
-        if error.errno is not None:  # of the disk
+        if error.errno not in (None, errno.EINVAL):  # of the disk; a wrong offset is invalid
             raise
         failed: Exception = error
     except Exception as error:  # a damaged archive may raise anything

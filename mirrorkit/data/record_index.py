@@ -7,6 +7,7 @@ uncompressed file. Compressed files, and those that are not local, have to be re
 
 from __future__ import annotations
 
+import collections
 import gzip
 import logging
 import os
@@ -185,6 +186,8 @@ def count_by_reading(file: str, compression: str) -> int:
         DataError: a file that is cut short or damaged, by its name.
         FileError: a file that cannot be read.
     """
+    if not compression and _is_local(file):  # the lengths first: TensorFlow takes as much memory as one says
+        collections.deque(_lengths(file), maxlen=0)
     return sum(1 for _ in _read_lengths(file, compression))
 
 

@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import ConcreteFunction, KerasCallback, Spec
-from mirrorkit.errors import CheckpointError, NonFiniteLossError, StepError
+from mirrorkit.errors import CheckpointError, NonFiniteLossError
 from mirrorkit.strategy import is_parameter_server
 from mirrorkit.train.callback import LoopCallback, call_periods
 from mirrorkit.train.calls.compiled import Calls
-from mirrorkit.train.calls.errors import NO_BATCH
+from mirrorkit.train.calls.errors import require_examples
 from mirrorkit.train.calls.length import CallLength
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.epoch import EpochIterator
@@ -104,8 +104,7 @@ class Passes:
             position.advance(result.steps, totals.numpy().tolist())
             hooks.on_train_batch_end(seen, logs)
             agree_to_stop(self._strategy, self.step.model)
-        if position.batch == 0:
-            raise StepError(NO_BATCH)
+        require_examples(position.batch, int(totals[_EXAMPLES]))
         if record.steps:
             report.epochs.append(record)
         return dict(logs)
@@ -125,8 +124,7 @@ class Passes:
             totals = result.totals
             done += result.steps
             hooks.on_test_batch_end(done - 1, self._logs(totals, "test"))
-        if done == 0:
-            raise StepError(NO_BATCH)
+        require_examples(done, int(totals[_EXAMPLES]))
         logs = self._logs(totals, "test")
         hooks.on_test_end(logs)
         return logs

@@ -10,6 +10,8 @@ import tensorflow as tf
 from mirrorkit._types import KerasModel, Nest, PerOutput
 from mirrorkit.errors import StepError
 
+INPUT_NAME = "mirrorkit_input_"  # of the operation that compares an input's shape with the model's, and its number
+
 
 class Batch(NamedTuple):
     """A batch taken apart; `y` and `weight` may be absent."""
@@ -43,6 +45,24 @@ def unpack_batch(batch: Nest) -> Batch:
             "Put several inputs or targets into a dict."
         )
     return Batch(*batch)
+
+
+def with_known_shapes(model: KerasModel, x: Nest) -> Nest:
+    """Tell TensorFlow the shapes of a model's inputs where the data leaves them open; another one is then an error."""
+    inputs, given = getattr(model, "inputs", None) or [], tf.nest.flatten(x)
+    if len(inputs) != len(given):
+        return x
+
+    def known(number: int, tensor: tf.Tensor) -> tf.Tensor:
+        shape = tf.TensorShape([None, *inputs[number].shape[1:]])
+        is_open = tf.is_tensor(tensor) and tensor.shape.rank == shape.rank and None in tensor.shape[1:]
+        if not is_open:
+            return tensor
+        if all(wanted is None or has is not None for wanted, has in zip(shape[1:], tensor.shape[1:], strict=True)):
+            return tensor
+        return tf.ensure_shape(tensor, shape, name=f"{INPUT_NAME}{number}")
+
+    return tf.nest.pack_sequence_as(x, [known(number, tensor) for number, tensor in enumerate(given)])
 
 
 def count_examples(batch: Nest) -> tf.Tensor:

@@ -24,7 +24,7 @@ from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch as Parts
-from mirrorkit.train.step.outputs import unpack_batch
+from mirrorkit.train.step.outputs import unpack_batch, with_known_shapes
 from mirrorkit.train.step.places import Places, are_placed
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.sharded_slots import WholeSlot
@@ -156,7 +156,8 @@ class Supervised:
 
     def unpack(self, batch: Batch) -> Parts:
         """Take a batch apart into what the model is called on, targets and weights."""
-        return self._options.unpack(batch)
+        parts = self._options.unpack(batch)
+        return parts if self._options.of_values else parts._replace(x=with_known_shapes(self._trained, parts.x))
 
     def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
         """Return what checks a global batch before the first step to "train" or "test"; None without need."""
