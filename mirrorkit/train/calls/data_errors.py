@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from mirrorkit.errors import DataError
 from mirrorkit.train.step.global_batch import OTHER_ROWS
+from mirrorkit.train.step.labels_check import label_fault
 from mirrorkit.train.step.outputs import INPUT_NAME
 
 # TensorFlow's own words; tests/train/calls/test_data_errors.py makes each of these errors.
@@ -39,7 +40,8 @@ def explain(error: tf.errors.OpError, place: Callable[[bool], str]) -> DataError
         return DataError(f"{found[1]}\n(A function of the dataset raised this{_at(place(True))}.)")
     at = _at(place(False))
     if found := _LABEL.search(message):
-        return DataError(label_fault(int(found[1]), int(found[2]), at))
+        label = "NaN, or larger than an integer can be" if int(found[1]) == _OF_NAN else found[1]
+        return DataError(label_fault(label, int(found[2]), at))
     if found := _INDEX.search(message):
         value, size, node = found.groups()
         return DataError(
@@ -65,22 +67,12 @@ def _at(where: str) -> str:
     return f" in {where} (counted from 0)" if where else ""
 
 
-def label_fault(value: float, classes: int, where: str) -> str:
-    """Say that a class label is none, and what to do."""
-    shown = "NaN, or no number that an integer can be" if value == _OF_NAN else f"{value:g}"
-    return (
-        f"A label{where} is {shown}; the loss takes whole numbers from 0 to {classes - 1}, one for each of the "
-        f"{classes} values of the model's output. Correct the labels, or give the model an output for each class. "
-        "For labels that should not count: keras.losses.SparseCategoricalCrossentropy(ignore_class=...)."
-    )
-
-
 def _of_python(message: str, at: str) -> str:
     """Take out of TensorFlow's words what a Python function of the data raised, and its last line of code."""
     before, _, after = message.partition(_TRACEBACK)
     paragraphs = re.split(r"\n\s*\[\[{{node", after)[0].strip("\n").split("\n\n")
     frames = [number for number, text in enumerate(paragraphs) if text.lstrip("\n").startswith('  File "')]
-    raised = "\n".join(paragraphs[frames[-1] + 1 :]).strip() if frames else before.strip().splitlines()[-1]
+    raised = "\n\n".join(paragraphs[frames[-1] + 1 :]).strip() if frames else before.strip().splitlines()[-1]
     places = re.findall(r'  File "([^"]+)", line (\d+), in (\S+)', after)
     own = [place for place in places if not re.search(r"[/\\](site|dist)-packages[/\\]|__autograph_gen", place[0])]
     code = "{}, line {}, in {},".format(*own[-1]) if own else "A function of the data"

@@ -80,6 +80,7 @@ class Passes:
         With `each_step` calls are of one step, or of one update; they teach nothing of how long a call should be.
         """
         totals = self._restored_totals(data, position)
+        self._check_labels(data)
         check = self.step.first_batch_check()
         batches = data.epoch(position.epoch, start=position.batch, look_at=self.step.accumulate, check=check)
         periods = [1] if each_step else call_periods(hooks.callbacks)
@@ -113,6 +114,7 @@ class Passes:
         """Evaluate all the data from its beginning (`on_chief`: not on the parameter servers' workers); return logs."""
         calls = self.calls.local if on_chief and isinstance(self.calls, RemoteCalls) else self.calls
         self.step.prepare(data.element_spec, "test")
+        self._check_labels(data)
         batches = data.epoch(0, look_at=1, check=self.step.first_batch_check("test"))
         totals, done = self._zeros("test"), 0
         hooks.on_test_begin()
@@ -163,6 +165,10 @@ class Passes:
         if predicting is not None:
             spec = _of_full_batches(predicting)
             yield Traced("predict", self.calls.predict_function(spec), None)
+
+    def _check_labels(self, data: Input) -> None:
+        if (labels := data.unchecked_labels()) is not None:
+            self.step.check_labels(labels)
 
     def _until_wanted(self, steps: int, done: int, every: list[int]) -> int:
         """Shorten a call so that it ends where a callback wants it to, but never within an update."""

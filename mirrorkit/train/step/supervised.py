@@ -20,6 +20,7 @@ from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.compiled import compile_model
 from mirrorkit.train.step.functions import Functions, placed_pass
 from mirrorkit.train.step.global_batch import GlobalBatch
+from mirrorkit.train.step.labels_check import check_labels
 from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.options import Options
@@ -153,6 +154,11 @@ class Supervised:
         requirements.check_batched(self._trained, batch.x)
         requirements.check_rows(batch)
         self._functions.resolve(batch)
+
+    def check_labels(self, labels: Nest) -> None:
+        """Refuse labels of a set in memory that are no classes of the model's outputs; after `prepare`."""
+        if not self._options.of_values:
+            check_labels(self._functions.totals, labels)
 
     def unpack(self, batch: Batch) -> Parts:
         """Take a batch apart into what the model is called on, targets and weights."""
