@@ -120,7 +120,7 @@ def test_a_label_that_is_none_is_named(loop: Any, label: int) -> None:
     bad = np.where(np.arange(16) == 3, label, Y[:16])
     for what, where in (("fit", "batch 4 or 5|batch 3 or 4"), ("evaluate", "one of the batches 3 to 5")):
         text = message_of(loop, what, dataset(*[GOOD] * 4, (X[:16], bad)))
-        assert f"is {label:g}; the loss takes whole numbers from 0 to 3" in text
+        assert f"is {label}; the loss takes whole numbers from 0 to 3" in text
         assert any(f"A label in {one} (counted from 0)" in text for one in where.split("|"))
         assert "ignore_class" in text
         assert len(text.splitlines()) == 1
