@@ -5,13 +5,11 @@ The layouts: https://www.cs.toronto.edu/~kriz/cifar.html. Images come out as uin
 
 from __future__ import annotations
 
-import io
-import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from mirrorkit.data import plain_pickle
 from mirrorkit.errors import DataError
 
 _PIXELS = 3 * 32 * 32
@@ -32,23 +30,28 @@ def read_binary(path: Path, *, label_bytes: int = 1) -> tuple[np.ndarray, np.nda
 
 def read_python(path: Path, *, label_key: bytes = b"labels") -> tuple[np.ndarray, np.ndarray]:
     """Read images and labels of one "python" file, a pickle of which only arrays and plain containers are loaded."""
-    pickled = io.BytesIO(path.read_bytes())
     try:
-        content = _ArraysOnly(pickled, encoding="bytes").load()
+        content = plain_pickle.loads(path.read_bytes())
     except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+        raise DataError(f"{path}: {error}. Fetch it again.") from None
+    except OSError:
+        raise
     except Exception as error:  # a damaged pickle may raise anything
-        raise DataError(f"{path} is damaged: {type(error).__name__}: {error}. Fetch it again.") from error
-    if not isinstance(content, dict) or b"data" not in content or label_key not in content:
+        raise DataError(f"{path} is damaged: {type(error).__name__}: {str(error)[:200]}. Fetch it again.") from error
+    if b"data" not in content or label_key not in content:
         raise DataError(
             f"{path} is not a CIFAR file: it should hold 'data' and {label_key.decode()!r}. Fetch it again."
         )
-    pixels, labels = content[b"data"], np.asarray(content[label_key])
+    pixels, labels = content[b"data"], content[label_key]
+    if isinstance(labels, list) and all(type(label) in (int, float) for label in labels):
+        labels = np.asarray(labels)
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise DataError(f"{path}: {label_key.decode()!r} should hold integers, found {_found(labels)}. Fetch it again.")
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (len(labels), _PIXELS):
-        found = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
-        raise DataError(f"{path}: 'data' should be uint8 [{len(labels)}, {_PIXELS}], one row per label; found {found}.")
-    if labels.dtype.kind not in "iu":
-        raise DataError(f"{path}: {label_key.decode()!r} should hold integers, found {labels.dtype}.")
+        raise DataError(
+            f"{path}: 'data' should be uint8 [{len(labels)}, {_PIXELS}], one row per label; found {_found(pixels)}. "
+            "Fetch it again."
+        )
     return _images(pixels), labels.astype(np.int64)
 
 
@@ -56,18 +59,5 @@ def _images(planes: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """A pickle may call any function it names, so only the three that make up an array are let through."""
-
-    _reconstruct = np.empty(0).__reduce__()[0]
-    _ALLOWED = {  # noqa: RUF012
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-        ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
-            raise DataError(f"the pickle asks for {module}.{name}, which no CIFAR file needs; nothing was run")
-        return self._ALLOWED[module, name]
+def _found(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__

@@ -7,6 +7,7 @@ the dtype and shape of every array of an example.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
@@ -21,14 +22,11 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._deprecation import old_argument
-from mirrorkit.data.disk import CURE, file_errors
+from mirrorkit.data.disk import file_errors
+from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
 from mirrorkit.data.nests import kind
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
-
-INDEX_END = ".index.json"
-_FORMAT = 1
-_RAW_DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool")
 
 
 def write_records(
@@ -108,31 +106,11 @@ def write_records(
     return index_path
 
 
-def read_index(path: str) -> dict[str, Any]:
-    """The content of an index, with the files' full paths, after a look at each file's size."""
-    try:
-        with file_errors(f"{path} cannot be read", CURE), tf.io.gfile.GFile(path) as file:
-            index = json.load(file)
-        if index["format"] != _FORMAT:
-            raise DataError(f"{path} has format {index['format']}, this version reads {_FORMAT}. Write the set again.")
-        for entry in index["shards"]:
-            entry["file"] = os.path.join(os.path.dirname(path), entry["file"])
-            size = tf.io.gfile.stat(entry["file"]).length if tf.io.gfile.exists(entry["file"]) else None
-            if size != entry["bytes"]:
-                found = "it is missing" if size is None else f"found {size}"
-                raise DataError(f"{entry['file']} should hold {entry['bytes']} bytes; {found}. Write the set again.")
-    except DataError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} is damaged: {type(error).__name__}: {error}. Write the set again.") from error
-    return index
-
-
 def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
     """Find the one set that a folder or a pattern means: `(index, [])`, or `(None, files)` of a set from elsewhere."""
     given = os.path.expanduser(os.fspath(source))
     whole_folder = tf.io.gfile.isdir(given)
-    names = sorted(tf.io.gfile.glob(os.path.join(given, "*") if whole_folder else given))
+    names = _listed(given, "*") if whole_folder else _matching(given)
     indices = [name for name in names if name.endswith(INDEX_END)]
     if len(indices) == 1:
         return indices[0], []
@@ -155,6 +133,21 @@ def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
         if missing and whole_folder:  # a pattern may ask for some of the files
             raise DataError(f"{given}: {prefix} should have {int(total)} files; number {missing[0]} is missing.")
     return None, files
+
+
+def _matching(pattern: str) -> list[str]:
+    """Return the files of this name or pattern, whose folder may have brackets or stars in its own name."""
+    if tf.io.gfile.exists(pattern):
+        return [pattern]
+    folder, name = os.path.split(pattern)
+    if re.search(r"[*?\[\\]", folder) and tf.io.gfile.isdir(folder):
+        return _listed(folder, name)
+    return sorted(tf.io.gfile.glob(pattern))
+
+
+def _listed(folder: str, pattern: str) -> list[str]:
+    names = (name for name in tf.io.gfile.listdir(folder) if fnmatch.fnmatchcase(name, pattern))
+    return sorted(os.path.join(folder, name) for name in names)
 
 
 def flatten(element: tuple[Any, ...]) -> dict[str, Any]:
@@ -221,7 +214,7 @@ def _write(
     if not features:
         raise DataError("write_records was given no examples.")
     return {
-        "format": _FORMAT,
+        "format": FORMAT,
         "compression": compression,
         "num_classes": num_classes if num_classes is not None or largest < 0 else largest + 1,
         "features": features,
@@ -262,9 +255,9 @@ def _checked(i: int, example: Any, num_classes: int | None, features: dict[str, 
             raise DataError(f"example {i} has the label {label}; labels must lie in 0 .. {num_classes or 'C'} - 1.")
     spec = {key: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)} for key, leaf in arrays.items()}
     if not features:
-        unfit = [key for key in spec if spec[key]["dtype"] not in _RAW_DTYPES]
+        unfit = [key for key in spec if spec[key]["dtype"] not in RAW_DTYPES]
         if unfit:
-            raise DataError(f"{unfit[0]} has dtype {spec[unfit[0]]['dtype']}; use one of {', '.join(_RAW_DTYPES)}.")
+            raise DataError(f"{unfit[0]} has dtype {spec[unfit[0]]['dtype']}; use one of {', '.join(RAW_DTYPES)}.")
         features.update(spec)
     if spec != features:
         raise DataError(f"example {i} is {spec}, those before are {features}; all must have the same form.")

@@ -7,9 +7,12 @@ uncompressed file. Compressed files, and those that are not local, have to be re
 
 from __future__ import annotations
 
+import collections
+import gzip
 import logging
 import os
 import struct
+import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -99,6 +102,24 @@ class RecordIndex:
             )
         return counts
 
+    def require_counts(self) -> None:
+        """Compare the numbers that were told with the files, by their sizes where all examples have one size.
+
+        Raises:
+            DataError: a file that holds more or fewer examples; what comes after the last one would never be read.
+        """
+        for file, (path, count) in enumerate(zip(self._files, self.counts, strict=True)):
+            if self._compression:
+                first, held = _first_length(path, self._compression), _unpacked_size(path)
+                agrees = first is not None and (count * first - held) % 2**32 == 0
+            else:
+                agrees = self._multiple(file, 0) is not None
+            if not agrees and (found := self._find(file)[0]) != count:
+                raise DataError(
+                    f"{path} should hold {count} examples, found {found}: its index does not belong to it. Write the "
+                    "set again, with mk.data.write_records."
+                )
+
     def segment(self, file: int, first: int, count: int) -> Segment:
         """How to read `count` examples of a file from the `first` on."""
         offset, skip = self._place(file, first)
@@ -134,10 +155,8 @@ class RecordIndex:
         """The offset of an example where all have one size, as the first one's header confirms; None where not."""
         count, size = self.counts[file], self._size(file)
         if file not in self._agrees:
-            path = self._files[file]
-            with file_errors(f"{path} cannot be read", CURE), tf.io.gfile.GFile(path, "rb") as opened:
-                header = opened.read(_LENGTH.size)
-            self._agrees[file] = size == count * (_LENGTH.unpack(header)[0] + _FRAME)
+            first = _first_length(self._files[file], "")
+            self._agrees[file] = first is not None and size == count * first
         return record * (size // count) if self._agrees[file] else None
 
     def _size(self, file: int) -> int:
@@ -167,7 +186,26 @@ def count_by_reading(file: str, compression: str) -> int:
         DataError: a file that is cut short or damaged, by its name.
         FileError: a file that cannot be read.
     """
+    if not compression and _is_local(file):  # the lengths first: TensorFlow takes as much memory as one says
+        collections.deque(_lengths(file), maxlen=0)
     return sum(1 for _ in _read_lengths(file, compression))
+
+
+def _first_length(file: str, compression: str) -> int | None:
+    """The bytes of a file's first record, by its header; None where there is none."""
+    with file_errors(f"{file} cannot be read", CURE), tf.io.gfile.GFile(file, "rb") as opened:
+        try:
+            header = (gzip.GzipFile(fileobj=opened) if compression else opened).read(_LENGTH.size)
+        except (gzip.BadGzipFile, EOFError, zlib.error):
+            return None
+    return _LENGTH.unpack(header)[0] + _FRAME if len(header) == _LENGTH.size else None
+
+
+def _unpacked_size(file: str) -> int:
+    """The number of bytes that a gzip file becomes, modulo 2**32, as its last bytes tell."""
+    with file_errors(f"{file} cannot be read", CURE), tf.io.gfile.GFile(file, "rb") as opened:
+        opened.seek(max(0, opened.size() - 4))
+        return int.from_bytes(opened.read(4), "little")
 
 
 def _read_lengths(file: str, compression: str) -> Iterator[int]:

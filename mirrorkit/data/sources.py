@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mirrorkit.data import cifar, idx
+from mirrorkit.data import cifar, idx, npz
 from mirrorkit.data.disk import CURE, file_errors
 from mirrorkit.data.drawn_digits import synthetic
 from mirrorkit.data.splits import Split, Splits
@@ -145,14 +143,8 @@ def _read_idx(folder: Path) -> Parts:
 
 def _read_npz(folder: Path) -> Parts:
     path = _one_of(folder, ["mnist.npz"])
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return file["x_train"], file["y_train"], file["x_test"], file["y_test"]
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path} is damaged: it should hold x_train, y_train, x_test, y_test; {type(error).__name__}: {error}. "
-            "Delete it and fetch it again."
-        ) from error
+    images, labels, test_images, test_labels = npz.read(path, ("x_train", "y_train", "x_test", "y_test"))
+    return images, labels, test_images, test_labels
 
 
 _Reader = Callable[[Path], tuple[np.ndarray, np.ndarray]]

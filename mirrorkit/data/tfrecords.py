@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from mirrorkit.data import record_files
 from mirrorkit.data.disk import CURE, file_errors, reason
+from mirrorkit.data.index_file import read_index, require_features
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.record_index import RecordIndex, count_by_reading
 from mirrorkit.data.record_reading import RecordReader, Share
@@ -108,7 +109,7 @@ class Records(PreparedRecipe):
         if index_path is None:
             self._take_files(files, num_examples)
         elif self.decode is None and num_examples is None:
-            self._take_index(record_files.read_index(index_path))
+            self._take_index(read_index(index_path))
         else:
             raise RecipeError(
                 f"{index_path} says how to decode its examples and how many there are: leave out decode and "
@@ -134,6 +135,8 @@ class Records(PreparedRecipe):
         )
         # arrays of one dtype and shape throughout: examples of one size
         self._set(_index=RecordIndex(self.files, self.compression, self.counts, one_size=True))
+        self._index.require_counts()
+        require_features(self.files[0], self.compression, index["features"])
 
     def _take_files(self, files: Sequence[str], num_examples: int | Sequence[int] | None) -> None:
         compression = _compression(files[0])

@@ -76,6 +76,73 @@ class Bomb:
         return os.mkdir, (str(self.target),)
 
 
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+@pytest.mark.parametrize("dtype", ["<i8", ">i4", "u1"])
+def test_a_pickle_that_python_3_wrote(tmp_path, protocol, dtype):
+    pixels = np.asfortranarray(planes(COLOURS[:3]))
+    content = {b"labels": LABELS[:3].astype(dtype), b"data": pixels, "names": ("a", None, True, 1.5, [], {})}
+    if protocol > 2:  # where Python 3 writes bytes by a function, which no published file does
+        (tmp_path / "batch").write_bytes(pickle.dumps(content, protocol=protocol))
+    else:
+        old_pickle(tmp_path / "batch", content)
+    images, labels = cifar.read_python(tmp_path / "batch")
+    np.testing.assert_array_equal(images, COLOURS[:3])
+    np.testing.assert_array_equal(labels, LABELS[:3])
+
+
+def text(value: bytes) -> bytes:
+    return b"U" + bytes([len(value)]) + value  # SHORT_BINSTRING, as Python 2 wrote
+
+
+ONE_LABEL = text(b"labels") + b"](K\x01eu."
+BEGIN = b"\x80\x02}(" + text(b"data")
+ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n(I0\nt" + text(b"b") + b"\x87R"
+PLAIN_STATE = b"(K\x03" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+
+
+def array(dtype: bytes, state: bytes = PLAIN_STATE, shape: bytes = b"(K\x01t", content: bytes = b"\x00" * 8) -> bytes:
+    made = b"cnumpy\ndtype\n" + text(dtype) + b"K\x00K\x01\x87R" + state
+    return BEGIN + ARRAY + b"(K\x01" + shape + made + b"\x89" + text(content) + b"tb" + ONE_LABEL
+
+
+FIELDS = b"(K\x03" + text(b"|") + b"N(" + text(b"a") + b"t}" + text(b"a") + b"(K\x08K\x00tsK\x08K\x01K?tb"
+
+
+@pytest.mark.parametrize(
+    ("pickled", "words"),
+    [
+        (array(b"V8"), "a dtype .'V8'. that is not of integers"),
+        (array(b"O8"), "a dtype .'O8'. that is not of integers"),
+        (array(b"f8"), "a dtype .'f8'. that is not of integers"),
+        (array(b"u8", FIELDS), "a dtype has fields or flags"),  # pointers, once the state was taken
+        (array(b"u1", PLAIN_STATE.replace(b"NNN", b"NNK\x01")), "a dtype has fields or flags"),
+        (array(b"u1", PLAIN_STATE.replace(b"K\x00tb", b"K?tb")), "a dtype has fields or flags"),
+        (array(b"u1", b"(K\x03" + text(b"|") + b"tb"), "a dtype has fields or flags"),
+        (array(b"u8", shape=b"(J\xff\xff\xff\xfft"), "no dtype and shape of whole numbers"),
+        (
+            array(b"u8", shape=b"(J\xff\xff\xff\x7ft"),
+            r"uint64 \[2147483647\] has other bytes than it needs \(8\)",
+        ),
+        (array(b"u8", shape=b"(K\x02t"), "has other bytes than it needs"),
+        (BEGIN + ARRAY + ONE_LABEL, "found NoneType"),
+        (BEGIN + b"cnumpy\ndtype\n(lR" + ONE_LABEL, "calls what no CIFAR file does"),
+        (BEGIN + b"cnumpy\nndarray\n(K\x01tR" + ONE_LABEL, "calls what no CIFAR file does"),
+        (BEGIN + b"K\x01r\xff\xff\xff\x7f" + ONE_LABEL, "found int"),  # as a place in memory: 17 GB
+        (b"\x80\x02}" + b")" + b"\x85" * 100_000 + b"K\x01s.", "a key is tuple, not text"),  # its hash: a crash
+        (b"\x80\x02}(" + b"B\xff\xff\xff\x7f", "is damaged"),
+        (b"\x80\x02]" + b"]" * 100_000 + b"a" * 100_000 + b".", "is not a CIFAR file"),
+        (BEGIN + b"(iposix\nmkdir\nu.", "uses INST"),
+        (BEGIN + b"K\x01", "is damaged"),
+        (b"", "is damaged"),
+    ],
+    ids=lambda value: "" if isinstance(value, bytes) else None,
+)
+def test_a_forged_pickle_is_refused(tmp_path, pickled, words):
+    (tmp_path / "batch").write_bytes(pickled)
+    with pytest.raises(DataError, match=rf"batch.*{words}"):
+        cifar.read_python(tmp_path / "batch")
+
+
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, protocol):
     path = write_cifar_python(tmp_path / "c") / "data_batch_1"

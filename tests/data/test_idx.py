@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import struct
 
 import numpy as np
 import pytest
@@ -39,6 +40,31 @@ def test_a_file_that_is_not_what_its_header_says_is_named(tmp_path, content, wor
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"array .*{words}"):
         idx.read(path)
+
+
+def test_a_header_is_compared_with_the_file_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(idx.np, "empty", lambda *_: pytest.fail("memory was taken"))
+    for name, words in (
+        ("array", "makes 4294836237 bytes; found 16"),
+        ("array.gz", "they become 4294836225, more than"),
+    ):
+        content = bytes([0, 0, 8, 2]) + struct.pack(">2I", 65535, 65535) + bytes(4)
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+        with pytest.raises(DataError, match=words):
+            idx.read(tmp_path / name)
+
+
+@pytest.mark.parametrize("rank", [65, 255])
+def test_more_dimensions_than_an_array_has_are_named(tmp_path, rank):
+    (tmp_path / "array").write_bytes(bytes([0, 0, 8, rank]) + struct.pack(f">{rank}I", *[1] * rank) + b"x")
+    with pytest.raises(DataError, match="array is damaged: maximum supported dimension"):
+        idx.read(tmp_path / "array")
+
+
+def test_a_gzip_file_that_becomes_more_than_its_header_says_is_read_no_further(tmp_path):
+    (tmp_path / "array.gz").write_bytes(gzip.compress(idx_bytes(np.zeros(4, np.uint8)) + bytes(2**24)))
+    with pytest.raises(DataError, match=r"header says \[4\], which makes 12 bytes; there are more"):
+        idx.read(tmp_path / "array.gz")
 
 
 def test_a_gzip_file_that_is_none_is_named(tmp_path):

@@ -11,7 +11,8 @@ import pytest
 from recipe_helpers import SPLIT, write_foreign
 
 from mirrorkit import data
-from mirrorkit.data.record_files import find, flatten, read_index, unflatten
+from mirrorkit.data.index_file import read_index
+from mirrorkit.data.record_files import find, flatten, unflatten
 from mirrorkit.errors import DataError, FileError
 
 
@@ -170,3 +171,17 @@ def test_unflatten_is_the_inverse_of_flatten(element):
 
 def test_the_names_of_the_arrays_in_a_file():
     assert flatten(({"a": 1}, 2, 3)) == {"x/a": 1, "y": 2, "sample_weight": 3}
+
+
+@pytest.mark.parametrize("name", ["run[1]", "a*b", "what?", "[", "]x[", "{a,b}", "back\\slash", "dätä 数据 %s"])
+def test_a_folder_may_have_the_characters_of_patterns_in_its_name(tmp_path, name):
+    folder, other = tmp_path / name, tmp_path / "other"
+    for each, prefix in ((folder, "train"), (other, "elsewhere")):
+        index = data.write_records(SPLIT, each, num_files=2, prefix=prefix)
+    index = folder / "train.index.json"
+    assert find(folder) == find(index) == (str(index), [])
+    files = [str(folder / f"train-{i:05d}-of-00002.tfrecord") for i in range(2)]
+    assert find(folder / "train-*") == (None, files)
+    assert find(folder / "train-0000[1]-*") == (None, files[1:])
+    assert find(files[1]) == (None, files[1:])
+    assert len(list(data.records(folder, global_batch_size=8).dataset())) > 0

@@ -12,10 +12,10 @@ import tensorflow as tf
 from mirrorkit._types import Batch, ConcreteFunction, Nest, Spec
 from mirrorkit.data import HOST
 from mirrorkit.strategy import first_replica, input_context, num_workers
-from mirrorkit.train.calls.errors import explained_call, require_known_length
+from mirrorkit.train.calls.errors import explained_call, explained_data, require_known_length
 from mirrorkit.train.input.epoch import EpochIterator, Sizes
 from mirrorkit.train.reduce.reduction import all_reduce
-from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch, rows_of_worker
+from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch, of_same_rows, rows_of_worker
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 
 _log = logging.getLogger("mirrorkit")
@@ -41,6 +41,8 @@ class Calls:
         self._step = step
         self._jit_compile = jit_compile
         self._traces: dict[Any, ConcreteFunction] = {}
+        self._epoch: tuple[EpochIterator, int] | None = None  # of the last call, and where that ended
+        self._before: tf.Tensor = tf.constant(0, tf.int64)  # updates that were made before the epoch
 
         def predict_one(batch: Batch, size: int | None) -> Nest:
             outputs = strategy.run(lambda: step.predict(rows_of_worker(batch, size, input_context(strategy))))
@@ -63,12 +65,17 @@ class Calls:
 
     def predictions(self, batches: Iterable[tuple[Batch, int | None]]) -> Iterator[Nest]:
         """Yield the outputs of each replica for each of the global batches, in order; see `Input.batches`."""
-        for batch, size in batches:
-            outputs = self._predict(batch, size)
-            like = first_replica(self._strategy, outputs)
-            parts = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
-            for of_replica in zip(*parts, strict=True):
-                yield tf.nest.pack_sequence_as(like, of_replica)
+        done = 0
+        with explained_data(lambda _: f"batch {done}"):
+            for batch, size in batches:
+                yield from self._of_replicas(self._predict(batch, size))
+                done += 1
+
+    def _of_replicas(self, outputs: Nest) -> Iterator[Nest]:
+        like = first_replica(self._strategy, outputs)
+        parts = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
+        for of_replica in zip(*parts, strict=True):
+            yield tf.nest.pack_sequence_as(like, of_replica)
 
     def functions(self, what: Pass, data: EpochIterator, steps: int) -> Iterator[ConcreteFunction]:
         """Yield the functions that `train` or `test` would call for the next `steps` batches; traces, runs nothing."""
@@ -99,21 +106,43 @@ class Calls:
     def _call(self, what: Pass, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
         start = time.perf_counter()
         accumulate = self._batches_of(what)
+        place = self._place(what, data, steps)
         if data.steps is None:
             require_known_length(accumulate)
-            done, totals, good = self._trace(what, data, None)(data.source, totals, _number(steps))
-            taken, finite = int(done), int(good)
+            function = self._trace(what, data, None)
+            with explained_call(data, place):
+                done, totals, good = function(data.source, totals, _number(steps))
+                taken, finite = int(done), int(good)
         else:
             taken, counts = 0, []
             for part in data.parts(steps, accumulate):
                 function = self._trace(what, data, part.sizes)
-                with explained_call(data, compiled=self._with_xla(data, part.sizes)):
+                with explained_call(data, place, compiled=self._with_xla(data, part.sizes)):
                     totals, good = function(data.source, totals, _number(part.updates), _number(part.first))
                 counts.append((part.updates, len(part.sizes), good))
                 taken += part.batches
             finite = _finite_steps(counts)
         data.advance(taken)
         return Result(taken, totals, finite if finite < taken else None, time.perf_counter() - start)
+
+    def _place(self, what: Pass, data: EpochIterator, steps: int) -> Callable[[bool], str]:
+        """Return what tells, after an error, which batches the call was at: in training the clock knows the one."""
+        clock, first = self._step.clock, data.position
+        last = first + steps - 1 if data.steps is None else min(first + steps, data.steps) - 1
+        by_clock = what == "train" and clock.counts and self._step.accumulate == 1
+        if by_clock and self._epoch != (data, first):
+            self._before = clock.read().count - first
+        self._epoch = (data, last + 1)
+
+        def place(was_read: bool) -> str:
+            if not by_clock:
+                return f"batch {first}" if first == last else f"one of the batches {first} to {last}"
+            batch = int(clock.read().count - self._before)
+            # the step may have been counted already, unless it begins when its batch is there
+            exact = batch == first or (was_read and data.steps is None)
+            return f"batch {batch}" if exact else f"batch {batch - 1} or {batch}"
+
+        return place
 
     def _trace(self, what: Pass, data: EpochIterator, sizes: Sizes | None) -> ConcreteFunction:
         """Return the compiled function for this kind of call, traced the first time.
@@ -190,7 +219,7 @@ def _until_the_end(step: LoopStep, run: Run) -> Any:
 
         def body(index: tf.Tensor, batch: Any, totals: tf.Tensor, good: tf.Tensor) -> tuple[Any, ...]:
             with tf.device(HOST):
-                value = batch.get_value()
+                value = of_same_rows(batch.get_value())
             with step.clock.at(start, index):
                 totals += tf.cast(run([HostBatch(value)]), tf.float64)
             after = _after(index)

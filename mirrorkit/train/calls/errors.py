@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import tensorflow as tf
@@ -12,11 +12,12 @@ from mirrorkit.cluster import unreachable, with_addresses
 from mirrorkit.data import Records
 from mirrorkit.errors import ClusterError, StepError
 from mirrorkit.strategy import ENDED_BY_OTHERS, is_parameter_server, name_lost_workers, task_addresses
+from mirrorkit.train.calls.data_errors import explain
 from mirrorkit.train.input.epoch import EpochIterator, other_size
 
 _log = logging.getLogger("mirrorkit")
 
-NO_BATCH = "The data gave no batch. Check its path, filters and drop_remainder."
+_NO_BATCH = "The data gave no batch. Check its path, filters and drop_remainder."
 
 # TensorFlow's own words; tests/train make each of these errors. XLA refuses an operation that it does not know, a size
 # that it must know beforehand, something else than variables and tensors.
@@ -25,11 +26,23 @@ _OTHER_SHAPE = "EnsureShape"
 _GO_ON = "Start all tasks again; a run with mk.train.Checkpoints goes on from its newest checkpoint."
 
 
+def require_examples(batches: int, examples: int) -> None:
+    """Refuse a whole pass over data that has no example: its loss of 0.0 would be the best one."""
+    if batches == 0:
+        raise StepError(_NO_BATCH)
+    if examples == 0:
+        raise StepError(
+            "The data gave batches, but none of them has a row. Check its path and filters, and what the dataset "
+            "batches."
+        )
+
+
 @contextmanager
 def explained(strategy: tf.distribute.Strategy, *data: object) -> Iterator[None]:
     """Turn TensorFlow's errors about a task that has exited, or a damaged shard of `data`, into one that names it."""
     try:
-        yield
+        with explained_data():
+            yield
     except tf.errors.DataLossError:  # it tells the place within a shard, but not which
         for recipe in data:
             if isinstance(recipe, Records):
@@ -58,10 +71,23 @@ def require_servers(strategy: tf.distribute.Strategy, cause: BaseException | Non
 
 
 @contextmanager
-def explained_call(data: EpochIterator, *, compiled: bool) -> Iterator[None]:
-    """Turn TensorFlow's errors about data that ends too early, or that XLA cannot compile, into one that helps."""
+def explained_data(place: Callable[[bool], str] = lambda _: "") -> Iterator[None]:
+    """Turn TensorFlow's errors about what the data raised or holds into one of a few lines; see `explain`."""
     try:
         yield
+    except tf.errors.OpError as error:
+        found = explain(error, place)
+        if found is None:
+            raise
+        raise found from None  # TensorFlow's own words are a hundred lines
+
+
+@contextmanager
+def explained_call(data: EpochIterator, place: Callable[[bool], str], *, compiled: bool = False) -> Iterator[None]:
+    """Turn TensorFlow's errors about data, or about what XLA cannot compile, into one that helps."""
+    try:
+        with explained_data(place):
+            yield
     except tf.errors.OutOfRangeError as error:
         raise StepError(
             f"The data said that it holds {data.steps} batches, but ended before. Fix its cardinality "

@@ -12,7 +12,7 @@ import tensorflow as tf
 from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.data import HOST, own_rows, untuned
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.global_batch import GlobalBatch, rows_of_worker
+from mirrorkit.train.step.global_batch import GlobalBatch, of_same_rows, rows_of_worker
 
 Sizes = tuple[int | None, ...]  # of the batches of one update; None where a size is not known before it runs
 
@@ -184,7 +184,7 @@ def _next(context: tf.distribute.InputContext | None, source: Nest, index: tf.Te
 def _sized(batch: Batch, size: int | None) -> Batch:
     """Tell TensorFlow a size that the data's specification left open."""
     if size is None:
-        return batch
+        return of_same_rows(batch)
     for tensor in tf.nest.flatten(batch):
         if tensor.shape[0] not in (None, size):
             raise StepError(other_size(size))

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit import batching
-from mirrorkit._types import Batch, Spec
+from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.data import Batches, FromFunction, PreparedRecipe, Recipe, Resident, own_rows, untuned
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import input_context, is_chief, is_parameter_server, is_tpu, num_workers
@@ -68,6 +68,9 @@ class Input:
         self._compared = num_workers(strategy) == 1
         # Each worker reads its own rows of a batch, or all of them where this is None.
         self._context = input_context(strategy) if isinstance(data, Recipe) and data.reads_own_rows else None
+        # of a set in memory, until they are checked; a `map` may make others of them
+        as_they_are = isinstance(data, Batches) and data.map is None and not data.one_hot
+        self._labels = data.split.labels if as_they_are else None
         self.first_epoch = 0  # the epoch that begins with the first batch of endless data
         self._endless: EpochIterator | None = None
         self._next = 0  # number of the batch, of all epochs together, that it gives next
@@ -95,6 +98,11 @@ class Input:
             _say_what_it_costs(num_workers(strategy))
         if is_tpu(strategy):
             require_static_batches(self.element_spec, strategy.num_replicas_in_sync)
+
+    def unchecked_labels(self) -> Nest:
+        """Return the labels of a set in memory, once; None where they are elsewhere."""
+        labels, self._labels = self._labels, None
+        return labels
 
     def left(self, done: int) -> int | None:
         """Return how many batches of the epoch are left after `done`; None where that is unknown."""

@@ -16,7 +16,7 @@ from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, of_all_workers
 from mirrorkit.timing import Throughput
-from mirrorkit.train.calls.errors import NO_BATCH, explained
+from mirrorkit.train.calls.errors import explained, require_examples
 from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
@@ -249,8 +249,7 @@ class Loop:
         batches = Input(self.strategy, data, steps=steps).batches()
         with explained(self.strategy, data):
             parts = list(passes.calls.predictions(batches))
-        if not parts:
-            raise StepError(NO_BATCH)
+        require_examples(len(parts), sum(len(tf.nest.flatten(part)[0]) for part in parts))
         return tf.nest.map_structure(lambda *part: np.concatenate([p.numpy() for p in part]), *parts)
 
     def warm_up(self, data: Data, *, validation_data: Data | None = None) -> None:

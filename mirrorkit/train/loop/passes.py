@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import ConcreteFunction, KerasCallback, Spec
-from mirrorkit.errors import CheckpointError, NonFiniteLossError, StepError
+from mirrorkit.errors import CheckpointError, NonFiniteLossError
 from mirrorkit.strategy import is_parameter_server
 from mirrorkit.train.callback import LoopCallback, call_periods
 from mirrorkit.train.calls.compiled import Calls
-from mirrorkit.train.calls.errors import NO_BATCH
+from mirrorkit.train.calls.errors import require_examples
 from mirrorkit.train.calls.length import CallLength
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.epoch import EpochIterator
@@ -80,6 +80,7 @@ class Passes:
         With `each_step` calls are of one step, or of one update; they teach nothing of how long a call should be.
         """
         totals = self._restored_totals(data, position)
+        self._check_labels(data)
         check = self.step.first_batch_check()
         batches = data.epoch(position.epoch, start=position.batch, look_at=self.step.accumulate, check=check)
         periods = [1] if each_step else call_periods(hooks.callbacks)
@@ -104,8 +105,7 @@ class Passes:
             position.advance(result.steps, totals.numpy().tolist())
             hooks.on_train_batch_end(seen, logs)
             agree_to_stop(self._strategy, self.step.model)
-        if position.batch == 0:
-            raise StepError(NO_BATCH)
+        require_examples(position.batch, int(totals[_EXAMPLES]))
         if record.steps:
             report.epochs.append(record)
         return dict(logs)
@@ -114,6 +114,7 @@ class Passes:
         """Evaluate all the data from its beginning (`on_chief`: not on the parameter servers' workers); return logs."""
         calls = self.calls.local if on_chief and isinstance(self.calls, RemoteCalls) else self.calls
         self.step.prepare(data.element_spec, "test")
+        self._check_labels(data)
         batches = data.epoch(0, look_at=1, check=self.step.first_batch_check("test"))
         totals, done = self._zeros("test"), 0
         hooks.on_test_begin()
@@ -125,8 +126,7 @@ class Passes:
             totals = result.totals
             done += result.steps
             hooks.on_test_batch_end(done - 1, self._logs(totals, "test"))
-        if done == 0:
-            raise StepError(NO_BATCH)
+        require_examples(done, int(totals[_EXAMPLES]))
         logs = self._logs(totals, "test")
         hooks.on_test_end(logs)
         return logs
@@ -165,6 +165,10 @@ class Passes:
         if predicting is not None:
             spec = _of_full_batches(predicting)
             yield Traced("predict", self.calls.predict_function(spec), None)
+
+    def _check_labels(self, data: Input) -> None:
+        if (labels := data.unchecked_labels()) is not None:
+            self.step.check_labels(labels)
 
     def _until_wanted(self, steps: int, done: int, every: list[int]) -> int:
         """Shorten a call so that it ends where a callback wants it to, but never within an update."""

@@ -10,7 +10,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name
 from mirrorkit.train.step.layer_state import layers_of, training_argument
 from mirrorkit.train.step.models import Models
-from mirrorkit.train.step.outputs import Batch
+from mirrorkit.train.step.outputs import Batch, in_floatx
 from mirrorkit.train.step.requirements import check_rows, check_tensors
 
 
@@ -40,7 +40,7 @@ def build(model: KerasModel, batch: Batch, strategy: tf.distribute.Strategy) -> 
             )
     try:
         with strategy.scope():
-            outputs_of(model, batch.x)
+            outputs_of(model, in_floatx(batch.x))
     except StepError:
         raise
     except Exception as error:  # whatever a model may raise

@@ -61,6 +61,11 @@ class Clock:
         # The learning rate of this step, by the optimizer's schedule; None where the optimizer computes it.
         self.rate: tf.Tensor | None = None
 
+    @property
+    def counts(self) -> bool:
+        """Whether what is read grows by one with each step."""
+        return bool(self._counters) and self._counts_steps
+
     def read(self) -> Reading:
         """Ask the device."""
         with tf.device(HOST):

@@ -125,6 +125,9 @@ class Custom:
             traced = tf.function(logs, autograph=False).get_concrete_function(element_spec)
             self._names[what] = sorted(traced.structured_outputs)
 
+    def check_labels(self, labels: Nest) -> None:
+        """Take any: what they mean is the user's to know."""
+
     def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
         """Return what checks a global batch before the first step; None without need."""
         alone = self._strategy.num_replicas_in_sync == 1

@@ -17,6 +17,8 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.gathering import gather_rows, gather_sizes
 from mirrorkit.train.step.outputs import count_examples
 
+OTHER_ROWS = "mirrorkit: rows of the parts of a batch"  # of an assertion
+
 
 class GlobalBatch(Protocol):
     """One global batch inside a compiled call, wherever its examples lie."""
@@ -86,6 +88,19 @@ def rows_of_worker(batch: Batch, size: int | None, context: tf.distribute.InputC
     if context is None or size is None:
         return HostBatch(batch)
     return HostBatch(batch, size=size, first=own_rows(size, context)[0])
+
+
+def of_same_rows(batch: Batch) -> Batch:
+    """Assert that the parts of a batch on the host have as many rows, where that is not known beforehand.
+
+    A part with one row would be broadcast to the others, without an error.
+    """
+    tensors = tf.nest.flatten(batch)
+    if len(tensors) == 1 or all(tensor.shape[0] is not None for tensor in tensors):
+        return batch
+    rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(rows == rows[0]), [OTHER_ROWS, rows])]):
+        return tf.nest.map_structure(tf.identity, batch)
 
 
 class OwnRows:

@@ -48,6 +48,9 @@ class LoopStep(Protocol):
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Check batches like these, and find out, the first time, what their totals hold."""
 
+    def check_labels(self, labels: Nest) -> None:
+        """Refuse labels of a set in memory that the losses cannot take; after `prepare`."""
+
     def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
         """Return what checks a global batch before the first pass of this kind; None where nothing needs a check."""
 

@@ -44,6 +44,7 @@ class Losses:
         self.require_targets([output.y for output in outputs])
         # each output's index and loss, in the order of `sums`
         self.members = [(i, _resolve(one, outputs[i])) for i, one in enumerate(self._losses) if one is not None]
+        self.widths = [outputs[i].y_pred.shape[-1] if outputs[i].y_pred.shape else None for i, _ in self.members]
         weights = [
             1.0 if weight is None else float(weight) for weight in per_output(names, loss_weights, "loss weights")
         ]

@@ -7,8 +7,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest, PerOutput
 from mirrorkit.errors import StepError
+
+INPUT_NAME = "mirrorkit_input_"  # of the operation that compares an input's shape with the model's, and its number
 
 
 class Batch(NamedTuple):
@@ -43,6 +46,42 @@ def unpack_batch(batch: Nest) -> Batch:
             "Put several inputs or targets into a dict."
         )
     return Batch(*batch)
+
+
+def is_wide(tensor: tf.Tensor | tf.TypeSpec | None) -> bool:
+    """Whether Keras would cast it: float64 where `keras.config.floatx()` is another."""
+    return bool(getattr(tensor, "dtype", None) == tf.float64) and keras.config.floatx() != "float64"
+
+
+def in_floatx(batch: Nest) -> Nest:
+    """Cast float64 tensors, or their specs, to `keras.config.floatx()`, as Keras's `fit` does with arrays."""
+
+    def cast(tensor: tf.Tensor | tf.TypeSpec) -> tf.Tensor | tf.TypeSpec:
+        if not is_wide(tensor):
+            return tensor
+        if isinstance(tensor, tf.TensorSpec):
+            return tf.TensorSpec(tensor.shape, keras.config.floatx())
+        return tf.cast(tensor, keras.config.floatx()) if tf.is_tensor(tensor) else tensor
+
+    return tf.nest.map_structure(cast, batch)
+
+
+def with_known_shapes(model: KerasModel, x: Nest) -> Nest:
+    """Tell TensorFlow the shapes of a model's inputs where the data leaves them open; another one is then an error."""
+    inputs, given = getattr(model, "inputs", None) or [], tf.nest.flatten(x)
+    if len(inputs) != len(given):
+        return x
+
+    def known(number: int, tensor: tf.Tensor) -> tf.Tensor:
+        shape = tf.TensorShape([None, *inputs[number].shape[1:]])
+        is_open = tf.is_tensor(tensor) and tensor.shape.rank == shape.rank and None in tensor.shape[1:]
+        if not is_open:
+            return tensor
+        if all(wanted is None or has is not None for wanted, has in zip(shape[1:], tensor.shape[1:], strict=True)):
+            return tensor
+        return tf.ensure_shape(tensor, shape, name=f"{INPUT_NAME}{number}")
+
+    return tf.nest.pack_sequence_as(x, [known(number, tensor) for number, tensor in enumerate(given)])
 
 
 def count_examples(batch: Nest) -> tf.Tensor:

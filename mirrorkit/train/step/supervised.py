@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
+from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, is_tpu
@@ -20,16 +22,19 @@ from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.compiled import compile_model
 from mirrorkit.train.step.functions import Functions, placed_pass
 from mirrorkit.train.step.global_batch import GlobalBatch
-from mirrorkit.train.step.layer_state import LayerState
+from mirrorkit.train.step.labels_check import check_labels
+from mirrorkit.train.step.layer_state import LayerState, layers_of
 from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch as Parts
-from mirrorkit.train.step.outputs import unpack_batch
+from mirrorkit.train.step.outputs import in_floatx, is_wide, unpack_batch, with_known_shapes
 from mirrorkit.train.step.places import Places, are_placed
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.totals import LOSS
 from mirrorkit.variables import native
+
+_log = logging.getLogger("mirrorkit")
 
 
 class Supervised:
@@ -77,6 +82,8 @@ class Supervised:
         self._trained = model
         self._options = options
         self.accumulate = options.accumulate
+        self._told_of_cast = False
+        self._computes_wide = any(getattr(layer, "compute_dtype", None) == "float64" for layer in layers_of(model))
         self._checked: set[Pass] = set()  # before which kind of pass a batch was checked
         state = LayerState(model)
         self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds)
@@ -154,9 +161,24 @@ class Supervised:
         requirements.check_rows(batch)
         self._functions.resolve(batch)
 
+    def check_labels(self, labels: Nest) -> None:
+        """Refuse labels of a set in memory that are no classes of the model's outputs; after `prepare`."""
+        if not self._options.of_values:
+            check_labels(self._functions.totals, labels)
+
     def unpack(self, batch: Batch) -> Parts:
         """Take a batch apart into what the model is called on, targets and weights."""
-        return self._options.unpack(batch)
+        parts = self._options.unpack(batch)
+        if any(map(is_wide, tf.nest.flatten(tuple(parts)))) and not self._computes_wide:
+            if not self._told_of_cast:
+                _log.info(
+                    "The data holds float64, which is cast to %s (keras.config.floatx()), as Keras's fit does. Data of "
+                    "that dtype from the start takes half the memory.",
+                    keras.config.floatx(),
+                )
+                self._told_of_cast = True
+            parts = in_floatx(parts)
+        return parts if self._options.of_values else parts._replace(x=with_known_shapes(self._trained, parts.x))
 
     def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
         """Return what checks a global batch before the first step to "train" or "test"; None without need."""

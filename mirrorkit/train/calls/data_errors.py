@@ -1,0 +1,84 @@
+"""TensorFlow's errors about the user's data, in a few words: what it raised or held, in which batch, and the cure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from mirrorkit.errors import DataError
+from mirrorkit.train.step.global_batch import OTHER_ROWS
+from mirrorkit.train.step.labels_check import label_fault
+from mirrorkit.train.step.outputs import INPUT_NAME
+
+# TensorFlow's own words; tests/train/calls/test_data_errors.py makes each of these errors.
+_TRACEBACK = "\nTraceback (most recent call last):\n"
+_LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
+_INDEX = re.compile(r"indices\[[\d,]+\] = (-?\d+) is not in \[0, (\d+)\).*?{{node (\S+)}}", re.DOTALL)
+_ROWS = re.compile(re.escape(OTHER_ROWS) + r"\] \[([\d ]+)\]")
+_SHAPE = re.compile(
+    r"Shape of tensor \S+ (\[.*?\]) is not compatible with expected shape (\[.*?\]).*?" + INPUT_NAME, re.DOTALL
+)
+_OF_MAP = re.compile(r"Error in user-defined function passed to \S+ transformation with iterator: \S+: (.*)")
+_OF_NAN = -(2**63)  # what a NaN becomes as an integer
+
+
+def explain(error: tf.errors.OpError, place: Callable[[bool], str]) -> DataError | None:
+    """Return an error that names what is wrong with the data; None where that is not to be seen.
+
+    Args:
+        error: TensorFlow's.
+        place: tells in which batch, such as "batch 5", or nothing; given whether it was being read, or computed on.
+    """
+    message = str(error.message)
+    if isinstance(error, tf.errors.DataLossError):
+        return None
+    if _TRACEBACK in message:
+        return DataError(_of_python(message, _at(place(True))))
+    if found := _OF_MAP.search(message):
+        return DataError(f"{found[1]}\n(A function of the dataset raised this{_at(place(True))}.)")
+    at = _at(place(False))
+    if found := _LABEL.search(message):
+        label = "NaN, or larger than an integer can be" if int(found[1]) == _OF_NAN else found[1]
+        return DataError(label_fault(label, int(found[2]), at))
+    if found := _INDEX.search(message):
+        value, size, node = found.groups()
+        return DataError(
+            f"An index{at} is {value}, where there are {size} entries: 0 to {int(size) - 1} ({_layer(node)}). Correct "
+            "the data, or give the layer as many entries as the data has."
+        )
+    if found := _ROWS.search(message):
+        rows = " and ".join(found[1].split())
+        return DataError(
+            f"Inputs, targets and sample weights of a batch need a row for each example; found {rows} rows{at}. Look "
+            "at how the dataset pairs and batches them."
+        )
+    if found := _SHAPE.search(message):
+        shape, wanted = found.groups()
+        return DataError(
+            f"An input of the model has the shape {shape}{at}, in a replica's rows; the model takes {wanted}. All "
+            "batches of the data must have that shape but for their rows."
+        )
+    return None
+
+
+def _at(where: str) -> str:
+    return f" in {where} (counted from 0)" if where else ""
+
+
+def _of_python(message: str, at: str) -> str:
+    """Take out of TensorFlow's words what a Python function of the data raised, and its last line of code."""
+    before, _, after = message.partition(_TRACEBACK)
+    paragraphs = re.split(r"\n\s*\[\[{{node", after)[0].strip("\n").split("\n\n")
+    frames = [number for number, text in enumerate(paragraphs) if text.lstrip("\n").startswith('  File "')]
+    raised = "\n\n".join(paragraphs[frames[-1] + 1 :]).strip() if frames else before.strip().splitlines()[-1]
+    places = re.findall(r'  File "([^"]+)", line (\d+), in (\S+)', after)
+    own = [place for place in places if not re.search(r"[/\\](site|dist)-packages[/\\]|__autograph_gen", place[0])]
+    code = "{}, line {}, in {},".format(*own[-1]) if own else "A function of the data"
+    return f"{raised}\n({code} raised this{at}.)"
+
+
+def _layer(node: str) -> str:
+    """Return the layer's part of the name of a node within functions and loops."""
+    return re.sub(r"^(.*/)?(_\d+|cond|body|while|[^/]*PartitionedCall[^/]*)/", "", node)

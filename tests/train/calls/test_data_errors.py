@@ -1,0 +1,161 @@
+"""What the data raised or held: named in a few lines, the user's own words first, with the batch and the cure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import MirrorkitError, StepError
+
+L = keras.layers
+X = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
+Y = np.arange(64) % 4
+SPEC = (tf.TensorSpec([None, 8], tf.float32), tf.TensorSpec([None], tf.int64))
+OPEN = (tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int64))
+
+
+class OwnError(Exception):
+    """A kind of the user's own."""
+
+
+def dataset(*batches: Any, spec: Any = SPEC) -> tf.data.Dataset:
+    """Give batches, an error where one stands among them."""
+
+    def generate() -> Iterator[Any]:
+        for batch in batches:
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
+
+    return tf.data.Dataset.from_generator(generate, output_signature=spec)
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def loop(request: Any, strategy_of: Callable[..., Any]) -> mk.train.Loop:
+    strategy = strategy_of("mirrored", request.param)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), L.Dense(4)])
+        optimizer = keras.optimizers.SGD(0.01)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss), steps_per_call=3)
+
+
+GOOD = (X[:16], Y[:16])
+PASSES = ("fit", "evaluate", "predict")
+
+
+def message_of(loop: mk.train.Loop, what: str, data: Any) -> str:
+    options = {"verbose": 0} if what == "fit" else {}
+    with pytest.raises(MirrorkitError) as raised:
+        getattr(loop, what)(data, **options)
+    assert raised.value.__suppress_context__ or raised.value.__context__ is None  # not TensorFlow's hundred lines
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("what", PASSES)
+@pytest.mark.parametrize("error", [ValueError("bad file 7"), OSError("two\n\nlines"), OwnError("my own")], ids=repr)
+def test_what_a_generator_raises_comes_first(loop: Any, what: str, error: Exception) -> None:
+    text = message_of(loop, what, dataset(*[GOOD] * 4, error))
+    where = "one of the batches 3 to 5" if what == "evaluate" else "batch 4"
+    assert text.removeprefix("test_data_errors.").startswith(f"{type(error).__name__}: {error}\n(")
+    assert re.search(rf"test_data_errors.py, line \d+, in generate, raised this in {where} .counted from 0.", text)
+    assert len(text.splitlines()) <= 4
+
+
+def test_what_the_first_batch_raises(loop: Any) -> None:
+    assert message_of(loop, "fit", dataset(OwnError("at once"))).startswith("test_data_errors.OwnError: at once\n")
+
+
+@pytest.mark.parametrize("wrap", [tf.py_function, tf.numpy_function])
+def test_what_a_map_raises_comes_first(loop: Any, wrap: Any) -> None:
+    def own(x: Any) -> Any:
+        raise OwnError("my own")
+
+    def mapped(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return tf.ensure_shape(wrap(own, [x], tf.float32), x.shape), y
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+    assert message_of(loop, "fit", data.map(mapped)).startswith("test_data_errors.OwnError: my own\n(")
+    recipe = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=16, map=mapped)
+    assert message_of(loop, "fit", recipe).startswith("test_data_errors.OwnError: my own\n(")
+
+    def read(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return x + tf.cast(tf.strings.length(tf.io.read_file("/nowhere/x.png")), tf.float32), y
+
+    assert message_of(loop, "fit", data.map(read)).startswith("/nowhere/x.png; No such file")
+
+
+def test_a_batch_of_another_shape_is_named(loop: Any) -> None:
+    other = (X[:16, :4], Y[:16])
+    text = message_of(loop, "fit", dataset(GOOD, GOOD, other))
+    assert text.startswith("TypeError: `generator` yielded an element of shape (16, 4) where an element of shape (None")
+    assert "in batch 2 (counted" in text
+    for what in ("fit", "evaluate"):
+        text = message_of(loop, what, dataset(GOOD, GOOD, other, spec=OPEN))
+        assert "An input of the model has the shape [" in text
+        assert ",4]" in text
+        assert "the model takes [?,8]" in text
+    loop.fit(dataset(GOOD, GOOD, spec=OPEN), verbose=0)
+
+
+def test_parts_of_other_numbers_of_rows_are_named(loop: Any, strategy_of: Any) -> None:
+    assert "found 16 and 15 rows in batch" in message_of(loop, "fit", dataset(GOOD, GOOD, (X[:16], Y[:15])))
+    with loop.strategy.scope():
+        model, optimizer = keras.Sequential([keras.Input((8,)), L.Dense(1)]), keras.optimizers.SGD(0.01)
+    line = mk.train.Loop(loop.strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=2)
+    spec = (SPEC[0], tf.TensorSpec([None, 1], tf.float32))
+    good, one = (X[:16], np.ones((16, 1))), (X[:16], np.ones((1, 1)))
+    assert "found 16 and 1 rows" in message_of(line, "fit", dataset(good, good, one, spec=spec))  # it was broadcast
+
+
+@pytest.mark.parametrize("label", [4, -1, 2**40])
+def test_a_label_that_is_none_is_named(loop: Any, label: int) -> None:
+    bad = np.where(np.arange(16) == 3, label, Y[:16])
+    for what, where in (("fit", "batch 4 or 5|batch 3 or 4"), ("evaluate", "one of the batches 3 to 5")):
+        text = message_of(loop, what, dataset(*[GOOD] * 4, (X[:16], bad)))
+        assert f"is {label}; the loss takes whole numbers from 0 to 3" in text
+        assert any(f"A label in {one} (counted from 0)" in text for one in where.split("|"))
+        assert "ignore_class" in text
+        assert len(text.splitlines()) == 1
+
+
+def test_an_index_that_an_embedding_does_not_have_is_named(loop: Any) -> None:
+    with loop.strategy.scope():
+        model = keras.Sequential([keras.Input((3,), dtype="int32"), L.Embedding(5, 4), L.Flatten(), L.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.01)
+    words = mk.train.Loop(loop.strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=2)
+    tokens = np.arange(30, dtype=np.int32).reshape(10, 3) % 5
+    tokens[7, 1] = 99
+    data = mk.data.batches(mk.data.arrays(tokens, np.zeros((10, 1), np.float32)), global_batch_size=4)
+    text = message_of(words, "fit", data)
+    assert "An index in batch" in text
+    assert "is 99, where there are 5 entries" in text
+    assert "embedding" in text
+
+
+EMPTY = (X[:0], Y[:0])
+
+
+@pytest.mark.parametrize("what", PASSES)
+def test_a_pass_over_batches_without_rows_is_refused(loop: Any, what: str) -> None:
+    assert "none of them has a row" in message_of(loop, what, dataset(EMPTY, EMPTY))
+
+
+def test_a_validation_on_batches_without_rows_is_refused(loop: Any, tmp_path: Any) -> None:
+    best = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="val_loss", save_best_only=True)
+    with pytest.raises(StepError, match="none of them has a row"):
+        loop.fit(dataset(GOOD), validation_data=dataset(EMPTY), callbacks=[best], verbose=0)
+    assert not (tmp_path / "best.keras").exists()
+
+
+def test_a_batch_without_rows_among_others_is_none(loop: Any) -> None:
+    assert loop.evaluate(dataset(GOOD, EMPTY, GOOD)) == pytest.approx(loop.evaluate(dataset(GOOD, GOOD)))
+    assert len(loop.predict(dataset(GOOD, EMPTY, GOOD))) == 32
+    assert loop.fit(dataset(GOOD, EMPTY), verbose=0).history["loss"][0] > 0

@@ -1,0 +1,108 @@
+"""Data in float64 trains as in Keras's `fit`, which casts it: `x / 255.0` is in most scripts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+L = keras.layers
+RNG = np.random.default_rng(0)
+X, Y = RNG.integers(0, 256, (64, 8)) / 255.0, RNG.normal(size=(64, 4))
+WEIGHT = np.linspace(0, 2, 64)
+
+
+class Plain(keras.Model):
+    """Multiplies as it is given, by TensorFlow alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = self.add_weight(shape=(8, 4), initializer="ones")
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(x, self.w.value)
+
+
+def squares(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean((y - y_pred) ** 2, -1)
+
+
+def dense() -> Any:
+    return keras.Sequential([keras.Input((8,)), L.Dense(4, kernel_initializer="ones")])
+
+
+def whole(kind: str, *arrays: np.ndarray) -> Any:
+    if kind == "dataset":
+        return tf.data.Dataset.from_tensor_slices(arrays).batch(16)
+    recipe = {"batches": mk.data.batches, "resident": mk.data.resident}[kind]
+    x, y, *weight = arrays
+    return recipe(mk.data.arrays(x, y, sample_weight=weight[0] if weight else None), global_batch_size=16)
+
+
+def narrow(arrays: Any) -> Any:
+    return tuple(array.astype(np.float32) for array in arrays)
+
+
+@pytest.fixture(params=[1, 2])
+def loop_of(request: Any, strategy_of: Callable[..., Any]) -> Callable[..., mk.train.Loop]:
+    def make(net: Callable[[], Any], **options: Any) -> mk.train.Loop:
+        strategy = strategy_of("mirrored", request.param)
+        with strategy.scope():
+            model, optimizer = net(), keras.optimizers.SGD(0.1)
+        if "from_loss" in options:
+            loss = options["from_loss"]
+            step = mk.train.Step.from_loss(model, optimizer, lambda batch: loss(batch[1], model(batch[0])))
+        else:
+            step = mk.train.Step(model, optimizer, **options)
+        return mk.train.Loop(strategy, step, steps_per_call=2)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["batches", "resident", "dataset"])
+@pytest.mark.parametrize("arrays", [(X, Y), (X, Y, WEIGHT)], ids=["", "weights"])
+@pytest.mark.parametrize(
+    ("net", "options"),
+    [(dense, {"loss": "mse"}), (Plain, {"loss": "mse"}), (Plain, {"loss": squares, "metrics": ["mae"]})],
+    ids=["dense", "plain", "own loss"],
+)
+def test_it_trains_as_float32_does(loop_of: Any, net: Any, options: Any, arrays: Any, kind: str) -> None:
+    wide, other = loop_of(net, **options), loop_of(net, **options)
+    for what in ("fit", "evaluate", "predict"):
+        given = {"verbose": 0, "epochs": 2} if what == "fit" else {}
+        runs = ((wide, arrays), (other, narrow(arrays)))
+        found, wanted = (getattr(one, what)(whole(kind, *a), **given) for one, a in runs)
+        if what == "predict":
+            np.testing.assert_array_equal(found, wanted)
+        else:
+            assert getattr(found, "history", found) == getattr(wanted, "history", wanted)
+
+
+def test_a_function_of_whole_batches_gets_what_keras_would(loop_of: Any) -> None:
+    wide, other = (loop_of(Plain, from_loss=squares) for _ in range(2))
+    found, wanted = (one.fit(whole("batches", *a), verbose=0) for one, a in ((wide, (X, Y)), (other, narrow((X, Y)))))
+    assert found.history == wanted.history
+
+
+def test_it_is_said_once(loop_of: Any, caplog: Any) -> None:
+    loop = loop_of(dense, loss="mse")
+    with caplog.at_level(logging.INFO, "mirrorkit"):
+        loop.fit(whole("batches", X, Y), epochs=3, validation_data=whole("dataset", X, Y), verbose=0)
+    assert len([record for record in caplog.records if "float64, which is cast to float32" in record.message]) == 1
+
+
+def test_a_model_that_computes_in_float64_gets_it(strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,), dtype="float64"), L.Dense(4, dtype="float64")])
+        optimizer = keras.optimizers.SGD(0.1)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=2)
+    loop.fit(whole("batches", X, Y), verbose=0)
+    assert loop.predict(whole("batches", X, Y)).dtype == np.float64
