@@ -21,6 +21,7 @@ from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.input.input import Input
 from mirrorkit.train.loop.callbacks import agree_to_stop
+from mirrorkit.train.loop.finite import FiniteWatch
 from mirrorkit.train.loop.report import Epoch, Report
 from mirrorkit.train.parameter_server.calls import RemoteCallLength, RemoteCalls
 from mirrorkit.train.step.loop_step import LoopStep, Pass
@@ -73,7 +74,14 @@ class Passes:
         return self._length.next(None)
 
     def train(
-        self, data: Input, position: Position, hooks: Any, report: Report, *, each_step: bool = False
+        self,
+        data: Input,
+        position: Position,
+        hooks: Any,
+        report: Report,
+        finite: FiniteWatch,
+        *,
+        each_step: bool = False,
     ) -> dict[str, Any]:
         """Train what is left of the position's epoch; move the position on, call by call. Returns the epoch's logs.
 
@@ -94,6 +102,7 @@ class Passes:
             if result.first_bad_step is not None:
                 seen = position.batch + result.first_bad_step
                 _tell_non_finite(result.first_bad_step, position, hooks.callbacks)
+                finite.stop()
             examples = int(result.totals[_EXAMPLES]) - int(totals[_EXAMPLES])
             totals = result.totals
             if not each_step:
@@ -103,11 +112,13 @@ class Passes:
             logs = self._logs(totals)
             position.advance(result.steps, totals.numpy().tolist())
             hooks.on_train_batch_end(seen, logs)
-            agree_to_stop(self._strategy, self.step.model)
+            if agree_to_stop(self._strategy, self.step.model, finite.is_due):
+                finite.require()
         if position.batch == 0:
             raise StepError(NO_BATCH)
         if record.steps:
             report.epochs.append(record)
+            finite.require()
         return dict(logs)
 
     def test(self, data: Input, hooks: Any, *, on_chief: bool = False) -> dict[str, Any]:

@@ -122,6 +122,13 @@ class Supervised:
         return [*weights, *state, *(slots if self._sharded is None else self._sharded.whole), *averages, *scale]
 
     @property
+    def kept(self) -> list[Variable]:
+        """The layer state that no update writes, such as a mask; after the first step."""
+        return [
+            v for v, changes in zip(self._changing.state, self._functions.facts.changes, strict=True) if not changes
+        ]
+
+    @property
     def accumulators(self) -> list[list[tf.Variable]]:
         """With `accumulate` the variables that add up an update's batches, of each replica of this worker."""
         return self._running.variables
