@@ -144,7 +144,7 @@ class NanWatch(LoopCallback):
 
     @property
     def _finite(self) -> Any:
-        return self.loop._finite  # of the fit that is running
+        return self.loop.finite_watch  # of the fit that is running
 
     def _values(self) -> list[tf.Tensor]:
         return [tf.identity(copy) for variable in self._variables for copy in distinct(variable)]

@@ -144,7 +144,7 @@ class Checkpoints(LoopCallback):
         assert self._writer is not None
         if self._is_bad or (self._place() == self._saved and not again):
             return
-        self.loop._finite.require()  # what is newer than the last whole checkpoint is not to replace it
+        self.loop.finite_watch.require()  # what is newer than the last whole checkpoint is not to replace it
         variables = require_variables(self.loop.step)
         if self._writes:
             self._writer.wait()

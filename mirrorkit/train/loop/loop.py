@@ -91,7 +91,7 @@ class Loop:
         self._warm = False
         self._restored: Position | None = None  # where the next fit goes on
         self._data: Input | None = None  # of the fit that is running, as the next
-        self._finite: FiniteWatch | None = None  # which mirrorkit's own callbacks ask too
+        self.finite_watch: FiniteWatch | None = None  # which mirrorkit's own callbacks ask too
         self.position = Position()
 
     @property
@@ -185,7 +185,7 @@ class Loop:
                 each_step = self._takes_each_step(callbacks)
                 hooks.on_train_begin()  # may restore
                 position = self.position
-                finite = self._finite = FiniteWatch(self.strategy, step, position, hooks.callbacks)
+                finite = self.finite_watch = FiniteWatch(self.strategy, step, position, hooks.callbacks)
                 training.first_epoch, self._restored = (0 if self._restored else position.epoch), None
                 keras_history = next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History))
                 keras_history.history = position.history
@@ -206,7 +206,7 @@ class Loop:
                 hooks.on_train_end(logs)
         finally:
             release(hooks)
-            self._data = self._finite = None
+            self._data = self.finite_watch = None
         report.history = {name: list(values) for name, values in position.history.items()}
         report.skipped_steps = getattr(self.step, "skipped_steps", 0)
         return report
