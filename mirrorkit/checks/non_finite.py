@@ -12,6 +12,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Variable
 from mirrorkit.checks.recording import Call, recorded
+from mirrorkit.data import without_none
 from mirrorkit.errors import StepError
 from mirrorkit.train import Batch, Step, bounds, training_argument, unpack_batch
 from mirrorkit.variables import distinct, native, path, unchanged
@@ -76,7 +77,7 @@ def find_non_finite(of: Any, batch: Any) -> NonFinite | None:
         StepError: `of` is neither a step, a loop nor a model.
     """
     step = of if isinstance(of, keras.Model) else getattr(of, "step", of)
-    batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
+    batch = tf.nest.map_structure(tf.convert_to_tensor, without_none(batch))
     strategy = getattr(step, "strategy", None)
     if isinstance(step, Step) and strategy is None:
         raise StepError(
