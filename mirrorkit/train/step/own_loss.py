@@ -126,6 +126,13 @@ def _checked(found: Mapping[str, Nest], rows: int | None) -> list[str]:
             "Return the values before any mean over the batch, and of several values per example their sum or mean, "
             "such as tf.reduce_mean(values, axis=-1)."
         )
+        if shape is not None and shape.rank == 1 and rows and (shape[0] or 0) > rows and shape[0] % rows == 0:
+            each = shape[0] // rows
+            cure = (
+                f"These are {each} values for each example. Return their mean: tf.reduce_mean(tf.reshape(values, "
+                f"[{each}, -1]), axis=0) where the values of one example are {rows} rows apart, as after tf.concat of "
+                f"{each} batches along the rows; tf.reshape(values, [-1, {each}]) and axis=1 where they are together."
+            )
         if shape is not None and shape.rank == 1 and shape[0] is None:
             cure = (
                 "An example that does not count has the value 0: write tf.where in place of tf.boolean_mask. Where "
