@@ -144,6 +144,14 @@ class Checkpoints(LoopCallback):
         assert self._writer is not None
         if self._is_bad or (self._place() == self._saved and not again):
             return
+        if getattr(self.loop.step, "is_averaged", False):  # in a validation on the averages
+            with self.loop.step.for_loop(self.loop.strategy).as_trained():
+                self._save_now()
+        else:
+            self._save_now()
+
+    def _save_now(self) -> None:
+        assert self._writer is not None
         self.loop.finite_watch.require()  # what is newer than the last whole checkpoint is not to replace it
         variables = require_variables(self.loop.step)
         if self._writes:

@@ -121,6 +121,7 @@ class Loop:
         validation_data: Data | None = None,
         validation_freq: int = 1,
         validation_steps: int | None = None,
+        validation_averaged: bool = False,
         callbacks: Sequence[KerasCallback] | None = None,
         verbose: int | str = "auto",
         class_weight: Mapping[int, float] | None = None,
@@ -138,6 +139,7 @@ class Loop:
             validation_data: what `evaluate` takes; its logs appear with the prefix `val_`.
             validation_freq: validate after every so many epochs.
             validation_steps: batches to validate on; all by default.
+            validation_averaged: validate on the averages of the weights, as in `with step.averaged()`.
             callbacks: Keras callbacks.
             verbose: 0 for silence, 1 for a progress bar, 2 for a line per epoch; "auto" means 1 in a terminal or a
                 notebook, else 2.
@@ -165,6 +167,8 @@ class Loop:
         step, model = passes.step, passes.step.model
         if validation_data is not None:
             step.require("evaluate")
+        if validation_averaged:
+            step.require("averaged")
         if class_weight:
             step.require("class_weight")
         training = Input(self.strategy, data, steps=steps_per_epoch, carry_on=True, class_weight=class_weight)
@@ -195,7 +199,7 @@ class Loop:
                     hooks.on_epoch_begin(epoch)
                     logs = passes.train(training, position, hooks, report, finite, each_step=each_step)
                     if validation is not None and (epoch + 1) % validation_freq == 0:
-                        val_logs = passes.test(validation, hooks)
+                        val_logs = passes.test(validation, hooks, averaged=validation_averaged)
                         logs |= {f"val_{name}": value for name, value in val_logs.items()}
                     position.next_epoch()
                     hooks.on_epoch_end(epoch, logs)
@@ -326,7 +330,7 @@ class Loop:
         return Replay(self.strategy, passes.step, passes.calls, data)
 
     def _takes_each_step(self, callbacks: Sequence[KerasCallback] | None) -> bool:
-        """Whether a callback wants calls of one step; on several workers, a callback of any of them."""
+        """Whether a callback of any worker wants calls of one step."""
         if self._steps_per_call != "auto":
             return False
         acting = acting_on_batches(callbacks)

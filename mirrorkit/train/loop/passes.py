@@ -121,8 +121,14 @@ class Passes:
             finite.require()
         return dict(logs)
 
-    def test(self, data: Input, hooks: Any, *, on_chief: bool = False) -> dict[str, Any]:
-        """Evaluate all the data from its beginning (`on_chief`: not on the parameter servers' workers); return logs."""
+    def test(self, data: Input, hooks: Any, *, on_chief: bool = False, averaged: bool = False) -> dict[str, Any]:
+        """Evaluate all the data from its beginning; return logs.
+
+        `on_chief` means not on the parameter servers' workers, `averaged` with the averages of the weights.
+        """
+        if averaged:
+            with self.step.averaged():
+                return self.test(data, hooks, on_chief=on_chief)
         calls = self.calls.local if on_chief and isinstance(self.calls, RemoteCalls) else self.calls
         self.step.prepare(data.element_spec, "test")
         batches = data.epoch(0, look_at=1, check=self.step.first_batch_check("test"))

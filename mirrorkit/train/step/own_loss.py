@@ -61,6 +61,11 @@ class LossModel(Models):
         return [variable for variable in self.variables if id(variable) not in trained]
 
     @property
+    def kept(self) -> set[int]:
+        """The ids of the variables of models that another step trains."""
+        return self._kept()
+
+    @property
     def trained_parts(self) -> list[str]:
         """The names of the models and layers that have a weight to be trained."""
         trained = set(map(id, self.trainable_variables))

@@ -128,7 +128,7 @@ def test_a_mask_of_infinities_is_no_alarm(watched: bool, make_loop: Any, numbers
 
 def test_what_a_callback_writes(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
     """An infinity in a mask is its own business, a NaN is not."""
-    loop = make_loop(TWO, lambda: hiding(Mask()))
+    loop = make_loop(TWO, lambda: hiding(Mask()), ema=0.9)
     mask = loop.step.model.layers[2].mask
     mask.assign(np.zeros(8))
     save = mk.train.Checkpoints(tmp_path)
