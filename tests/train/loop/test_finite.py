@@ -68,12 +68,12 @@ def saved(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("where", "options"),
     [
-        pytest.param(ONE, {}, id="one device"),
+        pytest.param(ONE, {}, id="one device", marks=pytest.mark.slow),
         pytest.param(TWO, {}, id="two replicas"),
         pytest.param(TWO, {"ema": 0.9, "accumulate": 2}, id="ema, accumulate"),
         pytest.param(TWO, {"shard_optimizer": True}, id="shard_optimizer"),
-        pytest.param(ONE, {"jit_compile": True}, id="jit_compile"),
-        pytest.param(("central_storage", 2), {}, id="central_storage"),
+        pytest.param(ONE, {"jit_compile": True}, id="jit_compile", marks=pytest.mark.slow),
+        pytest.param(("central_storage", 2), {}, id="central_storage", marks=pytest.mark.slow),
     ],
 )
 def test_a_nan_that_the_loss_does_not_show(
@@ -187,7 +187,7 @@ class OwnStep:
         return self._update(sums)
 
 
-@pytest.mark.parametrize("says", [True, False])
+@pytest.mark.parametrize("says", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_step_of_the_users_own(says: bool, strategy_of: Callable[..., Any], numbers: Any) -> None:
     strategy = strategy_of(*TWO)
     with strategy.scope():
