@@ -229,9 +229,9 @@ def _require_no_inner(optimizer: KerasOptimizer) -> None:
     """Refuse an optimizer that hands its work to another, except for Keras's own, which are known."""
     if type(optimizer).__module__.startswith("keras."):
         return
-    for name, value in vars(optimizer).items():
+    for name, value in sorted(vars(optimizer).items(), key=lambda item: len(item[0])):  # TensorFlow's own come last
         for inner in keras.tree.flatten(value):
-            if isinstance(inner, keras.optimizers.Optimizer) and not name.startswith("_self_"):  # TensorFlow's tracking
+            if isinstance(inner, keras.optimizers.Optimizer):
                 raise StepError(
                     f"{type(optimizer).__name__} holds another optimizer, {type(inner).__name__}, in its attribute "
                     f"{name!r}. A step computes an update from the optimizer's own variables, and would not see those "
