@@ -199,7 +199,7 @@ def test_metrics_of_several_numbers_for_several_outputs(make_loop: Any, numbers:
         net,
         batches,
         loss=lambda: {"a": "mse", "b": "mae"},
-        metrics=lambda: {k: list(v) for k, v in metrics.items()},
+        metrics=metrics,
     )
 
 
