@@ -91,16 +91,21 @@ class OutOfSyncError(MirrorkitError, RuntimeError):
 
 
 class NonFiniteLossError(MirrorkitError, ArithmeticError):
-    """The loss became NaN or infinite; the attributes say where it was first seen, all counted from 0.
+    """The loss, or a variable that the step changes, became NaN or infinite.
+
+    The other attributes say where it was first seen, all counted from 0.
 
     Attributes:
         step: the training step of the run.
         epoch: the epoch.
         batch: the global batch of that epoch; with `accumulate`, the first one of the update.
+        variable: the path of the variable, such as "dense/kernel", where the loss stayed finite; None where it is the
+            loss.
     """
 
-    def __init__(self, message: str, *, step: int, epoch: int, batch: int) -> None:
+    def __init__(self, message: str, *, step: int, epoch: int, batch: int, variable: str | None = None) -> None:
         super().__init__(message)
         self.step = step
         self.epoch = epoch
         self.batch = batch
+        self.variable = variable

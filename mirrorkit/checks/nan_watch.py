@@ -9,7 +9,7 @@ import tensorflow as tf
 from mirrorkit._types import Variable
 from mirrorkit.checks.non_finite import find_in_shards
 from mirrorkit.errors import NonFiniteLossError, StepError
-from mirrorkit.strategy import is_parameter_server, num_workers, of_all_workers, worker_index
+from mirrorkit.strategy import is_parameter_server, num_workers, worker_index
 from mirrorkit.train import Loop, LoopCallback, Replay
 from mirrorkit.variables import assign, distinct, is_sharded
 from mirrorkit.whole import is_whole
@@ -27,9 +27,10 @@ class NanWatch(LoopCallback):
     by update until a variable is no longer finite, and checks that update layer by layer with `find_non_finite`. It
     leaves the weights as they were before that update.
 
-    It also checks the variables at every copy and at the end of every epoch. Weights can be NaN while the loss stays
-    finite: where TensorFlow uses oneDNN on the CPU, a ReLU after a matrix product turns NaN into 0, and max pooling
-    turns it into a finite number. As long as all values are finite, this check and the copy are the only cost.
+    It also checks the variables at every copy, as `Loop` does at the end of every epoch and now and then. Weights can
+    be NaN while the loss stays finite: where TensorFlow uses oneDNN on the CPU, a ReLU after a matrix product turns NaN
+    into 0, and max pooling turns it into a finite number. As long as all values are finite, this check and the copy are
+    the only cost.
 
     A recipe yields the same batches again. Your own `tf.data.Dataset` is read again from its beginning; if its order
     changes between reads, the problem may not occur again, and the error says so.
@@ -49,7 +50,6 @@ class NanWatch(LoopCallback):
         self._every = int(every)
         self._epoch = 0
         self._batch = 0  # the copy was made before this batch of the epoch
-        self._done = 0  # finished batches of the epoch
         self._copy: list[tf.Tensor] | None = None
 
     def set_loop(self, loop: Loop) -> None:
@@ -78,43 +78,34 @@ class NanWatch(LoopCallback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Discard the copy: batches are counted from 0 in each epoch."""
         self._epoch, self._copy = epoch, None
+        if began := self._finite.began_with_nan:
+            raise StepError(f"NaN before training in {', '.join(began)}. Check where it comes from.")
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Check the variables and copy them, if the last copy is old."""
         if self._copy is None or batch - self._batch >= self._every:
-            self._check()
+            self._finite.require()
             self._batch, self._copy = batch, self._values()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the batches of the epoch."""
-        self._done = batch + 1
-
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Check the last updates of the epoch."""
-        if self._copy is not None:
-            self._check()
-            self._copy = None
+        """Discard the copy; the loop has checked the last updates."""
+        self._copy = None
 
     def on_non_finite_loss(self, error: NonFiniteLossError) -> NoReturn:
         """Find the cause and raise an error that names it; Loop calls this before it raises `error`."""
-        _, text = self._diagnose(error.batch + 1)
-        raise NonFiniteLossError(f"{error} {text}", step=error.step, epoch=error.epoch, batch=error.batch)
-
-    def _check(self) -> None:
-        if self._is_finite():
-            return
-        if self._copy is None:
-            raise StepError(
-                "Weights or optimizer slots are NaN or infinite before training. Check where they come from."
-            )
-        batch, text = self._diagnose(self._done)
-        step = self.loop.position.steps - self._done + batch
+        if self._copy is None:  # between two epochs: a callback wrote it
+            raise error
+        batch, text = self._diagnose(error.batch + 1)
+        if error.variable is None:
+            raise NonFiniteLossError(f"{error} {text}", step=error.step, epoch=error.epoch, batch=error.batch)
+        step = error.step - error.batch + batch
         raise NonFiniteLossError(
-            f"Weights or optimizer slots became NaN or infinite at training step {step} (epoch {self._epoch}, batch "
+            f"The variable {error.variable} became NaN or infinite at training step {step} (epoch {self._epoch}, batch "
             f"{batch} of it; all counted from 0), though the loss stayed finite. {text}",
             step=step,
             epoch=self._epoch,
             batch=batch,
+            variable=error.variable,
         )
 
     def _diagnose(self, end: int) -> tuple[int, str]:
@@ -125,7 +116,7 @@ class NanWatch(LoopCallback):
         while goes_on:
             batch, before = replay.batch, self._values()
             goes_on = replay.update()
-            if replay.batch >= end or not self._is_finite():
+            if replay.batch >= end or self._finite.found() is not None:
                 break
         self._restore(before)
         rows = self._replay(batch).rows() if goes_on else []  # the data may end earlier this time
@@ -135,7 +126,7 @@ class NanWatch(LoopCallback):
         ):  # those of this worker's replicas, with the numbers that the step gave them
             first = part * strategy.num_replicas_in_sync + worker_index(strategy) * len(shards)
             try:
-                found = find_in_shards(self.loop.step, shards, first=first)
+                found = find_in_shards(self.loop.step, shards, first=first, variables=self._finite.watched)
             except tf.errors.InvalidArgumentError as refused:  # XLA does not check values and gave NaN
                 return batch, f"The search layer by layer raised an error in batch {batch}: {refused.message}"
             if found:
@@ -151,11 +142,9 @@ class NanWatch(LoopCallback):
     def _replay(self, batch: int) -> Replay:
         return self.loop.replay(self._epoch, batch)
 
-    def _is_finite(self) -> bool:
-        finite = bool(_all_finite(self._values()))
-        if not any(map(is_sharded, self._variables)):
-            return finite
-        return min(of_all_workers(self.loop.strategy, finite)) > 0  # a worker sees its own part of the slots
+    @property
+    def _finite(self) -> Any:
+        return self.loop.finite_watch  # of the fit that is running
 
     def _values(self) -> list[tf.Tensor]:
         return [tf.identity(copy) for variable in self._variables for copy in distinct(variable)]
@@ -168,8 +157,3 @@ class NanWatch(LoopCallback):
                     copy.assign(next(rest))
             else:
                 assign(variable, next(rest))
-
-
-@tf.function(autograph=False)
-def _all_finite(values: list[tf.Tensor]) -> tf.Tensor:
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values if value.dtype.is_floating])

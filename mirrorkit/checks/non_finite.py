@@ -10,7 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit._types import Variable
 from mirrorkit.checks.recording import Call, recorded
+from mirrorkit.data import without_none
 from mirrorkit.errors import StepError
 from mirrorkit.train import Batch, Step, bounds, training_argument, unpack_batch
 from mirrorkit.variables import distinct, native, path, unchanged
@@ -75,7 +77,7 @@ def find_non_finite(of: Any, batch: Any) -> NonFinite | None:
         StepError: `of` is neither a step, a loop nor a model.
     """
     step = of if isinstance(of, keras.Model) else getattr(of, "step", of)
-    batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
+    batch = tf.nest.map_structure(tf.convert_to_tensor, without_none(batch))
     strategy = getattr(step, "strategy", None)
     if isinstance(step, Step) and strategy is None:
         raise StepError(
@@ -87,10 +89,15 @@ def find_non_finite(of: Any, batch: Any) -> NonFinite | None:
     return find_in_shards(step, [batch] if strategy is None else _shards(batch, strategy.num_replicas_in_sync))
 
 
-def find_in_shards(step: Any, shards: Iterable[Any], *, first: int = 0) -> NonFinite | None:
-    """Do the same with a batch that is already split into shards; the first has the number `first`."""
+def find_in_shards(
+    step: Any, shards: Iterable[Any], *, first: int = 0, variables: Sequence[Variable] | None = None
+) -> NonFinite | None:
+    """Do the same with a batch that is already split into shards; the first has the number `first`.
+
+    Of the `variables` it looks at those that are given, if they are.
+    """
     slots = step.optimizer.variables if isinstance(step, keras.Model) and step.compiled else []
-    for variable in [*getattr(step, "variables", []), *slots]:
+    for variable in [*getattr(step, "variables", []), *slots] if variables is None else variables:
         if found := _look("variable", repr(path(variable)), distinct(variable)):
             return found
     if isinstance(step, Step) and step.strategy is not None and step.for_loop(step.strategy).is_whole:

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.batching import per_replica_sizes
+from mirrorkit.data.nests import dataset_without_none
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.tfrecords import Records
 from mirrorkit.errors import RecipeError
@@ -75,6 +76,7 @@ def distribute(
         )
     if not isinstance(dataset, tf.data.Dataset):
         raise RecipeError(f"distribute needs a tf.data.Dataset or a recipe, found {type(dataset).__name__}.")
+    dataset = dataset_without_none(dataset)
     if (
         dataset.options().experimental_distribute.auto_shard_policy == _POLICIES["data"]
     ):  # a recipe made it, or the user

@@ -121,3 +121,23 @@ def _made(name: str, value: Any, *, opened: bool) -> Arrays:
     if array.ndim == 0:
         raise DataError(f"{name} must have shape [N, ...], one row per example; found a single number.")
     return array
+
+
+def is_none(part: Any) -> bool:
+    """Whether a part of a batch, or of its spec, is None."""
+    return part is None or (isinstance(part, tf.TypeSpec) and part == tf.type_spec_from_value(None))
+
+
+def without_none(batch: Any) -> Any:
+    """Return a batch, or its spec, without None at the end: as in Keras `(x, y, None)` is `(x, y)`."""
+    if type(batch) is tuple:
+        while len(batch) > 1 and is_none(batch[-1]):
+            batch = batch[:-1]
+    return batch
+
+
+def dataset_without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a dataset whose batches have no None at the end."""
+    if without_none(dataset.element_spec) is dataset.element_spec:
+        return dataset
+    return dataset.map(lambda *batch: without_none(batch))

@@ -19,7 +19,7 @@ import tensorflow as tf
 from typing_extensions import Self
 
 from mirrorkit.data.augment import Augmentation, Made, apply, cutout, flip, normalize, pad_and_crop, rows_to_make
-from mirrorkit.data.nests import kind
+from mirrorkit.data.nests import kind, without_none
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import RecipeError
@@ -93,7 +93,7 @@ class PreparedRecipe(Recipe):
 
     def _mapped(self, *element: Any) -> tuple[Any, ...]:
         """Run `map`, if there is one, and refuse what are no examples; those without labels may get some."""
-        made = element if self.map is None else self.map(*element)
+        made = without_none(element if self.map is None else self.map(*element))
         unlabelled = len(element) == 1
         if unlabelled and not isinstance(made, (tuple, list)):
             made = (made,)

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable, Variable
+from mirrorkit.errors import MirrorkitError, StepError
 
 
 def _ancestor(name: str) -> type[KerasOptimizer]:
@@ -90,6 +91,16 @@ def functional_apply(
     variables = [*trainable_variables(optimizer), *optimizer.variables]
     values = [*weights, *slots]
     with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))) as scope:
-        twin.apply(list(gradients))
+        try:
+            twin.apply(list(gradients))
+        except MirrorkitError:
+            raise
+        except Exception as error:  # whatever an optimizer of the user's may raise
+            raise StepError(
+                f"{type(optimizer).__name__} could not be computed as a function of weights, slots and gradients, as a "
+                f"step needs: {type(error).__name__}{f': {error}' if str(error) else ''}. An optimizer of your own "
+                "defines build and update_step, keeps its state in add_variable or add_variable_from_reference, and "
+                "writes with self.assign, assign_add and assign_sub."
+            ) from error
     new = [tf.cast(scope.get_current_value(v), value.dtype) for v, value in zip(variables, values, strict=True)]
     return new[: len(weights)], new[len(weights) :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -205,3 +206,19 @@ def test_loss_function_and_prediction() -> None:
     found, expected = trained(halves()), trained(None)
     assert largest_difference(found, expected) <= ONE_ROUNDING
     assert np.array_equal(found.predict(data(mlp)), expected.predict(data(mlp)))
+
+
+def test_a_nan_that_the_loss_does_not_show(tmp_path: Path) -> None:
+    """Each variable is looked at on its device: here a weight of the second one becomes NaN."""
+    loop = make_loop(mlp, halves(1), 1)
+    good = data(mlp)
+    loop.fit(good, verbose=0)
+    head = loop.step.model.get_layer("head")
+
+    def spoil(epoch: int, logs: object = None) -> None:
+        head.kernel.assign(head.kernel * float("nan"))
+
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=spoil), mk.train.Checkpoints(tmp_path)]
+    with pytest.raises(mk.errors.NonFiniteLossError, match=r"head/kernel became NaN .*callback wrote it"):
+        loop.fit(good, verbose=0, callbacks=callbacks)
+    assert not list(tmp_path.glob("*.npz"))

@@ -277,3 +277,77 @@ def test_a_model_compiled_without_a_loss() -> None:
     model.compile("sgd")
     with pytest.raises(StepError, match=r"without a loss"):
         mk.train.Step.from_compiled(model)
+
+
+class Lookahead(keras.optimizers.Optimizer):  # type: ignore[name-defined, misc]
+    """Hands the gradients to another optimizer, as wrappers do."""
+
+    def __init__(self, inner: Any, *, hides_it: bool = False) -> None:
+        super().__init__(learning_rate=0.1)
+        self.get = lambda: inner
+        if not hides_it:
+            self.inner = inner
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.get().build(variables)
+
+    def apply(self, gradients: Any, variables: Any = None) -> None:
+        self.get().apply(gradients, variables)
+
+
+class Assertive(keras.optimizers.SGD):  # type: ignore[name-defined, misc]
+    """Raises an error without a word."""
+
+    def apply(self, gradients: Any, variables: Any = None) -> None:
+        raise AssertionError
+
+
+def test_an_optimizer_that_wraps_another() -> None:
+    with pytest.raises(StepError, match=r"Lookahead holds another optimizer, Adam, in its attribute 'inner'.*ema"):
+        mk.train.Step(_net(), Lookahead(keras.optimizers.Adam()), loss="mse")
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Lookahead(keras.optimizers.Adam(), hides_it=True), "Lookahead could not be computed as a function"),
+        (lambda: Assertive(), "Assertive could not be computed .* needs: AssertionError. An optimizer of your own def"),
+    ],
+)
+def test_an_optimizer_that_is_no_function(make: Any, named: str, strategy_of: Any, numbers: Any) -> None:
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        step = mk.train.Step(_net(), make(), loss="mse")
+    with pytest.raises(StepError, match=named):
+        mk.train.Loop(strategy, step).fit(plain_dataset(*numbers, batch=20), verbose=0)
+
+
+class LeftOver(keras.Model):  # type: ignore[name-defined, misc]
+    """A ported model whose trackers are gone, but not the property that names them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = L.Dense(1)
+
+    @property
+    def metrics(self) -> Any:
+        return [self.loss_tracker]
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("by_loss", [False, True])
+def test_a_property_metrics_that_names_what_is_gone(by_loss: bool, strategy_of: Any, numbers: Any) -> None:
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        model, optimizer = LeftOver(), keras.optimizers.SGD(0.1)
+
+    def loss(batch: Any) -> Any:
+        return tf.reduce_mean((model(batch[0]) - batch[1]) ** 2, -1)
+
+    step = mk.train.Step.from_loss(model, optimizer, loss) if by_loss else mk.train.Step(model, optimizer, loss="mse")
+    named = r"property `metrics` of LeftOver raised AttributeError.*loss_tracker.*Remove it"
+    with pytest.raises(StepError, match=named):
+        mk.train.Loop(strategy, step).fit(plain_dataset(*numbers, batch=20), verbose=0)

@@ -31,8 +31,8 @@ class Checkpoints(LoopCallback):
     SIGTERM and Ctrl-C during `fit` (in the main thread) let the present call end, save, and leave: SIGTERM by
     `SystemExit(exit_code)`, Ctrl-C by `KeyboardInterrupt`.
 
-    Where `keras.callbacks.TerminateOnNaN` ends a training whose loss became NaN or infinite, nothing more is saved: the
-    newest checkpoint is from before.
+    Nothing that is NaN or infinite is saved, unless it was so when `fit` began: where the loss or a variable became so,
+    the newest checkpoint is from before, also where `keras.callbacks.TerminateOnNaN` ends the training.
 
     The state of other callbacks (the patience of EarlyStopping, say) is not saved.
 
@@ -144,6 +144,15 @@ class Checkpoints(LoopCallback):
         assert self._writer is not None
         if self._is_bad or (self._place() == self._saved and not again):
             return
+        if getattr(self.loop.step, "is_averaged", False):  # in a validation on the averages
+            with self.loop.step.for_loop(self.loop.strategy).as_trained():
+                self._save_now()
+        else:
+            self._save_now()
+
+    def _save_now(self) -> None:
+        assert self._writer is not None
+        self.loop.finite_watch.require()  # what is newer than the last whole checkpoint is not to replace it
         variables = require_variables(self.loop.step)
         if self._writes:
             self._writer.wait()

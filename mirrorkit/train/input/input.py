@@ -13,7 +13,17 @@ import tensorflow as tf
 
 from mirrorkit import batching
 from mirrorkit._types import Batch, Nest, Spec
-from mirrorkit.data import Batches, FromFunction, PreparedRecipe, Recipe, Resident, own_rows, untuned
+from mirrorkit.data import (
+    Batches,
+    FromFunction,
+    PreparedRecipe,
+    Recipe,
+    Resident,
+    dataset_without_none,
+    is_none,
+    own_rows,
+    untuned,
+)
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import input_context, is_chief, is_parameter_server, is_tpu, num_workers
 from mirrorkit.train.input.class_weight import ClassWeights
@@ -59,6 +69,7 @@ class Input:
         if steps is not None and not is_whole(steps):
             raise StepError(f"The number of steps must be a whole number from 1 on, found {steps!r}.")
         steps = None if steps is None else int(steps)
+        data = dataset_without_none(data) if isinstance(data, tf.data.Dataset) else data
         # Whether there are as many batches as `steps` says; a repeated dataset claims to be endless even when empty.
         self._known = isinstance(data, Recipe) or int(data.cardinality()) != tf.data.UNKNOWN_CARDINALITY
         if carry_on and steps is not None and isinstance(data, tf.data.Dataset):
@@ -75,6 +86,11 @@ class Input:
         self._endless: EpochIterator | None = None
         self._next = 0  # number of the batch, of all epochs together, that it gives next
         spec = data.element_spec  # a recipe remembers it; to make a dataset for it takes 0.1 s
+        if any(map(is_none, tf.nest.flatten(spec))):
+            raise StepError(
+                f"The data yields None among its tensors: {spec}. A batch may end in None, in place of targets or "
+                "sample weights. Leave the others out in the dataset: dataset.map(...)."
+            )
         self._weigh = ClassWeights.of(class_weight, spec) if class_weight else None
         self.element_spec: Spec = self._weighed(self._dataset()).element_spec if class_weight else spec
         found = data.steps_per_epoch if isinstance(data, Recipe) else int(data.cardinality())

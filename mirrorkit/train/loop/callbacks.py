@@ -136,12 +136,15 @@ def choose_modes(hooks: Any, modes: Mapping[str, str]) -> None:
             callback.mode = modes.get(watched.removeprefix("val_"), "auto")
 
 
-def agree_to_stop(strategy: tf.distribute.Strategy, model: Any) -> None:
+def agree_to_stop(strategy: tf.distribute.Strategy, model: Any, is_due: bool = False) -> bool:
     """Let all workers stop when a callback of one of them wants to: a clock, say, differs between them.
 
-    A worker that stopped alone would leave the others waiting for it.
+    A worker that stopped alone would leave the others waiting for it. Returns whether something else `is_due` on one of
+    them, which travels in the same message.
     """
-    model.stop_training = bool(max(of_all_workers(strategy, bool(model.stop_training))))
+    wanted = [int(value) for value in of_all_workers(strategy, bool(model.stop_training) + 2 * is_due)]
+    model.stop_training = any(value & 1 for value in wanted)
+    return any(value & 2 for value in wanted)
 
 
 def release(hooks: Any) -> None:

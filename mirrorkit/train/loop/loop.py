@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +20,7 @@ from mirrorkit.train.calls.errors import explained, require_examples
 from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
-from mirrorkit.train.loop.arguments import of_one_data_set
+from mirrorkit.train.loop.arguments import of_one_data_set, whole_number
 from mirrorkit.train.loop.callbacks import (
     acting_on_batches,
     agree_to_stop,
@@ -30,6 +30,7 @@ from mirrorkit.train.loop.callbacks import (
     tell_of_batch_hooks,
     verbosity,
 )
+from mirrorkit.train.loop.finite import FiniteWatch
 from mirrorkit.train.loop.passes import Passes, Traced
 from mirrorkit.train.loop.replay import Replay
 from mirrorkit.train.loop.report import Report
@@ -39,7 +40,6 @@ from mirrorkit.train.step.custom import Custom, TrainStep
 from mirrorkit.train.step.loop_step import LoopStep
 from mirrorkit.train.step.requirements import check_class_targets, variables_of
 from mirrorkit.train.step.step import Step
-from mirrorkit.whole import is_whole
 
 Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
 _ALSO = ("evaluate", "predict")
@@ -78,7 +78,7 @@ class Loop:
         jit_compile: bool = False,
     ) -> None:
         if steps_per_call != "auto":
-            steps_per_call = _number("steps_per_call", steps_per_call, 1, or_else=", or 'auto'")
+            steps_per_call = whole_number("steps_per_call", steps_per_call, 1, or_else=", or 'auto'")
         if not isinstance(jit_compile, bool):
             raise StepError(f"jit_compile must be True or False; found {jit_compile!r}.")
         self.strategy = strategy
@@ -90,7 +90,8 @@ class Loop:
         self._told_of_hooks = False
         self._warm = False
         self._restored: Position | None = None  # where the next fit goes on
-        self._data: Input | None = None  # of the fit that is running
+        self._data: Input | None = None  # of the fit that is running, as the next
+        self.finite_watch: FiniteWatch | None = None  # which mirrorkit's own callbacks ask too
         self.position = Position()
 
     @property
@@ -120,6 +121,7 @@ class Loop:
         validation_data: Data | None = None,
         validation_freq: int = 1,
         validation_steps: int | None = None,
+        validation_averaged: bool = False,
         callbacks: Sequence[KerasCallback] | None = None,
         verbose: int | str = "auto",
         class_weight: Mapping[int, float] | None = None,
@@ -137,6 +139,7 @@ class Loop:
             validation_data: what `evaluate` takes; its logs appear with the prefix `val_`.
             validation_freq: validate after every so many epochs.
             validation_steps: batches to validate on; all by default.
+            validation_averaged: validate on the averages of the weights, as in `with step.averaged()`.
             callbacks: Keras callbacks.
             verbose: 0 for silence, 1 for a progress bar, 2 for a line per epoch; "auto" means 1 in a terminal or a
                 notebook, else 2.
@@ -146,8 +149,8 @@ class Loop:
             History, speed and the seconds of each epoch.
 
         Raises:
-            NonFiniteLossError: the loss became NaN or infinite. With `keras.callbacks.TerminateOnNaN` the training ends
-                instead, as in Keras; the history has the value.
+            NonFiniteLossError: the loss became NaN or infinite, or a variable did, which the loss need not show. With
+                `keras.callbacks.TerminateOnNaN` a loss ends the training instead, as in Keras; the history has it.
             StepError: the step cannot train on the data, or an argument is invalid.
             CheckpointError: what was restored does not fit this data or these metrics; see also `Checkpoints`.
         """
@@ -156,14 +159,16 @@ class Loop:
                 "fit was called within step.averaged(), where the weights are averages and would be lost at its end. "
                 "Leave the block before training goes on."
             )
-        epochs, initial_epoch = _number("epochs", epochs, 0), _number("initial_epoch", initial_epoch, 0)
-        validation_freq = _number("validation_freq", validation_freq, 1)
+        epochs, initial_epoch = whole_number("epochs", epochs, 0), whole_number("initial_epoch", initial_epoch, 0)
+        validation_freq = whole_number("validation_freq", validation_freq, 1)
         if verbose not in ("auto", 0, 1, 2):
             raise StepError(f"verbose must be 0, 1, 2 or 'auto'; found {verbose!r}.")
         passes = self._built(data)
         step, model = passes.step, passes.step.model
         if validation_data is not None:
             step.require("evaluate")
+        if validation_averaged:
+            step.require("averaged")
         if class_weight:
             step.require("class_weight")
         training = Input(self.strategy, data, steps=steps_per_epoch, carry_on=True, class_weight=class_weight)
@@ -184,6 +189,7 @@ class Loop:
                 each_step = self._takes_each_step(callbacks)
                 hooks.on_train_begin()  # may restore
                 position = self.position
+                finite = self.finite_watch = FiniteWatch(self.strategy, step, position, hooks.callbacks)
                 training.first_epoch, self._restored = (0 if self._restored else position.epoch), None
                 keras_history = next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History))
                 keras_history.history = position.history
@@ -191,9 +197,9 @@ class Loop:
                 while position.epoch < epochs and position.ended < epochs:
                     epoch = position.epoch
                     hooks.on_epoch_begin(epoch)
-                    logs = passes.train(training, position, hooks, report, each_step=each_step)
+                    logs = passes.train(training, position, hooks, report, finite, each_step=each_step)
                     if validation is not None and (epoch + 1) % validation_freq == 0:
-                        val_logs = passes.test(validation, hooks)
+                        val_logs = passes.test(validation, hooks, averaged=validation_averaged)
                         logs |= {f"val_{name}": value for name, value in val_logs.items()}
                     position.next_epoch()
                     hooks.on_epoch_end(epoch, logs)
@@ -204,7 +210,7 @@ class Loop:
                 hooks.on_train_end(logs)
         finally:
             release(hooks)
-            self._data = None
+            self._data = self.finite_watch = None
         report.history = {name: list(values) for name, values in position.history.items()}
         report.skipped_steps = getattr(self.step, "skipped_steps", 0)
         return report
@@ -323,7 +329,7 @@ class Loop:
         return Replay(self.strategy, passes.step, passes.calls, data)
 
     def _takes_each_step(self, callbacks: Sequence[KerasCallback] | None) -> bool:
-        """Whether a callback wants calls of one step; on several workers, a callback of any of them."""
+        """Whether a callback of any worker wants calls of one step."""
         if self._steps_per_call != "auto":
             return False
         acting = acting_on_batches(callbacks)
@@ -340,10 +346,3 @@ class Loop:
     def _whole(self, data: Data) -> Input:
         # A dataset of the user's may never end, and zeros stand in for it anyway.
         return Input(self.strategy, data, steps=None if isinstance(data, Recipe) else 1)
-
-
-def _number(name: str, value: Any, least: int, *, or_else: str = "") -> int:
-    """Return a whole number, NumPy's too, as an int."""
-    if not is_whole(value, least):
-        raise StepError(f"{name} must be a whole number from {least} on{or_else}; found {value!r}.")
-    return int(value)

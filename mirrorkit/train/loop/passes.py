@@ -21,6 +21,7 @@ from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.input.input import Input
 from mirrorkit.train.loop.callbacks import agree_to_stop
+from mirrorkit.train.loop.finite import FiniteWatch
 from mirrorkit.train.loop.report import Epoch, Report
 from mirrorkit.train.parameter_server.calls import RemoteCallLength, RemoteCalls
 from mirrorkit.train.step.loop_step import LoopStep, Pass
@@ -73,7 +74,14 @@ class Passes:
         return self._length.next(None)
 
     def train(
-        self, data: Input, position: Position, hooks: Any, report: Report, *, each_step: bool = False
+        self,
+        data: Input,
+        position: Position,
+        hooks: Any,
+        report: Report,
+        finite: FiniteWatch,
+        *,
+        each_step: bool = False,
     ) -> dict[str, Any]:
         """Train what is left of the position's epoch; move the position on, call by call. Returns the epoch's logs.
 
@@ -95,6 +103,7 @@ class Passes:
             if result.first_bad_step is not None:
                 seen = position.batch + result.first_bad_step
                 _tell_non_finite(result.first_bad_step, position, hooks.callbacks)
+                finite.stop()
             examples = int(result.totals[_EXAMPLES]) - int(totals[_EXAMPLES])
             totals = result.totals
             if not each_step:
@@ -104,14 +113,22 @@ class Passes:
             logs = self._logs(totals)
             position.advance(result.steps, totals.numpy().tolist())
             hooks.on_train_batch_end(seen, logs)
-            agree_to_stop(self._strategy, self.step.model)
+            if agree_to_stop(self._strategy, self.step.model, finite.is_due):
+                finite.require()
         require_examples(position.batch, int(totals[_EXAMPLES]))
         if record.steps:
             report.epochs.append(record)
+            finite.require()
         return dict(logs)
 
-    def test(self, data: Input, hooks: Any, *, on_chief: bool = False) -> dict[str, Any]:
-        """Evaluate all the data from its beginning (`on_chief`: not on the parameter servers' workers); return logs."""
+    def test(self, data: Input, hooks: Any, *, on_chief: bool = False, averaged: bool = False) -> dict[str, Any]:
+        """Evaluate all the data from its beginning; return logs.
+
+        `on_chief` means not on the parameter servers' workers, `averaged` with the averages of the weights.
+        """
+        if averaged:
+            with self.step.averaged():
+                return self.test(data, hooks, on_chief=on_chief)
         calls = self.calls.local if on_chief and isinstance(self.calls, RemoteCalls) else self.calls
         self.step.prepare(data.element_spec, "test")
         self._check_labels(data)

@@ -10,21 +10,26 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable
 from mirrorkit.errors import StepError
+from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.variables import copies
 
 
 class Averages:
     """One average for each weight, by the formula of Keras's `use_ema`; make it in the strategy's scope.
 
-    The first update sets an average to the weight, each later one to `decay * average + (1 - decay) * weight`.
+    The first update sets an average to the weight, each later one to `decay * average + (1 - decay) * weight`. Layer
+    state of floats, such as the statistics of BatchNormalization, has averages too: that of the last weights would not
+    fit the averages of the weights.
     """
 
-    def __init__(self, decay: float, weights: Sequence[KerasVariable]) -> None:
+    def __init__(self, decay: float, weights: Sequence[KerasVariable], state: LayerState) -> None:
         self._decay = decay
-        self._weights = list(weights)
+        self._weights = [*weights, *(state.variables[index] for index in state.averaged)]
         self.are_in_place = False
         with keras.name_scope("average"):
-            self.variables = [_beside(weight) for weight in weights]
+            self.variables = [_beside(weight) for weight in self._weights]
+        # by the index of the state
+        self.of_state = dict(zip(state.averaged, self.variables[len(weights) :], strict=True))
 
     def new_values(
         self, averages: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], iterations: tf.Tensor
@@ -35,6 +40,18 @@ class Averages:
             tf.cast(decay, weight.dtype) * average + tf.cast(1 - decay, weight.dtype) * weight
             for average, weight in zip(averages, weights, strict=True)
         ]
+
+    def new_state_values(
+        self,
+        averages: Sequence[tf.Tensor],
+        old: Sequence[tf.Tensor],
+        new: Sequence[tf.Tensor | None],
+        iterations: tf.Tensor,
+    ) -> Iterator[tf.Tensor]:
+        """Yield the averages of layer state after an update; what it leaves as it is, perhaps -inf, is its average."""
+        for average, index in zip(averages, self.of_state, strict=True):
+            after = new[index]
+            yield old[index] if after is None else self.new_values([average], [after], iterations)[0]
 
     @contextmanager
     def in_place(self, strategy: tf.distribute.Strategy) -> Iterator[None]:
@@ -49,12 +66,26 @@ class Averages:
             self._swap(strategy)
             self.are_in_place = False
 
+    @contextmanager
+    def out_of_place(self, strategy: tf.distribute.Strategy) -> Iterator[None]:
+        """Let the weights be themselves within the block, where they are the averages."""
+        self._swap(strategy)
+        try:
+            yield
+        finally:
+            self._swap(strategy)
+
     def _swap(self, strategy: tf.distribute.Strategy) -> None:
         for pair in zip(self._weights, self.variables, strict=True):
             for weight, average in zip(*map(copies, pair), strict=True):
                 value = tf.identity(weight)
                 weight.assign(average)
                 average.assign(value)
+
+
+def no_averages(step: str) -> StepError:
+    """Return the error that a step has none."""
+    return StepError(f"{step} keeps no averages of the weights. Give it a decay: Step(..., ema=0.999).")
 
 
 def _beside(weight: KerasVariable) -> KerasVariable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
@@ -12,6 +13,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasModel, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
+from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.empty_shares import has_no_rows, never_empty, unless_empty
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
@@ -96,6 +98,8 @@ class Custom:
 
     def require(self, what: Need) -> None:
         """Refuse what the step does not say how to do."""
+        if what == "averaged":
+            raise no_averages(type(self._step).__name__)
         if what not in ("evaluate", "predict"):
             return
         method = "test" if what == "evaluate" else what
@@ -104,6 +108,10 @@ class Custom:
                 f"{what} needs a mk.train.Step; {type(self._step).__name__} only trains. Give it a method "
                 f"{method}(batch) (see mk.train.TrainStep), or call its model."
             )
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Such a step has none; see `require`."""
+        raise no_averages(type(self._step).__name__)
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Trace the step once to learn the names of its logs."""

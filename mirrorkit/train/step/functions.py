@@ -30,7 +30,7 @@ from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_batch
 from mirrorkit.train.step.own_loss import value_names
-from mirrorkit.train.step.places import Pairs, Places, TraceOnEach, placed_values
+from mirrorkit.train.step.places import Pairs, Places, TraceOnEach, placed_pass
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.totals import EXAMPLES, Term, Totals
@@ -291,6 +291,9 @@ class Functions:
         divisors = [totals[index] for index in self.facts.divisors]
         weights, slots, averages = self._applied(old, gradients, divisors, rate)
         state = self._state.new_values(self.facts.changes, sums["state"], old.state, totals[EXAMPLES])
+        if self._averages is not None:
+            rest, iterations = old.averages[len(weights) :], old.slots[self._iterations]
+            averages = [*averages, *self._averages.new_state_values(rest, old.state, state, iterations)]
         new = [*weights, *slots, *state, *averages]
         if self._options.loss_scale is None:
             return new, totals
@@ -305,7 +308,7 @@ class Functions:
         divisors: Sequence[tf.Tensor],
         rate: Sequence[tf.Tensor],
     ) -> tuple[list[tf.Tensor | None], list[tf.Tensor | None], Sequence[tf.Tensor]]:
-        iterations, averages = old.slots[self._iterations], old.averages
+        iterations, averages = old.slots[self._iterations], old.averages[: len(old.weights)]
         known_rate = rate[0] if rate else None
         if self._sharded is not None:
             joined = self._sharded.joined(self.facts.has_gradient)
@@ -333,11 +336,6 @@ class Functions:
         means = self.facts.means(joined, flat, divisors)
         clipped = iter(self._options.clip([gradient for gradient in means if gradient is not None]))
         return [None if gradient is None else next(clipped) for gradient in means]
-
-
-def placed_pass(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:
-    """Say where the values are that a pass reads."""
-    return placed_values(devices, values.weights, values.state)
 
 
 def _none_where_kept(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:

@@ -26,6 +26,11 @@ class LayerState:
         self.synchronized = any(getattr(layer, "synchronized", False) for layer in layers_of(model))
         self._is_seed = [is_seed(variable) for variable in self.variables]
         self._stays = [is_generator(variable) for variable in self.variables]
+        frozen = {id(variable) for layer in layers_of(model) if not layer.trainable for variable in layer.variables}
+        frozen |= getattr(model, "kept", set())
+        floats = [tf.as_dtype(variable.dtype).is_floating for variable in self.variables]
+        # Indices of the state that training may change: weights of frozen layers, which are state here, are none.
+        self.averaged = [i for i, v in enumerate(self.variables) if floats[i] and id(v) not in frozen]
 
     @property
     def seeds(self) -> list[KerasVariable]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 import tensorflow as tf
@@ -15,7 +16,7 @@ from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.global_batch import GlobalBatch
 
 Pass = Literal["train", "test"]
-Need = Literal["evaluate", "predict", "class_weight", "jit_compile"]
+Need = Literal["evaluate", "predict", "class_weight", "jit_compile", "averaged"]
 
 
 class LoopStep(Protocol):
@@ -44,6 +45,9 @@ class LoopStep(Protocol):
 
     def require(self, what: Need) -> None:
         """Raise a `StepError` where it cannot do this."""
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Let the weights be their averages within the block."""
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Check batches like these, and find out, the first time, what their totals hold."""

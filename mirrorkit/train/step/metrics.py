@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasMetric, Metric, PerOutput
+from mirrorkit._types import KerasMetric, Metric, Nest, PerOutput
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.keras_operations import without_waits
 from mirrorkit.train.step.outputs import Output, kind_of_target, own_value, per_output
@@ -95,8 +95,11 @@ class Metrics:
         return [tf.reshape(tf.cast(value, tf.float32), [-1]) for state in states for value in state]
 
     def results(self, sums: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Turn added-up states (one flat tensor, in the order of `sums`) into results by name."""
-        results = {}
+        """Turn added-up states (one flat tensor, in the order of `sums`) into results by name.
+
+        Of a metric whose result is a dict, its names are those of the logs, as in Keras.
+        """
+        results: dict[str, tf.Tensor] = {}
         position = 0
         for _, _, name, metric in self._members:
             state = []
@@ -105,7 +108,10 @@ class Metrics:
                 part = tf.reshape(sums[position : position + size], variable.shape)
                 state.append(tf.cast(part, variable.dtype))
                 position += size
-            results[name] = metric.stateless_result(state)
+            for key, value in _by_name(name, metric.stateless_result(state)):
+                if key in results:
+                    raise taken(key)
+                results[key] = value
         return results
 
 
@@ -114,6 +120,23 @@ class MeanOfOutput(keras.metrics.MeanMetricWrapper):  # type: ignore[name-define
 
     def __init__(self, name: str) -> None:
         super().__init__(own_value, name=name)
+
+
+def _by_name(name: str, result: Nest) -> Iterator[tuple[str, Nest]]:
+    """Yield the logs of one metric: one by its name, or those in the dict that its result is."""
+    if not isinstance(result, Mapping):
+        yield name, result
+        return
+    for key, value in result.items():
+        yield from _by_name(str(key), value)
+
+
+def taken(name: str) -> StepError:
+    """Return the error that a log would hide another."""
+    return StepError(
+        f"Two logs have the name {name!r}, and one would hide the other: a loss or metric of that name, and a metric "
+        "or the dict that its result() returns. Rename one: name= of the metric, or the key in the dict."
+    )
 
 
 def _by_output(given: PerOutput, names: Sequence[str | None]) -> list[list[Metric]]:

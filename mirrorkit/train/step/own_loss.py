@@ -61,6 +61,11 @@ class LossModel(Models):
         return [variable for variable in self.variables if id(variable) not in trained]
 
     @property
+    def kept(self) -> set[int]:
+        """The ids of the variables of models that another step trains."""
+        return self._kept()
+
+    @property
     def trained_parts(self) -> list[str]:
         """The names of the models and layers that have a weight to be trained."""
         trained = set(map(id, self.trainable_variables))
@@ -126,6 +131,13 @@ def _checked(found: Mapping[str, Nest], rows: int | None) -> list[str]:
             "Return the values before any mean over the batch, and of several values per example their sum or mean, "
             "such as tf.reduce_mean(values, axis=-1)."
         )
+        if shape is not None and shape.rank == 1 and rows and (shape[0] or 0) > rows and shape[0] % rows == 0:
+            each = shape[0] // rows
+            cure = (
+                f"These are {each} values for each example. Return their mean: tf.reduce_mean(tf.reshape(values, "
+                f"[{each}, -1]), axis=0) where the values of one example are {rows} rows apart, as after tf.concat of "
+                f"{each} batches along the rows; tf.reshape(values, [-1, {each}]) and axis=1 where they are together."
+            )
         if shape is not None and shape.rank == 1 and shape[0] is None:
             cure = (
                 "An example that does not count has the value 0: write tf.where in place of tf.boolean_mask. Where "

@@ -110,6 +110,11 @@ def placed_values(devices: Changing, weights: Iterable[tf.Tensor], state: Iterab
             yield value, device
 
 
+def placed_pass(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:
+    """Say where the values are that a pass reads."""
+    return placed_values(devices, values.weights, values.state)
+
+
 def are_placed(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) -> bool:
     """Return whether a replica's variables of floats lie elsewhere than on its device, in this process."""
     central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)

@@ -35,6 +35,7 @@ def check_model(model: KerasModel, *, scaled: bool) -> None:
                 "Input, or call it once on a batch in the strategy's scope."
             )
     for layer in layers_of(model):
+        _require_metrics(layer)
         if getattr(layer, "variable_dtype", None) == "float16":
             raise StepError(
                 f"The layer {layer.name!r} keeps its weights in float16, which small updates leave as they are. Use "
@@ -60,6 +61,18 @@ def check_model(model: KerasModel, *, scaled: bool) -> None:
         raise StepError(f"The model {model.name!r} has no variables: nothing in it can be trained. Give it a layer.")
     if not model.trainable_variables:
         raise StepError(f"The model {model.name!r} has no trainable variables. Set model.trainable = True.")
+
+
+def _require_metrics(layer: KerasLayer) -> None:
+    """Refuse a layer whose property `metrics`, which Keras asks for the variables of metrics, raises an error."""
+    try:
+        layer.metrics_variables  # noqa: B018
+    except Exception as error:  # whatever the user's property may raise
+        raise StepError(
+            f"The property `metrics` of {type(layer).__name__} raised {type(error).__name__}: {error}. Remove it: a "
+            "step takes its metrics from Step(..., metrics=[...]), or from the dict that the function of "
+            "Step.from_loss returns."
+        ) from error
 
 
 def not_built(model: KerasModel) -> StepError:
@@ -185,6 +198,7 @@ def check_optimizer(optimizer: KerasOptimizer) -> None:
         )
     if type(optimizer).__name__ == "MultiOptimizer":
         raise StepError("MultiOptimizer is not supported in a Step. Use one optimizer for all variables.")
+    _require_no_inner(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise StepError(
             "LossScaleOptimizer decides on one replica whether a step is skipped, so replicas drift apart. Pass its "
@@ -209,6 +223,22 @@ def check_optimizer(optimizer: KerasOptimizer) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def _require_no_inner(optimizer: KerasOptimizer) -> None:
+    """Refuse an optimizer that hands its work to another, except for Keras's own, which are known."""
+    if type(optimizer).__module__.startswith("keras."):
+        return
+    for name, value in sorted(vars(optimizer).items(), key=lambda item: len(item[0])):  # TensorFlow's own come last
+        for inner in keras.tree.flatten(value):
+            if isinstance(inner, keras.optimizers.Optimizer):
+                raise StepError(
+                    f"{type(optimizer).__name__} holds another optimizer, {type(inner).__name__}, in its attribute "
+                    f"{name!r}. A step computes an update from the optimizer's own variables, and would not see those "
+                    "of the inner one. Derive the class from that of the inner optimizer and override update_step, or "
+                    "give the step the inner optimizer. Averages of the weights, clipping, loss scale and accumulation "
+                    "are options of Step: ema, clip_norm, loss_scale, accumulate."
+                )
 
 
 def check_placed(*, jit_compile: bool) -> None:

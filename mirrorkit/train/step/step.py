@@ -24,6 +24,7 @@ from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerO
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.step import building, requirements, sharded_optimizer
+from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.compiled import compiled_parts
 from mirrorkit.train.step.global_batch import HostBatch, OwnRows
 from mirrorkit.train.step.loss_scale import LossScale
@@ -59,7 +60,8 @@ class Step:
         accumulate: global batches for one update, which is then that of one batch so many times as large.
         loss_scale: "dynamic", a fixed number or a `mk.train.LossScale`; mixed_float16 needs one. A step whose reduced
             gradient is not finite is skipped and counted.
-        ema: decay of an exponential moving average of the weights, such as 0.999; see `averaged`.
+        ema: decay of an exponential moving average, such as 0.999, of the weights and of layer state of floats, such as
+            the statistics of BatchNormalization, except for frozen layers; see `averaged`.
         unchecked: names of what may differ between a batch and its parts: a metric's or loss's log name, "add_loss",
             "rows", "state" (docs/differences.md). On several replicas `fit` checks the first batch.
         bucket_mib: size of the messages in which sums travel between replicas, in MiB (see `mk.train.all_reduce`).
@@ -284,18 +286,16 @@ class Step:
             model.save("averaged.keras")
         ```
 
-        Weights and averages change places, and back at the end of the block; do not train within it. Before the first
-        update the averages are the weights themselves.
+        Weights and averages change places, and back at the end of the block; do not train within it. So do layer state
+        of floats, such as the statistics of BatchNormalization, and its averages. Before the first update the averages
+        are the weights themselves. `Loop.fit(validation_averaged=True)` validates so.
 
         Raises:
             StepError: the step has no averages, is not built yet, or is within such a block already.
         """
         if self._options.ema is None:
-            raise StepError("This step keeps no averages of the weights. Give it a decay: Step(..., ema=0.999).")
-        step = self._require_built()
-        if step.averages is None or int(self.optimizer.iterations.value.numpy()) == 0:
-            return contextlib.nullcontext()
-        return step.averages.in_place(step.strategy)
+            raise no_averages("This step")
+        return self._require_built().averaged()
 
     @property
     def is_averaged(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +16,12 @@ from mirrorkit.strategy import is_parameter_server, is_tpu
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.step import requirements, sharded_optimizer
 from mirrorkit.train.step.accumulation import RunningSums
-from mirrorkit.train.step.averages import Averages
+from mirrorkit.train.step.averages import Averages, no_averages
 from mirrorkit.train.step.calling import predict_with, with_values
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.compiled import compile_model
-from mirrorkit.train.step.functions import Functions, placed_pass
+from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.labels_check import check_labels
 from mirrorkit.train.step.layer_state import LayerState, layers_of
@@ -28,7 +29,7 @@ from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch as Parts
 from mirrorkit.train.step.outputs import in_floatx, is_wide, unpack_batch, with_known_shapes
-from mirrorkit.train.step.places import Places, are_placed
+from mirrorkit.train.step.places import Places, are_placed, placed_pass
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.totals import LOSS
@@ -66,6 +67,7 @@ class Supervised:
             sharded_optimizer.check_strategy(strategy, weights, is_placed=is_placed)
         self.averages: Averages | None = None
         self.scale: list[Variable] = []  # the loss scale, good steps, skipped steps
+        state = LayerState(model)
         with strategy.scope():
             if options.shard_optimizer and strategy.num_replicas_in_sync > 1:
                 self._sharded = ShardedOptimizer(strategy, optimizer, weights)
@@ -74,18 +76,18 @@ class Supervised:
                 requirements.check_built_for(optimizer, model)
             compile_model(shown or model, optimizer, loss=options.losses["loss"], **options.metrics)
             if options.ema is not None:
-                self.averages = Averages(options.ema, weights)
+                self.averages = Averages(options.ema, weights, state)
             if options.loss_scale is not None:
                 self.scale = options.loss_scale.create()
         self.strategy = strategy
         self.model = shown or model  # what callbacks see
         self._trained = model
         self._options = options
+        self._iterations = optimizer.iterations
         self.accumulate = options.accumulate
         self._told_of_cast = False
         self._computes_wide = any(getattr(layer, "compute_dtype", None) == "float64" for layer in layers_of(model))
         self._checked: set[Pass] = set()  # before which kind of pass a batch was checked
-        state = LayerState(model)
         self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds)
         averages = [] if self.averages is None else self.averages.variables
         self._changing = Changing(weights, list(optimizer.variables), state.variables, averages, self.scale)
@@ -129,6 +131,26 @@ class Supervised:
         return [*weights, *state, *(slots if self._sharded is None else self._sharded.whole), *averages, *scale]
 
     @property
+    def kept(self) -> list[Variable]:
+        """The layer state that no update computes, such as a mask, and its averages; after the first step."""
+        of = {} if self.averages is None else self.averages.of_state
+        stays = [i for i, changes in enumerate(self._functions.facts.changes) if not changes]
+        return [*(self._changing.state[i] for i in stays), *(of[i] for i in stays if i in of)]
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Let the weights be their averages within the block; see `Step.averaged`."""
+        if self.averages is None:
+            raise no_averages("This step")
+        no_update = int(self._iterations.value.numpy()) == 0  # so the averages are the weights
+        return contextlib.nullcontext() if no_update else self.averages.in_place(self.strategy)
+
+    def as_trained(self) -> contextlib.AbstractContextManager[None]:
+        """Let the weights be those of the training within the block, where they are their averages."""
+        if self.averages is None or not self.averages.are_in_place:
+            return contextlib.nullcontext()
+        return self.averages.out_of_place(self.strategy)
+
+    @property
     def accumulators(self) -> list[list[tf.Variable]]:
         """With `accumulate` the variables that add up an update's batches, of each replica of this worker."""
         return self._running.variables
@@ -145,6 +167,8 @@ class Supervised:
                 "Loop(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): a "
                 "program of XLA's has one. Leave out jit_compile."
             )
+        if what == "averaged" and self.averages is None:
+            raise no_averages("This step")
         if what == "class_weight" and self._options.of_values:
             raise StepError(
                 "class_weight weighs a loss by its targets, and Step.from_loss has a function of whole batches. "

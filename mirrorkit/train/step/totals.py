@@ -16,7 +16,7 @@ from mirrorkit._types import KerasModel, Logs, Nest, PerOutput
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.building import outputs_of
 from mirrorkit.train.step.losses import Losses
-from mirrorkit.train.step.metrics import MeanOfOutput, Metrics
+from mirrorkit.train.step.metrics import MeanOfOutput, Metrics, taken
 from mirrorkit.train.step.outputs import Batch, Output, in_order, match, output_names, own_value, per_output
 from mirrorkit.train.step.shapes_check import loss_faults
 
@@ -138,7 +138,10 @@ class Totals:
         parts = [weight * value for weight, value in zip(self.losses.weights, own, strict=True)]
         loss = tf.add_n([*parts, totals[ADDED] / tf.maximum(totals[EXAMPLES], 1e-12)])
         logs = {"loss": loss, **dict(zip(self.losses.own_names, own, strict=False))}  # no names for a single output
-        return {**logs, **self.metrics.results(totals[FIXED + 2 * len(own) :])}
+        results = self.metrics.results(totals[FIXED + 2 * len(own) :])
+        if both := logs.keys() & results.keys():
+            raise taken(min(both))
+        return {**logs, **results}
 
 
 def _scalar(value: tf.Tensor) -> tf.Tensor:

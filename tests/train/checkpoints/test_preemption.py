@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from checkpoint_helpers import Interrupted, bits, names, saved_at, spoil
-from training_helpers import set_values, values_of
+from training_helpers import line_net, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -183,3 +183,21 @@ def test_the_exit_code_of_a_real_process(number: str, code: int, run_python: Any
     assert result.returncode == code, result.stderr[-2000:]
     assert names(tmp_path) == saved_at(3)
     assert "start again to go on" in result.stderr
+
+
+def test_a_signal_in_a_validation_on_averages_saves_the_weights(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+    """Weights and averages have changed places there; what goes on is as if nothing had happened."""
+    data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=20)
+    options = {"epochs": 2, "validation_data": data, "validation_averaged": True, "verbose": 0}
+
+    def made() -> Any:
+        return make_loop(("mirrored", 2), line_net, lambda: keras.optimizers.SGD(0.01), ema=0.9)
+
+    whole, first, second = made(), made(), made()
+    whole.fit(data, **options)
+    stop = Send(signal.SIGTERM, "on_test_batch_begin", at=3)
+    with pytest.raises(SystemExit):
+        first.fit(data, callbacks=[stop, mk.train.Checkpoints(tmp_path)], **options)
+    assert names(tmp_path) == saved_at(3)
+    second.fit(data, callbacks=[mk.train.Checkpoints(tmp_path)], **options)
+    assert bits(second) == bits(whole)

@@ -85,6 +85,12 @@ def test_a_loss_that_is_not_finite_names_its_batch(two_workers):
     assert 10 < batch <= 20
 
 
+def test_a_nan_that_the_loss_does_not_show(two_workers):
+    variable, epoch = two_workers("hidden")
+    assert variable.endswith("first/kernel")
+    assert epoch == 0
+
+
 def test_accumulation_averages_clipping_and_loss_scale(two_workers):
     found = two_workers("options")
     # 34 batches of 16, the last one smaller: 16 whole updates of two, and one of the remaining two

@@ -225,6 +225,20 @@ def non_finite():
         return [error.step, error.epoch, error.batch]
 
 
+def hidden():
+    holes = x.copy()
+    holes[16 * 20 + 3, 0] = np.nan  # as a ReLU does on some processors, a layer makes 0 of it
+    with strategy.scope():
+        hide = keras.layers.Lambda(lambda h: tf.where(tf.math.is_nan(h), 0.0, h))
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="first"), hide, keras.layers.Dense(1)])
+        step = mk.train.Step(model, keras.optimizers.SGD(0.01), loss="mse")
+    try:
+        data = mk.data.batches(mk.data.arrays(holes, y.astype("float32")), global_batch_size=16)
+        mk.train.Loop(strategy, step).fit(data, verbose=0)
+    except NonFiniteLossError as error:
+        return [error.variable, error.epoch]
+
+
 def options():
     step, loop = make(accumulate=2, ema=0.9, clip_norm=1.0, loss_scale="dynamic")
     loop.fit(train, epochs=2, verbose=0)
@@ -268,6 +282,7 @@ run(
     predict,
     checkpoints,
     non_finite,
+    hidden,
     options,
     overflow,
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from step_helpers import cut, numbers_of, train, train_by_hand
 from training_helpers import MIRRORED_FAST, keras_twin, largest_difference, line_net, plain_dataset, sequential
 
@@ -131,3 +132,98 @@ def test_training_within_the_averages_is_refused(make_loop: Any, numbers: Any) -
     loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
     with loop.step.averaged(), pytest.raises(StepError, match=r"within step.averaged\(\).*Leave the block"):
         loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
+
+
+# --- layer state
+
+
+def _normalized() -> Any:
+    frozen = sequential((4,), L.Dense(4, name="frozen"), L.BatchNormalization(name="frozen_norm"))
+    frozen.trainable = False
+    return sequential((4,), frozen, L.Dense(5), L.BatchNormalization(momentum=0.5, name="norm"), Shift(), L.Dense(1))
+
+
+class Shift(L.Layer):
+    """Has state that no update writes, with a value of which there is no average."""
+
+    def build(self, shape: Any) -> None:
+        self.shift = self.add_weight(shape=(5,), initializer="zeros", trainable=False, name="shift")
+        self.shift.assign([-np.inf, 0, 0, 0, 0])
+
+    def call(self, x: Any) -> Any:
+        return tf.nn.softmax(x + self.shift)
+
+
+@pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}], ids=["plain", "shard_optimizer"])
+def test_statistics_have_averages_too(
+    options: dict[str, Any], make_loop: Any, numbers: Any, assert_replicas_equal: Any
+) -> None:
+    """The averages by hand, from the values after each update; a frozen layer has none."""
+    loop = make_loop(("mirrored", 2), _normalized, ema=0.7, **options)
+    model = loop.step.model
+    moving = [v for v in model.variables if "frozen" not in v.path]
+    expected: list[Any] = []
+    for batch in cut(*numbers, sizes=[20, 20, 20]):
+        train(loop, [batch])
+        new = numbers_of(moving)
+        expected = new if not expected else [0.7 * a + 0.3 * n for a, n in zip(expected, new, strict=True)]
+    assert sum("average/" in v.path for v in loop.step.variables) == len(moving)
+    model.layers[3].shift.assign([1.0, 2, 3, 4, -np.inf])  # by a callback, say; an update makes it the average
+    with loop.step.averaged():
+        assert_replicas_equal(loop)
+        found = dict(zip([v.path for v in moving], numbers_of(moving), strict=True))
+    for variable, value in zip(moving, expected, strict=True):
+        np.testing.assert_allclose(found[variable.path], value, rtol=1e-5, atol=1e-6, err_msg=variable.path)
+    train(loop, cut(*numbers, sizes=[20]))
+    with loop.step.averaged():
+        np.testing.assert_array_equal(model.layers[3].shift.numpy(), [1.0, 2, 3, 4, -np.inf])
+
+
+def test_a_model_that_another_step_trains_has_no_averages(strategy_of: Any) -> None:
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        one, other = (sequential((4,), L.Dense(4), L.BatchNormalization()) for _ in range(2))
+        step = mk.train.Step.from_loss(
+            [one, other],
+            keras.optimizers.SGD(0.1),
+            lambda batch: tf.reduce_mean(other(one(batch)) ** 2, -1),
+            frozen=other,
+            ema=0.9,
+        )
+    step.build(strategy)
+    averages = [v.path for v in step.variables if v.path.startswith("average/")]
+    assert len(averages) == len(one.variables) == 6
+
+
+# --- validation on them
+
+
+@pytest.mark.parametrize("where", [("mirrored", 2), pytest.param(("one_device", 1), marks=pytest.mark.slow)], ids=str)
+def test_fit_validates_on_the_averages(where: Any, make_loop: Any, numbers: Any) -> None:
+    loop = make_loop(where, lambda: sequential((4,), L.Dense(5), L.BatchNormalization(), L.Dense(1)), ema=0.9)
+    data = plain_dataset(*numbers, batch=20)
+    expected: list[float] = []
+
+    def look(epoch: int, logs: Any) -> None:
+        with loop.step.averaged():
+            expected.append(loop.evaluate(data)["loss"])
+        assert logs["val_loss"] == pytest.approx(expected[-1], rel=1e-6)
+        assert logs["val_loss"] != pytest.approx(loop.evaluate(data)["loss"], rel=1e-3)
+
+    report = loop.fit(
+        data,
+        epochs=3,
+        validation_data=data,
+        validation_averaged=True,
+        verbose=0,
+        callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=look)],
+    )
+    assert report.history["val_loss"] == pytest.approx(expected, rel=1e-6)
+    assert len(expected) == 3
+
+
+def test_a_validation_on_averages_that_are_not_there(make_loop: Any, numbers: Any) -> None:
+    loop = make_loop(("one_device", 1), line_net)
+    data = plain_dataset(*numbers, batch=20)
+    with pytest.raises(StepError, match=r"no averages.*ema=0\.999"):
+        loop.fit(data, validation_data=data, validation_averaged=True, verbose=0)

@@ -433,6 +433,10 @@ OUTSIDE: dict[str, Any] = {}  # what a loss function uses and the step is not gi
         ),  # a size of a net
         (lambda b, p, v: tf.reduce_mean(p["net"](b), 0), r"shape \(3,\) for 'loss'.*one value per example"),
         (
+            lambda b, p, v: tf.concat([v, v], 0),
+            r"shape \(2018,\) .*These are 2 values for each example.*tf.reshape\(values, \[2, -1\]\), axis=0\)",
+        ),
+        (
             lambda b, p, v: tf.boolean_mask(v, v > 1),
             r"shape \(None,\) for 'loss'.*tf.where in place of tf.boolean_mask",
         ),
@@ -456,6 +460,7 @@ OUTSIDE: dict[str, Any] = {}  # what a loss function uses and the step is not gi
         "matrix",
         "of a size of the net",
         "over the rows",
+        "two for each row",
         "some",
         "scalar metric",
         "no loss",

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from training_helpers import classifier, line_net, plain_dataset
 
 from mirrorkit._keras import keras
@@ -122,3 +123,95 @@ def test_a_metric_that_does_not_add_up_is_refused_by_name(make_loop: Any, recipe
     for call in (loop.fit, loop.evaluate, loop.warm_up):
         with pytest.raises(StepError, match=r"'largest_error' \(Largest\) does not add up.*predict"):
             call(recipe)
+
+
+# --- metrics of several numbers
+
+
+@keras.saving.register_keras_serializable("mirrorkit_tests")
+class Rates(keras.metrics.Metric):  # type: ignore[name-defined, misc]
+    """Several numbers by name, one of them in a dict in the dict; or as a tuple."""
+
+    def __init__(self, name: str = "rates", keys: tuple[str, ...] = ("p", "r"), **options: Any) -> None:
+        super().__init__(name=name, **options)
+        self.keys = keys
+        self.error = self.add_weight(name="error", initializer="zeros")
+        self.count = self.add_weight(name="count", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        error = tf.abs(y_true - y_pred)[:, 0]
+        weight = tf.ones_like(error) if sample_weight is None else tf.cast(tf.reshape(sample_weight, [-1]), error.dtype)
+        self.error.assign_add(tf.reduce_sum(error * weight))
+        self.count.assign_add(tf.reduce_sum(weight))
+
+    def result(self) -> Any:
+        mean = self.error / self.count
+        if not self.keys:
+            return mean, 2 * mean
+        first, *others = self.keys
+        return {first: mean, "more": {key: mean * (i + 2) for i, key in enumerate(others)}}
+
+
+def _assert_as_in_keras(make_loop: Any, net: Any, batches: Any, **compiled: Any) -> None:
+    """The same names and values of fit, with validation, and of evaluate."""
+    made = {name: make() for name, make in compiled.items()}
+    loop = make_loop(("mirrored", 2), net, lambda: keras.optimizers.SGD(0.01), **made)
+    model = net()
+    model.set_weights(loop.step.model.get_weights())
+    model.compile(keras.optimizers.SGD(0.01), **{"loss": "mse"} | {name: make() for name, make in compiled.items()})
+    expected = model.fit(batches, epochs=2, validation_data=batches, verbose=0).history
+    found = loop.fit(batches, epochs=2, validation_data=batches, verbose=0).history
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(np.array(found[name]), np.array(values), rtol=1e-5, err_msg=name)
+    assert set(loop.evaluate(batches)) == set(model.evaluate(batches, verbose=0, return_dict=True))
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        pytest.param({"metrics": lambda: [Rates()]}, id="dict"),
+        pytest.param({"metrics": lambda: [Rates(keys=())]}, id="tuple"),
+        pytest.param(
+            {"metrics": lambda: ["mae", Rates(), "mae"], "weighted_metrics": lambda: ["mae", Rates(keys=("wp", "wr"))]},
+            id="among others",
+        ),
+    ],
+)
+def test_a_metric_of_several_numbers_gives_the_names_of_keras(make_loop: Any, numbers: Any, compiled: Any) -> None:
+    weights = np.linspace(0.5, 1.5, 60, dtype="float32")
+    _assert_as_in_keras(make_loop, line_net, plain_dataset(*numbers, weights, batch=20), **compiled)
+
+
+def test_metrics_of_several_numbers_for_several_outputs(make_loop: Any, numbers: Any) -> None:
+    def net() -> Any:
+        x = keras.Input((4,))
+        return keras.Model(x, {"a": L.Dense(1, name="a")(x), "b": L.Dense(1, name="b")(x)})
+
+    x, y = numbers
+    batches = tf.data.Dataset.from_tensor_slices((x, {"a": y, "b": 2 * y})).batch(20)
+
+    def metrics() -> Any:
+        return {"a": [Rates(), "mae"], "b": ["mae", Rates(keys=("bp", "br"))]}
+
+    _assert_as_in_keras(
+        make_loop,
+        net,
+        batches,
+        loss=lambda: {"a": "mse", "b": "mae"},
+        metrics=metrics,
+    )
+
+
+@pytest.mark.parametrize(
+    ("metrics", "name"),
+    [
+        ([Rates(keys=("loss", "r"))], "loss"),
+        ([Rates(), Rates(name="again")], "p"),
+        (["mae", Rates(keys=("r", "mae"))], "mae"),
+        ([keras.metrics.MeanAbsoluteError(name="loss")], "loss"),
+    ],
+)
+def test_a_log_that_would_hide_another_is_refused(metrics: Any, name: str, make_loop: Any, numbers: Any) -> None:
+    with pytest.raises(StepError, match=f"Two logs have the name '{name}'.*Rename one"):
+        make_loop(("one_device", 1), line_net, metrics=metrics).fit(plain_dataset(*numbers, batch=20), verbose=0)

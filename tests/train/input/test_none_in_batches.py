@@ -1,0 +1,82 @@
+"""Batches that end in None, which Keras takes for targets and sample weights that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import keras_twin, line_net, plain_dataset
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+def _unweighted(x: Any, y: Any) -> Any:
+    return x, y, None
+
+
+_KINDS: dict[str, Callable[[Any, Any], Any]] = {
+    "dataset": lambda x, y: plain_dataset(x, y, batch=20).map(_unweighted),
+    "of unknown length": lambda x, y: plain_dataset(x, y, batch=20).map(_unweighted).filter(lambda *_: True),
+    "batches": lambda x, y: mk.data.batches(mk.data.arrays(x, y), global_batch_size=20, map=_unweighted),
+    "resident": lambda x, y: mk.data.resident(mk.data.arrays(x, y), global_batch_size=20, map=_unweighted),
+    "from_function": lambda x, y: mk.data.from_function(
+        lambda shard, shards: plain_dataset(x, y, batch=20).map(_unweighted), global_batch_size=20
+    ),
+}
+
+
+_SLOW = ("of unknown length", "resident", "from_function")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in _SLOW else kind for kind in _KINDS]
+)
+def test_no_sample_weights(kind: str, make_loop: Any, numbers: Any) -> None:
+    loop = make_loop(("mirrored", 2), line_net, metrics=["mae"], weighted_metrics=["mse"])
+    model = keras_twin(line_net, loop)
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], weighted_metrics=["mse"])
+    theirs, ours = _KINDS["dataset"](*numbers), _KINDS[kind](*numbers)
+    loop.warm_up(ours)
+    expected = model.fit(theirs, epochs=2, validation_data=theirs, verbose=0).history
+    found = loop.fit(ours, epochs=2, validation_data=ours, verbose=0, callbacks=[mk.checks.NanWatch()]).history
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+    assert loop.evaluate(ours)["loss"] == pytest.approx(model.evaluate(theirs, verbose=0)[0], rel=1e-5)
+    np.testing.assert_allclose(loop.predict(ours), model.predict(numbers[0], verbose=0), rtol=1e-4, atol=1e-5)
+
+
+def test_no_targets_to_predict(line: Any, numbers: Any) -> None:
+    plain = plain_dataset(numbers[0], batch=20)
+    expected = line.predict(plain)
+    for batches in (plain.map(lambda x: (x, None)), plain.map(lambda x: (x, None, None))):
+        np.testing.assert_array_equal(line.predict(batches), expected)
+
+
+def test_class_weights(make_loop: Any, numbers: Any) -> None:
+    data = plain_dataset(numbers[0], np.zeros([60, 1], "int64"), batch=20)
+    make_loop(("mirrored", 2), line_net).fit(data.map(_unweighted), class_weight={0: 2.0}, verbose=0)
+
+
+def test_a_custom_loop_and_a_check(make_loop: Any, numbers: Any) -> None:
+    data = plain_dataset(*numbers, batch=20).map(_unweighted)
+    loop = make_loop(("mirrored", 2), line_net)
+    assert [len(batch) for batch in mk.data.distribute(data, loop.strategy)] == [2, 2, 2]
+    assert mk.checks.find_non_finite(loop, next(iter(data))) is None
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda x, y: (x, None, y[:, 0]), lambda x, y: ({"a": x, "b": None}, y)], ids=["targets", "inputs"]
+)
+@pytest.mark.parametrize("what", ["fit", "evaluate", "predict"])
+def test_none_elsewhere_is_refused_by_name(what: str, spoil: Any, line: Any, numbers: Any) -> None:
+    data: tf.data.Dataset = plain_dataset(*numbers, batch=20).map(spoil)
+    with pytest.raises(StepError, match=r"yields None among its tensors.*may end in None"):
+        getattr(line, what)(data)

@@ -1,0 +1,252 @@
+"""A weight that becomes NaN while the loss stays finite ends the training by name, and is never saved."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import plain_dataset, sequential, values_of
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import NonFiniteLossError
+from mirrorkit.train.checkpoints import file as checkpoint_file
+
+L = keras.layers
+ONE, TWO = ("one_device", 1), ("mirrored", 2)
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+class Mask(L.Layer):
+    """Adds a mask that holds -inf, to numbers that go through an exponential."""
+
+    def build(self, shape: Any) -> None:
+        self.mask = self.add_weight(shape=(8,), initializer="zeros", trainable=False, name="mask")
+        self.mask.assign([-np.inf] + [0.0] * 7)
+
+    def call(self, x: Any) -> Any:
+        return tf.nn.softmax(x + self.mask)
+
+
+def hiding(*more: Any) -> Any:
+    """Makes 0 of NaN behind its first layer, as ReLU does on some processors: the loss never shows it."""
+    hide = L.Lambda(lambda x: tf.where(tf.math.is_nan(x), 0.0, x))
+    return sequential((4,), L.Dense(8, name="first"), hide, *more, L.Dense(1))
+
+
+def slope_at_zero() -> Any:
+    """The loss of zeros is finite, but not its gradient."""
+    return sequential((4,), L.Dense(1, use_bias=False, name="first"), L.Lambda(tf.sqrt), L.Rescaling(1.0))
+
+
+def examples(numbers: Any, *, bad: int | None = None, batch: int = 6, value: float = np.nan) -> mk.data.Recipe:
+    """Ten batches; one example of the batch `bad` holds a NaN."""
+    x = np.abs(numbers[0])
+    if bad is not None:
+        x[batch * bad + 1, 2] = value
+    return mk.data.batches(mk.data.arrays(x, numbers[1]), global_batch_size=batch)
+
+
+def is_finite(values: Any) -> bool:
+    return all(np.isfinite(value).all() for value in values if value.dtype.kind == "f")
+
+
+def saved(folder: Path) -> list[str]:
+    """The checkpoints, all of which hold finite numbers."""
+    found = sorted(folder.glob("*.npz"))
+    for file in found:
+        assert is_finite(np.load(file).values()), file
+    return [file.name for file in found]
+
+
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [
+        pytest.param(ONE, {}, id="one device", marks=pytest.mark.slow),
+        pytest.param(TWO, {}, id="two replicas"),
+        pytest.param(TWO, {"ema": 0.9, "accumulate": 2}, id="ema, accumulate"),
+        pytest.param(TWO, {"shard_optimizer": True}, id="shard_optimizer"),
+        pytest.param(ONE, {"jit_compile": True}, id="jit_compile", marks=pytest.mark.slow),
+        pytest.param(("central_storage", 2), {}, id="central_storage", marks=pytest.mark.slow),
+    ],
+)
+def test_a_nan_that_the_loss_does_not_show(
+    where: Any, options: dict[str, Any], make_loop: Any, numbers: Any, tmp_path: Path
+) -> None:
+    loop = make_loop(where, hiding, lambda: keras.optimizers.Adam(0.01), steps_per_call=2, **options)
+    with pytest.raises(NonFiniteLossError, match=r"first/kernel .*became NaN.*loss stayed finite") as caught:
+        loop.fit(
+            examples(numbers, bad=7), epochs=3, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path, every=2, keep=9)]
+        )
+    error = caught.value
+    assert error.variable is not None
+    assert error.variable.endswith("first/kernel")
+    assert (error.epoch, error.step, error.batch) == (0, 7, 7)  # with a save after every call, none is passed over
+    assert saved(tmp_path) == [f"step-{step:010d}.npz" for step in (2, 4, 6)]
+
+
+def test_the_end_of_an_epoch_saves_nothing_of_it(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+    loop = make_loop(TWO, hiding, steps_per_call=100)
+    seen: list[Any] = []
+    told = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
+    with pytest.raises(NonFiniteLossError, match=r"one of the training steps 0 to 9 \(epoch 0; counted from 0\)"):
+        loop.fit(
+            examples(numbers, bad=7),
+            validation_data=examples(numbers),
+            verbose=0,
+            callbacks=[told, mk.train.Checkpoints(tmp_path)],
+        )
+    assert (seen, saved(tmp_path)) == ([], [])
+
+
+def test_a_gradient_that_is_not_finite(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+    loop = make_loop(TWO, slope_at_zero, steps_per_call=1)
+    loop.step.model.set_weights([np.ones((4, 1))])
+    x = np.abs(numbers[0])
+    x[54] = 0  # in the last batch: no later loss can show it
+    data = mk.data.batches(mk.data.arrays(x, np.ones((60, 1), "float32")), global_batch_size=6)
+    with pytest.raises(NonFiniteLossError, match=r"first/kernel became NaN or infinite in training step 9 \(epoch 0"):
+        loop.fit(data, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path, every=1, keep=1)])
+    assert saved(tmp_path) == ["step-0000000009.npz"]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_mask_of_infinities_is_no_alarm(watched: bool, make_loop: Any, numbers: Any) -> None:
+    loop = make_loop(TWO, lambda: hiding(Mask()))
+    callbacks = [mk.checks.NanWatch()] if watched else []
+    loop.fit(examples(numbers), epochs=2, verbose=0, callbacks=callbacks)
+    assert np.isinf(loop.step.model.layers[2].mask.numpy()).any()
+    with pytest.raises(NonFiniteLossError, match="input of the batch: 1 NaN" if watched else "first/kernel"):
+        loop.fit(examples(numbers, bad=7), epochs=2, verbose=0, callbacks=callbacks)
+
+
+def test_what_a_callback_writes(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+    """An infinity in a mask is its own business, a NaN is not."""
+    loop = make_loop(TWO, lambda: hiding(Mask()), ema=0.9)
+    mask = loop.step.model.layers[2].mask
+    mask.assign(np.zeros(8))
+    save = mk.train.Checkpoints(tmp_path)
+
+    def write(value: float) -> Any:
+        return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: mask.assign([value] + [0.0] * 7))
+
+    loop.fit(examples(numbers), epochs=2, verbose=0, callbacks=[write(-np.inf), save])
+    assert np.isinf(mask.numpy()).any()
+    with pytest.raises(NonFiniteLossError, match=r"mask became NaN or infinite after training step 29, so a callback"):
+        loop.fit(examples(numbers), epochs=4, verbose=0, callbacks=[write(np.nan), save])
+    assert sorted(file.name for file in tmp_path.glob("*.npz")) == ["step-0000000010.npz", "step-0000000020.npz"]
+
+
+def test_steps_that_the_loss_scale_skips_are_no_alarm(make_loop: Any, numbers: Any) -> None:
+    loop = make_loop(TWO, slope_at_zero, lambda: keras.optimizers.SGD(1e-4), loss_scale="dynamic")
+    loop.step.model.set_weights([np.ones((4, 1))])
+    x = np.abs(numbers[0])
+    x[54] = 0
+    report = loop.fit(mk.data.batches(mk.data.arrays(x, numbers[1]), global_batch_size=6), epochs=2, verbose=0)
+    assert report.skipped_steps == 2
+    assert is_finite(values_of(loop))
+
+
+def test_whole_calls_compiled_by_xla(strategy_of: Callable[..., Any], numbers: Any) -> None:
+    strategy = strategy_of(*ONE)
+    with strategy.scope():
+        model, optimizer = hiding(), keras.optimizers.SGD(0.1)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=4, jit_compile=True)
+    x = numbers[0].copy()
+    x[43, 2] = np.nan
+    with pytest.raises(NonFiniteLossError, match="first/kernel"):
+        loop.fit(mk.data.resident(mk.data.arrays(x, numbers[1]), global_batch_size=6), verbose=0)
+
+
+class OwnStep:
+    """A step of the user's own that ignores the NaN in its loss; it need not say what it changes."""
+
+    def __init__(self, model: Any, *, says: bool) -> None:
+        self.model = model
+        if says:
+            self.variables = model.variables
+
+    def build(self, strategy: Any) -> None:
+        def apply(sums: Any, values: Any) -> Any:
+            return [v - 0.01 * g for v, g in zip(values, sums["gradients"], strict=True)], {"loss": sums["loss"]}
+
+        self._update = mk.train.Update(strategy, self.model.trainable_variables, apply)
+
+    def compute(self, batch: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(self.model(batch[0]) - batch[1]))
+        return {"gradients": tape.gradient(loss, self.model.trainable_variables), "loss": loss}
+
+    def update(self, strategy: Any, sums: Any) -> Any:
+        return self._update(sums)
+
+
+@pytest.mark.parametrize("says", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_a_step_of_the_users_own(says: bool, strategy_of: Callable[..., Any], numbers: Any) -> None:
+    strategy = strategy_of(*TWO)
+    with strategy.scope():
+        model = hiding()
+    loop = mk.train.Loop(strategy, OwnStep(model, says=says), steps_per_call=4)
+    with pytest.raises(NonFiniteLossError, match="first/kernel"):
+        loop.fit(examples(numbers, bad=7), verbose=0)
+
+
+def test_a_signal_saves_nothing_of_it(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+    def send(batch: int, logs: Any = None) -> None:
+        if batch >= 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    loop = make_loop(TWO, hiding, steps_per_call=1)
+    with pytest.raises(NonFiniteLossError, match="first/kernel"):
+        loop.fit(
+            examples(numbers, bad=7),
+            verbose=0,
+            callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=send), mk.train.Checkpoints(tmp_path)],
+        )
+    assert saved(tmp_path) == []
+
+
+def test_another_loss_that_ends_the_training_is_no_alarm(make_loop: Any, numbers: Any) -> None:
+    """With TerminateOnNaN a loss ends the training, and the weights are NaN then."""
+    loop = make_loop(TWO, lambda: sequential((4,), L.Dense(1)), steps_per_call=1)
+    report = loop.fit(examples(numbers, bad=7), epochs=2, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN()])
+    assert len(report.history["loss"]) == 1
+
+
+def test_a_fit_that_begins_with_nan_says_so(make_loop: Any, numbers: Any, caplog: Any) -> None:
+    loop = make_loop(ONE, hiding)
+    kernel, *rest = loop.step.model.get_weights()
+    loop.step.model.set_weights([np.full_like(kernel, np.nan), *rest])
+    loop.fit(examples(numbers), verbose=0)
+    assert "first/kernel: NaN when the fit begins" in caplog.text
+
+
+def test_numbers_whose_squares_overflow_are_no_alarm(make_loop: Any, numbers: Any) -> None:
+    loop = make_loop(ONE, lambda: hiding(Mask()))
+    loop.step.model.layers[2].mask.assign([-1e30] + [0.0] * 7)
+    loop.fit(examples(numbers), verbose=0)
+    with pytest.raises(NonFiniteLossError, match="first/kernel"):
+        loop.fit(examples(numbers, bad=7), verbose=0)
+
+
+def test_unsaved_means_that_the_next_start_goes_on_from_before(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+    loop = make_loop(TWO, hiding, steps_per_call=2)
+    with pytest.raises(NonFiniteLossError):
+        loop.fit(examples(numbers, bad=7), verbose=0, callbacks=[mk.train.Checkpoints(tmp_path, every=2)])
+    assert loop.restore(tmp_path).steps == 6
+    assert is_finite(values_of(loop))
+    assert checkpoint_file.find(tmp_path)
+
+
+def test_a_plain_dataset_that_ends_by_itself(make_loop: Any, numbers: Any) -> None:
+    x = numbers[0].copy()
+    x[43, 2] = np.nan
+    data = plain_dataset(x, numbers[1], batch=6).filter(lambda *_: True)  # of unknown length
+    with pytest.raises(NonFiniteLossError, match="first/kernel"):
+        make_loop(TWO, hiding, steps_per_call=4).fit(data, verbose=0)
