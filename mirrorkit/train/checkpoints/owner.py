@@ -52,8 +52,11 @@ class Owner:
             for name in filter(_UNFINISHED.fullmatch, os.listdir(self._folder)):
                 (self._folder / name).unlink(missing_ok=True)
             new = self._folder / f"{_NAME}-{self.token}"
-            create(new, this_process(token=self.token))
-            os.replace(new, self._file)
+            try:
+                create(new, this_process(token=self.token))
+                os.replace(new, self._file)
+            finally:
+                new.unlink(missing_ok=True)
             _held.add(self.token)
         if before and not is_mine and not is_running(before):
             _log.info("%s: goes on after %s.", self._folder, _named(before))
