@@ -16,6 +16,7 @@ from mirrorkit.strategy.barrier import saying_what_is_missing as saying_what_is_
 from mirrorkit.strategy.barrier import wait_for_all
 from mirrorkit.strategy.creation import class_name as class_name
 from mirrorkit.strategy.creation import create, describe
+from mirrorkit.strategy.forked import require_own_process as require_own_process
 from mirrorkit.strategy.lost import ENDED_BY_OTHERS as ENDED_BY_OTHERS
 from mirrorkit.strategy.lost import name_lost_workers as name_lost_workers
 from mirrorkit.strategy.lost import naming_lost_workers

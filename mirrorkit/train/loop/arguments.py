@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
+from mirrorkit.whole import is_whole
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,3 +68,10 @@ def _are_arrays(data: Any) -> bool:
 def _kind(value: Any) -> str:
     plain = isinstance(value, (bool, int, float, str))
     return repr(value) if plain else type(value).__name__
+
+
+def whole_number(name: str, value: Any, least: int, *, or_else: str = "") -> int:
+    """Return a whole number, NumPy's too, as an int."""
+    if not is_whole(value, least):
+        raise StepError(f"{name} must be a whole number from {least} on{or_else}; found {value!r}.")
+    return int(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +20,7 @@ from mirrorkit.train.calls.errors import NO_BATCH, explained
 from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
-from mirrorkit.train.loop.arguments import of_one_data_set
+from mirrorkit.train.loop.arguments import of_one_data_set, whole_number
 from mirrorkit.train.loop.callbacks import (
     acting_on_batches,
     agree_to_stop,
@@ -30,6 +30,7 @@ from mirrorkit.train.loop.callbacks import (
     tell_of_batch_hooks,
     verbosity,
 )
+from mirrorkit.train.loop.entering import Entered, one_at_a_time
 from mirrorkit.train.loop.passes import Passes, Traced
 from mirrorkit.train.loop.replay import Replay
 from mirrorkit.train.loop.report import Report
@@ -39,7 +40,6 @@ from mirrorkit.train.step.custom import Custom, TrainStep
 from mirrorkit.train.step.loop_step import LoopStep
 from mirrorkit.train.step.requirements import check_class_targets, variables_of
 from mirrorkit.train.step.step import Step
-from mirrorkit.whole import is_whole
 
 Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
 _ALSO = ("evaluate", "predict")
@@ -78,7 +78,7 @@ class Loop:
         jit_compile: bool = False,
     ) -> None:
         if steps_per_call != "auto":
-            steps_per_call = _number("steps_per_call", steps_per_call, 1, or_else=", or 'auto'")
+            steps_per_call = whole_number("steps_per_call", steps_per_call, 1, or_else=", or 'auto'")
         if not isinstance(jit_compile, bool):
             raise StepError(f"jit_compile must be True or False; found {jit_compile!r}.")
         self.strategy = strategy
@@ -91,7 +91,7 @@ class Loop:
         self._warm = False
         self._restored: Position | None = None  # where the next fit goes on
         self._data: Input | None = None  # of the fit that is running
-        self.position = Position()
+        self._entered, self.position = Entered(), Position()
 
     @property
     def steps_per_call(self) -> int:
@@ -110,6 +110,7 @@ class Loop:
         return self._passes
 
     @of_one_data_set
+    @one_at_a_time
     def fit(
         self,
         data: Data,
@@ -156,8 +157,8 @@ class Loop:
                 "fit was called within step.averaged(), where the weights are averages and would be lost at its end. "
                 "Leave the block before training goes on."
             )
-        epochs, initial_epoch = _number("epochs", epochs, 0), _number("initial_epoch", initial_epoch, 0)
-        validation_freq = _number("validation_freq", validation_freq, 1)
+        epochs, initial_epoch = whole_number("epochs", epochs, 0), whole_number("initial_epoch", initial_epoch, 0)
+        validation_freq = whole_number("validation_freq", validation_freq, 1)
         if verbose not in ("auto", 0, 1, 2):
             raise StepError(f"verbose must be 0, 1, 2 or 'auto'; found {verbose!r}.")
         passes = self._built(data)
@@ -183,7 +184,7 @@ class Loop:
                 choose_modes(hooks, step.modes)
                 each_step = self._takes_each_step(callbacks)
                 hooks.on_train_begin()  # may restore
-                position = self.position
+                position, self._entered.is_training = self.position, True
                 training.first_epoch, self._restored = (0 if self._restored else position.epoch), None
                 keras_history = next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History))
                 keras_history.history = position.history
@@ -210,6 +211,7 @@ class Loop:
         return report
 
     @of_one_data_set
+    @one_at_a_time
     def evaluate(
         self,
         data: Data,
@@ -236,6 +238,7 @@ class Loop:
             return passes.test(inputs, hooks, on_chief=on_chief)
 
     @of_one_data_set
+    @one_at_a_time
     def predict(self, data: Data, *, steps: int | None = None) -> Nest:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
 
@@ -253,6 +256,7 @@ class Loop:
             raise StepError(NO_BATCH)
         return tf.nest.map_structure(lambda *part: np.concatenate([p.numpy() for p in part]), *parts)
 
+    @one_at_a_time
     def warm_up(self, data: Data, *, validation_data: Data | None = None) -> None:
         """Compile and run every function on batches of the real shape, and leave everything as it was.
 
@@ -270,6 +274,7 @@ class Loop:
             passes.rehearse(self._whole(data), self._whole_of("evaluate", data, validation_data))
         self._warm = True
 
+    @one_at_a_time
     def traced(self, data: Data, *, validation_data: Data | None = None, also: Sequence[str] = _ALSO) -> list[Traced]:
         """Trace the functions that `fit` and `also` others would call, and run none; see `mk.checks.placement`.
 
@@ -281,6 +286,7 @@ class Loop:
         others = [self._whole_of(what, data, validation_data) if what in also else None for what in _ALSO]
         return list(passes.traced(self._whole(data), *others))
 
+    @one_at_a_time
     def restore(self, folder: str | os.PathLike[str]) -> Position:
         """Put everything back to where the newest whole checkpoint in a folder was made; the next `fit` goes on there.
 
@@ -341,10 +347,3 @@ class Loop:
     def _whole(self, data: Data) -> Input:
         # A dataset of the user's may never end, and zeros stand in for it anyway.
         return Input(self.strategy, data, steps=None if isinstance(data, Recipe) else 1)
-
-
-def _number(name: str, value: Any, least: int, *, or_else: str = "") -> int:
-    """Return a whole number, NumPy's too, as an int."""
-    if not is_whole(value, least):
-        raise StepError(f"{name} must be a whole number from {least} on{or_else}; found {value!r}.")
-    return int(value)
