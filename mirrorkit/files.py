@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import glob
 import json
 import os
 import platform
+import shutil
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from mirrorkit._types import Json
 
 _MOST = 4096  # bytes of a description of a process
+_PROCESS = "process"  # the file that says whose an unfinished folder is
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # constants of Linux
 
 
@@ -103,7 +107,63 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def exchange(one: Path, other: Path) -> bool:
+def replace(target: Path, write: Callable[[Path], None], check: Callable[[], None]) -> None:
+    """Write a file or a folder beside `target`, then give it that name.
+
+    A process that is killed leaves the old one or the new one. Where the file system cannot exchange two folders (some
+    network file systems), a kill between two renames leaves the old one beside, and the next call puts it back.
+
+    Args:
+        target: what to write; the folder in which it lies is made.
+        write: is given the path to write to.
+        check: called right before an old `target` is replaced; raises an error where it must stay.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _clear_up(target)
+    beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    try:
+        create(beside / _PROCESS, this_process())
+        new, old = beside / f"new{target.suffix}", beside / "old"
+        write(new)
+        check()
+        if not target.is_dir():
+            os.replace(new, target)
+        elif not _exchange(new, target):
+            os.rename(target, old)
+            try:
+                os.rename(new, target)
+            except OSError:
+                os.rename(old, target)
+                raise
+    finally:
+        _remove(beside)
+
+
+def _clear_up(target: Path) -> None:
+    """Put back or remove what killed processes left of replacing `target`."""
+    for name in glob.glob(f".{glob.escape(target.name)}-????????", root_dir=target.parent):
+        left = target.parent / name
+        process = read_process(left / _PROCESS)
+        if process and not is_running(process):
+            with contextlib.suppress(OSError):
+                if not target.exists():
+                    os.rename(left / "old", target)
+            _remove(left)
+        elif not process:
+            with contextlib.suppress(OSError):
+                left.rmdir()  # killed before it wrote whose it is
+
+
+def _remove(beside: Path) -> None:
+    """Remove an unfinished folder; that it says whose it is comes last."""
+    for name in os.listdir(beside):
+        if name != _PROCESS:
+            path = beside / name
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
+    shutil.rmtree(beside, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
     """Let two files or folders change names in one step; return False where the system or the file system cannot."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2

@@ -8,6 +8,7 @@ import signal
 from typing import Any
 
 from mirrorkit.errors import ArgumentError, CheckpointError, NonFiniteLossError
+from mirrorkit.strategy import waiting_for_the_chief
 from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.owner import Owner
@@ -94,8 +95,9 @@ class Checkpoints(LoopCallback):
             )
         require_variables(self.loop.step)
         self._process, self._owner = os.getpid(), Owner(self.folder)
-        if self._writes:
-            take(self.folder, self._owner)
+        with waiting_for_the_chief(self.loop.strategy, f"write checkpoints to {self.folder}"):
+            if self._writes:
+                take(self.folder, self._owner)
         if checkpoint_file.find(self.folder):
             position, epochs = self.loop.restore(self.folder), self.params["epochs"]
             if max(position.epoch, position.ended) >= epochs:
