@@ -72,6 +72,11 @@ def is_running(process: dict[str, Json]) -> bool:
     return kernel == _kernel() and started == _started(pid)
 
 
+def is_elsewhere(process: dict[str, Json]) -> bool:
+    """Return whether a process was one of another host or container, or cannot be looked for."""
+    return process.get("kernel") is None or process["kernel"] != _kernel()
+
+
 def _kernel() -> str | None:
     """Return what tells this boot of this machine, and this container's numbers of processes, from all others."""
     try:

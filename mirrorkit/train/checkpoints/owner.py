@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mirrorkit._types import Json
 from mirrorkit.errors import CheckpointError
-from mirrorkit.files import create, is_running, one_at_a_time, read_process, this_process
+from mirrorkit.files import create, is_elsewhere, is_running, one_at_a_time, read_process, this_process
 
 _log = logging.getLogger("mirrorkit")
 
@@ -58,8 +58,12 @@ class Owner:
             finally:
                 new.unlink(missing_ok=True)
             _held.add(self.token)
-        if before and not is_mine and not is_running(before):
-            _log.info("%s: goes on after %s.", self._folder, _named(before))
+        if before and is_elsewhere(before):
+            _log.warning(
+                "%s: taken over from %s. Should that still run, it stops at its next save.",
+                self._folder,
+                _named(before),
+            )
 
     def require(self) -> None:
         """Raise a `CheckpointError` unless the folder is still this run's."""
