@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import require_own_process
@@ -56,12 +56,21 @@ class Entered:
             self.is_training = self.is_training and method != "fit"
 
 
-def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:
+class HasEntered(Protocol):
+    """What `one_at_a_time` needs of a loop."""
+
+    _entered: Entered
+
+
+L = TypeVar("L", bound=HasEntered)
+
+
+def one_at_a_time(method: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
     """Let a method of a loop be refused where another use of the loop excludes it."""
 
     @functools.wraps(method)
-    def alone(*args: P.args, **options: P.kwargs) -> R:
-        with cast(Any, args[0])._entered.by(method.__name__):
-            return method(*args, **options)
+    def alone(self: L, /, *args: P.args, **options: P.kwargs) -> R:
+        with self._entered.by(method.__name__):
+            return method(self, *args, **options)
 
     return alone
