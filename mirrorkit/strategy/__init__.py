@@ -13,9 +13,12 @@ from __future__ import annotations
 
 # The names "as" themselves are for mirrorkit's other packages.
 from mirrorkit.strategy.barrier import saying_what_is_missing as saying_what_is_missing
+from mirrorkit.strategy.barrier import texts_of_all_workers as texts_of_all_workers
 from mirrorkit.strategy.barrier import wait_for_all
+from mirrorkit.strategy.barrier import waiting_for_the_chief as waiting_for_the_chief
 from mirrorkit.strategy.creation import class_name as class_name
 from mirrorkit.strategy.creation import create, describe
+from mirrorkit.strategy.forked import require_own_process as require_own_process
 from mirrorkit.strategy.lost import ENDED_BY_OTHERS as ENDED_BY_OTHERS
 from mirrorkit.strategy.lost import name_lost_workers as name_lost_workers
 from mirrorkit.strategy.lost import naming_lost_workers

@@ -1,4 +1,4 @@
-"""A place at which the workers of a strategy wait for each other."""
+"""Places at which the workers of a strategy wait for each other, or for their chief."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.errors import ClusterError
+from mirrorkit.errors import ClusterError, FileError
 from mirrorkit.strategy.lost import naming_lost_workers
-from mirrorkit.strategy.workers import addresses, arrays_of_all_workers, num_workers
+from mirrorkit.strategy.workers import addresses, arrays_of_all_workers, num_workers, of_all_workers
 
 _log = logging.getLogger("mirrorkit")
 
@@ -41,18 +41,42 @@ def wait_for_all(strategy: tf.distribute.Strategy, name: str) -> None:
     """
     if num_workers(strategy) == 1:
         return
-    own = np.zeros(_MOST_BYTES)
-    encoded = name.encode()[:_MOST_BYTES]
-    own[: len(encoded)] = list(encoded)
     with saying_what_is_missing(strategy, f"at the barrier {name!r}"):
-        rows = arrays_of_all_workers(strategy, own)
-    names = [bytes(row.astype(np.uint8)).rstrip(b"\0").decode(errors="replace") for row in rows]
+        names = texts_of_all_workers(strategy, name, _MOST_BYTES)
     if len(set(names)) > 1:
         where = ", ".join(f"{task} at {name!r}" for task, name in zip(addresses(strategy), names, strict=True))
         raise ClusterError(
             f"The workers wait at different barriers: {where}. Every worker must come to the same barriers in the same "
             "order."
         )
+
+
+def texts_of_all_workers(strategy: tf.distribute.Strategy, text: str, most: int) -> list[str]:
+    """Return the texts of all workers in their order, cut off after `most` bytes. Collective."""
+    own = np.zeros(most)
+    encoded = text.encode()[:most]
+    own[: len(encoded)] = list(encoded)
+    rows = arrays_of_all_workers(strategy, own)
+    return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode(errors="replace") for row in rows]
+
+
+@contextmanager
+def waiting_for_the_chief(strategy: tf.distribute.Strategy, to: str) -> Iterator[None]:
+    """Wait on every worker until the chief has left the block; where it fails, all do. Collective.
+
+    Args:
+        strategy: the strategy of the workers.
+        to: what the chief does in the block, for messages: "export 'm.keras'".
+    """
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        with saying_what_is_missing(strategy, f"to {to}"):
+            chief_failed = bool(of_all_workers(strategy, failed)[0])
+    if chief_failed:
+        raise FileError(f"The chief could not {to}: its own error says why.")
 
 
 @contextmanager

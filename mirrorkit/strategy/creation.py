@@ -16,6 +16,7 @@ from mirrorkit.devices import Devices, onednn
 from mirrorkit.errors import DeviceError, StrategyError
 from mirrorkit.strategy import communication as _communication
 from mirrorkit.strategy import multi_worker, parameter_server, tpu
+from mirrorkit.strategy.forked import require_own_process
 from mirrorkit.strategy.workers import num_workers, replica_devices
 
 _log = logging.getLogger("mirrorkit")
@@ -55,11 +56,13 @@ def create(
 
     Raises:
         StrategyError: an unknown kind, or one that does not fit these devices or this cluster.
+        StepError: the process was forked from one that had made a strategy.
         ClusterError: the environment describes an impossible cluster, or some of its tasks did not start in time.
         DeviceError: a device was asked for that is not there, or a TPU does not answer.
     """
     if kind not in _BUILDERS:
         raise StrategyError(f"Unknown strategy kind {kind!r}. The kinds are {', '.join(map(repr, _BUILDERS))}.")
+    require_own_process("mk.strategy.create")
     found = _cluster.detect() if cluster is None else cluster
     strategy, why = _BUILDERS[kind](_Request(devices, found, communication, start_timeout, fallback))
     _log.info("%s: %s", describe(strategy), why)

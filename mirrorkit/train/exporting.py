@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest, Spec
 from mirrorkit.errors import FileError, StepError
-from mirrorkit.strategy import is_chief, of_all_workers, saying_what_is_missing
+from mirrorkit.files import replace
+from mirrorkit.strategy import is_chief, waiting_for_the_chief
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.building import is_built
 from mirrorkit.train.step.layer_state import layers_of, training_argument
@@ -29,6 +31,8 @@ from mirrorkit.variables import unchanged
 
 _KERAS = ".keras"
 _OTHER_FORMATS = (".h5", ".hdf5", ".pb", ".pbtxt", ".tf", ".tflite", ".onnx", ".npz", ".ckpt", ".zip")
+_SAVED_MODEL = ("saved_model.pb", "fingerprint.pb", "variables", "assets", "assets.extra", "keras_metadata.pb")
+_VALUES = re.compile(r"variables\.(index|data-\d+-of-\d+)")
 
 
 def export(
@@ -46,8 +50,10 @@ def export(
     is the pass with `training=False`; Keras's own `model.export` leaves random augmentation layers switched on.
 
     Nothing of the training changes, random generators included. It is written under another name first: an existing
-    file or folder is whole until the new one is, and is then replaced. On several workers all call it: the chief
-    writes, and it returns on every worker when the file is whole.
+    file or SavedModel is whole until the new one is, and is then replaced in one step, also where the process is killed
+    (where a file system cannot exchange two folders, in two steps: after a kill between them the next export puts the
+    old one back). A folder that holds anything else is refused. On several workers all call it: the chief writes, and
+    it returns on every worker when the file is whole.
 
     Sources: https://keras.io/api/models/model_saving_apis/model_saving_and_loading/ and
     https://keras.io/api/models/model_saving_apis/export/
@@ -87,7 +93,10 @@ def export(
         with unchanged([]):
             _replace(target, lambda new: write(model, new, input_signature))
 
-    with _waiting_for_the_chief(strategy, target), step.averaged() if averaged else contextlib.nullcontext():
+    with (
+        waiting_for_the_chief(strategy, f"export {os.fspath(target)!r}"),
+        step.averaged() if averaged else contextlib.nullcontext(),
+    ):
         if is_chief(strategy):  # outside of any scope: in one, its new variables would wait for the other workers'
             outside_replica(put_in_place)
     return target
@@ -103,20 +112,6 @@ def _without_model(of: Any, step: Any) -> str:
         f"{type(step).__name__}, a step of your own, has no attribute `model`, so export does not know which model to "
         f"write. Use {write}."
     )
-
-
-@contextlib.contextmanager
-def _waiting_for_the_chief(strategy: tf.distribute.Strategy, target: Path) -> Iterator[None]:
-    """Wait on every worker until the chief has left the block; where it fails, all do."""
-    failed = True
-    try:
-        yield
-        failed = False
-    finally:
-        with saying_what_is_missing(strategy, f"to export {os.fspath(target)!r}"):
-            chief_failed = bool(of_all_workers(strategy, failed)[0])
-    if chief_failed:
-        raise FileError(f"The chief could not write {os.fspath(target)!r}: its own error says why.")
 
 
 def _write_keras(model: KerasModel, path: Path, input_signature: Spec | None) -> None:
@@ -197,7 +192,7 @@ def _inputs(model: KerasModel) -> Spec:
 
 
 def _checked(path: str | os.PathLike[str]) -> Path:
-    """Return the path when something can be written there, and nothing is overwritten that should not be."""
+    """Return the path when its name is one that an export has."""
     text, target = os.fspath(path), Path(path)
     if "://" in text:
         raise StepError(f"export writes to this machine's file system, found {text!r}. Export to a folder and copy it.")
@@ -206,37 +201,41 @@ def _checked(path: str | os.PathLike[str]) -> Path:
             f"export(..., {text!r}): {target.suffix} is not written. A path that ends in {_KERAS} gives a Keras file, "
             "one without an ending a SavedModel folder."
         )
-    if target.suffix == _KERAS and target.is_dir():
-        raise StepError(f"{text!r} is a folder. Remove it, or give another name to the file.")
-    if target.suffix != _KERAS and target.exists() and not _is_ours(target):
+    return target
+
+
+def _require_replaceable(target: Path) -> None:
+    """Refuse to replace anything but what an export wrote."""
+    text = os.fspath(target)
+    if target.suffix == _KERAS:
+        if target.is_dir():
+            raise StepError(f"{text!r} is a folder. Remove it, or give another name to the file.")
+        return
+    others = _not_ours(target) if target.is_dir() else [target.name] if target.exists() else []
+    if others and not (target / "saved_model.pb").exists():
         raise StepError(
             f"{text!r} exists and is not a SavedModel, so it is not replaced. Name a new folder inside or "
             f"beside it, or end the path in {_KERAS} for a file."
         )
-    return target
+    if others:
+        raise StepError(
+            f"{text!r} holds {others[0]!r} beside a SavedModel, which would be deleted with it. Export to a folder of "
+            "its own, or move what does not belong to the SavedModel away."
+        )
 
 
-def _is_ours(target: Path) -> bool:
-    return target.is_dir() and ((target / "saved_model.pb").exists() or not any(target.iterdir()))
+def _not_ours(folder: Path) -> list[str]:
+    """Return what is in a folder that no SavedModel has, as paths in it."""
+    top = [name for name in sorted(os.listdir(folder)) if name not in _SAVED_MODEL]
+    values = sorted(os.listdir(folder / "variables")) if (folder / "variables").is_dir() else []
+    return [*top, *(f"variables/{name}" for name in values if not _VALUES.fullmatch(name))]
 
 
 def _replace(target: Path, write: Callable[[Path], None]) -> None:
     """Write beside the target, then give it the target's name."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            dir=target.parent, prefix=f".{target.name}-", ignore_cleanup_errors=True
-        ) as beside:
-            new, old = Path(beside, "new" + target.suffix), Path(beside, "old")
-            write(new)
-            if target.is_dir():  # a folder cannot be renamed over another
-                os.rename(target, old)
-            try:
-                os.replace(new, target)
-            except OSError:
-                if old.exists():
-                    os.rename(old, target)
-                raise
+        _require_replaceable(target)
+        replace(target, write, lambda: _require_replaceable(target))
     except (OSError, tf.errors.OpError) as error:
         raise FileError(
             f"Nothing could be written to {os.fspath(target)!r}: {error}. What was there is as it was. Choose a folder "

@@ -14,6 +14,7 @@ import tensorflow as tf
 from training_helpers import line_net, sequential
 
 import mirrorkit as mk
+from mirrorkit import files
 from mirrorkit._keras import keras
 from mirrorkit.errors import FileError, StepError
 from mirrorkit.train import exporting
@@ -259,10 +260,12 @@ def test_an_old_export_is_replaced_when_the_new_one_is_whole(
         (keras.Model, "save", half),
         (archive, "write_out", half),
         (os, "replace", not_renamed),
+        (os, "rename", not_renamed),
     ]:
         with monkeypatch.context() as patch:
             patch.setattr(owner, attribute, broken)
-            if (attribute, name) in (("save", "m"), ("write_out", "m.keras")):
+            patch.setattr(files, "_exchange", lambda one, other: False)
+            if (attribute, name) in (("save", "m"), ("write_out", "m.keras"), ("replace", "m"), ("rename", "m.keras")):
                 continue
             with pytest.raises(FileError, match=r"No space left on device.*What was there is as it was"):
                 mk.train.export(other, path)
@@ -280,6 +283,8 @@ def test_an_old_export_is_replaced_when_the_new_one_is_whole(
         ("gs://bucket/m", "this machine's file system"),
         ("folder.keras", "is a folder. Remove it"),
         ("results", "is not a SavedModel, so it is not replaced"),
+        ("run", r"'run' holds 'step-0000000004.npz' beside a SavedModel.*Export to a folder of its own"),
+        ("values", r"'values' holds 'variables/notes.txt' beside a SavedModel"),
         ("notes.txt", "is not a SavedModel, so it is not replaced"),
         ("notes.txt/m.keras", "Nothing could be written.*in which you may write"),
     ],
@@ -289,11 +294,34 @@ def test_paths_that_cannot_be_written(path: str, match: str, tmp_path: Path, mon
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "table.csv").write_text("1")
     (tmp_path / "notes.txt").write_text("dear")
+    for other in ("run/step-0000000004.npz", "values/variables/notes.txt"):
+        (tmp_path / other).parent.mkdir(parents=True)
+        (tmp_path / other).write_text("mine")
+        (tmp_path / other.partition("/")[0] / "saved_model.pb").write_text("a model")
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileError if match.startswith("Nothing") else StepError, match=match):
         mk.train.export(line_net(), path)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_comes_into_the_folder_while_the_model_is_written_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = mk.train.export(line_net(), tmp_path / "m")
+    write = exporting._write_saved_model
+
+    def slow(*args: Any) -> None:
+        write(*args)
+        (path / "notes.txt").write_text("mine")
+
+    monkeypatch.setattr(exporting, "_write_saved_model", slow)
+    before = (path / "saved_model.pb").read_bytes()
+    with pytest.raises(StepError, match=r"holds 'notes.txt' beside a SavedModel"):
+        mk.train.export(line_net(), path)
+    assert (path / "notes.txt").read_text() == "mine"
+    assert (path / "saved_model.pb").read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m"]
 
 
 def nested_in_function() -> Any:

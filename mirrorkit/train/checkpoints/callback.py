@@ -8,12 +8,14 @@ import signal
 from typing import Any
 
 from mirrorkit.errors import ArgumentError, CheckpointError, NonFiniteLossError
+from mirrorkit.strategy import waiting_for_the_chief
 from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.checkpoints import file as checkpoint_file
+from mirrorkit.train.checkpoints.owner import Owner
 from mirrorkit.train.checkpoints.restore import local_folder, require_variables
 from mirrorkit.train.checkpoints.signals import StopSignals, agreed_signal
 from mirrorkit.train.checkpoints.variables import describe
-from mirrorkit.train.checkpoints.writer import Writer, make_writable
+from mirrorkit.train.checkpoints.writer import Writer, take
 from mirrorkit.train.step.sharded_slots import are_collective, whole_values
 from mirrorkit.whole import is_whole
 
@@ -36,6 +38,10 @@ class Checkpoints(LoopCallback):
 
     The state of other callbacks (the patience of EarlyStopping, say) is not saved.
 
+    A folder belongs to one run at a time. While a run lives on this machine, another one with the same folder is
+    refused. Where the other runs on another machine, the later one takes the folder over, and the earlier one stops at
+    its next save.
+
     Args:
         folder: one run's checkpoints; made when it is not there.
         keep: how many of the newest ones stay.
@@ -44,8 +50,9 @@ class Checkpoints(LoopCallback):
         exit_code: after SIGTERM; some schedulers start a job again by its exit code.
 
     Raises:
-        CheckpointError: at the beginning of `fit` when the folder cannot be written to, holds no whole checkpoint
-            among damaged ones, or one of another model; later when a checkpoint could not be written. Older ones stay.
+        CheckpointError: at the beginning of `fit` when another run writes to the folder, or it holds no whole
+            checkpoint among damaged ones, or one of another model; later when another run took the folder over.
+        FileError: the folder or a checkpoint could not be written. Older ones stay.
     """
 
     def __init__(
@@ -60,10 +67,20 @@ class Checkpoints(LoopCallback):
         self.keep = int(keep)
         self.every = every if every == "epoch" else int(every)
         self.exit_code = exit_code
+        self._process, self._owner = os.getpid(), Owner(self.folder)  # of each training a new one
         self._writer: Writer | None = None
         self._signals = StopSignals()
         self._is_bad = False  # whether the loss is NaN or infinite, and with it the weights
         self._began = self._saved = (0, 0, 0)  # place (see `_place`) where this training began, and of the last save
+
+    def set_loop(self, loop: Any) -> None:
+        """Take the loop; refuse another one while a training runs."""
+        if self._writer is not None and loop is not self._loop:
+            raise CheckpointError(
+                "These mk.train.Checkpoints are those of a fit that is running. Give another fit Checkpoints and a "
+                "folder of its own."
+            )
+        super().set_loop(loop)
 
     @property
     def call_period(self) -> int | None:
@@ -77,9 +94,10 @@ class Checkpoints(LoopCallback):
                 "mk.train.Checkpoints works with mk.train.Loop. With model.fit use keras.callbacks.BackupAndRestore."
             )
         require_variables(self.loop.step)
-        if self._writes:
-            make_writable(self.folder)
-            checkpoint_file.remove_unfinished(self.folder)
+        self._process, self._owner = os.getpid(), Owner(self.folder)
+        with waiting_for_the_chief(self.loop.strategy, f"write checkpoints to {self.folder}"):
+            if self._writes:
+                take(self.folder, self._owner)
         if checkpoint_file.find(self.folder):
             position, epochs = self.loop.restore(self.folder), self.params["epochs"]
             if max(position.epoch, position.ended) >= epochs:
@@ -90,7 +108,7 @@ class Checkpoints(LoopCallback):
                     epochs,
                 )
         self._is_bad = False
-        self._writer = Writer(self.folder, self.keep)
+        self._writer = Writer(self.folder, self.keep, self._owner)
         self._began = self._saved = self._place()
         self._signals.install()
 
@@ -128,9 +146,14 @@ class Checkpoints(LoopCallback):
     def release(self) -> None:
         """Wait for the last write and give the signals back; Loop calls it however the training ended."""
         self._signals.restore()
+        if self._process != os.getpid():  # a forked child that leaves `fit`: thread and folder are its parent's
+            return
         writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
+        try:
+            if writer is not None:
+                writer.close()
+        finally:
+            self._owner.release()
 
     @property
     def _writes(self) -> bool:

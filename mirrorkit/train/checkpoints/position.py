@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 import numpy as np
 
 from mirrorkit._types import Json, LogValue
+from mirrorkit.errors import CheckpointError
+from mirrorkit.whole import is_whole
+
+_NEEDED = ("epoch", "batch", "totals", "steps", "history", "ended")  # checkpoints of older versions lack the others
+_NUMBERS = {"epoch": 0, "batch": 0, "steps": 0, "ended": 0, "order_version": 1}  # the least that each may be
+_MOST = 2**53
 
 
 @dataclass
@@ -24,6 +30,9 @@ class Position:
         global_batch_size: of the data; None where it is not known.
         order_version: of the recipe whose order of examples this epoch follows; see `mk.data.Recipe`.
         order_workers: the number of workers that the order depends on; None where it depends on none, or is not known.
+        num_examples: of the data; None where it is not known.
+        order: what else the order of this epoch's examples depends on, such as its seed; None where it is not known.
+        sums: what the totals add up, in words: losses and metrics; None where it is not known.
     """
 
     epoch: int = 0
@@ -35,6 +44,9 @@ class Position:
     global_batch_size: int | None = None
     order_version: int = 1  # that of checkpoints that do not say
     order_workers: int | None = None
+    num_examples: int | None = None
+    order: str | None = None
+    sums: list[str] | None = None
 
     def advance(self, steps: int, totals: list[float]) -> None:
         """Count the steps of a call."""
@@ -52,9 +64,51 @@ class Position:
 
     @classmethod
     def from_json(cls, values: Json) -> Position:
-        """Make a position of what `as_json` returned."""
-        history = {name: [_restored(v) for v in values["history"][name]] for name in values["history"]}
-        return cls(**{**values, "history": history})
+        """Make a position of what `as_json` returned.
+
+        Raises:
+            ValueError: a value is missing, or can be none of a position's.
+            CheckpointError: it has one that this version does not know.
+        """
+        _require(isinstance(values, dict), "the position", values)
+        unknown = values.keys() - {one.name for one in fields(cls)}
+        if unknown:
+            raise CheckpointError(
+                f"the position of the run holds {min(unknown)!r}, which this version of mirrorkit does not know. "
+                "Update mirrorkit."
+            )
+        for name in _NEEDED:
+            _require(name in values, name, None)
+        _require(isinstance(values["history"], dict), "history", values["history"])
+        history = {name: _restored_log(name, logged) for name, logged in values["history"].items()}
+        position = cls(**{**values, "history": history})
+        for name, least in _NUMBERS.items():
+            _require_number(name, getattr(position, name), least)
+        for name in ("global_batch_size", "order_workers", "num_examples"):
+            if getattr(position, name) is not None:
+                _require_number(name, getattr(position, name), 1)
+        _require(_is_list_of(position.totals, int, float), "totals", position.totals)
+        _require(position.order is None or isinstance(position.order, str), "order", position.order)
+        _require(position.sums is None or _is_list_of(position.sums, str), "sums", position.sums)
+        return position
+
+
+def _require(is_right: bool, name: str, found: Json) -> None:
+    if not is_right:
+        raise ValueError(f"{name} cannot be {str(found)[:100]!r}")
+
+
+def _require_number(name: str, value: Json, least: int) -> None:
+    _require(is_whole(value, least) and value <= _MOST, name, value)
+
+
+def _is_list_of(values: Json, *kinds: type) -> bool:
+    return isinstance(values, list) and all(isinstance(v, kinds) and not isinstance(v, bool) for v in values)
+
+
+def _restored_log(name: str, logged: Json) -> list[LogValue]:
+    _require(isinstance(logged, list), name, logged)
+    return [_restored(name, value) for value in logged]
 
 
 def _plain(value: LogValue) -> Json:
@@ -64,5 +118,12 @@ def _plain(value: LogValue) -> Json:
     return array.item()
 
 
-def _restored(value: Json) -> LogValue:
-    return np.array(value["values"], value["dtype"]) if isinstance(value, dict) else value
+def _restored(name: str, value: Json) -> LogValue:
+    if not isinstance(value, dict):
+        _require(isinstance(value, (bool, int, float)), name, value)
+        return value
+    _require(value.keys() == {"values", "dtype"} and isinstance(value["dtype"], str), name, value)
+    dtype = np.dtype(value["dtype"])
+    _require(not dtype.hasobject and dtype.fields is None and dtype.kind not in "SUMm", name, value["dtype"])
+    with np.errstate(over="raise"):
+        return np.array(value["values"], dtype)

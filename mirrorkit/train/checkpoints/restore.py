@@ -12,7 +12,7 @@ from mirrorkit._types import Variable
 from mirrorkit.errors import ArgumentError, CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.position import Position
-from mirrorkit.train.checkpoints.variables import describe, require_same
+from mirrorkit.train.checkpoints.variables import describe
 from mirrorkit.train.step.requirements import variables_of
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.variables import assign, is_sharded
@@ -33,14 +33,13 @@ def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable 
     files = checkpoint_file.find(place)
     if not files:
         raise CheckpointError(f"There is no checkpoint in {place}. Checkpoints are files step-<number>.npz.")
-    damaged = []
+    damaged, wanted = [], describe(variables)
     for file in files:
         try:
-            about, values = checkpoint_file.read(file)
+            about, values = checkpoint_file.read(file, wanted)
         except checkpoint_file.DamagedError as error:
             damaged.append(str(error))
             continue
-        require_same(file, about["variables"], describe(variables))
         if damaged:
             warnings.warn(f"Damaged checkpoint, the one before it is used: {'; '.join(damaged)}.", stacklevel=3)
         for variable, value in zip(variables, values, strict=True):

@@ -9,16 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from mirrorkit._types import Json
-from mirrorkit.errors import FileError
+from mirrorkit.errors import CheckpointError, FileError
 from mirrorkit.train.checkpoints import file as checkpoint_file
+from mirrorkit.train.checkpoints.owner import Owner
 
 
 class Writer:
     """Writes one checkpoint at a time, in a thread of its own; the `keep` newest ones stay."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, owner: Owner) -> None:
         self._folder = folder
         self._keep = keep
+        self._owner = owner
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
@@ -27,7 +29,7 @@ class Writer:
         self._pending = self._thread.submit(self._write, checkpoint_file.path_of(self._folder, steps), values, about)
 
     def wait(self) -> None:
-        """Wait until the last one is written; raise the `FileError` when it could not be."""
+        """Wait until the last one is written; raise the error when it could not be."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -41,14 +43,16 @@ class Writer:
         """Wait for the last write and end the thread; a failure that was not raised yet becomes a warning."""
         try:
             self.wait()
-        except FileError as error:
+        except (CheckpointError, FileError) as error:
             warnings.warn(str(error), stacklevel=2)
         self._thread.shutdown()
 
     def _write(self, path: Path, values: list[np.ndarray], about: Json) -> None:
         try:
-            checkpoint_file.write(path, values, about)
+            checkpoint_file.write(path, values, about, self._owner)
             checkpoint_file.keep_newest(path, self._keep)
+        except CheckpointError:
+            raise
         except Exception as error:
             size = sum(value.nbytes for value in values) / 2**20
             raise FileError(
@@ -57,13 +61,12 @@ class Writer:
             ) from error
 
 
-def make_writable(folder: Path) -> None:
-    """Make the folder and try to write to it; raise a `FileError` when that fails."""
-    probe = folder / ".writable"
+def take(folder: Path, owner: Owner) -> None:
+    """Make the folder, and make it that run's; raise a `FileError` when it cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"checkpoints can be written here")
-        probe.unlink()
+        owner.take()
+        checkpoint_file.remove_unfinished(folder)
     except OSError as error:
         raise FileError(
             f"Checkpoints cannot be written to {folder}: {error}. Choose a folder in which you may create files."

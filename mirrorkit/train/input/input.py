@@ -72,6 +72,8 @@ class Input:
         data = dataset_without_none(data) if isinstance(data, tf.data.Dataset) else data
         # Whether there are as many batches as `steps` says; a repeated dataset claims to be endless even when empty.
         self._known = isinstance(data, Recipe) or int(data.cardinality()) != tf.data.UNKNOWN_CARDINALITY
+        self.num_examples = data.num_examples if isinstance(data, Recipe) else None
+        self.order = _order_of(data)  # see `Position`
         if carry_on and steps is not None and isinstance(data, tf.data.Dataset):
             data = data.repeat()
         self._strategy = strategy
@@ -308,6 +310,17 @@ class Input:
 
 
 @functools.cache  # once
+def _order_of(data: Any) -> str | None:
+    """Return what decides, beside their number, which examples are in which batch; None where it is not known."""
+    if isinstance(data, tf.data.Dataset):
+        batches = int(data.cardinality())
+        return f"{batches} batches of a tf.data.Dataset" if batches >= 0 else None
+    if not getattr(data, "shuffle", False):
+        return "no shuffle" if isinstance(data, PreparedRecipe) else None
+    names = ("seed", "shuffle_buffer", "shards")
+    return " ".join(["shuffle", *(f"{name}={getattr(data, name)}" for name in names if hasattr(data, name))])
+
+
 def _say_what_it_costs(workers: int) -> None:
     if workers > 1:
         _log.warning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,11 +12,20 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import is_chief, is_parameter_server, of_all_workers
-from mirrorkit.train.callback import LoopCallback
+from mirrorkit.strategy import (
+    addresses,
+    is_chief,
+    is_parameter_server,
+    num_workers,
+    of_all_workers,
+    texts_of_all_workers,
+)
+from mirrorkit.train.callback import LoopCallback, call_periods
 from mirrorkit.train.checkpoints import Checkpoints
 
 _log = logging.getLogger("mirrorkit")
+
+_LONGEST = 400  # bytes of the names of callbacks that workers compare
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _PASSIVE = ("keras", "mirrorkit")  # their own batch hooks only look, or know of calls of many steps
@@ -52,10 +62,35 @@ def callback_list(
     if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
         given.append(keras.callbacks.ProgbarLogger())
     given.sort(key=lambda callback: isinstance(callback, Checkpoints))
+    if history:
+        _require_same_on_all_workers(loop.strategy, given)
     for callback in given:
         if hasattr(callback, "set_loop"):
             callback.set_loop(loop)
     return keras.callbacks.CallbackList(given, model=model, verbose=verbose, **params)
+
+
+def _require_same_on_all_workers(strategy: tf.distribute.Strategy, given: Sequence[Any]) -> None:
+    """Refuse a callback that waits for the other workers' where one of them has none; all would wait. Collective."""
+    if num_workers(strategy) == 1:
+        return
+    own = ", ".join(filter(None, map(_collective, given))) or "none"
+    texts = texts_of_all_workers(strategy, f"{zlib.crc32(own.encode()):08x} {own}", _LONGEST)
+    if len(set(texts)) > 1:
+        found = "; ".join(f"{name}: {text[9:]}" for name, text in zip(addresses(strategy), texts, strict=True))
+        raise StepError(
+            f"All workers must have the same callbacks that know the loop, in the same order, found {found}. Give all "
+            "of them the same list; what writes files or prints, only the chief does. One of your own that waits for "
+            "no other worker may say chief_only = True, or derive from keras.callbacks.Callback."
+        )
+
+
+def _collective(callback: Any) -> str | None:
+    """Name a callback that may wait for the same one of the other workers, or makes calls end where it wants."""
+    periods = [f" every {period} steps" for period in call_periods([callback])]
+    if _is_chiefs(callback) or not (periods or isinstance(callback, LoopCallback)):
+        return None
+    return "".join([type(callback).__name__, *periods])
 
 
 def _refuse_without_optimizer(given: Sequence[Any]) -> None:

@@ -30,6 +30,7 @@ from mirrorkit.train.loop.callbacks import (
     tell_of_batch_hooks,
     verbosity,
 )
+from mirrorkit.train.loop.entering import Entered, one_at_a_time
 from mirrorkit.train.loop.finite import FiniteWatch
 from mirrorkit.train.loop.passes import Passes, Traced
 from mirrorkit.train.loop.replay import Replay
@@ -92,7 +93,7 @@ class Loop:
         self._restored: Position | None = None  # where the next fit goes on
         self._data: Input | None = None  # of the fit that is running, as the next
         self.finite_watch: FiniteWatch | None = None  # which mirrorkit's own callbacks ask too
-        self.position = Position()
+        self._entered, self.position = Entered(), Position()
 
     @property
     def steps_per_call(self) -> int:
@@ -111,6 +112,7 @@ class Loop:
         return self._passes
 
     @of_one_data_set
+    @one_at_a_time
     def fit(
         self,
         data: Data,
@@ -188,7 +190,7 @@ class Loop:
                 choose_modes(hooks, step.modes)
                 each_step = self._takes_each_step(callbacks)
                 hooks.on_train_begin()  # may restore
-                position = self.position
+                position, self._entered.is_training = self.position, True
                 finite = self.finite_watch = FiniteWatch(self.strategy, step, position, hooks.callbacks)
                 training.first_epoch, self._restored = (0 if self._restored else position.epoch), None
                 keras_history = next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History))
@@ -216,6 +218,7 @@ class Loop:
         return report
 
     @of_one_data_set
+    @one_at_a_time
     def evaluate(
         self,
         data: Data,
@@ -242,6 +245,7 @@ class Loop:
             return passes.test(inputs, hooks, on_chief=on_chief)
 
     @of_one_data_set
+    @one_at_a_time
     def predict(self, data: Data, *, steps: int | None = None) -> Nest:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
 
@@ -258,6 +262,7 @@ class Loop:
         require_examples(len(parts), sum(len(tf.nest.flatten(part)[0]) for part in parts))
         return tf.nest.map_structure(lambda *part: np.concatenate([p.numpy() for p in part]), *parts)
 
+    @one_at_a_time
     def warm_up(self, data: Data, *, validation_data: Data | None = None) -> None:
         """Compile and run every function on batches of the real shape, and leave everything as it was.
 
@@ -275,6 +280,7 @@ class Loop:
             passes.rehearse(self._whole(data), self._whole_of("evaluate", data, validation_data))
         self._warm = True
 
+    @one_at_a_time
     def traced(self, data: Data, *, validation_data: Data | None = None, also: Sequence[str] = _ALSO) -> list[Traced]:
         """Trace the functions that `fit` and `also` others would call, and run none; see `mk.checks.placement`.
 
@@ -286,6 +292,7 @@ class Loop:
         others = [self._whole_of(what, data, validation_data) if what in also else None for what in _ALSO]
         return list(passes.traced(self._whole(data), *others))
 
+    @one_at_a_time
     def restore(self, folder: str | os.PathLike[str]) -> Position:
         """Put everything back to where the newest whole checkpoint in a folder was made; the next `fit` goes on there.
 

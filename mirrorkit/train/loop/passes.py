@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import ConcreteFunction, KerasCallback, Spec
-from mirrorkit.errors import CheckpointError, NonFiniteLossError
+from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.strategy import is_parameter_server
 from mirrorkit.train.callback import LoopCallback, call_periods
 from mirrorkit.train.calls.compiled import Calls
@@ -23,6 +23,7 @@ from mirrorkit.train.input.input import Input
 from mirrorkit.train.loop.callbacks import agree_to_stop
 from mirrorkit.train.loop.finite import FiniteWatch
 from mirrorkit.train.loop.report import Epoch, Report
+from mirrorkit.train.loop.resumed import begin_epoch, require_same_epoch
 from mirrorkit.train.parameter_server.calls import RemoteCallLength, RemoteCalls
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 from mirrorkit.variables import unchanged
@@ -197,19 +198,9 @@ class Passes:
     def _restored_totals(self, data: Input, position: Position) -> tf.Tensor:
         self.step.prepare(data.element_spec)
         if position.batch == 0:
-            position.global_batch_size = data.global_batch_size
-            position.order_version, position.order_workers = data.order_version, data.order_workers
+            begin_epoch(position, data, self.step)
             return self._zeros()
-        size = self.step.totals_size()
-        if position.global_batch_size != data.global_batch_size or len(position.totals) != size:
-            raise CheckpointError(
-                f"The checkpoint was made after {position.batch} batches of {position.global_batch_size} examples with "
-                f"{len(position.totals)} sums of loss and metrics; found batches of {data.global_batch_size} and "
-                f"{size} sums. Finish epoch {position.epoch} (counted from 0) with the global batch size, loss and "
-                "metrics that it began with; at the end of an epoch they may change."
-            )
-        if position.batch != data.steps:  # some of the epoch is left
-            _require_same_order(data, position)
+        require_same_epoch(position, data, self.step)
         return tf.constant(position.totals, tf.float64)
 
     def _zeros(self, what: Pass = "train") -> tf.Tensor:
@@ -218,25 +209,6 @@ class Passes:
     def _logs(self, totals: tf.Tensor, what: Pass = "train") -> dict[str, Any]:
         values = {name: np.asarray(value) for name, value in self.step.logs(totals, what).items()}
         return {name: value.item() if value.ndim == 0 else value for name, value in values.items()}
-
-
-def _require_same_order(data: Input, position: Position) -> None:
-    """Refuse to finish an epoch in another order than it began with."""
-    where = f"The checkpoint was made after {position.batch} batches of epoch {position.epoch} (counted from 0)"
-    so = "so the rest of the epoch would repeat some examples and leave out others"
-    if position.order_version != data.order_version:
-        raise CheckpointError(
-            f"{where}, in version {position.order_version} of the order of shuffled examples; this mirrorkit gives "
-            f"version {data.order_version}, {so}. Finish the epoch with the version of mirrorkit that began it, or go "
-            "on from a checkpoint made at the end of an epoch."
-        )
-    began, found = position.order_workers, data.order_workers
-    if began is not None and found is not None and began != found:
-        on = f"{began} worker{'s' * (began > 1)}"
-        raise CheckpointError(
-            f"{where}, on {on}; found {found}. The batches of this data (from_function) depend on the number of "
-            f"workers, {so}. Finish the epoch on {on}, or go on from a checkpoint made at the end of an epoch."
-        )
 
 
 def _tell_non_finite(index: int, position: Position, callbacks: list[KerasCallback]) -> None:

@@ -150,6 +150,10 @@ class Custom:
         """Return the number of values in the totals; after `prepare`."""
         return 2 + len(self._names[what])
 
+    def describe_totals(self) -> list[str]:
+        """Return the names of the logs."""
+        return [f"the log {name!r} of {type(self._step).__name__}" for name in self._names["train"]]
+
     def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Train on one batch; see `LoopStep`."""
         (batch,) = batches

@@ -61,6 +61,9 @@ class LoopStep(Protocol):
     def totals_size(self, what: Pass = "train") -> int:
         """Return the number of values in the totals; after `prepare`."""
 
+    def describe_totals(self) -> list[str]:
+        """Return in words what the totals of a training add up, so that others are told apart; after `prepare`."""
+
     @property
     def modes(self) -> Mapping[str, str]:
         """For each log name "max" or "min", whichever is better, where that is known; after `prepare`."""

@@ -62,6 +62,11 @@ class Metrics:
         return next(n for n in (name, *(f"{name}_{i}" for i in range(1, 1000))) if n not in taken)
 
     @property
+    def members(self) -> Sequence[tuple[int, bool, str, KerasMetric]]:
+        """The index of the output, whether weights count, the log name, and the metric, in order."""
+        return self._members
+
+    @property
     def names(self) -> list[str]:
         """Log names, in order."""
         return [name for _, _, name, _ in self._members]

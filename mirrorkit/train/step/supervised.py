@@ -219,6 +219,10 @@ class Supervised:
         """Return the number of values in the totals, the same for both passes."""
         return self._functions.totals.size
 
+    def describe_totals(self) -> list[str]:
+        """Return in words which losses and metrics they add up."""
+        return self._functions.totals.described()
+
     @property
     def modes(self) -> Mapping[str, str]:
         """For each log name "max" or "min", where Keras knows it."""

@@ -5,17 +5,18 @@ Totals of shards and of steps add up; logs follow from the sum.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasModel, Logs, Nest, PerOutput
+from mirrorkit._types import KerasMetric, KerasModel, Logs, Loss, Nest, PerOutput
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.building import outputs_of
-from mirrorkit.train.step.losses import Losses
+from mirrorkit.train.step.losses import Losses, loss_name
 from mirrorkit.train.step.metrics import MeanOfOutput, Metrics, taken
 from mirrorkit.train.step.outputs import Batch, Output, in_order, match, output_names, own_value, per_output
 from mirrorkit.train.step.shapes_check import loss_faults
@@ -102,6 +103,17 @@ class Totals:
         """Number of values in the totals."""
         return FIXED + 2 * len(self.losses.members) + self.metrics.size
 
+    def described(self) -> list[str]:
+        """Return each loss and metric in words, by which others are told apart."""
+        losses = zip(self.losses.members, self.losses.weights, strict=True)
+        return [
+            *(f"the loss {_described(loss)} of output {index}, times {weight}" for (index, loss), weight in losses),
+            *(
+                f"the {'weighted ' * weighted}metric {name!r} {_described(metric)} of output {index}"
+                for index, weighted, name, metric in self.metrics.members
+            ),
+        ]
+
     @property
     def modes(self) -> dict[str, str]:
         """For each log name "max" or "min", whichever is better, where it is known."""
@@ -146,3 +158,24 @@ class Totals:
 
 def _scalar(value: tf.Tensor) -> tf.Tensor:
     return tf.cast(value if value.shape.rank == 0 else tf.reduce_sum(value), tf.float32)  # a sum, as Keras's fit does
+
+
+def _described(of: Loss | KerasMetric) -> str:
+    """Return the name of a loss or metric, and what its configuration says in plain values."""
+    if not hasattr(of, "get_config"):
+        return loss_name(of)
+    try:
+        config = of.get_config()
+    except Exception:  # whatever a user's class may raise
+        config = {}
+    told = [f"{key}={_plain(config[key])}" for key in sorted(config) if key not in ("name", "dtype")]
+    return f"{type(of).__name__}({', '.join(told)})"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):  # a function, as Keras describes it; a lambda's code names its file
+        value = value.get("config") if value.get("class_name") == "function" else "..."
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):
+        return type(value).__name__

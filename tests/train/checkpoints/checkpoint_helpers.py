@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +86,23 @@ def names(folder: Path) -> list[str]:
 def saved_at(*steps: int) -> list[str]:
     """The names of checkpoints after these numbers of steps."""
     return [f"step-{n:010d}.npz" for n in steps]
+
+
+def forge(path: Path, about: Any, arrays: dict[str, Any], compression: int = zipfile.ZIP_STORED) -> None:
+    """Write a file as a checkpoint is made, with right checksums: `about` is JSON or bytes, arrays may be bytes too."""
+    text = about if isinstance(about, bytes) else json.dumps(about).encode()
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, array in {"about": np.frombuffer(text, np.uint8), **arrays}.items():
+            entry = io.BytesIO()
+            if isinstance(array, bytes):
+                entry.write(array)
+            else:
+                np.lib.format.write_array(entry, array)
+            archive.writestr(f"{name}.npy", entry.getvalue())
+
+
+def header(dtype: str, *shape: int) -> bytes:
+    """The beginning of an array of which no value follows."""
+    entry = io.BytesIO()
+    np.lib.format.write_array_header_1_0(entry, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return entry.getvalue()

@@ -15,6 +15,7 @@ from checkpoint_helpers import names, saved_at
 
 from mirrorkit.errors import CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
+from mirrorkit.train.checkpoints.position import Position
 
 RNG = np.random.default_rng(0)
 VALUES = [
@@ -30,7 +31,7 @@ VALUES = [
 ]
 ABOUT = {
     "variables": [{"path": f"v{i}", "shape": list(v.shape), "dtype": v.dtype.name} for i, v in enumerate(VALUES)],
-    "position": {"epoch": 3, "totals": [0.1, 1e-300]},
+    "position": Position(epoch=3, batch=1, totals=[0.1, 1e-300], steps=7).as_json(),
 }
 
 
@@ -141,7 +142,8 @@ def test_it_is_on_the_disk_before_it_has_its_name(path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "replace", logged_replace)
     new = checkpoint_file.path_of(path.parent, 13)
     checkpoint_file.write(new, VALUES, ABOUT)
-    unfinished = f"{new.name}.tmp"
+    unfinished = events[0][1]
+    assert unfinished.startswith(f"{new.name}.")
     assert events == [
         ("fsync", unfinished, new.stat().st_size),
         ("replace", unfinished, new.name),

@@ -125,8 +125,8 @@ def test_what_a_killed_writer_left_is_cleaned_up(fresh: Any, recipe: Any, tmp_pa
 
 
 def _one_bit(whole: bytes) -> bytes:
-    half = len(whole) // 2
-    return whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :]
+    place = whole.index(b"PK\1\2") - 1  # of the last value, before the zip directory
+    return whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
 
 
 DAMAGE = {

@@ -96,7 +96,11 @@ def test_four_replicas_go_on_as_fewer_with_the_same_order(make_loop: Any, number
         resumed = fewer.fit(data, epochs=2, verbose=0).history
         assert largest_difference(values_of(fewer), expected) < 1e-6
         np.testing.assert_allclose(resumed["loss"], history["loss"], rtol=1e-6)
-    four.restore(tmp_path)
+    position = four.restore(tmp_path)
+    with pytest.raises(CheckpointError, match=r"of data with shuffle seed=1; found shuffle seed=2.*leave out others"):
+        four.fit(shuffled_otherwise, epochs=2, verbose=0)
+    position = four.restore(tmp_path)
+    position.order = None  # a checkpoint that does not say
     four.fit(shuffled_otherwise, epochs=2, verbose=0)
     assert largest_difference(values_of(four), expected) > 1e-3  # so the order matters here
 

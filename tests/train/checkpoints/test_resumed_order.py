@@ -1,4 +1,4 @@
-"""What the order of an epoch's examples depends on: where it has changed, the rest of the epoch would be others."""
+"""What an epoch is begun with and must be finished with: its examples, their order, and what its sums add up."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from checkpoint_helpers import break_off
+from checkpoint_helpers import bits, break_off
 from training_helpers import line_net, plain_dataset
 
 import mirrorkit as mk
+from mirrorkit._keras import keras
 from mirrorkit.errors import CheckpointError
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input import input as inputs
@@ -86,3 +87,67 @@ def test_a_position_that_does_not_say_the_number_of_workers() -> None:
     values = {name: value for name, value in Position(order_workers=2).as_json().items() if name != "order_workers"}
     assert Position.from_json(values).order_workers is None
     assert Position.from_json(Position(order_workers=2).as_json()).order_workers == 2
+
+
+def _shorter(numbers: Any, count: int) -> Any:
+    return mk.data.arrays(*(part[:count] for part in numbers))
+
+
+@pytest.mark.parametrize("kind", ["recipe", "dataset"])
+def test_data_that_grew_within_an_epoch_is_refused_and_welcome_after_it(
+    kind: str, line: Any, numbers: Any, tmp_path: Path
+) -> None:
+    def data(count: int) -> Any:
+        if kind == "dataset":
+            return plain_dataset(*(part[:count] for part in numbers), batch=12)
+        return mk.data.batches(_shorter(numbers, count), global_batch_size=12, shuffle=True)
+
+    for every, at in ((2, 3), (3, 4), ("epoch", 4)):  # within the epoch, before its end, and at it
+        break_off(line, data(36), mk.train.Checkpoints(tmp_path / str(every), every=every), at=at, epochs=2)
+    found = ("36 examples; found 60", "3 batches .*; found 5")[kind == "dataset"]
+    for every in (2, 3):
+        with pytest.raises(CheckpointError, match=f"after {every} batches of epoch 0 .* with {found}.*end of"):
+            line.fit(data(60), epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / str(every))], verbose=0)
+    with pytest.raises(CheckpointError, match=r"after 3 batches of epoch 0.*of data with"):
+        line.fit(data(24), epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / "3")], verbose=0)
+    report = line.fit(data(60), epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / "epoch")], verbose=0)
+    assert [epoch.examples for epoch in report.epochs] == [60]
+    line.restore(tmp_path / "2").batch = 0  # the epoch anew
+    report = line.fit(data(60), callbacks=[mk.train.Checkpoints(tmp_path / "anew")], verbose=0)
+    assert [epoch.examples for epoch in report.epochs] == [60]
+
+
+def test_fewer_steps_per_epoch_than_are_done_are_refused(line: Any, recipe: Any, tmp_path: Path) -> None:
+    break_off(line, recipe, mk.train.Checkpoints(tmp_path, every=4), at=5, epochs=2)
+    with pytest.raises(CheckpointError, match=r"after 4 batches of epoch 0 .*found data with 3 batches per epoch"):
+        line.fit(recipe, epochs=2, steps_per_epoch=3, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"loss": "mae"}, r"the loss mean_squared_error of output 0, times 1.0; found the loss mean_absolute_error"),
+        ({"metrics": ["mse"]}, r"the metric 'mae' .*; found .*'mse'"),
+        (
+            {"metrics": [keras.metrics.RootMeanSquaredError(name="mae")]},
+            r"the metric 'mae' .*; found the metric 'mae' Root",
+        ),
+    ],
+    ids=["loss", "metric", "metric of the same name"],
+)
+def test_other_sums_of_the_same_number_within_an_epoch_are_refused(
+    options: Any, found: str, make_loop: Any, recipe: Any, tmp_path: Path
+) -> None:
+    def run(**options: Any) -> Any:
+        return make_loop(("one_device", 1), line_net, **{"loss": "mse", "metrics": ["mae"], **options})
+
+    one = run()
+    for every in (2, "epoch"):
+        break_off(one, recipe, mk.train.Checkpoints(tmp_path / str(every), every=every), at=8, epochs=3)
+    again = run(**options)
+    before = bits(again)
+    with pytest.raises(CheckpointError, match=rf"after 1 batches of epoch 1 .*those of {found}.*at the end"):
+        again.fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path / "2")], verbose=0)
+    assert bits(again) != before  # restored; nothing was trained
+    again.fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path / "epoch")], verbose=0)
+    run().fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path / "2", every=99)], verbose=0)

@@ -131,3 +131,28 @@ def test_the_last_to_come_is_released_first(loop: Any, model: Any) -> None:
 
     release(callback_list(loop, model, [Holds("first"), C.EarlyStopping(), Holds("second")]))
     assert released == ["second", "first"]
+
+
+def test_workers_must_have_the_same_callbacks_that_know_the_loop(
+    line: Any, recipe: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the other worker has none; tests/multiworker has two real ones."""
+    given: list[str] = []
+
+    def texts(strategy: Any, own: str, most: int) -> list[str]:
+        given.append(own[9:])
+        return [own, "00000000 none"]
+
+    monkeypatch.setattr(module, "num_workers", lambda strategy: 2)
+    monkeypatch.setattr(module, "addresses", lambda strategy: {"worker 0": "", "worker 1": ""})
+    monkeypatch.setattr(module, "texts_of_all_workers", texts)
+    for callback, name in (
+        (mk.train.Checkpoints(tmp_path), "Checkpoints"),
+        (mk.train.Checkpoints(tmp_path, every=3), "Checkpoints every 3 steps"),
+        (mk.checks.InSync(), "InSync every 500 steps"),
+        (mk.checks.NanWatch(), "NanWatch"),
+    ):
+        with pytest.raises(StepError, match=rf"same callbacks .*worker 0: {name}; worker 1: none\. Give all"):
+            line.fit(recipe, callbacks=[keras.callbacks.EarlyStopping("loss"), callback], verbose=0)
+        assert given.pop() == name
+    assert not list(tmp_path.iterdir())

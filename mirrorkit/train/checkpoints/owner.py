@@ -1,0 +1,88 @@
+"""Which run may write to a folder of checkpoints, so that two never mix theirs.
+
+The file `.owner` names the run's process and holds a random token. A run that starts while another one lives on the
+same host is refused. Whether one on another host lives cannot be seen: then the later run takes over, and the earlier
+one stops at its next save, because the token is not its own any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+from pathlib import Path
+
+from mirrorkit._types import Json
+from mirrorkit.errors import CheckpointError
+from mirrorkit.files import create, is_elsewhere, is_running, one_at_a_time, read_process, this_process
+
+_log = logging.getLogger("mirrorkit")
+
+_NAME = ".owner"
+_UNFINISHED = re.compile(r"\.owner-[0-9a-f]+")
+
+_held: set[str] = set()  # tokens of the runs of this process; a process that replaced itself (exec) has none of before
+
+
+class Owner:
+    """The right of one run to write checkpoints to a folder; `take` it first."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = folder / _NAME
+        self.token = secrets.token_hex(8)
+
+    def take(self) -> None:
+        """Make the folder this run's.
+
+        Raises:
+            CheckpointError: it is that of another run, which lives.
+            OSError: the folder cannot be written to.
+        """
+        with one_at_a_time(self._folder):
+            before = read_process(self._file)
+            is_mine = before.get("pid") == os.getpid()
+            if is_running(before) and (not is_mine or before.get("token") in _held):
+                raise CheckpointError(
+                    f"Another run writes checkpoints to {self._folder}: {_named(before)}. End it, or choose another "
+                    "folder."
+                )
+            for name in filter(_UNFINISHED.fullmatch, os.listdir(self._folder)):
+                (self._folder / name).unlink(missing_ok=True)
+            new = self._folder / f"{_NAME}-{self.token}"
+            try:
+                create(new, this_process(token=self.token))
+                os.replace(new, self._file)
+            finally:
+                new.unlink(missing_ok=True)
+            _held.add(self.token)
+        if before and is_elsewhere(before):
+            _log.warning(
+                "%s: taken over from %s. Should that still run, it stops at its next save.",
+                self._folder,
+                _named(before),
+            )
+
+    def require(self) -> None:
+        """Raise a `CheckpointError` unless the folder is still this run's."""
+        found = read_process(self._file)
+        if found.get("token") != self.token:
+            who = f"a later run has taken it over: {_named(found)}" if found else f"its file {_NAME} is gone"
+            raise CheckpointError(
+                f"This run no longer writes to {self._folder}: {who}. Nothing was saved since. Give each run a "
+                "folder of its own."
+            )
+
+    def release(self) -> None:
+        """Give the folder free, if it is this run's."""
+        _held.discard(self.token)
+        with contextlib.suppress(OSError), one_at_a_time(self._folder):
+            if read_process(self._file).get("token") == self.token:
+                self._file.unlink()
+
+
+def _named(process: dict[str, Json]) -> str:
+    what = "this process" if process.get("pid") == os.getpid() else f"process {process.get('pid')}"
+    return f"{what} on {process.get('host')}, started at {process.get('since')}"

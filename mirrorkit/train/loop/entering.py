@@ -1,0 +1,76 @@
+"""Who may use a loop now: one thread of the process that made it, and no training within another."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from mirrorkit.errors import StepError
+from mirrorkit.strategy import require_own_process
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Entered:
+    """Which methods of a loop are running, the outer ones first; only in one thread."""
+
+    def __init__(self) -> None:
+        require_own_process("mk.train.Loop")
+        self._lock = threading.Lock()
+        self._thread = threading.current_thread()
+        self._running: list[str] = []
+        self.is_training = False  # from the first epoch on
+
+    @contextlib.contextmanager
+    def by(self, method: str) -> Iterator[None]:
+        """Run the block as this method of the loop.
+
+        Raises:
+            StepError: in a forked process, in another thread than what is running, or `fit` within anything.
+        """
+        require_own_process(f"Loop.{method}")
+        with self._lock:
+            here = threading.current_thread()
+            if self._running and self._thread is not here:
+                raise StepError(
+                    f"Loop.{method} was called in the thread {here.name!r} while Loop.{self._running[0]} of the same "
+                    f"loop runs in {self._thread.name!r}. Both would write the same state. Call it after that has "
+                    "ended, or in a callback; or make another loop, with a model and a step of its own."
+                )
+            if self._running and (method == "fit" or (method == "restore" and self.is_training)):
+                raise StepError(
+                    f"Loop.{method} was called while Loop.{self._running[-1]} of the same loop runs, and would move "
+                    "its position. Callbacks may call evaluate and predict. Call it after that has ended, or use "
+                    "another loop with a step of its own."
+                )
+            self._thread = here
+            self._running.append(method)
+        try:
+            yield
+        finally:
+            self._running.pop()
+            self.is_training = self.is_training and method != "fit"
+
+
+class HasEntered(Protocol):
+    """What `one_at_a_time` needs of a loop."""
+
+    _entered: Entered
+
+
+L = TypeVar("L", bound=HasEntered)
+
+
+def one_at_a_time(method: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
+    """Let a method of a loop be refused where another use of the loop excludes it."""
+
+    @functools.wraps(method)
+    def alone(self: L, /, *args: P.args, **options: P.kwargs) -> R:
+        with self._entered.by(method.__name__):
+            return method(self, *args, **options)
+
+    return alone

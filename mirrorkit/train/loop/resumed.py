@@ -1,0 +1,70 @@
+"""Whether an epoch that a checkpoint interrupted can be finished: on the same examples, with the same sums."""
+
+from __future__ import annotations
+
+from mirrorkit.errors import CheckpointError
+from mirrorkit.train.checkpoints.position import Position
+from mirrorkit.train.input.input import Input
+from mirrorkit.train.step.loop_step import LoopStep
+
+_AT_ITS_END = "go on from a checkpoint made at the end of an epoch"
+
+
+def begin_epoch(position: Position, data: Input, step: LoopStep) -> None:
+    """Note with which data and sums an epoch begins."""
+    position.global_batch_size, position.num_examples = data.global_batch_size, data.num_examples
+    position.order_version, position.order_workers = data.order_version, data.order_workers
+    position.order, position.sums = data.order, step.describe_totals()
+
+
+def require_same_epoch(position: Position, data: Input, step: LoopStep) -> None:
+    """Refuse to finish an epoch with other data or sums than it began with; what is not known is not compared."""
+    size = step.totals_size()
+    if position.global_batch_size != data.global_batch_size or len(position.totals) != size:
+        raise CheckpointError(
+            f"The checkpoint was made after {position.batch} batches of {position.global_batch_size} examples with "
+            f"{len(position.totals)} sums of loss and metrics; found batches of {data.global_batch_size} and "
+            f"{size} sums. Finish epoch {position.epoch} (counted from 0) with the global batch size, loss and "
+            "metrics that it began with; at the end of an epoch they may change."
+        )
+    where = f"The checkpoint was made after {position.batch} batches of epoch {position.epoch} (counted from 0)"
+    began, found = position.sums or [], step.describe_totals()
+    if began and began != found:
+        pairs = zip([*began, *["nothing"] * len(found)], [*found, *["nothing"] * len(began)], strict=True)
+        before, now = next(pair for pair in pairs if pair[0] != pair[1])
+        raise CheckpointError(
+            f"{where}, whose sums were those of {before}; found {now}. A mean of both would be neither. Finish the "
+            f"epoch with the losses and metrics that it began with, or {_AT_ITS_END}, where they may change."
+        )
+    if position.batch != data.steps:  # some of the epoch is left
+        _require_same_order(position, data, where)
+
+
+def _require_same_order(position: Position, data: Input, where: str) -> None:
+    so = "so the rest of the epoch would repeat some examples and leave out others"
+    if position.order_version != data.order_version:
+        raise CheckpointError(
+            f"{where}, in version {position.order_version} of the order of shuffled examples; this mirrorkit gives "
+            f"version {data.order_version}, {so}. Finish the epoch with the version of mirrorkit that began it, or "
+            f"{_AT_ITS_END}."
+        )
+    workers, workers_now = position.order_workers, data.order_workers
+    if workers is not None and workers_now is not None and workers != workers_now:
+        on = f"{workers} worker{'s' * (workers > 1)}"
+        raise CheckpointError(
+            f"{where}, on {on}; found {workers_now}. The batches of this data (from_function) depend on the number of "
+            f"workers, {so}. Finish the epoch on {on}, or {_AT_ITS_END}."
+        )
+    examples = [None if n is None else f"{n} examples" for n in (position.num_examples, data.num_examples)]
+    for began, found in (examples, (position.order, data.order)):
+        if began is not None and found is not None and began != found:
+            raise CheckpointError(
+                f"{where}, of data with {began}; found {found}, {so}. Finish the epoch on the data that it began with, "
+                f"or {_AT_ITS_END}, where data may change. To begin the epoch anew: loop.restore(folder), "
+                "loop.position.batch = 0, and fit with Checkpoints in another folder."
+            )
+    if data.steps is not None and position.batch > data.steps:
+        raise CheckpointError(
+            f"{where}; found data with {data.steps} batches per epoch. Finish the epoch with as many as it began with "
+            f"(steps_per_epoch), or {_AT_ITS_END}."
+        )

@@ -1,0 +1,209 @@
+"""Whose a folder is: two runs never mix their checkpoints, and a killed one leaves no lock behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_helpers import Interrupted, names, saved_at
+
+import mirrorkit as mk
+from mirrorkit import files
+from mirrorkit._keras import keras
+from mirrorkit.errors import CheckpointError, FileError
+
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells who lives")
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def owned_by(folder: Path, **changes: Any) -> Path:
+    """Write the file of another run into a folder."""
+    about = {**json.loads(files.this_process(token="theirs")), **changes}
+    folder.mkdir(exist_ok=True)
+    (folder / ".owner").write_text(json.dumps(about))
+    return folder / ".owner"
+
+
+class Do(keras.callbacks.Callback):  # type: ignore[name-defined]
+    """Does something once, at the end of a batch."""
+
+    def __init__(self, what: Any, batch: int = 1) -> None:
+        super().__init__()
+        self.what, self.batch = what, batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch >= self.batch and self.what is not None:
+            what, self.what = self.what, None
+            what()
+
+
+@linux
+def test_a_living_run_is_named_and_nothing_of_it_touched(other: Any, fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    owned_by(tmp_path, pid=other.pid, started=files._started(other.pid))
+    (tmp_path / "step-0000000003.npz.0123456789abcdef.tmp").write_bytes(b"half")
+    before = names(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=rf"Another run .*{tmp_path}: process {other.pid} on .*started.*End it, or"
+    ):
+        fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert names(tmp_path) == before
+    other.kill()  # and not waited for: a process that has ended, of which the parent has not asked
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+    fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert names(tmp_path) == saved_at(5)
+
+
+@linux
+@pytest.mark.parametrize(
+    "kind", ["another boot", "same number, started before", "exec", "damaged", "empty", "brackets"]
+)
+def test_what_a_killed_run_left_is_no_lock(kind: str, fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "another boot": {"kernel": "another pid:[1]", "pid": 1},
+        "another start": {"started": 5},
+    }.get(kind, {})
+    left = owned_by(tmp_path, **changes)
+    if kind in ("damaged", "empty", "brackets"):
+        left.write_text({"damaged": "[5", "empty": "", "brackets": "[" * 100_000}[kind])
+    fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert names(tmp_path) == saved_at(5)
+
+
+def test_the_earlier_run_stops_at_its_next_save(fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    saver = mk.train.Checkpoints(tmp_path, every=2)
+    with pytest.raises(CheckpointError, match=r"no longer writes to .*taken it over: process 7 on far"):
+        fresh.fit(
+            *(recipe,), epochs=9, callbacks=[saver, Do(lambda: owned_by(tmp_path, host="far", pid=7), 2)], verbose=0
+        )
+    assert fresh.position.steps < 10
+    assert names(tmp_path) == [".owner", *saved_at(2)]  # the other's file, and no checkpoint after it came
+
+
+def test_a_run_whose_file_is_gone_stops_too(fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    saver = mk.train.Checkpoints(tmp_path, every=2)
+    with pytest.raises(CheckpointError, match=r"its file \.owner is gone"):
+        fresh.fit(recipe, epochs=9, callbacks=[saver, Do((tmp_path / ".owner").unlink, 2)], verbose=0)
+
+
+@linux
+def test_a_fit_within_a_fit_needs_a_folder_of_its_own(fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    other, found = mk.train.Loop(fresh.strategy, fresh.step), []
+    saver = mk.train.Checkpoints(tmp_path, every=2)
+
+    def train() -> None:
+        for inner in (mk.train.Checkpoints(tmp_path), saver):
+            with pytest.raises(CheckpointError) as error:
+                other.fit(recipe, callbacks=[inner], verbose=0)
+            found.append(str(error.value))
+
+    fresh.fit(recipe, epochs=2, callbacks=[saver, Do(train)], verbose=0)
+    assert f"Another run writes checkpoints to {tmp_path}: this process" in found[0]
+    assert "are those of a fit that is running" in found[1]
+    assert names(tmp_path) == saved_at(6, 8, 10)
+
+
+def test_the_folder_is_free_after_every_end(fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    def stop() -> None:
+        assert ".owner" in names(tmp_path)
+        raise error
+
+    for error in (Interrupted(), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            fresh.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path, every=1), Do(stop, 2)], verbose=0)
+        assert ".owner" not in names(tmp_path)
+    fresh.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert names(tmp_path)[0].startswith("step")
+
+
+# --- planted files
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "device"])
+def test_a_planted_owner_is_replaced_and_never_followed(kind: str, fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "run"
+    victim.write_text("precious")
+    folder.mkdir()
+    if kind == "pipe":
+        os.mkfifo(folder / ".owner")
+    else:
+        (folder / ".owner").symlink_to({"link": victim, "device": "/dev/zero"}[kind])
+    for name in (".writable", *(f"{name}.tmp" for name in saved_at(5, 10))):
+        (folder / name).symlink_to(victim)
+    fresh.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(folder)], verbose=0)
+    assert victim.read_text() == "precious"
+    assert not any(path.is_symlink() for path in folder.glob("step*"))
+
+
+def test_a_folder_in_its_place_is_an_error_before_the_training(fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    (tmp_path / ".owner" / "mine").mkdir(parents=True)
+    with pytest.raises(FileError, match="cannot be written to"):
+        fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert names(tmp_path) == [".owner"]
+
+
+# --- real processes
+
+JOB = """
+import sys, time
+from pathlib import Path
+import numpy as np
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+folder, ready, pace = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+strategy = mk.strategy.create("one_device", devices="cpu:1")
+with strategy.scope():
+    model, optimizer = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), keras.optimizers.SGD()
+data = mk.data.batches(mk.data.arrays(np.ones((8, 3), "float32"), np.ones((8, 1), "float32")), global_batch_size=2)
+loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=1)
+
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        ready.touch()
+        time.sleep(pace)
+
+loop.fit(data, epochs=5, callbacks=[mk.train.Checkpoints(folder, every=1), Slow()], verbose=0)
+"""
+
+
+@linux
+@pytest.mark.slow
+def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
+    script, folder, ready = tmp_path / "job.py", tmp_path / "run", tmp_path / "ready"
+    script.write_text(JOB)
+    command = [sys.executable, str(script), str(folder), str(ready)]
+
+    def job(pace: float) -> subprocess.Popen[str]:
+        return subprocess.Popen([*command, str(pace)], stderr=subprocess.PIPE, text=True)
+
+    first = job(1.0)
+    try:
+        while not ready.exists():
+            assert first.poll() is None
+        second = job(0.0)
+        _, error = second.communicate(timeout=60)
+        assert second.returncode == 1
+        assert f"CheckpointError: Another run writes checkpoints to {folder}: process {first.pid}" in error
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.communicate()
+    assert ".owner" in names(folder)
+    third = job(0.0)
+    _, error = third.communicate(timeout=60)
+    assert third.returncode == 0, error
+    assert names(folder) == saved_at(18, 19, 20)
