@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import is_chief, is_parameter_server, of_all_workers
+from mirrorkit.strategy import is_chief, is_parameter_server, num_workers, of_all_workers
 from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.checkpoints import Checkpoints
+from mirrorkit.train.loop.same_workers import SameWorkers
 
 _log = logging.getLogger("mirrorkit")
 
@@ -28,7 +29,13 @@ _WRITERS = tuple(
 
 
 def callback_list(
-    loop: Any, model: Any, callbacks: Sequence[Any] | None, *, verbose: int = 0, history: bool = False, **params: Any
+    loop: Any,
+    model: Any,
+    callbacks: Sequence[Any] | None,
+    *,
+    verbose: int | str = 0,
+    history: bool = False,
+    **params: Any,
 ) -> Any:
     """Return a `keras.callbacks.CallbackList`: the user's callbacks in their order, then what Keras adds, then savers.
 
@@ -36,7 +43,7 @@ def callback_list(
     that has `set_loop` is given the loop. On several workers all of them see the same logs and run the same callbacks;
     the progress bar, those of Keras that write files, and those with `chief_only = True` are the chief's alone.
     """
-    given = _flat(callbacks)
+    given, verbose = _flat(callbacks), verbosity(verbose)
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
         raise StepError(
             "BackupAndRestore asks Keras's fit to leave epochs out, which a Loop does not see: all of them would be "
@@ -51,6 +58,8 @@ def callback_list(
         given.append(keras.callbacks.History())
     if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
         given.append(keras.callbacks.ProgbarLogger())
+    if history and num_workers(loop.strategy) > 1:
+        given.append(SameWorkers())
     given.sort(key=lambda callback: isinstance(callback, Checkpoints))
     for callback in given:
         if hasattr(callback, "set_loop"):

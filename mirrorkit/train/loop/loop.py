@@ -28,7 +28,6 @@ from mirrorkit.train.loop.callbacks import (
     choose_modes,
     release,
     tell_of_batch_hooks,
-    verbosity,
 )
 from mirrorkit.train.loop.passes import Passes, Traced
 from mirrorkit.train.loop.replay import Replay
@@ -174,8 +173,8 @@ class Loop:
         model.stop_training = False
         if self._restored is None:
             self.position = Position(epoch=initial_epoch, steps=self.position.steps)
-        level = verbosity(verbose)
-        hooks = callback_list(self, model, callbacks, history=True, verbose=level, epochs=epochs, steps=training.steps)
+        asked = {"epochs": epochs, "class_weight": class_weight, "validation_freq": validation and validation_freq}
+        hooks = callback_list(self, model, callbacks, history=True, verbose=verbose, steps=training.steps, **asked)
         self._data = training
         try:
             with explained(self.strategy, data, validation_data):

@@ -1,0 +1,74 @@
+"""Whether the workers of a fit do the same: what they were asked before it, what their variables hold around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit import reproducible
+from mirrorkit.errors import OutOfSyncError
+from mirrorkit.strategy import addresses, arrays_of_all_workers, require_same
+from mirrorkit.train.callback import LoopCallback
+from mirrorkit.train.step.fingerprints import exact_fingerprints, fingerprints, parted
+from mirrorkit.variables import copies, is_sharded, native, path
+
+# How far a variable may part, in parts of its norm: a thousand times what processors that round differently make of it
+# in thousands of steps, as they all apply the same sums.
+_ROUNDING = 1e-4
+
+
+class SameWorkers(LoopCallback):
+    """Compares the workers before the first step of a fit and after each epoch; `Loop` adds it to the callbacks.
+
+    It comes after the user's callbacks, so that it sees what they wrote, and before `Checkpoints`.
+    """
+
+    _begins = True
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Compare what `fit` was asked."""
+        self._begins = True
+        asked = {name: repr(self.params[name]) for name in ("epochs", "class_weight", "validation_freq")}
+        require_same(self.loop.strategy, "fit", asked)  # without validation data no frequency
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Compare once where the training begins, and with what."""
+        if self._begins:
+            self._begins = False
+            where = {"first epoch": epoch, "first batch": self.loop.position.batch}
+            require_same(self.loop.strategy, "beginning of fit", where)
+            self._compare("before the first step")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Compare what the epoch and the callbacks after it left."""
+        self._compare(f"after epoch {epoch} (counted from 0)")
+
+    def _compare(self, when: str) -> None:
+        require_same_values(self.loop.strategy, getattr(self.loop.step, "variables", []), when)
+
+
+def require_same_values(strategy: tf.distribute.Strategy, variables: list[Any], when: str) -> None:
+    """Refuse workers of which one holds other values than the others; in reproducible mode, other bits. Collective."""
+    variables = [variable for variable in variables if _is_everywhere(variable)]
+    values = [tf.convert_to_tensor(copies(variable)[0]) for variable in variables]
+    exact = reproducible.is_enabled()
+    every = arrays_of_all_workers(strategy, exact_fingerprints(values) if exact else fingerprints(values))
+    shares = np.array([_ROUNDING if value.dtype.is_floating else 0.0 for value in values])
+    rounding = 0.0 if exact else shares * np.nan_to_num(every[:, :, 0].max(0))
+    for index, workers in parted(every, rounding):
+        names = list(addresses(strategy))
+        parts = ", ".join(names[number] for number in workers)
+        raise OutOfSyncError(
+            f"The variable {path(variables[index])!r} holds other values on {parts} than on the other workers, {when}, "
+            "and all must hold the same. A callback or other code wrote it on some of them, or wrote numbers of a "
+            "clock or of a generator without a seed; or the scripts differ. Start again from the newest checkpoint."
+        )
+
+
+def _is_everywhere(variable: Any) -> bool:
+    """Whether every worker is to hold the same numbers."""
+    variable_of_tf = native(variable)
+    on_read = getattr(variable_of_tf, "synchronization", None) == tf.VariableSynchronization.ON_READ
+    return not on_read and not is_sharded(variable) and tf.as_dtype(variable.dtype) != tf.string
