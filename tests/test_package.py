@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     *("__version__", "errors", "_types", "_deprecation", "supported", "_keras", "processor"),
     *("stop_signals", "subprocesses"),
-    *("whole", "reproducible", "variables", "bits"),
+    *("whole", "reproducible", "variables"),
     *("cluster", "devices", "strategy", "batching", "timing"),
     *("data", "models", "optim", "parallel", "train", "placement", "checks", "launch", "testing", "bench", "doctor"),
     "__main__",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.bits import checksums, from_words, to_words
+from mirrorkit.checks.bits import checksums, from_words, to_words
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name, first_replica, is_parameter_server, local_replica
 from mirrorkit.train import TraceOnce

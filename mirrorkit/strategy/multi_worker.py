@@ -17,7 +17,7 @@ from mirrorkit.cluster import Cluster, require_network, wait_for_all
 from mirrorkit.devices import KIND_AND_COUNT, Devices
 from mirrorkit.errors import StrategyError
 from mirrorkit.strategy import communication as _communication
-from mirrorkit.strategy.lost import naming_lost_workers
+from mirrorkit.strategy.lost import name_lost_workers
 from mirrorkit.strategy.workers import worker_name
 from mirrorkit.variables import mark_given
 
@@ -27,7 +27,9 @@ _joined: list[Cluster] = []
 # What TensorFlow's error says where it has started before it could join the others; it has no class of its own.
 _TOO_LATE = "program startup"
 # And where workers have sent each other tensors of different shapes.
-_OTHER_SHAPE = re.compile(r"expected shape (\[.*?\]) but another member in the group expected shape (\[.*?\])")
+_OTHER_SHAPE = re.compile(
+    r"Op at device (\S+) expected shape (\[.*?\]) but another member in the group expected shape (\[.*?\])"
+)
 
 
 class _NamingStrategy(tf.distribute.MultiWorkerMirroredStrategy):
@@ -58,19 +60,22 @@ class _NamingScope:
 
     def _create(self, create: Callable[..., Any], **options: Any) -> Any:
         try:
-            with naming_lost_workers(self._strategy):
-                value, variable = options.get("initial_value"), create(**options)
-            if tf.executing_eagerly() and isinstance(value, tf.Tensor) and not value.shape and value.dtype.is_floating:
-                mark_given(variable, float(f"{value.numpy():.7g}"))
+            value, variable = options.get("initial_value"), create(**options)
+            if isinstance(value, tf.Tensor) and tf.executing_eagerly() and value.shape.rank == 0:
+                mark_given(variable, value.numpy().item())
             return variable
         except tf.errors.OpError as error:
             if (found := _OTHER_SHAPE.search(str(error))) is None:
+                name_lost_workers(self._strategy, error)
                 raise
+            resolver = self._strategy.cluster_resolver
+            is_own = f"/job:{resolver.task_type}/replica:0/task:{resolver.task_id}/" in found[1]
+            own, other = found.group(2, 3) if is_own else found.group(3, 2)
             with tf.name_scope(options.get("name") or "variable") as path:
                 raise StrategyError(
-                    f"{worker_name(self._strategy)} creates the variable {path.rstrip('/')!r} of shape {found[1]}, "
-                    f"where another worker creates one of shape {found[2]}. All workers must create the same variables "
-                    "in the same order: let them run the same script with the same model and optimizer."
+                    f"{worker_name(self._strategy)} creates the variable {path.rstrip('/')!r} of shape {own}, where "
+                    f"another worker creates one of shape {other}. All workers must create the same variables in the "
+                    "same order: let them run the same script with the same model and optimizer."
                 ) from error
 
 

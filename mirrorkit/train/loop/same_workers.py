@@ -11,12 +11,14 @@ from mirrorkit import reproducible
 from mirrorkit.errors import OutOfSyncError
 from mirrorkit.strategy import addresses, arrays_of_all_workers, require_same
 from mirrorkit.train.callback import LoopCallback
-from mirrorkit.train.step.fingerprints import exact_fingerprints, fingerprints, parted
+from mirrorkit.train.step.fingerprints import fingerprints, parted
+from mirrorkit.train.step.settings import plain
 from mirrorkit.variables import copies, is_sharded, native, path
 
 # How far a variable may part, in parts of its norm: a thousand times what processors that round differently make of it
 # in thousands of steps, as they all apply the same sums.
 _ROUNDING = 1e-4
+_OF_INTEGERS = 1e-12  # their sums in float64 round too
 
 
 class SameWorkers(LoopCallback):
@@ -30,8 +32,10 @@ class SameWorkers(LoopCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Compare what `fit` was asked."""
         self._begins = True
-        asked = {name: repr(self.params[name]) for name in ("epochs", "class_weight", "validation_freq")}
-        require_same(self.loop.strategy, "fit", asked)  # without validation data no frequency
+        asked = {name: self.params[name] for name in ("epochs", "class_weight")}
+        every = self.params["validation_freq"]
+        asked["validation_data"] = every and f"given, for every {every} epochs"
+        require_same(self.loop.strategy, "fit", plain(asked))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Compare once where the training begins, and with what."""
@@ -54,21 +58,21 @@ def require_same_values(strategy: tf.distribute.Strategy, variables: list[Any], 
     variables = [variable for variable in variables if _is_everywhere(variable)]
     values = [tf.convert_to_tensor(copies(variable)[0]) for variable in variables]
     exact = reproducible.is_enabled()
-    every = arrays_of_all_workers(strategy, exact_fingerprints(values) if exact else fingerprints(values))
-    shares = np.array([_ROUNDING if value.dtype.is_floating else 0.0 for value in values])
+    every = arrays_of_all_workers(strategy, fingerprints(values, exact=exact))
+    shares = np.array([_ROUNDING if value.dtype.is_floating else _OF_INTEGERS for value in values])
     rounding = 0.0 if exact else shares * np.nan_to_num(every[:, :, 0].max(0))
     for index, workers in parted(every, rounding):
         names = list(addresses(strategy))
-        parts = ", ".join(names[number] for number in workers)
+        other, usual = (", ".join(n for i, n in enumerate(names) if (i in workers) is part) for part in (True, False))
         raise OutOfSyncError(
-            f"The variable {path(variables[index])!r} holds other values on {parts} than on the other workers, {when}, "
-            "and all must hold the same. A callback or other code wrote it on some of them, or wrote numbers of a "
-            "clock or of a generator without a seed; or the scripts differ. Start again from the newest checkpoint."
+            f"The variable {path(variables[index])!r} holds other values on {other} than on "
+            f"{usual}, {when}; all must hold the same. A callback or other code wrote it on some of them alone, or "
+            "wrote numbers of a clock or of a generator without a seed; or the scripts differ. Start again from the "
+            "newest checkpoint."
         )
 
 
 def _is_everywhere(variable: Any) -> bool:
     """Whether every worker is to hold the same numbers."""
-    variable_of_tf = native(variable)
-    on_read = getattr(variable_of_tf, "synchronization", None) == tf.VariableSynchronization.ON_READ
+    on_read = getattr(native(variable), "synchronization", None) == tf.VariableSynchronization.ON_READ
     return not on_read and not is_sharded(variable) and tf.as_dtype(variable.dtype) != tf.string

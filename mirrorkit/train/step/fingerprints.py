@@ -3,51 +3,48 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator
 
 import numpy as np
-import tensorflow as tf
 
-from mirrorkit.bits import checksums
+from mirrorkit._types import TensorLike
 
-_GOLDEN = (math.sqrt(5) - 1) / 2
-_ROW = 4096
+_GOLDEN = (5**0.5 - 1) / 2
+_ROW = 4096  # as far as float32 may add
 
 
-def fingerprints(tensors: Sequence[tf.Tensor]) -> np.ndarray:
+def fingerprints(values: Iterable[TensorLike], *, exact: bool = False) -> np.ndarray:
     """Return two numbers for each tensor, float64 [tensors, 2]: its norm, and a sum in which every place has a weight.
 
-    They are computed where the tensor lies. Where numbers differ by a share of the norm, so do these, by about as much.
+    Where numbers differ by a share of the norm, so do these, by about as much. `exact` ones are a checksum of the bits.
+    They are computed by NumPy, one tensor after the other: so there is neither a copy of all nor a graph to trace.
     """
-    return np.array(tf.stack([_fingerprint(tensor) for tensor in tensors])) if tensors else np.zeros([0, 2])
+    found = [(_checksum if exact else _norm_and_sum)(np.asarray(value).ravel()) for value in values]
+    return np.array(found, np.float64).reshape(-1, 2)
 
 
-def exact_fingerprints(tensors: Sequence[tf.Tensor]) -> np.ndarray:
-    """Return the two halves of a checksum of each tensor's bits, float64 [tensors, 2]."""
-    words = checksums(tensors).numpy() if tensors else np.zeros(0, np.int64)
-    return words.view(np.uint32).reshape(-1, 2).astype(np.float64)
+def _checksum(flat: np.ndarray) -> np.ndarray:
+    return np.frombuffer(hashlib.blake2b(flat.view(np.uint8).data, digest_size=8).digest(), np.uint32)
 
 
-def _fingerprint(tensor: tf.Tensor) -> tf.Tensor:
-    if tensor.dtype.is_complex:
-        tensor = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
-    # Whole numbers are to stay exact; halves are summed in float32 as weights are.
-    kind = tf.float32 if tensor.dtype.is_floating and tensor.dtype.size <= 4 else tf.float64
-    size = tensor.shape.num_elements()
-    columns = max(1, min(size, _ROW))
-    flat = tf.cast(tf.reshape(tensor, [-1]), kind)
-    table = tf.reshape(tf.pad(flat, [[0, -size % columns]]), [-1, columns])
-    sums = tf.reduce_sum(table * _weights(columns, kind.as_numpy_dtype), axis=1)
-    places = 1 + _weights(table.shape[0], np.float64) / 2
-    squares = tf.reduce_sum(tf.cast(tf.reduce_sum(table * table, axis=1), tf.float64))
-    return tf.stack([tf.sqrt(squares), tf.reduce_sum(tf.cast(sums, tf.float64) * places)])
+def _norm_and_sum(flat: np.ndarray) -> tuple[float, float]:
+    if np.iscomplexobj(flat):
+        flat = flat.view(flat.real.dtype)
+    if flat.dtype != np.float32:  # whole numbers stay exact
+        flat = flat.astype(np.float64)
+    columns = _weights(_ROW).astype(flat.dtype)
+    rows, rest = np.split(flat, [flat.size // _ROW * _ROW])
+    table = rows.reshape(-1, _ROW)
+    squares = np.einsum("ij,ij->i", table, table).sum(dtype=np.float64) + np.dot(rest, rest)
+    sums = np.append(table @ columns, np.dot(rest, columns[: rest.size])).astype(np.float64)
+    return float(np.sqrt(squares)), float(np.dot(sums, 1 + _weights(sums.size) / 2))
 
 
 @functools.cache
-def _weights(size: int, dtype: type) -> np.ndarray:
+def _weights(size: int) -> np.ndarray:
     """Return numbers from -1 to 1 of which no two are alike (Weyl's sequence)."""
-    return (2 * (np.arange(1, size + 1) * _GOLDEN % 1) - 1).astype(dtype)
+    return 2 * (np.arange(1, size + 1) * _GOLDEN % 1) - 1
 
 
 def parted(rows: np.ndarray, rounding: np.ndarray | float) -> Iterator[tuple[int, list[int]]]:

@@ -59,7 +59,7 @@ def require_same_results(step: Supervised, batch: Nest, *, training: bool) -> No
     every = arrays_of_all_workers(strategy, own)
     if np.isnan(every).all((1, 2)).any():
         return  # one of them could not see it
-    share = SIXTEEN if has_sixteen_bits(step.model) else LARGEST
+    share = SIXTEEN if has_sixteen_bits(step.model) or _multiplies_coarsely() else LARGEST
     # The sum of what rows give may be near 0, and a gradient that should be 0 is nothing but rounding.
     sizes = np.full(1 + len(weights), np.nanmax(every[:, 1:], initial=0.0))
     sizes[0] = max(_ROWS, np.nanmax(np.abs(every[:, 0])))
@@ -87,7 +87,7 @@ def _computed(step: Supervised, rows: Nest, training: bool) -> np.ndarray:
 
 def _rows_of_chief(strategy: tf.distribute.Strategy, batch: Nest) -> Nest | None:
     """Return a few rows of the chief's batch on every worker; None where they are not all numbers."""
-    flat = tf.nest.flatten(tf.nest.map_structure(tf.convert_to_tensor, batch))
+    flat = tf.nest.flatten(batch)
     kinds = [f"{type(one).__name__} {one.dtype.name} of rank {one.shape.rank}" for one in flat]
     require_same(strategy, "first batch", {f"tensor {number}": kind for number, kind in enumerate(kinds)})
     if not all(isinstance(one, tf.Tensor) and _is_number(one.dtype) for one in flat):  # ragged, sparse, strings
@@ -101,6 +101,12 @@ def _rows_of_chief(strategy: tf.distribute.Strategy, batch: Nest) -> Nest | None
         rows.append(tf.constant(np.frombuffer(data[begin : begin + size], array.dtype).reshape(shape)))
         begin += size
     return tf.nest.pack_sequence_as(batch, rows)
+
+
+def _multiplies_coarsely() -> bool:
+    """Whether there are GPUs, of which some multiply float32 numbers with 10 bits after the point (TF32)."""
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    return tf32 and bool(tf.config.list_logical_devices("GPU"))
 
 
 def _is_number(dtype: tf.DType) -> bool:

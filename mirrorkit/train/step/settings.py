@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from mirrorkit.variables import given, path
 
 # Not compared: names, which depend on what else a process has made, and seeds, of which the chief's are everybody's.
 _OWN = ("name", "seed")
+_LONGEST = 200  # characters; the code of the shortest lambda has more
 
 
 def settings_of(model: KerasModel, optimizer: KerasOptimizer, options: Options) -> dict[str, Any]:
@@ -30,10 +32,13 @@ def settings_of(model: KerasModel, optimizer: KerasOptimizer, options: Options) 
             found |= _flat(f"of layer {name!r} ({number})", {"class": type(layer).__name__, **_config(layer)})
     found |= _flat("of the optimizer", {"class": type(optimizer).__name__, **_config(optimizer)})
     # By now all have the chief's: the value of a variable that the configuration shows is not what a script gave.
-    found |= {f"{v.name} of the optimizer": given(v) for v in optimizer.variables if given(v) is not None}
+    for variable in optimizer.variables:
+        if isinstance(given(variable), float):
+            found[f"{variable.name} of the optimizer"] = float(f"{given(variable):.7g}")  # of a float32
     asked = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    asked |= {"predict": options.predict is not None, "unchecked": None}
-    return found | _flat("of the step", _plain(asked))
+    asked |= {"predict": options.predict is not None, "unchecked": None, "clip": None}
+    asked |= {"clip_norm": options.clip.norm, "clip_value": options.clip.value}
+    return found | _flat("of the step", plain(asked))
 
 
 def settings_of_variables(variables: Sequence[Variable]) -> dict[str, Any]:
@@ -53,28 +58,29 @@ def _without_numbers(name: str) -> str:
 
 def _config(of: Any) -> dict[str, Any]:
     try:
-        config = _plain(of.get_config())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a lambda should not be saved
+            config = plain(of.get_config())
     except Exception:  # whatever a user's class may raise; many tell none
         return {}
     return config if isinstance(config, dict) else {}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a value as JSON can say it; of what it cannot, the kind."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):
-        return "a path" if os.path.isabs(value) else value  # which may be another on each machine
+        # A path may be another on each machine, and so may the code of a lambda, which holds the path of its file.
+        return "a path" if os.path.isabs(value) else value if len(value) <= _LONGEST else "a long text"
     if isinstance(value, Mapping):
-        if value.get("class_name") == "__lambda__":
-            return "a lambda"  # its code holds the name of its file
-        return {str(key): _plain(one) for key, one in value.items() if key not in _OWN}
+        return {str(key): plain(one) for key, one in value.items() if key not in _OWN}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+        return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     if isinstance(value, np.generic):
-        return _plain(value.item())
+        return plain(value.item())
     if hasattr(value, "get_config"):
         return {"class": type(value).__name__, **_config(value)}
     return getattr(value, "__name__", type(value).__name__)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mirrorkit.bits import checksums, from_words, to_words
+from mirrorkit.checks.bits import checksums, from_words, to_words
 from mirrorkit.errors import StepError
 
 DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128]
