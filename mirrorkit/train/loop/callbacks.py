@@ -59,7 +59,7 @@ def callback_list(
     if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
         given.append(keras.callbacks.ProgbarLogger())
     if history and num_workers(loop.strategy) > 1:
-        given.append(SameWorkers())
+        given.append(SameWorkers(values=not any(getattr(c, "compares_replicas", False) for c in given)))
     given.sort(key=lambda callback: isinstance(callback, Checkpoints))
     for callback in given:
         if hasattr(callback, "set_loop"):

@@ -25,9 +25,15 @@ class SameWorkers(LoopCallback):
     """Compares the workers before the first step of a fit and after each epoch; `Loop` adds it to the callbacks.
 
     It comes after the user's callbacks, so that it sees what they wrote, and before `Checkpoints`.
+
+    Args:
+        values: whether to compare variables.
     """
 
-    _begins = True
+    def __init__(self, *, values: bool) -> None:
+        super().__init__()
+        self._values = values
+        self._begins = True
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Compare what `fit` was asked."""
@@ -50,7 +56,8 @@ class SameWorkers(LoopCallback):
         self._compare(f"after epoch {epoch} (counted from 0)")
 
     def _compare(self, when: str) -> None:
-        require_same_values(self.loop.strategy, getattr(self.loop.step, "variables", []), when)
+        if self._values:
+            require_same_values(self.loop.strategy, getattr(self.loop.step, "variables", []), when)
 
 
 def require_same_values(strategy: tf.distribute.Strategy, variables: list[Any], when: str) -> None:
