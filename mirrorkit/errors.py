@@ -83,9 +83,12 @@ class FileError(MirrorkitError, OSError):
 
 
 class OutOfSyncError(MirrorkitError, RuntimeError):
-    """Replicas that must hold the same values do not; `report` is the `mk.checks.SyncReport` that says which."""
+    """Replicas that must hold the same values do not; `report` is the `mk.checks.SyncReport` that says which.
 
-    def __init__(self, message: str, *, report: object) -> None:
+    It is None where a fit on several workers found it.
+    """
+
+    def __init__(self, message: str, *, report: object = None) -> None:
         super().__init__(message)
         self.report = report
 

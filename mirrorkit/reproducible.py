@@ -21,6 +21,8 @@ from mirrorkit.whole import is_whole
 
 __all__ = ["enable"]
 
+_enabled = False
+
 
 def enable(seed: int = 0) -> None:
     """Seed Python, NumPy, TensorFlow and Keras, and turn on TensorFlow's op determinism.
@@ -48,7 +50,9 @@ def enable(seed: int = 0) -> None:
     """
     if not is_whole(seed, 0) or seed >= 2**32:
         raise ArgumentError(f"seed must be a whole number from 0 to 2**32 - 1, found {seed!r}.")
+    global _enabled
     late = _made_already()
+    _enabled = True
     keras.utils.set_random_seed(int(seed))
     tf.config.experimental.enable_op_determinism()
     if late:
@@ -57,6 +61,11 @@ def enable(seed: int = 0) -> None:
             "functions that are already traced do not change. Call mk.reproducible.enable() at the top of the program.",
             stacklevel=2,
         )
+
+
+def is_enabled() -> bool:
+    """Return whether this process is in reproducible mode; for mirrorkit's own use."""
+    return _enabled
 
 
 def _made_already() -> str:

@@ -28,6 +28,16 @@ def mark_sharded(variable: Any) -> None:
     native(variable)._mirrorkit_sharded = True
 
 
+def mark_given(variable: Any, value: Any) -> None:
+    """Remember the number that this process gave as a variable's first value, where workers take the chief's."""
+    native(variable)._mirrorkit_given = value
+
+
+def given(variable: Any) -> Any:
+    """Return that number; None of a variable that is no single number, or has one worker."""
+    return getattr(native(variable), "_mirrorkit_given", None)
+
+
 def is_sharded(variable: Any) -> bool:
     """Return whether the replicas' copies are meant to differ."""
     return getattr(native(variable), "_mirrorkit_sharded", False)

@@ -30,6 +30,8 @@ class InSync(LoopCallback):
         StepError: `every` below 1; a step that does not say what it changes.
     """
 
+    compares_replicas = True
+
     def __init__(self, *, every: int = 500, repair: bool = False) -> None:
         super().__init__()
         if not is_whole(every):

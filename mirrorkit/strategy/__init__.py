@@ -12,6 +12,8 @@ if mk.strategy.is_chief(strategy):                            # on several worke
 from __future__ import annotations
 
 # The names "as" themselves are for mirrorkit's other packages.
+from mirrorkit.strategy.agreement import of_chief as of_chief
+from mirrorkit.strategy.agreement import require_same as require_same
 from mirrorkit.strategy.barrier import saying_what_is_missing as saying_what_is_missing
 from mirrorkit.strategy.barrier import texts_of_all_workers as texts_of_all_workers
 from mirrorkit.strategy.barrier import wait_for_all
@@ -27,6 +29,7 @@ from mirrorkit.strategy.parameter_server import is_parameter_server as is_parame
 from mirrorkit.strategy.parameter_server import start_server as start_server
 from mirrorkit.strategy.tpu import is_tpu as is_tpu
 from mirrorkit.strategy.workers import addresses as addresses
+from mirrorkit.strategy.workers import arrays_of_all_workers as arrays_of_all_workers
 from mirrorkit.strategy.workers import first_replica as first_replica
 from mirrorkit.strategy.workers import input_context as input_context
 from mirrorkit.strategy.workers import is_chief, num_workers, of_all_workers, worker_index

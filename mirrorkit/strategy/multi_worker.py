@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import platform
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import tensorflow as tf
 
 from mirrorkit import __version__
@@ -10,15 +17,69 @@ from mirrorkit.cluster import Cluster, require_network, wait_for_all
 from mirrorkit.devices import KIND_AND_COUNT, Devices
 from mirrorkit.errors import StrategyError
 from mirrorkit.strategy import communication as _communication
+from mirrorkit.strategy.lost import name_lost_workers
+from mirrorkit.strategy.workers import worker_name
+from mirrorkit.variables import mark_given
 
 # A process belongs to one cluster until it ends: TensorFlow's server cannot be stopped. TensorFlow does not say so; it
 # would report this process's own port as taken.
 _joined: list[Cluster] = []
 # What TensorFlow's error says where it has started before it could join the others; it has no class of its own.
 _TOO_LATE = "program startup"
+# And where workers have sent each other tensors of different shapes.
+_OTHER_SHAPE = re.compile(
+    r"Op at device (\S+) expected shape (\[.*?\]) but another member in the group expected shape (\[.*?\])"
+)
 
 
-class _GatheringStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+class _NamingStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    """One whose scope names a variable that the workers do not create alike."""
+
+    def scope(self) -> Any:
+        """Return TensorFlow's scope, within the other."""
+        return _NamingScope(self, super().scope())
+
+
+class _NamingScope:
+    """The first value of a variable comes from the chief, by a message that fails where the shapes differ."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, scope: Any) -> None:
+        self._strategy = strategy
+        self._scope = scope
+        self._entered: list[contextlib.ExitStack] = []
+
+    def __enter__(self) -> Any:
+        with contextlib.ExitStack() as stack:
+            entered = stack.enter_context(self._scope)
+            stack.enter_context(tf.variable_creator_scope(self._create))
+            self._entered.append(stack.pop_all())
+        return entered
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
+
+    def _create(self, create: Callable[..., Any], **options: Any) -> Any:
+        try:
+            value, variable = options.get("initial_value"), create(**options)
+            if isinstance(value, tf.Tensor) and tf.executing_eagerly() and value.shape.rank == 0:
+                mark_given(variable, value.numpy().item())
+            return variable
+        except tf.errors.OpError as error:
+            if (found := _OTHER_SHAPE.search(str(error))) is None:
+                name_lost_workers(self._strategy, error)
+                raise
+            resolver = self._strategy.cluster_resolver
+            is_own = f"/job:{resolver.task_type}/replica:0/task:{resolver.task_id}/" in found[1]
+            own, other = found.group(2, 3) if is_own else found.group(3, 2)
+            with tf.name_scope(options.get("name") or "variable") as path:
+                raise StrategyError(
+                    f"{worker_name(self._strategy)} creates the variable {path.rstrip('/')!r} of shape {own}, where "
+                    f"another worker creates one of shape {other}. All workers must create the same variables in the "
+                    "same order: let them run the same script with the same model and optimizer."
+                ) from error
+
+
+class _GatheringStrategy(_NamingStrategy):
     """One in which `mk.train.all_reduce` gathers short messages; each worker, one replica on its CPU, adds them up."""
 
 
@@ -40,6 +101,7 @@ def build(
         )
     require_network(cluster, timeout=start_timeout)
     versions = {"mirrorkit": __version__, "TensorFlow": tf.__version__, "Keras": keras.__version__}
+    versions |= {"NumPy": np.__version__, "Python": ".".join(platform.python_version_tuple()[:2])}
     must_agree = {**versions, "GPUs per worker": gpus, "communication": communication}
     wait_for_all(cluster, timeout=start_timeout, must_agree=must_agree)
     jobs = {"chief": [cluster.chief] if cluster.chief else [], "worker": list(cluster.workers)}
@@ -51,7 +113,7 @@ def build(
         rpc_layer="grpc",
     )
     _joined.append(cluster)
-    kind = _GatheringStrategy if communication == "auto" and not gpus else tf.distribute.MultiWorkerMirroredStrategy
+    kind = _GatheringStrategy if communication == "auto" and not gpus else _NamingStrategy
     try:
         return kind(resolver, communication_options=options), f"{cluster}; {sums}"
     except RuntimeError as error:

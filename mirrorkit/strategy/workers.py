@@ -5,11 +5,13 @@ And about their replicas: which one is running, and the values that they return.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit._types import ConcreteFunction
 from mirrorkit.cluster import task_name
 
 
@@ -100,13 +102,26 @@ def of_all_workers(strategy: tf.distribute.Strategy, value: float) -> list[float
 
 def arrays_of_all_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
     """Return the arrays of all workers, of one shape, in their order; float64. Collective, as `of_all_workers`."""
-    every = np.zeros((num_workers(strategy), *value.shape))
-    every[worker_index(strategy)] = value
-    return every if len(every) == 1 else _sum_over_workers(strategy, tf.constant(every)).numpy()
+    workers = num_workers(strategy)
+    if workers == 1:
+        return np.array(value, np.float64)[np.newaxis]
+    size = 1  # few different ones, since each is traced
+    while size < value.size:
+        size *= 4
+    every = np.zeros((workers, size))
+    every[worker_index(strategy), : value.size] = value.ravel()
+    found: np.ndarray = _sum_over_workers(strategy, size)(tf.constant(every)).numpy()
+    return found[:, : value.size].reshape((workers, *value.shape))
 
 
-@tf.function(autograph=False)
-def _sum_over_workers(strategy: Any, value: tf.Tensor) -> tf.Tensor:
+@functools.cache
+def _sum_over_workers(strategy: Any, size: int) -> ConcreteFunction:
+    """Return what adds up tensors [workers, size]; a collective operation keeps the shape that it had first."""
+    add = tf.function(functools.partial(_summed, strategy), autograph=False)
+    return add.get_concrete_function(tf.TensorSpec([num_workers(strategy), size], tf.float64))
+
+
+def _summed(strategy: Any, value: tf.Tensor) -> tf.Tensor:
     replicas_here = strategy.num_replicas_in_sync // num_workers(strategy)
 
     def on_replica(value: tf.Tensor) -> tf.Tensor:

@@ -13,6 +13,7 @@ Loop: TypeAlias = Any  # mirrorkit.train.Loop, which is built upon this
 class LoopCallback(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
     """A Keras callback that `Loop` tells more."""
 
+    compares_replicas = False  # whether it sees by itself that all workers hold the same variables
     _loop: Loop | None = None
 
     def set_loop(self, loop: Loop) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -10,6 +13,7 @@ from mirrorkit._keras import keras
 from mirrorkit.cluster import free_ports
 from mirrorkit.errors import ClusterError, StrategyError
 from mirrorkit.strategy import multi_worker
+from mirrorkit.variables import given
 
 PS = mk.cluster.Cluster(workers=("a:1",), ps=("b:1",), chief="c:1", task_type="chief")
 
@@ -64,4 +68,44 @@ def test_workers_must_agree_on_versions_gpus_and_communication(monkeypatch):
     with pytest.raises(ClusterError, match="far enough"):
         mk.strategy.create("multi_worker", cluster=WORKERS, devices="cpu", communication="ring")
     versions = {"mirrorkit": mk.__version__, "TensorFlow": tf.__version__, "Keras": keras.__version__}
+    versions |= {"NumPy": np.__version__, "Python": ".".join(map(str, sys.version_info[:2]))}
     assert agreed == {**versions, "GPUs per worker": 0, "communication": "ring"}
+
+
+class _Worker1:
+    cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": ["a:1", "b:1"]}), task_type="worker", task_id=1
+    )
+
+
+@pytest.mark.parametrize(("task", "own", "other"), [(1, "[8,9]", "[8,8]"), (0, "[8,8]", "[8,9]")])
+def test_a_variable_of_another_shape_is_named_with_both_shapes(monkeypatch, task, own, other):
+    """TensorFlow names the worker whose message came last; real ones are in tests/multiworker."""
+    text = (
+        f"Shape mismatch in the collective instance 100. Op at device /job:worker/replica:0/task:{task}/device:CPU:0 "
+        "expected shape [8,9] but another member in the group expected shape [8,8]. This is likely due to"
+    )
+
+    def create(**options):
+        raise tf.errors.InternalError(None, None, text)
+
+    monkeypatch.setattr(multi_worker, "worker_name", lambda strategy: "worker 1")
+    scope = multi_worker._NamingScope(_Worker1(), tf.name_scope("dense"))
+    with (
+        scope,
+        pytest.raises(
+            StrategyError, match=rf"worker 1 creates the variable 'dense/kernel' of shape \{own[:-1]}"
+        ) as error,
+    ):
+        scope._create(create, name="kernel")
+    assert f"another worker creates one of shape {other}" in str(error.value)
+
+
+def test_the_scope_remembers_which_number_a_script_gave():
+    scope = multi_worker._NamingScope(_Worker1(), tf.name_scope("optimizer"))
+    with scope, scope:
+        rate, kernel = (
+            keras.Variable(0.25, name="rate"),
+            keras.Variable(lambda shape, dtype: tf.zeros(shape), shape=(2,)),
+        )
+    assert (given(rate), given(kernel), given(keras.Variable(0.25))) == (0.25, None, None)

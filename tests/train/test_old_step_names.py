@@ -49,12 +49,6 @@ def test_the_old_ways_to_train_are_those_of_now(make_loop: Any, numbers: Any) ->
         assert all(map(np.allclose, one, results[0]))
 
 
-def test_the_feed_of_a_loop(make_loop: Any) -> None:
-    loop: mk.train.Loop = make_loop(("one_device", 1), line_net)
-    with pytest.warns(DeprecationWarning, match=r"Loop\.feed is deprecated"):
-        assert loop.feed is None
-
-
 def test_the_table_of_the_parameter_servers_has_moved() -> None:
     with pytest.warns(DeprecationWarning, match=r"use mirrorkit\.parallel\.PartitionedTable"):
         assert mk.train.PartitionedTable is mk.parallel.PartitionedTable

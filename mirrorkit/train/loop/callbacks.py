@@ -22,6 +22,7 @@ from mirrorkit.strategy import (
 )
 from mirrorkit.train.callback import LoopCallback, call_periods
 from mirrorkit.train.checkpoints import Checkpoints
+from mirrorkit.train.loop.same_workers import SameWorkers
 
 _log = logging.getLogger("mirrorkit")
 
@@ -38,7 +39,13 @@ _WRITERS = tuple(
 
 
 def callback_list(
-    loop: Any, model: Any, callbacks: Sequence[Any] | None, *, verbose: int = 0, history: bool = False, **params: Any
+    loop: Any,
+    model: Any,
+    callbacks: Sequence[Any] | None,
+    *,
+    verbose: int | str = 0,
+    history: bool = False,
+    **params: Any,
 ) -> Any:
     """Return a `keras.callbacks.CallbackList`: the user's callbacks in their order, then what Keras adds, then savers.
 
@@ -46,7 +53,7 @@ def callback_list(
     that has `set_loop` is given the loop. On several workers all of them see the same logs and run the same callbacks;
     the progress bar, those of Keras that write files, and those with `chief_only = True` are the chief's alone.
     """
-    given = _flat(callbacks)
+    given, verbose = _flat(callbacks), verbosity(verbose)
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
         raise StepError(
             "BackupAndRestore asks Keras's fit to leave epochs out, which a Loop does not see: all of them would be "
@@ -61,6 +68,8 @@ def callback_list(
         given.append(keras.callbacks.History())
     if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
         given.append(keras.callbacks.ProgbarLogger())
+    if history and num_workers(loop.strategy) > 1:
+        given.append(SameWorkers(values=not any(getattr(c, "compares_replicas", False) for c in given)))
     given.sort(key=lambda callback: isinstance(callback, Checkpoints))
     if history:
         _require_same_on_all_workers(loop.strategy, given)

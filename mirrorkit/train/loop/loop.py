@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -28,7 +27,6 @@ from mirrorkit.train.loop.callbacks import (
     choose_modes,
     release,
     tell_of_batch_hooks,
-    verbosity,
 )
 from mirrorkit.train.loop.entering import Entered, one_at_a_time
 from mirrorkit.train.loop.finite import FiniteWatch
@@ -181,8 +179,8 @@ class Loop:
         model.stop_training = False
         if self._restored is None:
             self.position = Position(epoch=initial_epoch, steps=self.position.steps)
-        level = verbosity(verbose)
-        hooks = callback_list(self, model, callbacks, history=True, verbose=level, epochs=epochs, steps=training.steps)
+        asked = {"epochs": epochs, "class_weight": class_weight, "validation_freq": validation and validation_freq}
+        hooks = callback_list(self, model, callbacks, history=True, verbose=verbose, steps=training.steps, **asked)
         self._data = training
         try:
             with explained(self.strategy, data, validation_data):
@@ -311,13 +309,6 @@ class Loop:
         self._built()
         self.position = self._restored = restore_newest(folder, require_variables(self.step))
         return self.position
-
-    @property
-    def feed(self) -> Input | None:
-        """Deprecated: the data of the fit that is running."""
-        message = "Loop.feed is deprecated and will be removed in mirrorkit 0.3: it was never meant for other projects."
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return self._data
 
     def replay(self, epoch: int, batch: int) -> Replay:
         """Go back in the data of the fit that is running, to train or look at its batches once more, one by one.

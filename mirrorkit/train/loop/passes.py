@@ -12,7 +12,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import ConcreteFunction, KerasCallback, Spec
 from mirrorkit.errors import NonFiniteLossError
-from mirrorkit.strategy import is_parameter_server
+from mirrorkit.strategy import is_parameter_server, require_same
 from mirrorkit.train.callback import LoopCallback, call_periods
 from mirrorkit.train.calls.compiled import Calls
 from mirrorkit.train.calls.errors import require_examples
@@ -53,6 +53,7 @@ class Passes:
         self.step = step
         self._length: CallLength
         replicas, remote = strategy.num_replicas_in_sync, is_parameter_server(strategy)
+        require_same(strategy, "loop", {"steps_per_call": steps_per_call, "jit_compile": jit_compile})
         if jit_compile:
             step.require("jit_compile")
         if jit_compile and (replicas > 1 or remote):

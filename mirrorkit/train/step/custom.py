@@ -12,6 +12,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasModel, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
+from mirrorkit.strategy import require_same
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
@@ -21,6 +22,7 @@ from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.models import Models
 from mirrorkit.train.step.places import are_placed
 from mirrorkit.train.step.seeds import require_own_draws
+from mirrorkit.train.step.settings import settings_of_variables
 
 
 @runtime_checkable
@@ -75,6 +77,8 @@ class Custom:
                 "optimizer, loss=...), or define build(strategy), compute(batch) and update(strategy, sums)."
             )
         step.build(strategy)
+        variables = settings_of_variables(getattr(step, "variables", []))
+        require_same(strategy, "step", {"class of the step": type(step).__name__, **variables})
         if are_placed(strategy, getattr(step, "variables", [])):
             raise StepError(
                 f"The variables of {type(step).__name__} lie on several devices (mk.parallel.Layout), which a step of "

@@ -233,10 +233,10 @@ class Functions:
         return totals() if self._is_whole or self._places is not None else unless_empty(batch, totals)
 
     def objective(
-        self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor
+        self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor, training: bool
     ) -> tf.Tensor:
         """Return what a shard's step minimizes; outside of the training, with these values of weights and state."""
-        terms, *_ = self._forward(weights, self._state.seeded(state, place), batch, training=True)
+        terms, *_ = self._forward(weights, self._state.seeded(state, place), batch, training=training)
         return tf.add_n([term.numerator for term in terms])
 
     def _forward(

@@ -96,6 +96,11 @@ def layers_of(model: KerasModel) -> list[KerasLayer]:
     return list(model._flatten_layers())  # private to Keras; the public `layers` stops at the model's own
 
 
+def has_sixteen_bits(model: KerasModel) -> bool:
+    """Return whether a layer computes in 16 bits."""
+    return any(getattr(layer, "compute_dtype", None) in ("float16", "bfloat16") for layer in layers_of(model))
+
+
 def training_argument(model: KerasModel, training: bool) -> dict[str, bool]:
     """Return `{"training": training}` where the model's `call` takes it; a subclassed one need not."""
     parameters = inspect.signature(model.call).parameters.values()

@@ -24,7 +24,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Loss, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.calling import call_model
-from mirrorkit.train.step.layer_state import layers_of
+from mirrorkit.train.step.layer_state import has_sixteen_bits, layers_of
 from mirrorkit.train.step.losses import loss_sum
 from mirrorkit.train.step.outputs import Batch, Output, match, per_output
 from mirrorkit.train.step.rows_check import (
@@ -76,7 +76,7 @@ class About(NamedTuple):
     @property
     def sixteen_bits(self) -> bool:
         """Whether a layer computes in 16 bits."""
-        return any(getattr(layer, "compute_dtype", None) in ("float16", "bfloat16") for layer in layers_of(self.model))
+        return has_sixteen_bits(self.model)
 
 
 def compare_parts(

@@ -12,7 +12,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import is_parameter_server, is_tpu
+from mirrorkit.strategy import is_parameter_server, is_tpu, require_same
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.step import requirements, sharded_optimizer
 from mirrorkit.train.step.accumulation import RunningSums
@@ -30,6 +30,8 @@ from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch as Parts
 from mirrorkit.train.step.outputs import in_floatx, is_wide, unpack_batch, with_known_shapes
 from mirrorkit.train.step.places import Places, are_placed, placed_pass
+from mirrorkit.train.step.same_results import require_same_results
+from mirrorkit.train.step.settings import settings_of
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.totals import LOSS
@@ -60,6 +62,7 @@ class Supervised:
         requirements.check_variables(
             strategy, [*model.trainable_variables, *model.non_trainable_variables, *optimizer.variables]
         )
+        require_same(strategy, "step", settings_of(model, optimizer, options))
         weights = list(model.trainable_variables)
         self._sharded: ShardedOptimizer | None = None
         if options.shard_optimizer:
@@ -213,6 +216,7 @@ class Supervised:
         self.prepare(batch)
         replicas = self.strategy.num_replicas_in_sync
         self._functions.check_batch(self.values(), self.unpack(batch), replicas, training=what == "train")
+        require_same_results(self, batch, training=what == "train")
         self._checked.add(what)
 
     def totals_size(self, what: Pass = "train") -> int:
@@ -287,11 +291,13 @@ class Supervised:
         with with_values(self._trained, values.weights, values.state):
             return self._outputs(rows)
 
-    def objective(self, weights: list[tf.Tensor], state: list[tf.Tensor], rows: Batch, shard: int) -> tf.Tensor:
+    def objective(
+        self, weights: list[tf.Tensor], state: list[tf.Tensor], rows: Batch, shard: int, *, training: bool = True
+    ) -> tf.Tensor:
         """Return what a training step on a shard minimizes, computed eagerly with these values; for `mk.checks`."""
         self.prepare(rows)
         place = tf.stack([self.clock.read().count, tf.constant(shard, tf.int64)])
-        return self._functions.objective(weights, state, self.unpack(rows).present, place)
+        return self._functions.objective(weights, state, self.unpack(rows).present, place, training)
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Turn totals into Keras's logs: the loss, then each metric."""

@@ -1,0 +1,101 @@
+"""What workers compare; here each is a thread, and real ones are in tests/multiworker."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mirrorkit.errors import ClusterError
+from mirrorkit.strategy import agreement
+
+
+class Workers:
+    """Threads that exchange arrays as workers do; a message of another shape on one of them would hang."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.messages = 0
+        self._barrier = threading.Barrier(number, timeout=20)
+        self._rows: list[Any] = [None] * number
+
+    def arrays(self, worker: SimpleNamespace, value: np.ndarray) -> np.ndarray:
+        self._rows[worker.index] = value
+        self._barrier.wait()
+        assert len({row.shape for row in self._rows}) == 1, [row.shape for row in self._rows]
+        found = np.array(self._rows, np.float64)
+        self._barrier.wait()
+        self.messages += worker.index == 0
+        return found
+
+    def run(self, function: Callable[[SimpleNamespace], Any]) -> list[Any]:
+        """Return what each worker returns or raises."""
+
+        def on(index: int) -> Any:
+            try:
+                return function(SimpleNamespace(index=index))
+            except ClusterError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(self.number) as threads:
+            return list(threads.map(on, range(self.number)))
+
+
+@pytest.fixture
+def workers_of(monkeypatch) -> Callable[[int], Workers]:
+    def make(number: int) -> Workers:
+        workers = Workers(number)
+        monkeypatch.setattr(agreement, "num_workers", lambda worker: number)
+        monkeypatch.setattr(agreement, "arrays_of_all_workers", workers.arrays)
+        monkeypatch.setattr(agreement, "is_chief", lambda worker: worker.index == 0)
+        monkeypatch.setattr(agreement, "addresses", lambda worker: {f"worker {i}": "" for i in range(number)})
+        monkeypatch.setattr(agreement, "saying_what_is_missing", lambda worker, where: contextlib.nullcontext())
+        return workers
+
+    return make
+
+
+def test_workers_that_agree_exchange_one_message(workers_of):
+    workers = workers_of(2)
+    assert workers.run(lambda worker: agreement.require_same(worker, "step", {"rate": 0.5})) == [None, None]
+    assert workers.messages == 1
+
+
+def test_every_worker_names_what_differs_and_who_has_which(workers_of):
+    settings = [{"rate": 0.5, "same": 1}, {"rate": 0.5, "same": 1}, {"rate": 0.125, "same": 1}]
+    found = workers_of(3).run(lambda worker: agreement.require_same(worker, "step", settings[worker.index]))
+    for text in found:
+        assert "do not have the same step: rate is 0.5 on worker 0, worker 1 and 0.125 on worker 2. All" in text
+        assert "same is" not in text
+
+
+def test_a_setting_of_some_workers_alone_is_missing_on_the_others(workers_of):
+    settings: list[dict[str, Any]] = [{"a": 1}, {"a": 1, "b": "x" * 1000, **{f"c{i}": i for i in range(9)}}]
+    found = workers_of(2).run(lambda worker: agreement.require_same(worker, "step", settings[worker.index]))
+    for text in found:
+        assert "b is missing on worker 0 and 'xxx" in text
+        assert "and 7 more" in text
+        assert len(text) < 600
+
+
+def test_workers_at_different_places_say_where(workers_of):
+    found = workers_of(2).run(lambda worker: agreement.require_same(worker, ["fit", "step"][worker.index], {}))
+    assert all("not at the same place of the program: fit on worker 0 and step on worker 1" in text for text in found)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 4096])
+def test_what_the_chief_tells_arrives_bit_by_bit(workers_of, size):
+    data = np.random.default_rng(0).bytes(size)
+    assert workers_of(3).run(lambda w: agreement.of_chief(w, data if w.index == 0 else b"own")) == [data] * 3
+
+
+def test_one_process_compares_nothing(strategy_of):
+    strategy = strategy_of("mirrored", 2)
+    agreement.require_same(strategy, "step", {"not for JSON": object()})
+    assert agreement.of_chief(strategy, b"abc") == b"abc"

@@ -1,0 +1,83 @@
+"""What workers compare around a fit; real ones are in tests/multiworker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mirrorkit import reproducible
+from mirrorkit._keras import keras
+from mirrorkit.errors import OutOfSyncError
+from mirrorkit.train.loop import same_workers
+from mirrorkit.train.loop.same_workers import require_same_values
+from mirrorkit.train.step.fingerprints import fingerprints
+from mirrorkit.variables import mark_sharded
+
+
+@pytest.fixture
+def others(monkeypatch) -> Callable[..., None]:
+    """`others(values, ...)`: let more workers hold these values, in place of the own ones."""
+
+    def make(*of_workers: list[Any]) -> None:
+        def arrays(strategy: Any, own: np.ndarray) -> np.ndarray:
+            exact = reproducible.is_enabled()
+            return np.array([own, *(fingerprints(values, exact=exact) for values in of_workers)])
+
+        names = {f"worker {number}": "" for number in range(1 + len(of_workers))}
+        monkeypatch.setattr(same_workers, "arrays_of_all_workers", arrays)
+        monkeypatch.setattr(same_workers, "addresses", lambda strategy: names)
+
+    return make
+
+
+KERNEL = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
+SEED = np.array([2**32 - 1, 7], np.uint32)
+
+
+def compare(*more: Any) -> None:
+    variables = [keras.Variable(KERNEL, name="kernel"), keras.Variable(SEED, dtype="uint32", name="seed"), *more]
+    require_same_values(tf.distribute.get_strategy(), variables, "after epoch 3")
+
+
+def test_rounding_is_no_difference(others):
+    others([KERNEL * np.float32(1 + 1e-6), SEED])
+    compare()
+
+
+def test_in_reproducible_mode_every_bit_counts(others, monkeypatch):
+    monkeypatch.setattr(reproducible, "_enabled", True)
+    others([KERNEL, SEED])
+    compare()
+    others([KERNEL * np.float32(1 + 1e-6), SEED])
+    with pytest.raises(OutOfSyncError, match="'kernel' holds other values on worker 1 than on worker 0, after epoch 3"):
+        compare()
+
+
+def test_the_first_variable_and_the_worker_are_named(others):
+    others([KERNEL, SEED], [KERNEL + 1e-3, SEED + np.uint32(1)])
+    with pytest.raises(OutOfSyncError, match="'kernel' holds other values on worker 2 than on worker 0, worker 1"):
+        compare()
+
+
+def test_an_integer_counts_fully(others):
+    others([KERNEL, SEED - np.array([1, 0], np.uint32)])
+    with pytest.raises(OutOfSyncError, match="'seed'"):
+        compare()
+
+
+def test_a_chief_that_parts_from_all_others_is_named(others):
+    others(*[[KERNEL * 2, SEED]] * 2)
+    with pytest.raises(OutOfSyncError, match="on worker 0 than on worker 1, worker 2"):
+        compare()
+
+
+def test_what_is_meant_to_differ_is_left_out(others):
+    pieces = keras.Variable(KERNEL[:1], name="pieces")
+    mark_sharded(pieces)
+    on_read = tf.Variable(1.0, synchronization=tf.VariableSynchronization.ON_READ)
+    others([KERNEL, SEED])
+    compare(pieces, on_read, tf.Variable("text"))

@@ -1,0 +1,153 @@
+"""Loss and gradient of a few rows, as workers compare them; real workers are in tests/multiworker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import ClusterError
+from mirrorkit.train import Step
+from mirrorkit.train.step import same_results
+from mirrorkit.train.step.same_results import require_same_results
+
+ROWS = np.random.default_rng(0).normal(size=(6, 3)).astype("float32")
+BATCH = (tf.constant(ROWS), tf.constant(ROWS.sum(1, keepdims=True)))
+
+
+@pytest.fixture
+def others(monkeypatch) -> Callable[..., list[np.ndarray]]:
+    """`others(*changes)`: let more workers compute what this one does, each changed by a function."""
+
+    def make(*changes: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
+        sent: list[np.ndarray] = []
+
+        def arrays(strategy: Any, own: np.ndarray) -> np.ndarray:
+            sent.append(own)
+            return np.array([own, *(change(own.copy()) for change in changes)])
+
+        names = {f"worker {number}": "" for number in range(1 + len(changes))}
+        monkeypatch.setattr(same_results, "num_workers", lambda strategy: len(names))
+        monkeypatch.setattr(same_results, "addresses", lambda strategy: names)
+        monkeypatch.setattr(same_results, "arrays_of_all_workers", arrays)
+        return sent
+
+    return make
+
+
+def step_of(*layers: Any, **options: Any) -> Any:
+    model = keras.Sequential([keras.Input((3,)), *(layers or [keras.layers.Dense(4, "relu")]), keras.layers.Dense(1)])
+    step = Step(model, keras.optimizers.SGD(0.1), **{"loss": "mse", **options}).for_loop(tf.distribute.get_strategy())
+    step.prepare(BATCH)
+    return step
+
+
+def same(numbers: np.ndarray) -> np.ndarray:
+    return numbers
+
+
+def other(index: int, factor: float) -> Callable[[np.ndarray], np.ndarray]:
+    """Multiply the loss (0) or the fingerprint of the gradient of a weight (from 1 on)."""
+
+    def change(numbers: np.ndarray) -> np.ndarray:
+        numbers[index] *= factor
+        return numbers
+
+    return change
+
+
+def test_it_is_the_loss_and_its_gradient(others):
+    (sent, step) = (others(same), step_of())
+    require_same_results(step, BATCH, training=True)
+    x, y = (part[:4] for part in BATCH)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum((step.model(x) - y) ** 2)
+    gradients = tape.gradient(loss, [weight.value for weight in step.model.trainable_variables])
+    np.testing.assert_allclose(sent[0][0], float(loss), rtol=1e-5)
+    np.testing.assert_allclose(sent[0][1:, 0], [np.linalg.norm(g) for g in gradients], rtol=1e-5)
+
+
+def test_rounding_is_no_difference(others):
+    others(other(0, 1 + 1e-6), other(1, 1 - 1e-6))
+    require_same_results(step_of(), BATCH, training=True)
+
+
+def test_the_worker_with_another_loss_is_named(others):
+    others(same, other(0, 1.1))
+    with pytest.raises(ClusterError, match=r"the same 4 rows .*, the loss is .* on worker 2 and .* on worker 0"):
+        require_same_results(step_of(), BATCH, training=True)
+
+
+def test_the_weight_with_another_gradient_is_named(others):
+    others(other(3, 1.5))
+    with pytest.raises(ClusterError, match=r"the gradient of '.*dense_1/kernel' is .* on worker 1 and .* on worker 0"):
+        require_same_results(step_of(), BATCH, training=True)
+
+
+def test_evaluation_compares_the_loss_alone(others):
+    sent = others(same)
+    require_same_results(step_of(), BATCH, training=False)
+    assert sent[0].shape == (1, 2)
+
+
+def test_nothing_is_changed_and_all_workers_draw_the_same(others):
+    (sent, step) = (others(same), step_of(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)))
+    before = [variable.numpy().copy() for variable in step.variables]
+    for _ in range(2):
+        require_same_results(step, BATCH, training=True)
+    np.testing.assert_array_equal(sent[0], sent[1])
+    for variable, value in zip(step.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+@pytest.mark.parametrize("options", [{"jit_compile": True}, {"accumulate": 2}, {"loss_scale": 8.0}, {"clip_norm": 1.0}])
+def test_options_of_a_step(others, options):
+    sent = others(same)
+    require_same_results(step_of(**options), BATCH, training=True)
+    assert np.isfinite(sent[0]).all()
+
+
+def test_recurrent_layers_and_layers_without_gradient(others):
+    sent = others(same)
+    layers = [keras.layers.Reshape((3, 1)), keras.layers.LSTM(4), keras.layers.Dense(2, trainable=False)]
+    require_same_results(step_of(*layers), BATCH, training=True)
+    assert np.isfinite(sent[0]).all()
+
+
+def test_what_is_no_number_is_not_compared(others):
+    sent, step = others(same), step_of()
+    for batch in (tf.constant(["a"] * 6), tf.ragged.constant([[1.0]] * 6)):
+        require_same_results(step, (batch, BATCH[1]), training=True)
+    assert sent == []
+
+
+def test_a_model_that_cannot_be_seen_is_trained_with_a_warning(others, caplog):
+    class Particular(keras.layers.Layer):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            if tf.executing_eagerly() and not isinstance(x, keras.KerasTensor):
+                raise TypeError("only within a tf.function")
+            return x
+
+    sent = others(same)
+    with caplog.at_level(logging.WARNING, "mirrorkit"):
+        require_same_results(step_of(Particular()), BATCH, training=True)
+    assert np.isnan(sent[0]).all()
+    assert "Whether all workers compute the same could not be seen: TypeError" in caplog.text
+
+
+def test_a_loss_over_the_whole_batch(others):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+
+    def loss_fn(batch: Any) -> tf.Tensor:
+        return tf.reduce_sum(model(batch[0]) ** 2, axis=-1)
+
+    step = Step.from_loss(model, keras.optimizers.SGD(0.1), loss_fn, whole_batch=True)
+    sent = others(other(0, 2.0))
+    with pytest.raises(ClusterError, match="the loss is"):
+        require_same_results(step.for_loop(tf.distribute.get_strategy()), BATCH, training=True)
+    assert sent[0][0, 0] > 0
