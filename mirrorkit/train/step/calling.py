@@ -56,12 +56,17 @@ class _Scope(keras.StatelessScope):  # type: ignore[name-defined, misc]
 
 
 @contextmanager
-def with_values(model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Let the model's variables have these values within the block, which assigns none."""
+def with_values(
+    model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor]
+) -> Iterator[dict[int, str]]:
+    """Let the model's variables have these values within the block, which assigns none.
+
+    The block is given a dict that has at its end the path of each variable, by its id, that it wanted to assign.
+    """
     given = [*zip(model.trainable_variables, weights, strict=True)]
     given += zip(model.non_trainable_variables, state, strict=True)
-    with keras.StatelessScope(state_mapping=given):
-        yield
+    with _Scope(state_mapping=given) as scope:
+        yield scope.paths
 
 
 def predict_with(model: KerasModel, x: Nest) -> Nest:
@@ -75,8 +80,8 @@ def predicting(predict: Callable[[], Nest]) -> Nest:
         return predict()
 
 
-def _require_kept(model: KerasModel, assigned: Mapping[int, str]) -> None:
-    """Refuse a pass that assigned variables (the path of each by its `id`) which the update would not write."""
+def require_assignable(model: KerasModel, assigned: Mapping[int, str]) -> None:
+    """Refuse a pass that assigned a weight or a layer's metric; `assigned` has each variable's path by its `id`."""
     for variable in model.trainable_variables:
         if id(variable) in assigned:
             raise StepError(
@@ -85,10 +90,9 @@ def _require_kept(model: KerasModel, assigned: Mapping[int, str]) -> None:
                 "(add_weight(..., trainable=False)), or use a constraint such as keras.constraints.MaxNorm."
             )
     kept = {id(variable) for variable in model.non_trainable_variables}
-    lost = {key: path for key, path in assigned.items() if key not in kept}
     for layer in reversed(layers_of(model)):  # a layer comes after those that hold it
         for variable in layer.metrics_variables:
-            if id(variable) in lost:
+            if id(variable) in assigned and id(variable) not in kept:
                 metric = variable.path.split("/")[-2] if "/" in variable.path else variable.path
                 raise StepError(
                     f"The layer {layer.name!r} updates the metric {metric!r} in its call, which a step does not write: "
@@ -98,5 +102,12 @@ def _require_kept(model: KerasModel, assigned: Mapping[int, str]) -> None:
                     f"the data have any targets for it: metrics={{{metric!r}: [lambda y, value: value]}}. The "
                     "loss_fn of Step.from_loss returns it by name."
                 )
+
+
+def _require_kept(model: KerasModel, assigned: Mapping[int, str]) -> None:
+    """Refuse a pass that assigned what the update would not write."""
+    require_assignable(model, assigned)
+    kept = {id(variable) for variable in model.non_trainable_variables}
+    lost = {key: path for key, path in assigned.items() if key not in kept}
     if lost:
         raise foreign_state([f"the Keras variable {path!r} (assigned in a call)" for path in lost.values()])

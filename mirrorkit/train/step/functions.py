@@ -20,7 +20,7 @@ from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.calling import call_model
-from mirrorkit.train.step.changing import Changing
+from mirrorkit.train.step.changing import Changing, none_where_kept
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.empty_shares import Copies, has_no_rows, never_empty, of_any_size, unless_empty
 from mirrorkit.train.step.facts import ShardSums, TraceFacts
@@ -30,7 +30,7 @@ from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_batch
 from mirrorkit.train.step.own_loss import value_names
-from mirrorkit.train.step.places import Pairs, Places, TraceOnEach, placed_values
+from mirrorkit.train.step.places import Pairs, Places, TraceOnEach, placed_pass
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.totals import EXAMPLES, Term, Totals
@@ -74,6 +74,7 @@ class Functions:
         self._new_values = self._traced(self._pure_new_values, self._placed_sums, alone=alone, jit_compile=False)
         self._totals: Totals | None = None
         self._facts: TraceFacts | None = None
+        self.test_changes: list[bool] | None = None  # for each variable of the layer state, without training
 
     def _traced(
         self,
@@ -198,12 +199,18 @@ class Functions:
                 "since. Let it do the same for batches of any size, or make a new optimizer and a new Step."
             )
 
-    def test_totals(self, values: Changing, batch: Nest, is_all: bool | tf.Tensor = False) -> tf.Tensor:
-        """Return the totals of a shard, without training."""
-        if has_no_rows(batch):
-            return tf.zeros([self.totals.size])
+    def test_sums(self, values: Changing, batch: Nest, place: tf.Tensor, is_all: bool | tf.Tensor = False) -> Sums:
+        """Return what a shard adds without training: totals, and of the layer state that changes; see `train_sums`."""
+        if has_no_rows(batch) and isinstance(self._test_sums, TraceOnce | TraceOnEach):
+            if self.test_changes is None:
+                _, state = self._test_sums.trace(values, of_any_size(batch), place).structured_outputs
+                self.test_changes = [value is not None for value in state]
+            state = [tf.zeros(v.shape) for v, has in zip(self._state.variables, self.test_changes, strict=True) if has]
+            return {"totals": tf.zeros([self.totals.size]), "state": state}
         with gathering(functools.partial(rows_of_all, is_all=is_all)):
-            return self._test_sums(values, batch)
+            totals, state = self._test_sums(values, batch, place)
+        self.test_changes = [value is not None for value in state]
+        return {"totals": totals, "state": [value for value in state if value is not None]}
 
     def _shard_sums(self, values: Changing, batch: Nest, place: tf.Tensor) -> ShardSums:
         weights = values.weights
@@ -226,9 +233,13 @@ class Functions:
 
         return sums() if self._communicates or self._places is not None else unless_empty(batch, sums)
 
-    def _shard_totals(self, values: Changing, batch: Nest) -> tf.Tensor:
-        def totals() -> tf.Tensor:
-            return self._forward(values.weights, values.state, batch, training=False)[1]
+    def _shard_totals(
+        self, values: Changing, batch: Nest, place: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
+        def totals() -> tuple[tf.Tensor, list[tf.Tensor | None]]:
+            own_state = self._state.seeded(values.state, place)
+            _, totals, new_state = self._forward(values.weights, own_state, batch, training=False)
+            return totals, self._state.sums(own_state, new_state, totals[EXAMPLES])
 
         return totals() if self._is_whole or self._places is not None else unless_empty(batch, totals)
 
@@ -323,7 +334,7 @@ class Functions:
         new_weights, new_slots = functional_apply(packed.optimizer, weights, slots, means, rate=known_rate)
         if self._averages is not None:
             averages = packed.split(self._averages.new_values(packed.join(averages), new_weights, iterations))
-        new_weights, new_slots = _none_where_kept(weights, new_weights), _none_where_kept(slots, new_slots)
+        new_weights, new_slots = none_where_kept(weights, new_weights), none_where_kept(slots, new_slots)
         return packed.split(new_weights), packed.split_slots(new_slots), averages
 
     def _mean_gradients(
@@ -333,16 +344,6 @@ class Functions:
         means = self.facts.means(joined, flat, divisors)
         clipped = iter(self._options.clip([gradient for gradient in means if gradient is not None]))
         return [None if gradient is None else next(clipped) for gradient in means]
-
-
-def placed_pass(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:
-    """Say where the values are that a pass reads."""
-    return placed_values(devices, values.weights, values.state)
-
-
-def _none_where_kept(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
-    """Return `new` with None where the optimizer left the value as it was: a learning rate need not be written."""
-    return [None if after is before else after for before, after in zip(old, new, strict=True)]
 
 
 def _dense(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor:

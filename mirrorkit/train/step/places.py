@@ -102,6 +102,11 @@ class Places:
         return {"gradients": gradients, "state": state, "totals": self._first[replica]}
 
 
+def placed_pass(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:
+    """Say where the values are that a pass reads."""
+    return placed_values(devices, values.weights, values.state)
+
+
 def placed_values(devices: Changing, weights: Iterable[tf.Tensor], state: Iterable[tf.Tensor]) -> Pairs:
     """Say where the values are that a pass reads; seeds, which are on the host, have no say."""
     yield from zip(weights, devices.weights, strict=True)
