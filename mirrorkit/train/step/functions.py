@@ -17,7 +17,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined, Packed, functional_apply
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.reduce.reduction import all_reduce
-from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
+from mirrorkit.train.reduce.tracing import TraceOnce, foreign_state, outside_replica
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.calling import call_model
 from mirrorkit.train.step.changing import Changing, none_where_kept
@@ -88,7 +88,7 @@ class Functions:
         if self._places is not None:
             return self._places.traced(function, placed, alone=alone)
         jit_compile = self._options.jit_compile if jit_compile is None else jit_compile
-        return TraceOnce(function, jit_compile=jit_compile) if alone else function
+        return TraceOnce(function, jit_compile=jit_compile, reads=True) if alone else function
 
     def resolve(self, batch: Batch) -> None:
         """Find out, once, which loss and metrics belong to which output, and refuse a batch that lacks targets."""
@@ -112,7 +112,7 @@ class Functions:
 
         groups = (self._variables.weights, self._variables.state)
         known = [[tf.TensorSpec(variable.shape, variable.dtype) for variable in group] for group in groups]
-        trace = TraceOnce(values).trace
+        trace = TraceOnce(values, reads=True).trace
         return value_names(batch.x, lambda x: trace(*known, x).structured_outputs)
 
     @property
@@ -219,7 +219,7 @@ class Functions:
             own_state = self._state.seeded(values.state, place)
             with tf.GradientTape(persistent=True) as tape:  # one gradient for each term
                 tape.watch(weights)
-                terms, totals, new_state = self._forward(weights, own_state, batch, training=True)
+                terms, totals, new_state = self._forward(weights, own_state, batch, training=True, tape=tape)
                 scaled = [self._scaled(term, totals, values.scale) for term in terms]
             gradients = {}
             for term, (objective, unscale) in zip(terms, scaled, strict=True):
@@ -251,12 +251,20 @@ class Functions:
         return tf.add_n([term.numerator for term in terms])
 
     def _forward(
-        self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, *, training: bool
+        self,
+        weights: Sequence[tf.Tensor],
+        state: Sequence[tf.Tensor],
+        batch: Nest,
+        *,
+        training: bool,
+        tape: tf.GradientTape | None = None,
     ) -> tuple[list[Term], tf.Tensor, list[tf.Tensor]]:
         """Return what to minimize, the totals, and the layer state after the pass."""
         batch = unpack_batch(batch)
         with contextlib.nullcontext() if self._is_whole else gathering(self._gather):
             y_pred, new_state, added = call_model(self._model, weights, state, batch.x, training=training)
+            if tape is not None and (foreign := tape.watched_variables()):  # a model that `from_loss` was not given
+                raise foreign_state([variable.name for variable in foreign])
             outputs = match(self.totals.names, batch.y, y_pred, batch.weight)
             terms, totals = self.totals.of(outputs, tf.cast(count_examples(batch), tf.float32), added)
         return terms, totals, new_state
