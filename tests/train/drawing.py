@@ -11,19 +11,19 @@ import tensorflow as tf
 import mirrorkit as mk
 from mirrorkit._keras import keras
 
-ROWS = 26  # in batches of 8: the last has 2, none for two of four replicas
+ROWS = 10  # in batches of 4: the last has 2, none for two of four replicas
 X = np.arange(ROWS, dtype="float32")[:, None]
 
 
 def data(kind: str = "batches") -> Any:
     """Every row once: streamed by a recipe, on the devices, or from a dataset of the user's own of unknown length."""
     if kind == "dataset":
-        return tf.data.Dataset.from_tensor_slices((X, X)).batch(8).filter(lambda *_: True)
-    return getattr(mk.data, kind)(mk.data.arrays(X, X), global_batch_size=8)
+        return tf.data.Dataset.from_tensor_slices((X, X)).batch(4).filter(lambda *_: True)
+    return getattr(mk.data, kind)(mk.data.arrays(X, X), global_batch_size=4)
 
 
 def shown(batch: Any, drawn: Any) -> dict[str, Any]:
-    """What `from_loss` logs as "d0" to "d25": the number that each row has drawn."""
+    """What `from_loss` logs as "d0" to "d9": the number that each row has drawn."""
     number = batch[0][:, 0]
     return {f"d{i}": tf.where(number == i, ROWS * drawn, 0.0) for i in range(ROWS)}
 

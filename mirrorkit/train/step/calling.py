@@ -17,7 +17,7 @@ from mirrorkit._types import KerasModel, KerasVariable, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.tracing import foreign_state
 from mirrorkit.train.step.keras_operations import without_waits
-from mirrorkit.train.step.layer_state import layers_of, training_argument
+from mirrorkit.train.step.layer_state import is_generator, layers_of, training_argument
 from mirrorkit.train.step.seeds import seeds_on_host
 
 
@@ -48,11 +48,28 @@ class _Scope(keras.StatelessScope):  # type: ignore[name-defined, misc]
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.paths: dict[int, str] = {}
+        self._graph = tf.compat.v1.get_default_graph()
 
     def add_update(self, update: tuple[KerasVariable, tf.Tensor]) -> None:
-        """Note the variable, and let Keras keep its new value."""
+        """Note the variable, and let Keras keep its new value; refuse draws that each round of a loop would repeat."""
+        if is_generator(update[0]) and _in_loop(self._graph):
+            raise StepError(
+                f"A SeedGenerator ({update[0].path}) draws within a loop (tf.while_loop, an RNN's cell), "
+                "and a step computes on values: each round would draw the same numbers. Draw those of all rounds "
+                "before the loop, or let Python unroll it (`for`, RNN(unroll=True))."
+            )
         self.paths[id(update[0])] = update[0].path
         super().add_update(update)
+
+
+def _in_loop(around: tf.Graph) -> bool:
+    """Return whether the graph that is being traced is, within `around`, the body of a loop."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not around:
+        if "WhileBody" in type(graph).__name__:
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 @contextmanager
