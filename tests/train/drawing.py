@@ -82,3 +82,29 @@ def assert_distinct(found: Mapping[str, np.ndarray]) -> None:
     assert numbers.size == 6 * ROWS
     counts = {name: np.unique(np.round(found[name], 5)).size for name in ("train", "val", "predict")}
     assert np.unique(np.round(numbers, 6)).size == numbers.size, counts
+
+
+class Counts(keras.layers.Layer):  # type: ignore[name-defined, misc]
+    """A moving mean of its inputs and a number of calls, in any pass."""
+
+    def build(self, shape: Any) -> None:
+        options = {"shape": (), "initializer": "zeros", "trainable": False}
+        self.mean = self.add_weight(name="mean", **options)
+        self.calls = self.add_weight(name="calls", dtype="int32", **options)
+
+    def call(self, x: Any) -> Any:
+        self.mean.assign(0.5 * self.mean + 0.5 * keras.ops.mean(x))
+        self.calls.assign_add(1)
+        return x
+
+
+def state_after(strategy: tf.distribute.Strategy) -> list[float]:
+    """What layers that assign in every pass have after an evaluation and a prediction, the last batch of one row."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), Counts(), keras.layers.Dense(1)])
+        step = mk.train.Step(model, keras.optimizers.SGD(0.0), loss="mse")
+    loop = mk.train.Loop(strategy, step)
+    few = mk.data.batches(mk.data.arrays(X[:9], X[:9]), global_batch_size=4)
+    loop.evaluate(few)
+    loop.predict(few)
+    return [float(variable.value.numpy()) for variable in model.non_trainable_variables]

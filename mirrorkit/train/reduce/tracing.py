@@ -83,17 +83,14 @@ _WRITES = re.compile("Assign|Resource(Scatter|Sparse|Apply|StridedSliceAssign)")
 def _require_pure(trace: ConcreteFunction, reads: bool) -> None:
     graph = trace.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    writes = [node for node in nodes if _WRITES.match(node.op)]
+    writes = {node.op for node in nodes if _WRITES.match(node.op)}
     found = {f"the operation {node.op}" for node in nodes if node.op in _STATEFUL_RANDOM}
     if writes or not reads:
         try:
-            variables = {id(variable.handle): variable.name for variable in trace.variables}
+            variables = {variable.name for variable in trace.variables}
         except AssertionError:  # created while tracing, and deleted with its thread
-            variables = {0: "one of Keras's own random seeds"}
-        inside = trace.inputs[len(trace.inputs) - len(trace.captured_inputs) :]
-        names = {i.op.name: variables.get(id(o)) for i, o in zip(inside, trace.captured_inputs, strict=True)}
-        written = {name for node in writes if (name := names.get(node.input[0]))}
-        found |= written if reads and written else set(variables.values()) or {node.op for node in writes}
+            variables = {"one of Keras's own random seeds"}
+        found |= variables or {f"a variable that it writes ({op})" for op in writes}  # one that it never reads
     if found:
         raise foreign_state(found)
 
