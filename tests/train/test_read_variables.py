@@ -130,7 +130,7 @@ def test_a_loss_that_writes_a_variable_is_refused(strategy_of: Any) -> None:
         return factor * mean_square(y, y_pred)
 
     step = mk.train.Step(model, optimizer, loss=loss, unchecked=("loss",))
-    with pytest.raises(StepError, match=r"not among its own: calls\S*\. "):
+    with pytest.raises(StepError, match="not among its own: calls"):
         mk.train.Loop(strategy, step).fit(data(), verbose=0)
 
 
