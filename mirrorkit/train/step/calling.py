@@ -121,6 +121,12 @@ def require_assignable(model: KerasModel, assigned: Mapping[int, str]) -> None:
                 )
 
 
+def require_no_foreign_weights(tape: tf.GradientTape) -> None:
+    """Refuse a pass that read, under the tape, a trainable variable: of a model that the step was not given, say."""
+    if foreign := tape.watched_variables():
+        raise foreign_state([variable.name for variable in foreign])
+
+
 def _require_kept(model: KerasModel, assigned: Mapping[int, str]) -> None:
     """Refuse a pass that assigned what the update would not write."""
     require_assignable(model, assigned)

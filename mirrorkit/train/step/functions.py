@@ -17,10 +17,11 @@ from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined, Packed, functional_apply
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.reduce.reduction import all_reduce
-from mirrorkit.train.reduce.tracing import TraceOnce, foreign_state, outside_replica
+from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
+from mirrorkit.train.step import requirements
 from mirrorkit.train.step.averages import Averages
-from mirrorkit.train.step.calling import call_model
-from mirrorkit.train.step.changing import Changing, none_where_kept
+from mirrorkit.train.step.calling import call_model, require_no_foreign_weights
+from mirrorkit.train.step.changing import Changing, dense, none_where_kept
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.empty_shares import Copies, has_no_rows, never_empty, of_any_size, unless_empty
 from mirrorkit.train.step.facts import ShardSums, TraceFacts
@@ -164,12 +165,7 @@ class Functions:
     def _gather(self, rows: Nest) -> Nest:
         """What `mk.train.all_gather` does in a trace that is the same for every shard."""
         if self._shards > 1 and not self._options.whole_batch:
-            raise StepError(
-                "mk.train.all_gather was called in a step that computes on each shard of a batch alone, where no other "
-                "rows are to be had than that shard's. Write a step whose loss is over the whole batch: "
-                "mk.train.Step.from_loss(models, optimizer, loss_fn, whole_batch=True), without accumulate; or call it "
-                "in `compute` of a step of your own."
-            )
+            raise requirements.no_other_rows()
         return rows_of_all(rows)
 
     def train_sums(self, values: Changing, batch: Nest, place: tf.Tensor, is_all: bool | tf.Tensor = False) -> Sums:
@@ -224,7 +220,7 @@ class Functions:
             gradients = {}
             for term, (objective, unscale) in zip(terms, scaled, strict=True):
                 of_term = zip(tape.gradient(objective, weights), weights, strict=True)
-                gradients[term.divisor] = [None if g is None else unscale(_dense(g, weight)) for g, weight in of_term]
+                gradients[term.divisor] = [None if g is None else unscale(dense(g, weight)) for g, weight in of_term]
             if all(gradient is None for of_term in gradients.values() for gradient in of_term):
                 raise StepError(
                     "The loss does not depend on any trainable weight of the model. Look at loss and model."
@@ -238,7 +234,8 @@ class Functions:
     ) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
         def totals() -> tuple[tf.Tensor, list[tf.Tensor | None]]:
             own_state = self._state.seeded(values.state, place)
-            _, totals, new_state = self._forward(values.weights, own_state, batch, training=False)
+            with tf.GradientTape() as tape:
+                _, totals, new_state = self._forward(values.weights, own_state, batch, training=False, tape=tape)
             return totals, self._state.sums(own_state, new_state, totals[EXAMPLES])
 
         return totals() if self._is_whole or self._places is not None else unless_empty(batch, totals)
@@ -247,7 +244,8 @@ class Functions:
         self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor
     ) -> tf.Tensor:
         """Return what a shard's step minimizes; outside of the training, with these values of weights and state."""
-        terms, *_ = self._forward(weights, self._state.seeded(state, place), batch, training=True)
+        with tf.GradientTape() as tape:
+            terms, *_ = self._forward(weights, self._state.seeded(state, place), batch, training=True, tape=tape)
         return tf.add_n([term.numerator for term in terms])
 
     def _forward(
@@ -257,14 +255,13 @@ class Functions:
         batch: Nest,
         *,
         training: bool,
-        tape: tf.GradientTape | None = None,
+        tape: tf.GradientTape,
     ) -> tuple[list[Term], tf.Tensor, list[tf.Tensor]]:
         """Return what to minimize, the totals, and the layer state after the pass."""
         batch = unpack_batch(batch)
         with contextlib.nullcontext() if self._is_whole else gathering(self._gather):
             y_pred, new_state, added = call_model(self._model, weights, state, batch.x, training=training)
-            if tape is not None and (foreign := tape.watched_variables()):  # a model that `from_loss` was not given
-                raise foreign_state([variable.name for variable in foreign])
+            require_no_foreign_weights(tape)
             outputs = match(self.totals.names, batch.y, y_pred, batch.weight)
             terms, totals = self.totals.of(outputs, tf.cast(count_examples(batch), tf.float32), added)
         return terms, totals, new_state
@@ -297,9 +294,8 @@ class Functions:
 
     def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
-        new: tuple[list[tf.Tensor | None], tf.Tensor] = self._new_values(
-            sums, list(flat), [] if self._clock.rate is None else [self._clock.rate]
-        )
+        rate = [] if self._clock.rate is None else [self._clock.rate]
+        new: tuple[list[tf.Tensor | None], tf.Tensor] = self._new_values(sums, list(flat), rate)
         return new
 
     def _pure_new_values(
@@ -352,8 +348,3 @@ class Functions:
         means = self.facts.means(joined, flat, divisors)
         clipped = iter(self._options.clip([gradient for gradient in means if gradient is not None]))
         return [None if gradient is None else next(clipped) for gradient in means]
-
-
-def _dense(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor:
-    # Some optimizers treat sparse gradients differently, and some gradients have lost their static shape.
-    return tf.ensure_shape(tf.convert_to_tensor(gradient), weight.shape)
