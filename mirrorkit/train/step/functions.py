@@ -225,7 +225,7 @@ class Functions:
                 raise StepError(
                     "The loss does not depend on any trainable weight of the model. Look at loss and model."
                 )
-            return ShardSums(gradients, self._state.sums(own_state, new_state, totals[EXAMPLES]), totals)
+            return ShardSums(gradients, self._state.sums(own_state, new_state, lambda: totals[EXAMPLES]), totals)
 
         return sums() if self._communicates or self._places is not None else unless_empty(batch, sums)
 
@@ -236,7 +236,7 @@ class Functions:
             own_state = self._state.seeded(values.state, place)
             with tf.GradientTape() as tape:
                 _, totals, new_state = self._forward(values.weights, own_state, batch, training=False, tape=tape)
-            return totals, self._state.sums(own_state, new_state, totals[EXAMPLES])
+            return totals, self._state.sums(own_state, new_state, lambda: totals[EXAMPLES])
 
         return totals() if self._is_whole or self._places is not None else unless_empty(batch, totals)
 

@@ -9,7 +9,7 @@ mask.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -46,18 +46,20 @@ class LayerState:
                 for value, seed, number in zip(state, self._is_seed, self._numbers, strict=True)
             ]
 
-    def sums(self, old: Sequence[tf.Tensor], new: Sequence[tf.Tensor], examples: tf.Tensor) -> list[tf.Tensor | None]:
-        """Return what one shard of `examples` (float32 scalar) adds: value, or advance of an integer, times examples.
+    def sums(
+        self, old: Sequence[tf.Tensor], new: Sequence[tf.Tensor], count: Callable[[], tf.Tensor]
+    ) -> list[tf.Tensor | None]:
+        """Return what one shard adds: value, or advance of an integer, times its examples.
 
-        None stands for what is not sent: seeds, and what the pass left alone (frozen layers, say).
+        None stands for what is not sent: seeds, and what the pass left alone (frozen layers, say). `count` gives the
+        number of examples (float32 scalar), and is called where something is sent.
         """
-        sums: list[tf.Tensor | None] = []
-        for variable, stays, before, after in zip(self.variables, self._stays, old, new, strict=True):
-            if stays or after is before:
-                sums.append(None)
-                continue
-            sums.append(tf.ensure_shape(advance(before, after) * examples, variable.shape))
-        return sums
+        sent = [not stays and after is not before for stays, before, after in zip(self._stays, old, new, strict=True)]
+        examples = count() if any(sent) else None
+        return [
+            tf.ensure_shape(advance(before, after) * examples, variable.shape) if is_sent else None
+            for variable, is_sent, before, after in zip(self.variables, sent, old, new, strict=True)
+        ]
 
     def new_values(
         self, changes: Sequence[bool], sums: Sequence[tf.Tensor], state: Sequence[tf.Tensor], examples: tf.Tensor
