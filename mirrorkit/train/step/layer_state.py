@@ -42,7 +42,7 @@ class LayerState:
         with tf.device(HOST):  # where random operations take their seeds from
             numbers = tf.unstack(place)
             return [
-                fold(value, *numbers, *([number] if number else [])) if seed else value
+                fold(value, *numbers, *([tf.constant(number, tf.int64)] if number else [])) if seed else value
                 for value, seed, number in zip(state, self._is_seed, self._numbers, strict=True)
             ]
 
