@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.errors import StepError
+
 
 def native(variable: Any) -> Any:
     """Return the TensorFlow variable behind a Keras variable; a TensorFlow variable as it is."""
@@ -62,6 +64,15 @@ def distinct(variable: Any) -> list[Any]:
 def path(variable: Any) -> str:
     """Return the name by which messages and files know a Keras or TensorFlow variable, such as "dense/kernel"."""
     return getattr(variable, "path", None) or variable.name
+
+
+def fixed_number(name: str, value: Any, cure: str) -> float:
+    """Return an argument that is read once as a float; refuse a variable, whose later values it would not see."""
+    if isinstance(native(value), tf.Variable):
+        raise StepError(
+            f"{name} takes numbers, found the variable {path(value)!r}, whose value would be read once. {cure}"
+        )
+    return float(value)
 
 
 def assign(variable: Any, value: Any) -> None:

@@ -66,7 +66,7 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         state = [tf.convert_to_tensor(variable) for variable in others]
         given = tf.nest.flatten((x, options))
         places = [i for i, value in enumerate(given) if tf.is_tensor(value) and value.dtype.is_floating]
-        masks = {i: getattr(given[i], "_keras_mask", None) for i in places}  # private: Keras keeps them on tensors
+        masks = {i: _mask_of(given[i]) for i in places}
         found: dict[str, Any] = {}  # beside the tensors, what the first pass finds out
 
         def forward(*flat: tf.Tensor) -> list[tf.Tensor]:
@@ -89,7 +89,11 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         for variable, before, after in zip(others, state, found["state"], strict=True):
             if after is not before:
                 variable.assign(after)
-        count = len(tf.nest.flatten(found["outputs"]))
+        flat = tf.nest.flatten(found["outputs"])
+        count = len(flat)
+        for output, result in zip(flat, results, strict=False):
+            if _mask_of(output) is not None:
+                result._keras_mask = _mask_of(output)
         for loss, own in zip(results[count:], found["losses"], strict=True):
             loss._mirrorkit_own = own  # Keras knows losses by their `id`, which must not be given to another one
             self.add_loss(loss)
@@ -106,8 +110,8 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         return self.block.compute_output_shape(input_shape)
 
     def compute_mask(self, inputs: Nest, previous_mask: Nest) -> Nest:
-        """Return the block's own."""
-        return self.block.compute_mask(inputs, previous_mask)
+        """Return None: `call` gives its outputs the masks that the layers of the block gave theirs, or none."""
+        return None
 
     def get_config(self) -> Json:
         """Return what makes such a layer again."""
@@ -118,6 +122,10 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         """Make one from `get_config`."""
         block = keras.saving.deserialize_keras_object(config["block"])
         return cls(**{**config, "block": block})
+
+
+def _mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
+    return getattr(tensor, "_keras_mask", None)  # private: Keras keeps masks on tensors
 
 
 def _symbols(values: Iterable[Any]) -> list[Any]:

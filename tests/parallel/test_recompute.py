@@ -118,6 +118,57 @@ def test_integer_inputs_and_masks() -> None:
     assert np.allclose(made(lambda block: block)(x), made(mk.parallel.Recompute)(x), atol=1e-6)
 
 
+class Remasked(L.Layer):
+    """Passes its inputs on with another mask, or with none."""
+
+    def __init__(self, drops: bool) -> None:
+        super().__init__()
+        self.drops, self.supports_masking = drops, True
+
+    def call(self, x: Any) -> Any:
+        return 2.0 * x
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        return None if self.drops or previous_mask is None else keras.ops.logical_not(previous_mask)
+
+
+@pytest.mark.parametrize("block", ["drops", "another", "drops, own", "pooled"])
+def test_a_block_that_drops_the_mask(block: str) -> None:
+    """Behind it nothing is masked, or what its last layer says; in outputs and gradients."""
+    x = np.array([[1, 2, 0, 0, 0], [3, 0, 0, 0, 0], [1, 2, 3, 4, 5]])
+
+    class Own(L.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.supports_masking = Remasked(drops=True), True
+
+        def call(self, x: Any) -> Any:
+            return self.inner(x)
+
+    def made(wrap: Any) -> Any:
+        keras.utils.set_random_seed(0)
+        blocks = {
+            "drops": lambda: keras.Sequential([keras.Input([5, 4]), L.Dense(4), Remasked(drops=True)]),
+            "another": lambda: keras.Sequential([keras.Input([5, 4]), L.Dense(4), Remasked(drops=False)]),
+            "drops, own": Own,
+            "pooled": lambda: keras.Sequential([keras.Input([5, 4]), L.LSTM(4), L.RepeatVector(5)]),
+        }
+        inputs = keras.Input([5], dtype="int64")
+        h = wrap(blocks[block]())(L.Embedding(9, 4, mask_zero=True)(inputs))
+        return keras.Model(inputs, L.Dense(2)(L.GlobalAveragePooling1D()(h)))
+
+    found = []
+    for wrap in (lambda block: block, mk.parallel.Recompute):
+        model = made(wrap)
+        with tf.GradientTape() as tape:
+            outputs = model(x)
+            loss = tf.reduce_sum(outputs**2)
+        weights = [variable.value for variable in model.trainable_variables]
+        found.append([outputs, *map(tf.convert_to_tensor, tape.gradient(loss, weights))])
+    for plain, again in zip(*found, strict=True):
+        np.testing.assert_allclose(plain, again, atol=1e-5)
+
+
 def test_a_file_holds_it(tmp_path: Any) -> None:
     model = net("sequential", mk.parallel.Recompute)
     model.save(tmp_path / "model.keras")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from mirrorkit.strategy import first_replica, input_context, num_workers
 from mirrorkit.train.calls.errors import explained_call, explained_data, require_known_length
 from mirrorkit.train.input.epoch import EpochIterator, Sizes
 from mirrorkit.train.reduce.reduction import all_reduce
+from mirrorkit.train.step.clock import Reading
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch, of_same_rows, rows_of_worker
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 
@@ -43,9 +45,11 @@ class Calls:
         self._traces: dict[Any, ConcreteFunction] = {}
         self._epoch: tuple[EpochIterator, int] | None = None  # of the last call, and where that ended
         self._before: tf.Tensor = tf.constant(0, tf.int64)  # updates that were made before the epoch
+        self._predicted = 0  # calls of `predictions`, each of which draws numbers of its own
 
-        def predict_one(batch: Batch, size: int | None) -> Nest:
-            outputs = strategy.run(lambda: step.predict(rows_of_worker(batch, size, input_context(strategy))))
+        def predict_one(batch: Batch, size: int | None, number: tf.Tensor) -> Nest:
+            with step.clock.given(step.clock.nowhere().outside("predict", *tf.unstack(number))):
+                outputs = strategy.run(lambda: step.predict(rows_of_worker(batch, size, input_context(strategy))))
             if num_workers(strategy) > 1:  # every worker gets the rows of all
                 outputs = tf.nest.map_structure(lambda value: strategy.gather(value, axis=0), outputs)
             return outputs
@@ -66,9 +70,10 @@ class Calls:
     def predictions(self, batches: Iterable[tuple[Batch, int | None]]) -> Iterator[Nest]:
         """Yield the outputs of each replica for each of the global batches, in order; see `Input.batches`."""
         done = 0
+        self._predicted += 1
         with explained_data(lambda _: f"batch {done}"):
             for batch, size in batches:
-                yield from self._of_replicas(self._predict(batch, size))
+                yield from self._of_replicas(self._predict(batch, size, _number([self._predicted, done])))
                 done += 1
 
     def _of_replicas(self, outputs: Nest) -> Iterator[Nest]:
@@ -87,7 +92,7 @@ class Calls:
 
     def predict_function(self, element_spec: Spec) -> ConcreteFunction:
         """Return the function that `predict` would call for batches like these; traces, runs nothing."""
-        return self._predict.get_concrete_function(element_spec, None)
+        return self._predict.get_concrete_function(element_spec, None, tf.TensorSpec([2], tf.int32))
 
     @property
     def traces(self) -> int:
@@ -111,7 +116,7 @@ class Calls:
             require_known_length(accumulate)
             function = self._trace(what, data, None)
             with explained_call(data, place):
-                done, totals, good = function(data.source, totals, _number(steps))
+                done, totals, good = function(data.source, totals, _number(steps), _number(data.position))
                 taken, finite = int(done), int(good)
         else:
             taken, counts = 0, []
@@ -164,11 +169,10 @@ class Calls:
             run = self._step.train if what == "train" else self._test_one
             totals = tf.zeros([self._step.totals_size(what)], tf.float64)
             if sizes is None:
-                many, numbers = _until_the_end(self._step, run), [_number(0)]
+                many = _until_the_end(self._step, run, what)
             else:
-                many = _counted(self._step, run, data.batch, sizes, self._with_xla(data, sizes))
-                numbers = [_number(0)] * 2
-            self._traces[function, specs] = many.get_concrete_function(data.source, totals, *numbers)
+                many = _counted(self._step, run, what, data.batch, sizes, self._with_xla(data, sizes))
+            self._traces[function, specs] = many.get_concrete_function(data.source, totals, _number(0), _number(0))
         return self._traces[function, specs]
 
     def _with_xla(self, data: EpochIterator, sizes: Sizes) -> bool:
@@ -176,7 +180,7 @@ class Calls:
         return self._jit_compile and data.on_device and None not in sizes
 
 
-def _counted(step: LoopStep, run: Run, take: Take, sizes: Sizes, jit_compile: bool) -> Any:
+def _counted(step: LoopStep, run: Run, what: Pass, take: Take, sizes: Sizes, jit_compile: bool) -> Any:
     """Make a function of a number of runs, each of batches of these sizes.
 
     What only counts stays on the host, in int32, so that the host never waits for a device before the call ends.
@@ -190,7 +194,7 @@ def _counted(step: LoopStep, run: Run, take: Take, sizes: Sizes, jit_compile: bo
         def body(index: tf.Tensor, totals: tf.Tensor, good: tf.Tensor) -> tuple[tf.Tensor, ...]:
             with tf.device(HOST):
                 places = [first + index * len(sizes) + i for i in range(len(sizes))]
-            with step.clock.at(start, index):
+            with _clock(step, what, start, index, places[0]):
                 new = run([take(source, place, size) for place, size in zip(places, sizes, strict=True)])
             totals += tf.cast(new, tf.float64)
             return _after(index), totals, good + _is_finite(totals, step.loss_index)
@@ -202,14 +206,16 @@ def _counted(step: LoopStep, run: Run, take: Take, sizes: Sizes, jit_compile: bo
     return many
 
 
-def _until_the_end(step: LoopStep, run: Run) -> Any:
+def _until_the_end(step: LoopStep, run: Run, what: Pass) -> Any:
     """Make a function of steps on data that may end before; an optional batch says so, where `next` would raise.
 
     An error in the midst of a step would leave it half done.
     """
 
     @tf.function(autograph=False)
-    def many(iterator: Any, totals: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def many(
+        iterator: Any, totals: tf.Tensor, steps: tf.Tensor, first: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         start = step.clock.read()
 
         def fetch(index: tf.Tensor) -> Any:
@@ -219,8 +225,8 @@ def _until_the_end(step: LoopStep, run: Run) -> Any:
 
         def body(index: tf.Tensor, batch: Any, totals: tf.Tensor, good: tf.Tensor) -> tuple[Any, ...]:
             with tf.device(HOST):
-                value = of_same_rows(batch.get_value())
-            with step.clock.at(start, index):
+                value, place = of_same_rows(batch.get_value()), first + index
+            with _clock(step, what, start, index, place):
                 totals += tf.cast(run([HostBatch(value)]), tf.float64)
             after = _after(index)
             return after, fetch(after), totals, good + _is_finite(totals, step.loss_index)
@@ -234,6 +240,15 @@ def _until_the_end(step: LoopStep, run: Run) -> Any:
         return index, totals, good
 
     return many
+
+
+def _clock(
+    step: LoopStep, what: Pass, start: Reading, index: tf.Tensor, place: tf.Tensor
+) -> AbstractContextManager[None]:
+    """Tell the step which one it is: the `index`-th of a call, on batch number `place` of its epoch."""
+    if what == "train":
+        return step.clock.at(start, index)
+    return step.clock.given(start.outside("test", start.count, place))
 
 
 def _is_finite(totals: tf.Tensor, loss_index: int) -> tf.Tensor:
@@ -261,6 +276,6 @@ def _finite_steps(counts: list[tuple[int, int, tf.Tensor]]) -> int:
     return steps
 
 
-def _number(value: int) -> tf.Tensor:
+def _number(value: int | list[int]) -> tf.Tensor:
     with tf.device(HOST):
         return tf.constant(value, tf.int32)

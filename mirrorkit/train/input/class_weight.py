@@ -10,6 +10,7 @@ import tensorflow as tf
 from mirrorkit._types import Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.outputs import unpack_batch
+from mirrorkit.variables import fixed_number
 from mirrorkit.whole import is_whole
 
 
@@ -32,7 +33,9 @@ class ClassWeights:
             raise StepError(
                 f"class_weight maps class indices (whole numbers from 0 on) to weights, found {class_weight}."
             )
-        return cls(tuple(float(class_weight.get(index, 1.0)) for index in range(max(class_weight) + 1)))
+        cure = "Multiply by it in the loss, which reads it in each step, or give the data sample weights."
+        numbers = {index: fixed_number("class_weight", weight, cure) for index, weight in class_weight.items()}
+        return cls(tuple(numbers.get(index, 1.0) for index in range(max(numbers) + 1)))
 
     def __call__(self, x: Nest, y: tf.Tensor) -> tuple[Nest, tf.Tensor, tf.Tensor]:
         """Add the weights of a batch's examples."""

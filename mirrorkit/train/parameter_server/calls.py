@@ -48,6 +48,7 @@ class RemoteCalls:
         self._coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
         self._workers = len(task_addresses(strategy, "worker"))
         self._traces: dict[Any, Any] = {}
+        self._predicted = 0  # calls of `predictions`
         self._sent: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.chief = tf.distribute.OneDeviceStrategy("/job:chief/replica:0/task:0/device:CPU:0")
         self.local = Calls(self.chief, step)  # makes calls in this process
@@ -63,10 +64,11 @@ class RemoteCalls:
     def predictions(self, batches: Iterable[tuple[Batch, int | None]]) -> Iterator[Nest]:
         """Yield the outputs for each global batch, in order."""
         waiting: list[Any] = []
-        for batch, _ in batches:
+        self._predicted += 1
+        for number, (batch, _) in enumerate(batches):
             if "predict" not in self._traces:
                 self._traces["predict"] = tf.function(self._predict, autograph=False, reduce_retracing=True)
-            waiting.append(self._schedule(self._traces["predict"], (batch,)))
+            waiting.append(self._schedule(self._traces["predict"], (batch, tf.constant([self._predicted, number]))))
             if len(waiting) == 2 * self._workers:
                 yield from self._fetched(waiting)
                 waiting = []
@@ -168,12 +170,14 @@ class RemoteCalls:
         return tf.function(many, autograph=False, input_signature=[scalar, scalar, specs, *sent])
 
     def _test(self, batches: list[HostBatch], first_part: tf.Tensor) -> tf.Tensor:
-        del first_part
-        totals = self._strategy.run(lambda: all_reduce(self._step.test(batches[0])))
+        start = self._step.clock.read()
+        with self._step.clock.given(start.outside("test", start.count, first_part)):
+            totals = self._strategy.run(lambda: all_reduce(self._step.test(batches[0])))
         return first_replica(self._strategy, totals)
 
-    def _predict(self, batch: Batch) -> Nest:
-        return first_replica(self._strategy, self._strategy.run(lambda: self._step.predict(HostBatch(batch))))
+    def _predict(self, batch: Batch, number: tf.Tensor) -> Nest:
+        with self._step.clock.given(self._step.clock.nowhere().outside("predict", *tf.unstack(number))):
+            return first_replica(self._strategy, self._strategy.run(lambda: self._step.predict(HostBatch(batch))))
 
 
 class RemoteCallLength(CallLength):

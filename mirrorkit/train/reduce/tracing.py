@@ -7,6 +7,7 @@ needs one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -22,11 +23,13 @@ T = TypeVar("T")
 class TraceOnce:
     """Wraps a pure function of tensors; one trace for each combination of argument shapes, dtypes and structure.
 
-    The function takes nests of tensors and returns a nest of tensors and None; it reads no variable and no tensor but
-    its arguments.
+    The function takes nests of tensors and returns a nest of tensors and None. It draws no random numbers and writes no
+    variable; with `reads` it may read some, as a loss may whose weight a callback changes: their values at each call,
+    of the first replica, which are those of all.
     """
 
-    def __init__(self, function: Callable[..., Nest], *, jit_compile: bool = False) -> None:
+    def __init__(self, function: Callable[..., Nest], *, jit_compile: bool = False, reads: bool = False) -> None:
+        self._reads, self._jit_compile = reads, jit_compile
         self._function = tf.function(function, autograph=False, jit_compile=jit_compile or None)
         self._traces: dict[str, ConcreteFunction] = {}
 
@@ -45,7 +48,13 @@ class TraceOnce:
         key = repr(specs)
         if key not in self._traces:
             trace = outside_replica(lambda: self._function.get_concrete_function(*specs))
-            _require_pure(trace)
+            _require_pure(trace, self._reads)
+            if self._jit_compile and trace.variables and tf.distribute.get_replica_context().num_replicas_in_sync > 1:
+                raise StepError(
+                    "jit_compile=True was asked for on several replicas, and the step reads a variable that is not its "
+                    f"own, {', '.join(sorted(variable.name for variable in trace.variables))}: a program of XLA's "
+                    "reads no other replica's device. Leave out jit_compile."
+                )
             self._traces[key] = trace
         return self._traces[key]
 
@@ -68,14 +77,20 @@ _STATEFUL_RANDOM = {
 }
 
 
-def _require_pure(trace: ConcreteFunction) -> None:
-    try:
-        found = {variable.name for variable in trace.variables}
-    except AssertionError:  # created while tracing, and deleted with its thread
-        found = {"one of Keras's own random seeds"}
+_WRITES = re.compile("Assign|Resource(Scatter|Sparse|Apply|StridedSliceAssign)")
+
+
+def _require_pure(trace: ConcreteFunction, reads: bool) -> None:
     graph = trace.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    found |= {f"the operation {node.op}" for node in nodes if node.op in _STATEFUL_RANDOM}
+    writes = {node.op for node in nodes if _WRITES.match(node.op)}
+    found = {f"the operation {node.op}" for node in nodes if node.op in _STATEFUL_RANDOM}
+    if writes or not reads:
+        try:
+            variables = {variable.name for variable in trace.variables}
+        except AssertionError:  # created while tracing, and deleted with its thread
+            variables = {"one of Keras's own random seeds"}
+        found |= variables or {f"a variable that it writes ({op})" for op in writes}  # one that it never reads
     if found:
         raise foreign_state(found)
 
@@ -86,7 +101,8 @@ def foreign_state(names: Iterable[str]) -> StepError:
         f"The model uses state that is not among its own: {', '.join(sorted(names))}. Replicas would share it, and "
         "a run could not be repeated. A layer that draws random numbers needs a keras.random.SeedGenerator as an "
         "attribute and keras.random's functions; other state must come from a layer's add_weight. Step.from_loss takes "
-        "all models, layers and SeedGenerators that its loss_fn uses; what a metric would measure, loss_fn returns."
+        "all models, layers and SeedGenerators that its loss_fn uses; a variable that it only reads, and that is not "
+        "to be trained, has trainable=False. What a metric would measure, loss_fn returns."
     )
 
 

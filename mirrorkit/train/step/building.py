@@ -8,9 +8,10 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name
+from mirrorkit.train.step.floatx import in_floatx
 from mirrorkit.train.step.layer_state import layers_of, training_argument
 from mirrorkit.train.step.models import Models
-from mirrorkit.train.step.outputs import Batch, in_floatx
+from mirrorkit.train.step.outputs import Batch
 from mirrorkit.train.step.requirements import check_rows, check_tensors
 
 

@@ -17,7 +17,7 @@ from mirrorkit._types import KerasModel, KerasVariable, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.tracing import foreign_state
 from mirrorkit.train.step.keras_operations import without_waits
-from mirrorkit.train.step.layer_state import layers_of, training_argument
+from mirrorkit.train.step.layer_state import is_generator, layers_of, training_argument
 from mirrorkit.train.step.seeds import seeds_on_host
 
 
@@ -48,20 +48,42 @@ class _Scope(keras.StatelessScope):  # type: ignore[name-defined, misc]
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.paths: dict[int, str] = {}
+        self._graph = tf.compat.v1.get_default_graph()
 
     def add_update(self, update: tuple[KerasVariable, tf.Tensor]) -> None:
-        """Note the variable, and let Keras keep its new value."""
+        """Note the variable, and let Keras keep its new value; refuse draws that each round of a loop would repeat."""
+        if is_generator(update[0]) and _in_loop(self._graph):
+            raise StepError(
+                f"A SeedGenerator ({update[0].path}) draws within a loop (tf.while_loop, an RNN's cell), "
+                "and a step computes on values: each round would draw the same numbers. Draw those of all rounds "
+                "before the loop, or let Python unroll it (`for`, RNN(unroll=True))."
+            )
         self.paths[id(update[0])] = update[0].path
         super().add_update(update)
 
 
+def _in_loop(around: tf.Graph) -> bool:
+    """Return whether the graph that is being traced is, within `around`, the body of a loop."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not around:
+        if "WhileBody" in type(graph).__name__:
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
 @contextmanager
-def with_values(model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Let the model's variables have these values within the block, which assigns none."""
+def with_values(
+    model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor]
+) -> Iterator[dict[int, str]]:
+    """Let the model's variables have these values within the block, which assigns none.
+
+    The block is given a dict that has at its end the path of each variable, by its id, that it wanted to assign.
+    """
     given = [*zip(model.trainable_variables, weights, strict=True)]
     given += zip(model.non_trainable_variables, state, strict=True)
-    with keras.StatelessScope(state_mapping=given):
-        yield
+    with _Scope(state_mapping=given) as scope:
+        yield scope.paths
 
 
 def predict_with(model: KerasModel, x: Nest) -> Nest:
@@ -75,8 +97,8 @@ def predicting(predict: Callable[[], Nest]) -> Nest:
         return predict()
 
 
-def _require_kept(model: KerasModel, assigned: Mapping[int, str]) -> None:
-    """Refuse a pass that assigned variables (the path of each by its `id`) which the update would not write."""
+def require_assignable(model: KerasModel, assigned: Mapping[int, str]) -> None:
+    """Refuse a pass that assigned a weight or a layer's metric; `assigned` has each variable's path by its `id`."""
     for variable in model.trainable_variables:
         if id(variable) in assigned:
             raise StepError(
@@ -85,10 +107,9 @@ def _require_kept(model: KerasModel, assigned: Mapping[int, str]) -> None:
                 "(add_weight(..., trainable=False)), or use a constraint such as keras.constraints.MaxNorm."
             )
     kept = {id(variable) for variable in model.non_trainable_variables}
-    lost = {key: path for key, path in assigned.items() if key not in kept}
     for layer in reversed(layers_of(model)):  # a layer comes after those that hold it
         for variable in layer.metrics_variables:
-            if id(variable) in lost:
+            if id(variable) in assigned and id(variable) not in kept:
                 metric = variable.path.split("/")[-2] if "/" in variable.path else variable.path
                 raise StepError(
                     f"The layer {layer.name!r} updates the metric {metric!r} in its call, which a step does not write: "
@@ -98,5 +119,18 @@ def _require_kept(model: KerasModel, assigned: Mapping[int, str]) -> None:
                     f"the data have any targets for it: metrics={{{metric!r}: [lambda y, value: value]}}. The "
                     "loss_fn of Step.from_loss returns it by name."
                 )
+
+
+def require_no_foreign_weights(tape: tf.GradientTape) -> None:
+    """Refuse a pass that read, under the tape, a trainable variable: of a model that the step was not given, say."""
+    if foreign := tape.watched_variables():
+        raise foreign_state([variable.name for variable in foreign])
+
+
+def _require_kept(model: KerasModel, assigned: Mapping[int, str]) -> None:
+    """Refuse a pass that assigned what the update would not write."""
+    require_assignable(model, assigned)
+    kept = {id(variable) for variable in model.non_trainable_variables}
+    lost = {key: path for key, path in assigned.items() if key not in kept}
     if lost:
         raise foreign_state([f"the Keras variable {path!r} (assigned in a call)" for path in lost.values()])

@@ -30,3 +30,13 @@ class Changing(NamedTuple):
     def flat(self) -> Group:
         """All groups in one list."""
         return [thing for group in self for thing in group]
+
+
+def none_where_kept(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+    """Return `new` with None where the optimizer left the value as it was: a learning rate need not be written."""
+    return [None if after is before else after for before, after in zip(old, new, strict=True)]
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor:
+    """Return a dense gradient of static shape: some optimizers treat sparse ones differently."""
+    return tf.ensure_shape(tf.convert_to_tensor(gradient), weight.shape)

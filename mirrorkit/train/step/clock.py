@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import tensorflow as tf
 
@@ -20,19 +20,34 @@ from mirrorkit.optim import schedule_of
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.variables import native
 
+_APART = {"test": -1, "predict": -2}  # no number of a step
+
 
 class Reading(NamedTuple):
     """What is known before a step; tensors on the host."""
 
     count: tf.Tensor  # steps that were made, int64 scalar
     seeds: dict[int, tf.Tensor]  # by the id of their variable
+    apart: tuple[tf.Tensor, ...] = ()  # outside of training, what tells the batch from others; int64 scalars
 
-    def place(self, part: int | tf.Tensor) -> tf.Tensor:
-        """Return the step and the shard in the update's batch number `part` (int64 [2]); in replica context."""
+    def outside(self, what: Literal["test", "predict"], *numbers: int | tf.Tensor) -> Reading:
+        """Return the reading for a batch that is not trained on, which these numbers tell from others of its kind."""
+        with tf.device(HOST):
+            apart = tuple(tf.cast(number, tf.int64) for number in (_APART[what], *numbers))
+        return self._replace(apart=apart)
+
+    def place(self, part: int | tf.Tensor = 0, use: int = 0) -> tf.Tensor:
+        """Return the numbers that name what a replica draws, int64 [N]; in replica context.
+
+        They are the step and the shard in the update's batch number `part`, and where it is computed again before the
+        update, how often it was (`use`).
+        """
         context = tf.distribute.get_replica_context()
         with tf.device(HOST):
             shard = tf.cast(context.replica_id_in_sync_group, tf.int64)
-            return tf.stack([self.count, shard + tf.cast(part, tf.int64) * context.num_replicas_in_sync])
+            shard += tf.cast(part, tf.int64) * context.num_replicas_in_sync
+            again = [tf.constant(use, tf.int64)] if use else []
+            return tf.stack([*(self.apart or (self.count,)), shard, *again])
 
 
 class Clock:
@@ -55,7 +70,7 @@ class Clock:
         # Where steps may be skipped, only the device knows how many updates there were.
         self._schedule: TraceOnce | None = None
         if self._given is not None and skipped is None and self._counts_steps:
-            self._schedule = TraceOnce(self._given)  # which refuses a schedule with a state
+            self._schedule = TraceOnce(self._given, reads=True)  # which refuses a schedule with a state
         self._seeds = list(seeds)
         self._now: Reading | None = None
         # The learning rate of this step, by the optimizer's schedule; None where the optimizer computes it.
@@ -86,6 +101,15 @@ class Clock:
         finally:
             self._now = self.rate = None
 
+    @contextmanager
+    def given(self, reading: Reading) -> Iterator[None]:
+        """Within the block a batch is computed without training, and no value is read from a device."""
+        self._now = reading
+        try:
+            yield
+        finally:
+            self._now = None
+
     def require_same_schedule(self) -> None:
         """Refuse another schedule than the one that the step was built with: it is compiled into the step."""
         if self._optimizer is not None and schedule_of(self._optimizer) is not self._given:
@@ -94,8 +118,24 @@ class Clock:
                 "it. Make a new step and loop, or give the optimizer a number, which may change at any time."
             )
 
+    def nowhere(self) -> Reading:
+        """Return a reading for which no device is asked: no step, and no seed is known."""
+        return Reading(tf.constant(0, tf.int64), {})
+
+    @property
+    def draws(self) -> bool:
+        """Whether the step has seeds."""
+        return bool(self._seeds)
+
     def now(self) -> Reading:
         """Return the steps before this one, and the seeds; a step that draws no random numbers needs neither."""
         if not self._seeds:
-            return Reading(tf.constant(0, tf.int64), {})
+            return self.nowhere()
         return self.read() if self._now is None else self._now
+
+    def outside(self, what: Literal["test", "predict"], part: int | tf.Tensor) -> Reading:
+        """Return the reading for the batch without training that is computed; `part` is its number where none is."""
+        if self._now is not None and self._now.apart:
+            return self._now
+        now = self.read()
+        return now.outside(what, now.count, part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,14 +15,15 @@ from mirrorkit._types import Batch, KerasModel, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import require_same
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
+from mirrorkit.train.step.assigned import has_copies, run_and_combine
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.empty_shares import has_no_rows, never_empty, unless_empty
+from mirrorkit.train.step.empty_shares import never_empty, unless_empty
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
 from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.models import Models
 from mirrorkit.train.step.places import are_placed
-from mirrorkit.train.step.seeds import require_own_draws
+from mirrorkit.train.step.seeds import require_own_draws, seeds_by_replica
 from mirrorkit.train.step.settings import settings_of_variables
 
 
@@ -201,8 +203,7 @@ class Custom:
             with gathering(functools.partial(rows_of_all, is_all=copies is not None and copies.is_all)):
                 found = totals(rows)
             return found if copies is None else copies.weigh({"totals": found})["totals"]
-        rows = batch.rows()
-        return tf.zeros([2 + len(names)]) if has_no_rows(rows) else unless_empty(rows, lambda: totals(rows))
+        return self._apart(batch.rows(), totals)
 
     def _tested(self, rows: Batch) -> Mapping[str, tf.Tensor]:
         """Return what the user's `test` returns, where it is one value for each example."""
@@ -221,7 +222,16 @@ class Custom:
 
     def predict(self, batch: GlobalBatch) -> Nest:
         """Return the outputs for this replica's rows; see `LoopStep`."""
-        return self._step.predict(batch.rows())
+        return self._apart(batch.rows(), self._step.predict, outputs=True)
+
+    def _apart(self, rows: Batch, compute: Callable[[Batch], Nest], *, outputs: bool = False) -> Nest:
+        """Compute what does not train from a replica's rows: with draws of its own, and one state on all replicas."""
+        unchecked = "seeds" in getattr(self._step, "unchecked", ())
+        with contextlib.nullcontext() if unchecked else seeds_by_replica():
+            if has_copies(self._strategy):
+                known = [variable for variable in self.variables if isinstance(variable, keras.Variable)]
+                return run_and_combine(self._strategy, known, rows, compute, outputs=outputs)
+            return unless_empty(rows, lambda: compute(rows), rows_of_none=outputs)
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Return the mean of each log over the examples."""

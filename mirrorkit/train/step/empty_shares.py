@@ -10,7 +10,7 @@ counts 1/N.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -29,11 +29,11 @@ def of_any_size(batch: Nest) -> Nest:
     return tf.nest.map_structure(lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), batch)
 
 
-def unless_empty(batch: Nest, full: Callable[[], Nest]) -> Nest:
+def unless_empty(batch: Nest, full: Callable[[], Nest], *, rows_of_none: bool = False) -> Nest:
     """Call `full`, or return zeros in its place where the share turns out to have no examples.
 
     An empty share would make statistics NaN, and the gradient of max pooling kills the process on CPU. `full` returns a
-    nest of tensors of static shape, and None.
+    nest of tensors of static shape, and None; with `rows_of_none` outputs [rows, ...] in place of sums.
     """
     if tf.nest.flatten(batch)[0].shape[0] is not None:
         return full()
@@ -44,7 +44,10 @@ def unless_empty(batch: Nest, full: Callable[[], Nest]) -> Nest:
         return found[0]
 
     def nothing() -> Nest:
-        return tf.nest.map_structure(lambda t: None if t is None else tf.zeros(t.shape, t.dtype), found[0])
+        return tf.nest.map_structure(lambda t: None if t is None else tf.zeros(of_none(t.shape), t.dtype), found[0])
+
+    def of_none(shape: tf.TensorShape) -> Any:
+        return [0, *(size or 0 for size in shape[1:])] if rows_of_none and shape.rank else shape
 
     return tf.cond(count_examples(batch) > 0, some, nothing)
 

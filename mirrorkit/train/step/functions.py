@@ -18,9 +18,10 @@ from mirrorkit.optim import Joined, Packed, functional_apply
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
+from mirrorkit.train.step import requirements
 from mirrorkit.train.step.averages import Averages
-from mirrorkit.train.step.calling import call_model
-from mirrorkit.train.step.changing import Changing
+from mirrorkit.train.step.calling import call_model, require_no_foreign_weights
+from mirrorkit.train.step.changing import Changing, dense, none_where_kept
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.empty_shares import Copies, has_no_rows, never_empty, of_any_size, unless_empty
 from mirrorkit.train.step.facts import ShardSums, TraceFacts
@@ -61,19 +62,18 @@ class Functions:
         self._state = state
         self._variables = variables
         self._averages = averages
-        self._clock = clock
-        self._shards = shards
-        self._places = places
-        self._sharded = sharded
+        self._clock, self._shards = clock, shards
+        self._places, self._sharded = places, sharded
         self._is_whole = options.whole_batch and shards > 1
         # What talks to the other replicas must be traced on each of them.
         self._communicates = state.synchronized or self._is_whole
         self._sums = self._traced(self._shard_sums, placed_pass, alone=not self._communicates)
         self._test_sums = self._traced(self._shard_totals, placed_pass, alone=not self._is_whole)
-        alone = sharded is None
-        self._new_values = self._traced(self._pure_new_values, self._placed_sums, alone=alone, jit_compile=False)
+        update, alone = self._pure_new_values, sharded is None
+        self._new_values = self._traced(update, self._placed_sums, alone=alone, jit_compile=False)
         self._totals: Totals | None = None
         self._facts: TraceFacts | None = None
+        self.test_changes: list[bool] | None = None  # for each variable of the layer state, without training
 
     def _traced(
         self,
@@ -87,7 +87,7 @@ class Functions:
         if self._places is not None:
             return self._places.traced(function, placed, alone=alone)
         jit_compile = self._options.jit_compile if jit_compile is None else jit_compile
-        return TraceOnce(function, jit_compile=jit_compile) if alone else function
+        return TraceOnce(function, jit_compile=jit_compile, reads=True) if alone else function
 
     def resolve(self, batch: Batch) -> None:
         """Find out, once, which loss and metrics belong to which output, and refuse a batch that lacks targets."""
@@ -111,7 +111,7 @@ class Functions:
 
         groups = (self._variables.weights, self._variables.state)
         known = [[tf.TensorSpec(variable.shape, variable.dtype) for variable in group] for group in groups]
-        trace = TraceOnce(values).trace
+        trace = TraceOnce(values, reads=True).trace
         return value_names(batch.x, lambda x: trace(*known, x).structured_outputs)
 
     @property
@@ -163,12 +163,7 @@ class Functions:
     def _gather(self, rows: Nest) -> Nest:
         """What `mk.train.all_gather` does in a trace that is the same for every shard."""
         if self._shards > 1 and not self._options.whole_batch:
-            raise StepError(
-                "mk.train.all_gather was called in a step that computes on each shard of a batch alone, where no other "
-                "rows are to be had than that shard's. Write a step whose loss is over the whole batch: "
-                "mk.train.Step.from_loss(models, optimizer, loss_fn, whole_batch=True), without accumulate; or call it "
-                "in `compute` of a step of your own."
-            )
+            raise requirements.no_other_rows()
         return rows_of_all(rows)
 
     def train_sums(self, values: Changing, batch: Nest, place: tf.Tensor, is_all: bool | tf.Tensor = False) -> Sums:
@@ -189,8 +184,7 @@ class Functions:
     def _found(self, sums: ShardSums) -> None:
         """Keep the facts of the first trace, and refuse another that finds others."""
         facts = TraceFacts.of(sums)
-        if self._facts is None:
-            self._facts = facts
+        self._facts = self._facts or facts
         if self._facts != facts:
             raise StepError(
                 "For batches of this shape other weights have a gradient, or another layer state changes, than for "
@@ -198,12 +192,18 @@ class Functions:
                 "since. Let it do the same for batches of any size, or make a new optimizer and a new Step."
             )
 
-    def test_totals(self, values: Changing, batch: Nest, is_all: bool | tf.Tensor = False) -> tf.Tensor:
-        """Return the totals of a shard, without training."""
-        if has_no_rows(batch):
-            return tf.zeros([self.totals.size])
+    def test_sums(self, values: Changing, batch: Nest, place: tf.Tensor, is_all: bool | tf.Tensor = False) -> Sums:
+        """Return what a shard adds without training: totals, and of the layer state that changes; see `train_sums`."""
+        if has_no_rows(batch) and isinstance(self._test_sums, TraceOnce | TraceOnEach):
+            if self.test_changes is None:
+                found = self._test_sums.trace(values, of_any_size(batch), place).structured_outputs[1]
+                self.test_changes = [value is not None for value in found]
+            state = [tf.zeros(v.shape) for v, has in zip(self._state.variables, self.test_changes, strict=True) if has]
+            return {"totals": tf.zeros([self.totals.size]), "state": state}
         with gathering(functools.partial(rows_of_all, is_all=is_all)):
-            return self._test_sums(values, batch)
+            totals, state = self._test_sums(values, batch, place)
+        self.test_changes = [value is not None for value in state]
+        return {"totals": totals, "state": [value for value in state if value is not None]}
 
     def _shard_sums(self, values: Changing, batch: Nest, place: tf.Tensor) -> ShardSums:
         weights = values.weights
@@ -212,23 +212,28 @@ class Functions:
             own_state = self._state.seeded(values.state, place)
             with tf.GradientTape(persistent=True) as tape:  # one gradient for each term
                 tape.watch(weights)
-                terms, totals, new_state = self._forward(weights, own_state, batch, training=True)
+                terms, totals, new_state = self._forward(weights, own_state, batch, training=True, tape=tape)
                 scaled = [self._scaled(term, totals, values.scale) for term in terms]
             gradients = {}
             for term, (objective, unscale) in zip(terms, scaled, strict=True):
                 of_term = zip(tape.gradient(objective, weights), weights, strict=True)
-                gradients[term.divisor] = [None if g is None else unscale(_dense(g, weight)) for g, weight in of_term]
+                gradients[term.divisor] = [None if g is None else unscale(dense(g, weight)) for g, weight in of_term]
             if all(gradient is None for of_term in gradients.values() for gradient in of_term):
                 raise StepError(
                     "The loss does not depend on any trainable weight of the model. Look at loss and model."
                 )
-            return ShardSums(gradients, self._state.sums(own_state, new_state, totals[EXAMPLES]), totals)
+            return ShardSums(gradients, self._state.sums(own_state, new_state, lambda: totals[EXAMPLES]), totals)
 
         return sums() if self._communicates or self._places is not None else unless_empty(batch, sums)
 
-    def _shard_totals(self, values: Changing, batch: Nest) -> tf.Tensor:
-        def totals() -> tf.Tensor:
-            return self._forward(values.weights, values.state, batch, training=False)[1]
+    def _shard_totals(
+        self, values: Changing, batch: Nest, place: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
+        def totals() -> tuple[tf.Tensor, list[tf.Tensor | None]]:
+            own_state = self._state.seeded(values.state, place)
+            with tf.GradientTape() as tape:
+                _, totals, new_state = self._forward(values.weights, own_state, batch, training=False, tape=tape)
+            return totals, self._state.sums(own_state, new_state, lambda: totals[EXAMPLES])
 
         return totals() if self._is_whole or self._places is not None else unless_empty(batch, totals)
 
@@ -236,16 +241,24 @@ class Functions:
         self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor, training: bool
     ) -> tf.Tensor:
         """Return what a shard's step minimizes; outside of the training, with these values of weights and state."""
-        terms, *_ = self._forward(weights, self._state.seeded(state, place), batch, training=training)
+        with tf.GradientTape() as tape:
+            terms, *_ = self._forward(weights, self._state.seeded(state, place), batch, training=training, tape=tape)
         return tf.add_n([term.numerator for term in terms])
 
     def _forward(
-        self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, *, training: bool
+        self,
+        weights: Sequence[tf.Tensor],
+        state: Sequence[tf.Tensor],
+        batch: Nest,
+        *,
+        training: bool,
+        tape: tf.GradientTape,
     ) -> tuple[list[Term], tf.Tensor, list[tf.Tensor]]:
         """Return what to minimize, the totals, and the layer state after the pass."""
         batch = unpack_batch(batch)
         with contextlib.nullcontext() if self._is_whole else gathering(self._gather):
             y_pred, new_state, added = call_model(self._model, weights, state, batch.x, training=training)
+            require_no_foreign_weights(tape)
             outputs = match(self.totals.names, batch.y, y_pred, batch.weight)
             terms, totals = self.totals.of(outputs, tf.cast(count_examples(batch), tf.float32), added)
         return terms, totals, new_state
@@ -278,9 +291,8 @@ class Functions:
 
     def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
-        new: tuple[list[tf.Tensor | None], tf.Tensor] = self._new_values(
-            sums, list(flat), [] if self._clock.rate is None else [self._clock.rate]
-        )
+        rate = [] if self._clock.rate is None else [self._clock.rate]
+        new: tuple[list[tf.Tensor | None], tf.Tensor] = self._new_values(sums, list(flat), rate)
         return new
 
     def _pure_new_values(
@@ -326,7 +338,7 @@ class Functions:
         new_weights, new_slots = functional_apply(packed.optimizer, weights, slots, means, rate=known_rate)
         if self._averages is not None:
             averages = packed.split(self._averages.new_values(packed.join(averages), new_weights, iterations))
-        new_weights, new_slots = _none_where_kept(weights, new_weights), _none_where_kept(slots, new_slots)
+        new_weights, new_slots = none_where_kept(weights, new_weights), none_where_kept(slots, new_slots)
         return packed.split(new_weights), packed.split_slots(new_slots), averages
 
     def _mean_gradients(
@@ -336,13 +348,3 @@ class Functions:
         means = self.facts.means(joined, flat, divisors)
         clipped = iter(self._options.clip([gradient for gradient in means if gradient is not None]))
         return [None if gradient is None else next(clipped) for gradient in means]
-
-
-def _none_where_kept(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
-    """Return `new` with None where the optimizer left the value as it was: a learning rate need not be written."""
-    return [None if after is before else after for before, after in zip(old, new, strict=True)]
-
-
-def _dense(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor:
-    # Some optimizers treat sparse gradients differently, and some gradients have lost their static shape.
-    return tf.ensure_shape(tf.convert_to_tensor(gradient), weight.shape)

@@ -9,13 +9,13 @@ mask.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from mirrorkit._types import KerasLayer, KerasModel, KerasVariable
 from mirrorkit.data import HOST
-from mirrorkit.train.step.seeds import fold
+from mirrorkit.train.step.seeds import fold, number_among
 
 
 class LayerState:
@@ -31,6 +31,8 @@ class LayerState:
         floats = [tf.as_dtype(variable.dtype).is_floating for variable in self.variables]
         # Indices of the state that training may change: weights of frozen layers, which are state here, are none.
         self.averaged = [i for i, v in enumerate(self.variables) if floats[i] and id(v) not in frozen]
+        trained = model.trainable_variables
+        self._numbers = [number_among(variable, trained) if is_seed(variable) else 0 for variable in self.variables]
 
     @property
     def seeds(self) -> list[KerasVariable]:
@@ -38,39 +40,47 @@ class LayerState:
         return [variable for variable, stays in zip(self.variables, self._stays, strict=True) if stays]
 
     def seeded(self, state: Sequence[tf.Tensor], place: tf.Tensor) -> list[tf.Tensor]:
-        """Return the state with every seed made that of one shard of one step.
+        """Return the state with every seed made that of one shard of one step, or of a batch outside of training.
 
-        `place` is int64 [2]: steps before this one, and the shard (part * replicas + replica).
+        `place` is int64 [N], the numbers that name it: see `Reading.place`.
         """
         with tf.device(HOST):  # where random operations take their seeds from
+            numbers = tf.unstack(place)
             return [
-                fold(fold(value, place[0]), place[1]) if seed else value
-                for value, seed in zip(state, self._is_seed, strict=True)
+                fold(value, *numbers, *([tf.constant(number, tf.int64)] if number else [])) if seed else value
+                for value, seed, number in zip(state, self._is_seed, self._numbers, strict=True)
             ]
 
-    def sums(self, old: Sequence[tf.Tensor], new: Sequence[tf.Tensor], examples: tf.Tensor) -> list[tf.Tensor | None]:
-        """Return what one shard of `examples` (float32 scalar) adds: value, or advance of an integer, times examples.
+    def sums(
+        self, old: Sequence[tf.Tensor], new: Sequence[tf.Tensor], count: Callable[[], tf.Tensor]
+    ) -> list[tf.Tensor | None]:
+        """Return what one shard adds: value, or advance of an integer, times its examples.
 
-        None stands for what is not sent: seeds, and what the pass left alone (frozen layers, say).
+        None stands for what is not sent: seeds, and what the pass left alone (frozen layers, say). `count` gives the
+        number of examples (float32 scalar), and is called where something is sent.
         """
-        sums: list[tf.Tensor | None] = []
-        for variable, stays, before, after in zip(self.variables, self._stays, old, new, strict=True):
-            if stays or after is before:
-                sums.append(None)
-                continue
-            value = after if after.dtype.is_floating else _integer(after) - _integer(before)
-            sums.append(tf.ensure_shape(tf.cast(value, tf.float32) * examples, variable.shape))
-        return sums
+        sent = [not stays and after is not before for stays, before, after in zip(self._stays, old, new, strict=True)]
+        examples = count() if any(sent) else None
+        return [
+            tf.ensure_shape(advance(before, after) * examples, variable.shape) if is_sent else None
+            for variable, is_sent, before, after in zip(self.variables, sent, old, new, strict=True)
+        ]
 
     def new_values(
         self, changes: Sequence[bool], sums: Sequence[tf.Tensor], state: Sequence[tf.Tensor], examples: tf.Tensor
     ) -> list[tf.Tensor | None]:
         """Return each variable's new value from the sums over all shards; None where nothing `changes` it."""
         rest = iter(sums)
-        return [_advanced(old, next(rest), examples) if has else None for old, has in zip(state, changes, strict=True)]
+        return [combined(old, next(rest), examples) if has else None for old, has in zip(state, changes, strict=True)]
 
 
-def _advanced(old: tf.Tensor, total: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
+def advance(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+    """Return of a variable that was assigned what is to be averaged: its value, or the advance of an integer."""
+    return tf.cast(after if after.dtype.is_floating else _integer(after) - _integer(before), tf.float32)
+
+
+def combined(old: tf.Tensor, total: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
+    """Return the new value from each shard's `advance` times its examples, and the examples, added up."""
     mean = tf.math.divide_no_nan(total, examples)
     if not old.dtype.is_floating:
         mean = _integer(old) + tf.cast(tf.round(mean), _integer(old).dtype)

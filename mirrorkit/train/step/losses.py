@@ -17,6 +17,12 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Loss, Nest, PerOutput
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.outputs import Output, kind_of_target, own_value, per_output
+from mirrorkit.variables import fixed_number
+
+_READ_IN_LOSS = (
+    "Multiply by it in the loss, which reads it in each step: lambda y, y_pred: "
+    "variable * keras.losses.mean_squared_error(y, y_pred)."
+)
 
 
 class LossSum(NamedTuple):
@@ -46,7 +52,8 @@ class Losses:
         self.members = [(i, _resolve(one, outputs[i])) for i, one in enumerate(self._losses) if one is not None]
         self.widths = [outputs[i].y_pred.shape[-1] if outputs[i].y_pred.shape else None for i, _ in self.members]
         weights = [
-            1.0 if weight is None else float(weight) for weight in per_output(names, loss_weights, "loss weights")
+            1.0 if weight is None else fixed_number("loss_weights", weight, _READ_IN_LOSS)
+            for weight in per_output(names, loss_weights, "loss weights")
         ]
         self.weights = [weights[index] for index, _ in self.members]  # of each entry of `sums` in the total
         if not self.members:

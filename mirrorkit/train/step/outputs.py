@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest, PerOutput
 from mirrorkit.errors import StepError
 
@@ -46,24 +45,6 @@ def unpack_batch(batch: Nest) -> Batch:
             "Put several inputs or targets into a dict."
         )
     return Batch(*batch)
-
-
-def is_wide(tensor: tf.Tensor | tf.TypeSpec | None) -> bool:
-    """Whether Keras would cast it: float64 where `keras.config.floatx()` is another."""
-    return bool(getattr(tensor, "dtype", None) == tf.float64) and keras.config.floatx() != "float64"
-
-
-def in_floatx(batch: Nest) -> Nest:
-    """Cast float64 tensors, or their specs, to `keras.config.floatx()`, as Keras's `fit` does with arrays."""
-
-    def cast(tensor: tf.Tensor | tf.TypeSpec) -> tf.Tensor | tf.TypeSpec:
-        if not is_wide(tensor):
-            return tensor
-        if isinstance(tensor, tf.TensorSpec):
-            return tf.TensorSpec(tensor.shape, keras.config.floatx())
-        return tf.cast(tensor, keras.config.floatx()) if tf.is_tensor(tensor) else tensor
-
-    return tf.nest.map_structure(cast, batch)
 
 
 def with_known_shapes(model: KerasModel, x: Nest) -> Nest:

@@ -70,7 +70,7 @@ class Places:
             for replica, devices in enumerate(self._devices)
         ]
         if alone:
-            return TraceOnEach(self._strategy, [TraceOnce(one) for one in functions])
+            return TraceOnEach(self._strategy, [TraceOnce(one, reads=True) for one in functions])
         return lambda *args: functions[local_replica(self._strategy)](*args)
 
     def on_first(self, function: Callable[..., Nest]) -> Callable[..., Nest]:

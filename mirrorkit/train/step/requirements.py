@@ -337,3 +337,13 @@ def require_tpu_precision(model: KerasModel) -> None:
                 f"The layer {layer.name!r} computes in float16, for which a TPU has no arithmetic. Use "
                 'keras.config.set_dtype_policy("mixed_bfloat16"), which needs no loss scale.'
             )
+
+
+def no_other_rows() -> StepError:
+    """Return the error that a shard is computed alone, so that nothing can be gathered."""
+    return StepError(
+        "mk.train.all_gather was called in a step that computes on each shard of a batch alone, where no other rows "
+        "are to be had than that shard's. Write a step whose loss is over the whole batch: "
+        "mk.train.Step.from_loss(models, optimizer, loss_fn, whole_batch=True), without accumulate; or call it in "
+        "`compute` of a step of your own."
+    )

@@ -21,15 +21,29 @@ from mirrorkit._types import Batch, Nest, TensorLike, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import num_workers, of_all_workers
-from mirrorkit.variables import unchanged
+from mirrorkit.variables import native, unchanged
 
 _DRAW = "StatelessRandomGetKeyCounter"  # with which TensorFlow's stateless random operations, and so Keras's, begin
 _within = threading.local()  # a strategy runs each replica in a thread of its own
 
 
-def fold(seed: tf.Tensor, shard: TensorLike) -> tf.Tensor:
-    """Return the seed of one shard (int32 scalar), from a seed that is the same for all."""
-    return tf.cast(tf.random.experimental.stateless_fold_in(seed, shard), seed.dtype)
+def fold(seed: tf.Tensor, *numbers: TensorLike) -> tf.Tensor:
+    """Return the seed of one place, which these numbers name, from a seed that is the same for all places."""
+    for number in numbers:
+        seed = tf.cast(tf.random.experimental.stateless_fold_in(seed, number), seed.dtype)
+    return seed
+
+
+def number_among(seed: Variable, trained: Sequence[Variable]) -> int:
+    """Return the number of a step among those that draw from one seed and train different variables.
+
+    Each half of a GAN counts its own updates, so both come to the same number of a step.
+    """
+    variable, key = native(seed), tuple(id(native(one)) for one in trained)
+    known: list[tuple[int, ...]] = getattr(variable, "_mirrorkit_drawn_by", [])
+    known = known if key in known else [*known, key]
+    variable._mirrorkit_drawn_by = known
+    return known.index(key)
 
 
 @contextmanager
@@ -52,13 +66,23 @@ def seeds_by_replica() -> Iterator[None]:
     context = tf.distribute.get_replica_context()
     if context is None:
         raise StepError("seeds_by_replica was called outside of a replica. Call it in `compute`, or in strategy.run.")
+    if getattr(_within, "numbers", None) is not None:  # what is around it tells replicas apart
+        yield
+        return
+    with draws_at(lambda: [context.replica_id_in_sync_group]):
+        yield
+
+
+@contextmanager
+def draws_at(numbers: Callable[[], Sequence[TensorLike]]) -> Iterator[None]:
+    """Fold these numbers into each seed that a `SeedGenerator` gives; without a draw they are never asked for."""
     _wrap_next()
-    before = getattr(_within, "replica", None)
-    _within.replica = context.replica_id_in_sync_group
+    before = getattr(_within, "numbers", None)
+    _within.numbers = numbers
     try:
         yield
     finally:
-        _within.replica = before
+        _within.numbers = before
 
 
 @contextmanager
@@ -83,12 +107,13 @@ def _wrap_next() -> None:
 
     @functools.wraps(original)
     def next_of_replica(self: object, *args: object, **options: object) -> tf.Tensor:
+        numbers = getattr(_within, "numbers", None) or (lambda: ())
         if getattr(_within, "on_host", False):
             with tf.device(HOST):
+                seed = fold(original(self, *args, **options), *numbers())
                 # In int32, which TensorFlow keeps there, as Keras makes it (for XLA) before it draws.
-                return tf.cast(tf.math.floormod(original(self, *args, **options), tf.int32.max - 1), tf.int32)
-        seed, replica = original(self, *args, **options), getattr(_within, "replica", None)
-        return seed if replica is None else fold(seed, replica)
+                return tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
+        return fold(original(self, *args, **options), *numbers())
 
     keras.random.SeedGenerator.next = next_of_replica
 

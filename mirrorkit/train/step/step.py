@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerOutput, Spec, Sums, Variable
 from mirrorkit.errors import StepError
+from mirrorkit.strategy import local_replica
 from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.step import building, requirements, sharded_optimizer
 from mirrorkit.train.step.averages import no_averages
@@ -117,6 +118,7 @@ class Step:
             shard_optimizer=shard_optimizer,
         )
         self._built: Supervised | None = None
+        self._uses: dict[Any, int] = {}  # earlier calls of `compute` since the last `update`, by replica and part
 
     @classmethod
     def from_compiled(cls, model: KerasModel, **options: Any) -> Step:
@@ -253,23 +255,33 @@ class Step:
             A nest of float tensors: summed gradients, layer state weighted by the number of examples, totals. Nests of
             several batches can be added up before `update`.
         """
-        return self._require_built().sums(OwnRows(batch), part)
+        step = self._require_built()
+        key = local_replica(step.strategy), tf.get_static_value(part)
+        self._uses[key] = 0 if key[1] is None else self._uses.get(key, -1) + 1
+        return step.sums(OwnRows(batch), part, self._uses[key])
 
     @tf.autograph.experimental.do_not_convert
     def update(self, strategy: tf.distribute.Strategy, sums: Sums) -> Logs:
         """Reduce what `compute` returned on all replicas and write the new values; returns the step's logs."""
         step = self.for_loop(strategy)
+        self._uses.clear()
         return step.logs(step.update(sums))
 
     @tf.autograph.experimental.do_not_convert
-    def test(self, batch: Batch) -> tf.Tensor:
-        """Return this replica's totals of its share without training; call it through `strategy.run`."""
-        return self._require_built().test(OwnRows(batch))
+    def test(self, batch: Batch, part: int | tf.Tensor = 0) -> tf.Tensor:
+        """Return this replica's totals of its share without training; call it through `strategy.run`.
+
+        `part` is the number of the global batch in the data: each draws random numbers of its own.
+        """
+        return self._require_built().test(OwnRows(batch), part)
 
     @tf.autograph.experimental.do_not_convert
-    def predict(self, batch: Batch) -> Nest:
-        """Return the model's outputs for this replica's share; call it through `strategy.run`."""
-        return self._require_built().predict(OwnRows(batch))
+    def predict(self, batch: Batch, part: int | tf.Tensor = 0) -> Nest:
+        """Return the model's outputs for this replica's share; call it through `strategy.run`.
+
+        `part` is as of `test`.
+        """
+        return self._require_built().predict(OwnRows(batch), part)
 
     def logs(self, totals: tf.Tensor) -> Logs:
         """Turn totals of one step, or totals added up over many, into Keras's logs: the loss, then each metric."""

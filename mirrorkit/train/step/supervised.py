@@ -4,40 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
-from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import is_parameter_server, is_tpu, require_same
+from mirrorkit.strategy import class_name, is_parameter_server, is_tpu, local_replica, require_same
+from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.step import requirements, sharded_optimizer
 from mirrorkit.train.step.accumulation import RunningSums
+from mirrorkit.train.step.assigned import has_copies, own_copy, run_and_combine
 from mirrorkit.train.step.averages import Averages, no_averages
-from mirrorkit.train.step.calling import predict_with, with_values
+from mirrorkit.train.step.calling import predict_with, require_assignable, with_values
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.compiled import compile_model
+from mirrorkit.train.step.empty_shares import unless_empty
+from mirrorkit.train.step.floatx import Cast
 from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.labels_check import check_labels
-from mirrorkit.train.step.layer_state import LayerState, layers_of
+from mirrorkit.train.step.layer_state import LayerState, is_generator
 from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch as Parts
-from mirrorkit.train.step.outputs import in_floatx, is_wide, unpack_batch, with_known_shapes
+from mirrorkit.train.step.outputs import unpack_batch, with_known_shapes
 from mirrorkit.train.step.places import Places, are_placed, placed_pass
 from mirrorkit.train.step.same_results import require_same_results
+from mirrorkit.train.step.seeds import draws_at
 from mirrorkit.train.step.settings import settings_of
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.sharded_slots import WholeSlot
-from mirrorkit.train.step.totals import LOSS
+from mirrorkit.train.step.totals import EXAMPLES, LOSS
 from mirrorkit.variables import native
-
-_log = logging.getLogger("mirrorkit")
 
 
 class Supervised:
@@ -88,13 +89,14 @@ class Supervised:
         self._options = options
         self._iterations = optimizer.iterations
         self.accumulate = options.accumulate
-        self._told_of_cast = False
-        self._computes_wide = any(getattr(layer, "compute_dtype", None) == "float64" for layer in layers_of(model))
+        self._cast = Cast(model)
         self._checked: set[Pass] = set()  # before which kind of pass a batch was checked
         self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds)
         averages = [] if self.averages is None else self.averages.variables
         self._changing = Changing(weights, list(optimizer.variables), state.variables, averages, self.scale)
+        self._layer_state = state
         self._places = Places.of(strategy, self._changing)
+        self._has_copies = self._places is None and has_copies(strategy)
         self._placed_outputs: Callable[..., Nest] | None = None
         if self._places is not None:
             requirements.check_placed(jit_compile=options.jit_compile)
@@ -195,16 +197,7 @@ class Supervised:
 
     def unpack(self, batch: Batch) -> Parts:
         """Take a batch apart into what the model is called on, targets and weights."""
-        parts = self._options.unpack(batch)
-        if any(map(is_wide, tf.nest.flatten(tuple(parts)))) and not self._computes_wide:
-            if not self._told_of_cast:
-                _log.info(
-                    "The data holds float64, which is cast to %s (keras.config.floatx()), as Keras's fit does. Data of "
-                    "that dtype from the start takes half the memory.",
-                    keras.config.floatx(),
-                )
-                self._told_of_cast = True
-            parts = in_floatx(parts)
+        parts = self._cast(self._options.unpack(batch))
         return parts if self._options.of_values else parts._replace(x=with_known_shapes(self._trained, parts.x))
 
     def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
@@ -232,12 +225,12 @@ class Supervised:
         """For each log name "max" or "min", where Keras knows it."""
         return self._functions.totals.modes
 
-    def sums(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> Sums:
+    def sums(self, batch: GlobalBatch, part: int | tf.Tensor = 0, use: int = 0) -> Sums:
         """Compute this replica's sums over its rows of a batch; in replica context. See `Step.compute`."""
         rows, copies = self._functions.rows(batch, training=True)
         self.prepare(rows)
         now = self.clock.now()
-        given = self.values(now.seeds), self.unpack(rows).present, now.place(part)
+        given = self.values(now.seeds), self.unpack(rows).present, now.place(part, use)
         if copies is None:
             return self._functions.train_sums(*given)
         return copies.weigh(self._functions.train_sums(*given, copies.is_all))
@@ -267,19 +260,57 @@ class Supervised:
         """Update from what `add` has added up; returns the totals of all its batches."""
         return self._update.after(self._running.read)()
 
-    def test(self, batch: GlobalBatch) -> tf.Tensor:
+    def test(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> tf.Tensor:
         """Return the totals of this replica's rows; see `LoopStep`."""
         rows, copies = self._functions.rows(batch, training=False)
         self.prepare(rows)
-        given = self.values(), self.unpack(rows).present
+        now = self.clock.outside("test", part) if self.clock.draws else self.clock.now()
+        values = self.values(now.seeds)
+        given = values, self.unpack(rows).present, now.place()
         if copies is None:
-            return self._functions.test_totals(*given)
-        return copies.weigh({"totals": self._functions.test_totals(*given, copies.is_all)})["totals"]
+            sums = self._functions.test_sums(*given)
+        else:
+            sums = copies.weigh(self._functions.test_sums(*given, copies.is_all))
+        if sums["state"]:
+            self._write_tested(sums, values.state)
+        return sums["totals"]
 
-    def predict(self, batch: GlobalBatch) -> Nest:
+    def _write_tested(self, sums: Sums, state: Sequence[tf.Tensor]) -> None:
+        """Write what layers assign without training, as Keras does."""
+        changes, variables = self._functions.test_changes or [], self._changing.state
+        if not self._has_copies:
+            raise self._assigned_outside([v.path for v, has in zip(variables, changes, strict=True) if has])
+        reduced = all_reduce({"state": sums["state"], "examples": sums["totals"][EXAMPLES]})
+        count, replica = reduced["examples"], local_replica(self.strategy)
+        new = self._layer_state.new_values(changes, reduced["state"], state, count)
+        for variable, before, value in zip(variables, state, new, strict=True):
+            if value is not None:
+                own_copy(variable, replica).assign(tf.where(count > 0, value, before))
+
+    def _assigned_outside(self, paths: Sequence[str]) -> StepError:
+        where = "a model on several devices (mk.parallel.Layout)" if self._places else class_name(self.strategy)
+        return StepError(
+            f"A layer assigns its state {', '.join(paths)} while it does not train, which {where} does not write. "
+            "Assign it only where `training` is true, or evaluate and predict under another strategy."
+        )
+
+    def predict(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> Nest:
         """Return the model's outputs for this replica's rows; see `LoopStep`."""
-        rows = batch.rows()
-        return self._outputs(rows) if self._placed_outputs is None else self._placed_outputs(self.values(), rows)
+        rows, state = batch.rows(), self._changing.state
+
+        def place() -> tf.Tensor:
+            return self.clock.outside("predict", part).place()
+
+        check = functools.partial(require_assignable, self._trained)
+        if self._has_copies:
+            with draws_at(lambda: tf.unstack(place())):
+                return run_and_combine(self.strategy, state, rows, self._outputs, stays=is_generator, check=check)
+        values = self.values()
+        if self.clock.draws:
+            values = values._replace(state=self._layer_state.seeded(values.state, place()))
+        if self._placed_outputs is not None:
+            return self._placed_outputs(values, rows)
+        return unless_empty(rows, lambda: self._outputs_with(values, rows), rows_of_none=True)
 
     def _outputs(self, rows: Nest) -> Nest:
         if self._options.predict is not None:
@@ -288,8 +319,12 @@ class Supervised:
         return predict_with(self.model, unpack_batch(rows).x)
 
     def _outputs_with(self, values: Changing, rows: Nest) -> Nest:
-        with with_values(self._trained, values.weights, values.state):
-            return self._outputs(rows)
+        with with_values(self._trained, values.weights, values.state) as assigned:
+            outputs = self._outputs(rows)
+        lost = [path for key, path in assigned.items() if key not in set(map(id, self._layer_state.seeds))]
+        if lost:
+            raise self._assigned_outside(lost)
+        return outputs
 
     def objective(
         self, weights: list[tf.Tensor], state: list[tf.Tensor], rows: Batch, shard: int, *, training: bool = True

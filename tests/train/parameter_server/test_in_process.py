@@ -55,6 +55,11 @@ def test_predictions_come_in_the_order_of_the_data(two_workers):
     assert two_workers("predict") < 1e-6
 
 
+def test_no_number_is_drawn_twice_and_state_outside_of_training_is_refused(two_workers):
+    assert "counts/mean" in (found := two_workers("draws")), found
+    assert "ParameterServerStrategyV2 does not write" in found
+
+
 def test_warm_up_changes_nothing(two_workers):
     assert two_workers("warm_up") == {"changes_nothing": True}
 

@@ -7,8 +7,10 @@ and the others run all the same.
 from __future__ import annotations
 
 import logging
+import sys
 import tempfile
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -16,7 +18,10 @@ import tensorflow as tf
 from sections import run
 
 import mirrorkit as mk
-from mirrorkit.errors import NonFiniteLossError
+from mirrorkit.errors import NonFiniteLossError, StepError
+
+sys.path.append(str(Path(__file__).parents[1]))
+from drawing import all_draws, assert_distinct, state_after
 
 EXAMPLES, BATCH = 530, 16  # 33 batches and a smaller one
 
@@ -266,6 +271,15 @@ def overflow():
     }
 
 
+def draws():
+    found = all_draws(strategy)
+    assert_distinct(found)
+    try:
+        state_after(strategy)
+    except StepError as error:
+        return str(error)
+
+
 def describe():
     return mk.strategy.describe(strategy)
 
@@ -285,4 +299,5 @@ run(
     hidden,
     options,
     overflow,
+    draws,
 )

@@ -153,7 +153,7 @@ class _ByHand:
         self._clip_norm = clip_norm
         self._steps = 0
 
-    def values(self, shards: Sequence[Any], training: bool) -> tuple[dict[str, list[Any]], Any]:
+    def values(self, shards: Sequence[Any], training: bool, batch: int = 0) -> tuple[dict[str, list[Any]], Any]:
         """The values of each shard by name, and what is added to their mean."""
         seed = self.parts.get("seed")
         first = None if seed is None else seed.state.numpy()
@@ -162,7 +162,7 @@ class _ByHand:
         examples = sum(len(tf.nest.flatten(shard)[0]) for shard in shards)
         for replica, shard in enumerate(shards):
             if seed is not None:
-                seed.state.assign(self._seed(first, replica) if training else first)
+                seed.state.assign(self._seed(first, replica, None if training else batch))
             with _collected() as added:
                 values = self._loss_fn(shard, training) if self._takes_training else self._loss_fn(shard)
             for name, value in (values if isinstance(values, dict) else {"loss": values}).items():
@@ -174,8 +174,8 @@ class _ByHand:
             regularized += weight.regularizer(weight) if weight.regularizer else 0.0
         return found, regularized
 
-    def _seed(self, state: Any, replica: int) -> Any:
-        for number in (self._steps, replica):
+    def _seed(self, state: Any, replica: int, tested: int | None) -> Any:
+        for number in (self._steps, replica) if tested is None else (-1, self._steps, tested, replica):
             state = tf.random.experimental.stateless_fold_in(tf.constant(state), tf.constant(number, tf.int64))
         return state
 
@@ -194,8 +194,8 @@ class _ByHand:
     def logs(self, batches: Sequence[Any], training: bool, *, train: bool = False) -> dict[str, float]:
         """The means over all examples, as an epoch logs them; with `train` each batch is trained on."""
         sums: dict[str, float] = {}
-        for shards in batches:
-            values, added = self.values(shards, training)
+        for number, shards in enumerate(batches):
+            values, added = self.values(shards, training, number)
             examples = sum(map(len, values["loss"]))
             for name, parts in values.items():
                 sums[name] = sums.get(name, 0.0) + float(tf.add_n([tf.reduce_sum(part) for part in parts]))

@@ -44,13 +44,21 @@ class ByHand(EXAMPLE["Gan"]):  # type: ignore[misc]
 
     replicas = 1
     steps = 0
+    half = 0  # which of the two draws
+
+    def generator_loss(self, batch: Any) -> Any:
+        self.half = 1
+        try:
+            return super().generator_loss(batch)
+        finally:
+            self.half = 0
 
     def drawn(self, batch: Any) -> Any:
         own = self.seed.state.numpy()
         codes = []
         for replica, rows in enumerate(mk.batching.per_replica_sizes(len(batch[0]), self.replicas)):
             state = tf.constant(own)
-            for number in (self.steps, replica):
+            for number in (self.steps, replica, *([self.half] if self.half else [])):
                 state = tf.random.experimental.stateless_fold_in(state, tf.constant(number, tf.int64))
             self.seed.state.assign(state)
             codes.append(keras.random.normal([rows, self.code_size], seed=self.seed))

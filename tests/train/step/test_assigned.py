@@ -1,0 +1,180 @@
+"""What layers assign while they predict or are evaluated: as in Keras, and the same on all replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import plain_dataset, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+X = np.random.default_rng(0).normal(size=(26, 4)).astype("float32") + 1
+REPLICAS = [("one_device", 1), ("mirrored", 2), ("mirrored", 4)]  # of the last batch, 2 rows, two of four have none
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+class Remembers(L.Layer):
+    """A moving mean of its inputs, a number of calls, and a mask that holds infinity, in any pass."""
+
+    def build(self, shape: Any) -> None:
+        def state(name: str, start: float, dtype: str = "float32") -> Any:
+            return self.add_weight(
+                shape=() if dtype != "float32" else shape[-1:],
+                dtype=dtype,
+                initializer=keras.initializers.Constant(start),
+                trainable=False,
+                name=name,
+            )
+
+        self.mean, self.calls, self.mask = state("mean", 0), state("calls", 0, "int32"), state("mask", -np.inf)
+
+    def call(self, x: Any) -> Any:
+        known = x - self.mean
+        self.mean.assign(0.5 * self.mean + 0.5 * keras.ops.mean(x, axis=0))
+        self.calls.assign_add(1)
+        self.mask.assign(-np.inf + 0 * self.mean)
+        return known
+
+
+def net() -> Any:
+    keras.utils.set_random_seed(0)
+    return sequential((4,), Remembers(), L.Dense(1))
+
+
+def loop_of(strategy: tf.distribute.Strategy, **options: Any) -> mk.train.Loop:
+    with strategy.scope():
+        step = mk.train.Step(net(), keras.optimizers.SGD(0.1), loss="mse", **options)
+    return mk.train.Loop(strategy, step)
+
+
+def data(kind: str = "dataset") -> Any:
+    if kind == "resident":
+        return mk.data.resident(mk.data.arrays(X, X[:, :1]), global_batch_size=8)
+    return plain_dataset(X, X[:, :1], batch=8)
+
+
+def expected(passes: int) -> list[np.ndarray]:
+    """Keras's state after so many evaluations; its last batch is as large as the others' share in the mean."""
+    model = net()
+    for _ in range(passes):
+        for first in range(0, len(X), 8):
+            model(X[first : first + 8])
+    return [variable.numpy() for variable in model.non_trainable_variables]
+
+
+def assert_state(loop: mk.train.Loop, values: list[np.ndarray]) -> None:
+    for variable, value in zip(loop.step.model.non_trainable_variables, values, strict=True):
+        for copy in loop.strategy.experimental_local_results(variable.value):
+            np.testing.assert_allclose(copy.numpy(), value, rtol=1e-5, err_msg=variable.path)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "resident"])
+@pytest.mark.parametrize("where", REPLICAS, ids=str)
+def test_evaluate_and_predict_write_as_keras_does(where: Any, kind: str, strategy_of: Any) -> None:
+    loop = loop_of(strategy_of(*where))
+    loop.evaluate(data(kind))
+    assert_state(loop, expected(1))
+    predicted = loop.predict(data(kind))
+    assert_state(loop, expected(2))
+    assert np.isfinite(predicted).all()
+    loop.fit(data(kind), verbose=0, validation_data=data(kind))  # trains on, which NaN in the state would end
+    assert_state(loop, expected(4))
+
+
+def test_a_small_first_batch(strategy_of: Any) -> None:
+    """Of two rows, known beforehand: two of four replicas have none, and know of none before them."""
+    loop = loop_of(strategy_of("mirrored", 4))
+    few = plain_dataset(X[:2], X[:2, :1], batch=2).apply(tf.data.experimental.assert_cardinality(1))
+    few = few.map(lambda x, y: (tf.ensure_shape(x, [2, 4]), tf.ensure_shape(y, [2, 1])))
+    for number, run in enumerate((loop.evaluate, loop.predict), start=1):
+        run(few)
+        values = loop.step.model.layers[0]
+        assert mk.checks.in_sync(loop.strategy, loop.step)
+        assert int(values.calls.numpy()) == number
+        np.testing.assert_allclose(values.mean.numpy(), (1 - 0.5**number) * X[:2].mean(0), rtol=1e-5)
+
+
+def test_state_of_half_precision(strategy_of: Any) -> None:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        loop = loop_of(strategy_of("mirrored", 2))
+        loop.predict(data())
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert int(loop.step.model.layers[0].calls.numpy()) == 4
+    np.testing.assert_allclose(loop.step.model.layers[0].mean.numpy(), expected(1)[0], rtol=0.05)
+    assert mk.checks.in_sync(loop.strategy, loop.step)
+
+
+def test_a_share_without_rows_is_not_run(strategy_of: Any) -> None:
+    """`ConvLSTM2D` fails on no rows."""
+    strategy = strategy_of("mirrored", 4)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2, 4, 4, 1)), L.ConvLSTM2D(2, 3), L.Flatten(), L.Dense(1)])
+        step = mk.train.Step(model, keras.optimizers.SGD(0.1), loss="mse")
+    x = np.random.default_rng(0).normal(size=(10, 2, 4, 4, 1)).astype("float32")
+    found = mk.train.Loop(strategy, step).predict(plain_dataset(x, batch=8))
+    np.testing.assert_allclose(found, model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("what", ["evaluate", "predict"])
+def test_refused_where_replicas_have_no_copies(what: str, strategy_of: Any) -> None:
+    loop = loop_of(strategy_of("central_storage", 2))
+    with pytest.raises(StepError, match=r"remembers.*/mean, .*/calls.*CentralStorageStrategy does not write.*training"):
+        getattr(loop, what)(data())
+
+
+def test_a_weight_that_predict_assigns_is_refused(strategy_of: Any) -> None:
+    class Normalizes(L.Layer):
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+        def call(self, x: Any) -> Any:
+            self.scale.assign(self.scale / 2)
+            return x * self.scale
+
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        step = mk.train.Step(sequential((4,), Normalizes(), L.Dense(1)), keras.optimizers.SGD(0.1), loss="mse")
+    with pytest.raises(StepError, match=r"assigns its own trainable weight '.*scale'"):
+        mk.train.Loop(strategy, step).predict(data())
+
+
+def test_a_step_of_ones_own(strategy_of: Any) -> None:
+    """Its layers' state, too, where its `test` and `predict` call them."""
+
+    class Own:
+        def __init__(self) -> None:
+            self.net = net()
+
+        @property
+        def variables(self) -> list[Any]:
+            return list(self.net.variables)
+
+        def build(self, strategy: Any) -> None:
+            pass
+
+        def train(self, strategy: Any, batch: Any) -> Any:
+            raise NotImplementedError
+
+        def test(self, batch: Any) -> Any:
+            return {"loss": self.net(batch[0])[:, 0]}
+
+        def predict(self, batch: Any) -> Any:
+            return self.net(batch[0])
+
+    strategy = strategy_of("mirrored", 4)
+    with strategy.scope():
+        step = Own()
+    loop = mk.train.Loop(strategy, step)
+    for passes, run in enumerate((loop.evaluate, loop.predict), start=1):
+        run(data())
+        for variable, value in zip(step.net.non_trainable_variables, expected(passes), strict=True):
+            for copy in strategy.experimental_local_results(variable.value):
+                np.testing.assert_allclose(copy.numpy(), value, rtol=1e-5, err_msg=variable.path)

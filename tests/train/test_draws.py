@@ -1,0 +1,200 @@
+"""No random number is drawn twice: in training, evaluation and prediction, on any number of replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from drawing import ROWS, X, all_draws, assert_distinct, data, drawing_loop, draws, noisy_net, shown
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "kind"),
+    [
+        *((2, "dataset"), (4, "resident")),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, "resident"), (1, "batches"), (4, "batches"))),
+    ],
+)
+def test_every_draw_is_another(replicas: int, kind: str, strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored" if replicas > 1 else "one_device", replicas)
+    assert_distinct(all_draws(strategy, kind))
+
+
+@pytest.mark.slow
+def test_every_draw_is_another_under_central_storage(strategy_of: Any) -> None:
+    assert_distinct(all_draws(strategy_of("central_storage", 2)))
+
+
+def test_a_resumed_run_validates_with_the_same_draws(strategy_of: Any, tmp_path: Any) -> None:
+    whole = drawing_loop(strategy_of("mirrored", 2)).fit(data(), epochs=2, validation_data=data(), verbose=0).history
+    for epochs in (1, 2):
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
+        callbacks = [mk.train.Checkpoints(tmp_path)]
+        loop = drawing_loop(strategy_of("mirrored", 2))
+        resumed = loop.fit(data(), epochs=epochs, validation_data=data(), verbose=0, callbacks=callbacks).history
+    assert resumed == whole
+
+
+def test_a_sampler_draws_anew_in_each_round_of_its_loop(strategy_of: Any) -> None:
+    """What Keras itself cannot do in a pass without variables."""
+    strategy = strategy_of("mirrored", 4)
+    with strategy.scope():
+        model, optimizer = noisy_net(), keras.optimizers.SGD(0.0)
+        seed = keras.random.SeedGenerator(3)
+
+    def sample(batch: Any) -> Any:
+        def body(i: Any, found: Any) -> Any:
+            return i + 1, tf.concat([found[:, 1:], keras.random.normal([tf.shape(found)[0], 1], seed=seed)], 1)
+
+        return tf.while_loop(lambda i, _: i < 3, body, (0, tf.zeros([tf.shape(batch[0])[0], 3])))[1]
+
+    step = mk.train.Step.from_loss([model, seed], optimizer, lambda batch: model(batch[0])[:, 0], predict=sample)
+    loop = mk.train.Loop(strategy, step)
+    found = np.concatenate([loop.predict(data()), loop.predict(data())])
+    assert np.unique(found).size == 2 * 3 * ROWS
+    assert {int(copy[1]) for copy in strategy.experimental_local_results(seed.state.value)} == {0}  # as it was
+
+
+class Halves:
+    """Two critic updates and one of the generator; the halves log what they draw, from one seed."""
+
+    def __init__(self, order: str = "in turn") -> None:
+        self.order, self.noise = order, keras.random.SeedGenerator(0)
+        self.nets = [keras.Sequential([keras.Input((1,)), L.Dense(1)]) for _ in range(2)]
+        self.halves = [
+            mk.train.Step.from_loss(
+                [*self.nets, self.noise], keras.optimizers.SGD(0.0), self.loss_of(net), frozen=self.nets[1 - i]
+            )
+            for i, net in enumerate(self.nets)
+        ]
+
+    def loss_of(self, net: Any) -> Any:
+        def loss(batch: Any) -> Any:
+            drawn = keras.random.uniform([tf.shape(batch[0])[0]], seed=self.noise)
+            return {"loss": net(batch[0])[:, 0], **shown(batch, drawn)}
+
+        return loss
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        for half in self.halves:
+            half.build(strategy)
+        self.variables = [variable for half in self.halves for variable in half.variables]
+
+    def train(self, strategy: tf.distribute.Strategy, batch: Any) -> Any:
+        critic, generator = self.halves
+        uses = [critic, critic, generator]
+        if self.order == "in turn":
+            logs = [half.update(strategy, strategy.run(half.compute, args=(batch,))) for half in uses]
+        else:  # from the same weights
+            sums = [strategy.run(half.compute, args=(batch,)) for half in uses]
+            logs = [half.update(strategy, sum_) for half, sum_ in zip(uses, sums, strict=True)]
+        return {f"{i}_{name}": value for i, log in enumerate(logs) for name, value in log.items()}
+
+
+@pytest.mark.parametrize("order", ["in turn", "from the same weights"])
+def test_several_updates_of_a_batch_draw_other_numbers(order: str, strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        step = Halves(order)
+    history = mk.train.Loop(strategy, step).fit(data(), epochs=2, verbose=0).history
+    found = np.concatenate([draws(history, f"{i}_") for i in range(3)])
+    assert np.unique(np.round(found.astype("float64"), 6)).size == found.size == 3 * 2 * ROWS
+
+
+def test_halves_in_functions_of_their_own_draw_other_numbers(strategy_of: Any) -> None:
+    """A custom training loop with a `tf.function` for each half."""
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        step = Halves()
+    step.build(strategy)
+    batch = (tf.constant(X), tf.constant(X))
+
+    def updating(half: Any) -> Any:
+        return tf.function(lambda: half.update(strategy, strategy.run(half.compute, args=(batch,))), autograph=False)
+
+    functions = [updating(half) for half in step.halves]
+    found = np.array([draws(function()) for _ in range(3) for function in functions])
+    assert np.unique(found).size == found.size
+
+
+class OwnStep:
+    """Tests and predicts with random numbers; says nothing of seeds."""
+
+    def __init__(self) -> None:
+        self.net = noisy_net()
+
+    @property
+    def variables(self) -> list[Any]:
+        return list(self.net.variables)
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        self.all = mk.train.Update(
+            strategy, self.net.trainable_variables, lambda sums, values: (values, {"loss": sums})
+        )
+
+    def compute(self, batch: Any) -> Any:
+        with mk.train.seeds_by_replica():
+            return tf.reduce_sum(self.net(batch[0]))
+
+    def update(self, strategy: Any, sums: Any) -> Any:
+        return self.all(sums)
+
+    def test(self, batch: Any) -> Any:
+        return shown(batch, self.net(batch[0])[:, 0])
+
+    def predict(self, batch: Any) -> Any:
+        with mk.train.seeds_by_replica():
+            return self.net(batch[0])
+
+
+@pytest.mark.parametrize("kind", ["dataset", "resident"])
+def test_a_step_of_ones_own_tests_and_predicts_with_other_draws(kind: str, strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 4)
+    with strategy.scope():
+        step = OwnStep()
+    loop = mk.train.Loop(strategy, step)
+    history = loop.fit(data(kind), epochs=2, validation_data=data(kind), verbose=0).history
+    found = [draws(history, "val_").ravel(), *(loop.predict(data(kind)).ravel() for _ in range(2))]
+    assert np.unique(np.round(np.concatenate(found), 6)).size == 4 * ROWS
+    assert mk.checks.in_sync(strategy, step)  # also where a replica had no rows
+
+
+def test_replicas_of_a_step_of_ones_own_may_draw_the_same(strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        step = OwnStep()
+    step.unchecked = ("seeds",)  # type: ignore[attr-defined]
+    found = draws(mk.train.Loop(strategy, step).evaluate(data()))
+    np.testing.assert_array_equal(found[:2], found[2:4])
+
+
+def test_test_and_predict_of_a_step_by_hand(strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    loop = drawing_loop(strategy)
+    loop.evaluate(data())
+    rows = (tf.constant(X[:4]), tf.constant(X[:4]))
+    step = loop.step
+
+    @tf.function(autograph=False)
+    def predicted(part: Any) -> Any:
+        return strategy.run(step.predict, args=(rows, part))
+
+    parts = [strategy.experimental_local_results(predicted(tf.constant(part))) for part in range(2)]
+    assert np.unique(np.concatenate([np.asarray(value) for pair in parts for value in pair])).size == 16
+
+    @tf.function(autograph=False)
+    def tested(part: Any) -> Any:
+        return strategy.run(step.test, args=(rows, part))
+
+    totals = [strategy.experimental_local_results(tested(tf.constant(part))) for part in (0, 1, 0)]
+    assert len({float(value[1]) for pair in totals for value in pair}) == 4
+    assert [float(v[1]) for v in totals[0]] == [float(v[1]) for v in totals[2]]
