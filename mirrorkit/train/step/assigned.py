@@ -77,6 +77,7 @@ def run_and_combine(
     compute: Callable[[Nest], Nest],
     *,
     outputs: bool = True,
+    always: bool = False,
     stays: Callable[[KerasVariable], bool] = lambda variable: False,
     check: Callable[[dict[int, str]], None] = lambda paths: None,
 ) -> Nest:
@@ -85,16 +86,19 @@ def run_and_combine(
     Args:
         strategy: one whose replicas have copies of their own.
         variables: those that layers may assign; seeds need not be among them.
-        rows: this replica's share of a batch, in replica context; without rows nothing is run.
+        rows: this replica's share of a batch, in replica context; without rows nothing is run, but `always`.
         compute: from the rows to a nest of tensors.
         outputs: whether these are [rows, ...]; else sums, of static shape.
+        always: whether every replica runs it, since it may talk to the others.
         stays: whether a variable gets the value back that it had.
         check: called with the path of each assigned variable by its id; may refuse.
     """
-    if has_no_rows(rows) and not tf.executing_eagerly():  # as one of unknown size: the others must know what it assigns
+    if (
+        has_no_rows(rows) and not always and not tf.executing_eagerly()
+    ):  # as one of unknown size: the others must know what it assigns
         rows = tf.nest.map_structure(lambda t: tf.compat.v1.placeholder_with_default(t, [None, *t.shape[1:]]), rows)
     with Assignments(strategy, variables) as scope:
-        result = unless_empty(rows, lambda: compute(rows), rows_of_none=outputs)
+        result = compute(rows) if always else unless_empty(rows, lambda: compute(rows), rows_of_none=outputs)
     check({key: found.variable.path for key, found in scope.noted.items()})
     changed = [found for found in scope.noted.values() if not _may_differ(found.variable)]
     for found in changed:

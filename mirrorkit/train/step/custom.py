@@ -222,16 +222,19 @@ class Custom:
 
     def predict(self, batch: GlobalBatch) -> Nest:
         """Return the outputs for this replica's rows; see `LoopStep`."""
-        return self._apart(batch.rows(), self._step.predict, outputs=True)
+        return self._apart(batch.rows(), self._step.predict, predicts=True)
 
-    def _apart(self, rows: Batch, compute: Callable[[Batch], Nest], *, outputs: bool = False) -> Nest:
-        """Compute what does not train from a replica's rows: with draws of its own, and one state on all replicas."""
+    def _apart(self, rows: Batch, compute: Callable[[Batch], Nest], *, predicts: bool = False) -> Nest:
+        """Compute what does not train from a replica's rows: with draws of its own, and one state on all replicas.
+
+        Whether a step's `predict` gathers rows of other replicas is not known, so all of them run it.
+        """
         unchecked = "seeds" in getattr(self._step, "unchecked", ())
         with contextlib.nullcontext() if unchecked else seeds_by_replica():
             if has_copies(self._strategy):
                 known = [variable for variable in self.variables if isinstance(variable, keras.Variable)]
-                return run_and_combine(self._strategy, known, rows, compute, outputs=outputs)
-            return unless_empty(rows, lambda: compute(rows), rows_of_none=outputs)
+                return run_and_combine(self._strategy, known, rows, compute, always=predicts, outputs=False)
+            return compute(rows) if predicts else unless_empty(rows, lambda: compute(rows))
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Return the mean of each log over the examples."""

@@ -44,10 +44,10 @@ class LayerState:
 
         `place` is int64 [N], the numbers that name it: see `Reading.place`.
         """
-        with tf.device(HOST):  # where random operations take their seeds from
+        with tf.device(HOST):  # where random operations take their seeds from; no place ends with a number below 0
             numbers = tf.unstack(place)
             return [
-                fold(value, *numbers, *([tf.constant(number, tf.int64)] if number else [])) if seed else value
+                fold(value, *numbers, *([tf.constant(-number, tf.int64)] if number else [])) if seed else value
                 for value, seed, number in zip(state, self._is_seed, self._numbers, strict=True)
             ]
 

@@ -302,14 +302,19 @@ class Supervised:
             return self.clock.outside("predict", part).place()
 
         check = functools.partial(require_assignable, self._trained)
+        talks = self._options.whole_batch or self._layer_state.synchronized  # in no branch of a graph
         if self._has_copies:
             with draws_at(lambda: tf.unstack(place())):
-                return run_and_combine(self.strategy, state, rows, self._outputs, stays=is_generator, check=check)
+                return run_and_combine(
+                    self.strategy, state, rows, self._outputs, always=talks, stays=is_generator, check=check
+                )
         values = self.values()
         if self.clock.draws:
             values = values._replace(state=self._layer_state.seeded(values.state, place()))
         if self._placed_outputs is not None:
             return self._placed_outputs(values, rows)
+        if talks:
+            return self._outputs_with(values, rows)
         return unless_empty(rows, lambda: self._outputs_with(values, rows), rows_of_none=True)
 
     def _outputs(self, rows: Nest) -> Nest:
