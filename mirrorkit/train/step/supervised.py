@@ -267,10 +267,8 @@ class Supervised:
         now = self.clock.outside("test", part) if self.clock.draws else self.clock.now()
         values = self.values(now.seeds)
         given = values, self.unpack(rows).present, now.place()
-        if copies is None:
-            sums = self._functions.test_sums(*given)
-        else:
-            sums = copies.weigh(self._functions.test_sums(*given, copies.is_all))
+        sums = self._functions.test_sums(*given, False if copies is None else copies.is_all)
+        sums = sums if copies is None else copies.weigh(sums)
         if sums["state"]:
             self._write_tested(sums, values.state)
         return sums["totals"]
