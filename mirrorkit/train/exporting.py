@@ -193,7 +193,7 @@ def _inputs(model: KerasModel) -> Spec:
 
 def _checked(path: str | os.PathLike[str]) -> Path:
     """Return the path when its name is one that an export has."""
-    text, target = os.fspath(path), Path(path)
+    text, target = os.fspath(path), Path(path).expanduser()
     if "://" in text:
         raise StepError(f"export writes to this machine's file system, found {text!r}. Export to a folder and copy it.")
     if target.suffix != _KERAS and target.suffix.lower() in (_KERAS, *_OTHER_FORMATS):

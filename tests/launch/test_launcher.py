@@ -18,7 +18,7 @@ from test_isolation import needs_namespaces
 
 import mirrorkit as mk
 from mirrorkit.__main__ import main
-from mirrorkit.errors import ArgumentError, ClusterError
+from mirrorkit.errors import ArgumentError, ClusterError, JobError
 from mirrorkit.launch import launch, launcher
 
 TASK = "import json, os, sys; task = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
@@ -335,6 +335,12 @@ def test_a_command_without_anything_says_what_is_needed_and_no_more(capsys):
 def test_a_script_that_is_not_there_is_refused_before_anything_starts(kind):
     with pytest.raises(kind, match=r"There is no script 'nowhere\.py'"):
         launch("nowhere.py", workers=2)
+
+
+@pytest.mark.parametrize("options", [{"grace": -1}, {"grace": float("nan")}, {"max_restarts": -1}], ids=str)
+def test_numbers_that_mean_nothing_are_refused(options, script):
+    with pytest.raises(JobError, match=f"{next(iter(options))} must be .*, found"):
+        launch(script("pass"), workers=1, **options)
 
 
 def test_launch_from_another_thread_is_refused(script):

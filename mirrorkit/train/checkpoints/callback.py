@@ -63,10 +63,12 @@ class Checkpoints(LoopCallback):
             raise ArgumentError(f"keep must be a whole number from 1 on, found {keep!r}.")
         if every != "epoch" and not is_whole(every):
             raise ArgumentError(f"every must be 'epoch' or a number of training steps from 1 on, found {every!r}.")
+        if not is_whole(exit_code, 0) or exit_code > 255:
+            raise ArgumentError(f"exit_code must be a whole number from 0 to 255, found {exit_code!r}.")
         self.folder = local_folder(folder)
         self.keep = int(keep)
         self.every = every if every == "epoch" else int(every)
-        self.exit_code = exit_code
+        self.exit_code = int(exit_code)
         self._process, self._owner = os.getpid(), Owner(self.folder)  # of each training a new one
         self._writer: Writer | None = None
         self._signals = StopSignals()

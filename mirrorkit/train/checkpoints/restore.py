@@ -67,9 +67,11 @@ def require_variables(step: object) -> list[Variable | WholeSlot]:
 
 
 def local_folder(folder: str | os.PathLike[str]) -> Path:
-    """Return the folder as a path; refuse an address (`gs://...`)."""
+    """Return the folder as a path that stays the same if the process changes its folder; refuse an address."""
     if not isinstance(folder, (str, os.PathLike)):
         raise ArgumentError(f"Checkpoints need the path of a folder, found {folder!r}.")
     if "://" in os.fspath(folder):
         raise ArgumentError(f"Checkpoints need a folder of the file system, found {folder}. Mount the storage.")
-    return Path(folder)
+    if not os.fspath(folder):
+        raise ArgumentError("Checkpoints need the path of a folder, found ''. For the current folder write '.'.")
+    return Path(folder).expanduser().absolute()

@@ -93,6 +93,7 @@ class Input:
                 f"The data yields None among its tensors: {spec}. A batch may end in None, in place of targets or "
                 "sample weights. Leave the others out in the dataset: dataset.map(...)."
             )
+        self.class_weight = class_weight
         self._weigh = ClassWeights.of(class_weight, spec) if class_weight else None
         self.element_spec: Spec = self._weighed(self._dataset()).element_spec if class_weight else spec
         found = data.steps_per_epoch if isinstance(data, Recipe) else int(data.cardinality())

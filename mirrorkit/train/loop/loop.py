@@ -33,6 +33,7 @@ from mirrorkit.train.loop.finite import FiniteWatch
 from mirrorkit.train.loop.passes import Passes, Traced
 from mirrorkit.train.loop.replay import Replay
 from mirrorkit.train.loop.report import Report
+from mirrorkit.train.loop.resumed import call_epoch_begin
 from mirrorkit.train.parameter_server.calls import RemoteCalls
 from mirrorkit.train.step.building import is_built
 from mirrorkit.train.step.custom import Custom, TrainStep
@@ -196,7 +197,7 @@ class Loop:
                 logs: dict[str, float] = {}
                 while position.epoch < epochs and position.ended < epochs:
                     epoch = position.epoch
-                    hooks.on_epoch_begin(epoch)
+                    call_epoch_begin(hooks, position, step)
                     logs = passes.train(training, position, hooks, report, finite, each_step=each_step)
                     if validation is not None and (epoch + 1) % validation_freq == 0:
                         val_logs = passes.test(validation, hooks, averaged=validation_averaged)

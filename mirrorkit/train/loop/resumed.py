@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mirrorkit.errors import CheckpointError
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
 from mirrorkit.train.step.loop_step import LoopStep
+from mirrorkit.variables import Snapshot
 
 _AT_ITS_END = "go on from a checkpoint made at the end of an epoch"
+
+
+def call_epoch_begin(hooks: Any, position: Position, step: LoopStep) -> None:
+    """Tell the callbacks that an epoch begins.
+
+    What they write then into variables, such as half of the learning rate, is in a checkpoint made within the epoch. A
+    run that goes on from there keeps the restored values: written twice, the rate would be a quarter.
+    """
+    restored = Snapshot()
+    restored.add(step.variables if position.batch else [])
+    hooks.on_epoch_begin(position.epoch)
+    restored.put_back()
 
 
 def begin_epoch(position: Position, data: Input, step: LoopStep) -> None:
     """Note with which data and sums an epoch begins."""
     position.global_batch_size, position.num_examples = data.global_batch_size, data.num_examples
     position.order_version, position.order_workers = data.order_version, data.order_workers
-    position.order, position.sums = data.order, step.describe_totals()
+    position.order, position.sums = data.order, _sums(data, step)
 
 
 def require_same_epoch(position: Position, data: Input, step: LoopStep) -> None:
@@ -28,7 +43,7 @@ def require_same_epoch(position: Position, data: Input, step: LoopStep) -> None:
             "metrics that it began with; at the end of an epoch they may change."
         )
     where = f"The checkpoint was made after {position.batch} batches of epoch {position.epoch} (counted from 0)"
-    began, found = position.sums or [], step.describe_totals()
+    began, found = position.sums or [], _sums(data, step)
     if began and began != found:
         pairs = zip([*began, *["nothing"] * len(found)], [*found, *["nothing"] * len(began)], strict=True)
         before, now = next(pair for pair in pairs if pair[0] != pair[1])
@@ -38,6 +53,12 @@ def require_same_epoch(position: Position, data: Input, step: LoopStep) -> None:
         )
     if position.batch != data.steps:  # some of the epoch is left
         _require_same_order(position, data, where)
+
+
+def _sums(data: Input, step: LoopStep) -> list[str]:
+    """Return in words what the sums of an epoch are sums of."""
+    weights = {int(index): float(weight) for index, weight in sorted((data.class_weight or {}).items())}
+    return [*step.describe_totals(), *([f"examples weighted by {weights}"] if weights else [])]
 
 
 def _require_same_order(position: Position, data: Input, where: str) -> None:

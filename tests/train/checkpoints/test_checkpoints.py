@@ -257,11 +257,25 @@ def test_a_checkpoint_of_another_model_lists_what_does_not_fit(
         ({"every": "step"}, "found 'step'"),
         ({"folder": "gs://bucket/runs"}, "found gs://bucket/runs. Mount"),
         ({"folder": None}, "path of a folder, found None"),
+        ({"folder": ""}, "path of a folder, found ''"),
+        ({"exit_code": 300}, "from 0 to 255, found 300"),
+        ({"exit_code": "75"}, "from 0 to 255, found '75'"),
     ],
 )
 def test_options_that_mean_nothing(options: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=message):
         mk.train.Checkpoints(**{"folder": tmp_path, **options})
+
+
+def test_the_folder_stays_the_same_if_the_process_changes_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    relative, at_home = mk.train.Checkpoints("runs"), mk.train.Checkpoints("~/runs")
+    monkeypatch.chdir("/")
+    assert relative.folder == tmp_path / "runs"
+    assert at_home.folder == tmp_path / "home" / "runs"
 
 
 def test_model_fit_is_told_what_to_use(numbers: Any, tmp_path: Path) -> None:

@@ -222,6 +222,18 @@ def test_restore_by_hand_to_evaluate_or_to_go_on(loop: Any, as_new: Any, picture
     assert len(loop.fit(pictures, verbose=0).history["loss"]) == 1  # the next fit is one of its own
 
 
+def test_a_callback_that_halves_the_rate_when_an_epoch_begins(
+    loop: Any, as_new: Any, pictures: Any, tmp_path: Path
+) -> None:
+    halves = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    history = as_new(loop).fit(pictures, epochs=3, callbacks=[halves], verbose=0).history
+    expected = bits(loop)
+    break_off(as_new(loop), pictures, mk.train.Checkpoints(tmp_path, every=2), halves, at=9, epochs=3)
+    again = loop.fit(pictures, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path, every=2), halves], verbose=0)
+    assert again.history == history
+    assert bits(loop) == expected
+
+
 def test_restore_without_a_checkpoint(loop: Any, tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match=f"no checkpoint in {folder}"):

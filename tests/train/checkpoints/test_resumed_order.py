@@ -151,3 +151,18 @@ def test_other_sums_of_the_same_number_within_an_epoch_are_refused(
     assert bits(again) != before  # restored; nothing was trained
     again.fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path / "epoch")], verbose=0)
     run().fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path / "2", every=99)], verbose=0)
+
+
+def test_other_class_weights_within_an_epoch_are_refused(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+    x = numbers[0]
+    recipe = mk.data.batches(mk.data.arrays(x, (x[:, 0] > 0).astype("int64")), global_batch_size=12)
+
+    def make() -> Any:
+        return make_loop(("one_device", 1), line_net, loss="mse", metrics=[])
+
+    break_off(make(), recipe, mk.train.Checkpoints(tmp_path, every=2), at=3, epochs=2, class_weight={1: 2.0})
+    again = {"callbacks": [mk.train.Checkpoints(tmp_path, every=2)], "epochs": 2, "verbose": 0}
+    for options, found in (({}, "nothing"), ({"class_weight": {1: 9}}, r"examples weighted by \{1: 9.0\}")):
+        with pytest.raises(CheckpointError, match=rf"examples weighted by \{{1: 2.0\}}; found {found}"):
+            make().fit(recipe, **again, **options)
+    make().fit(recipe, **again, class_weight={1: 2})
