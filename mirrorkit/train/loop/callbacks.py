@@ -69,10 +69,9 @@ def callback_list(
     if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
         given.append(keras.callbacks.ProgbarLogger())
     if history and num_workers(loop.strategy) > 1:
+        _require_same_on_all_workers(loop.strategy, given)
         given.append(SameWorkers(values=not any(getattr(c, "compares_replicas", False) for c in given)))
     given.sort(key=lambda callback: isinstance(callback, Checkpoints))
-    if history:
-        _require_same_on_all_workers(loop.strategy, given)
     for callback in given:
         if hasattr(callback, "set_loop"):
             callback.set_loop(loop)
@@ -81,8 +80,6 @@ def callback_list(
 
 def _require_same_on_all_workers(strategy: tf.distribute.Strategy, given: Sequence[Any]) -> None:
     """Refuse a callback that waits for the other workers' where one of them has none; all would wait. Collective."""
-    if num_workers(strategy) == 1:
-        return
     own = ", ".join(filter(None, map(_collective, given))) or "none"
     texts = texts_of_all_workers(strategy, f"{zlib.crc32(own.encode()):08x} {own}", _LONGEST)
     if len(set(texts)) > 1:
