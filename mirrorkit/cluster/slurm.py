@@ -61,6 +61,11 @@ def expand_hosts(expression: str) -> list[str]:
 def _numbers(ranges: str) -> list[str]:
     numbers = []
     for item in ranges.split(","):
+        if not re.fullmatch(r"\d+(-\d+)?", item):
+            raise ClusterError(
+                f"SLURM_STEP_NODELIST is not understood: [{ranges}] should hold numbers, such as [01-03,07]. Set "
+                "TF_CONFIG instead."
+            )
         first, _, last = item.partition("-")
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last or first) + 1)]
     return numbers

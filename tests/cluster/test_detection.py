@@ -216,6 +216,12 @@ def test_host_lists_expand_as_scontrol_does(expression, hosts):
     assert expand_hosts(expression) == hosts
 
 
+@pytest.mark.parametrize("expression", ["n[a]", "n[]", "n[1-]", "n[1-2-3]"])
+def test_a_host_list_without_numbers_in_its_brackets_is_refused(expression):
+    with pytest.raises(ClusterError, match="SLURM_STEP_NODELIST is not understood"):
+        expand_hosts(expression)
+
+
 def test_counts_expand():
     assert expand_counts("2(x3),1") == [2, 2, 2, 1]
     assert expand_counts("4") == [4]

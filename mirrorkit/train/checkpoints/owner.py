@@ -69,7 +69,8 @@ class Owner:
         """Raise a `CheckpointError` unless the folder is still this run's."""
         found = read_process(self._file)
         if found.get("token") != self.token:
-            who = f"a later run has taken it over: {_named(found)}" if found else f"its file {_NAME} is gone"
+            gone = f"its file {_NAME} is gone" if self._folder.exists() else "the folder is gone"
+            who = f"a later run has taken it over: {_named(found)}" if found else gone
             raise CheckpointError(
                 f"This run no longer writes to {self._folder}: {who}. Nothing was saved since. Give each run a "
                 "folder of its own."

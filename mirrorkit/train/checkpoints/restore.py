@@ -74,4 +74,6 @@ def local_folder(folder: str | os.PathLike[str]) -> Path:
         raise ArgumentError(f"Checkpoints need a folder of the file system, found {folder}. Mount the storage.")
     if not os.fspath(folder):
         raise ArgumentError("Checkpoints need the path of a folder, found ''. For the current folder write '.'.")
+    if "\0" in os.fspath(folder):
+        raise ArgumentError(f"Checkpoints need the path of a folder, found {folder!r}: no path holds a NUL byte.")
     return Path(folder).expanduser().absolute()

@@ -54,6 +54,8 @@ class Writer:
         except CheckpointError:
             raise
         except Exception as error:
+            if isinstance(error, FileNotFoundError):  # another run's start removed it, or somebody the folder
+                self._owner.require()
             size = sum(value.nbytes for value in values) / 2**20
             raise FileError(
                 f"{path} could not be written: {type(error).__name__}: {error}. It needs {size:.1f} MiB. The "

@@ -258,6 +258,7 @@ def test_a_checkpoint_of_another_model_lists_what_does_not_fit(
         ({"folder": "gs://bucket/runs"}, "found gs://bucket/runs. Mount"),
         ({"folder": None}, "path of a folder, found None"),
         ({"folder": ""}, "path of a folder, found ''"),
+        ({"folder": "a\0b"}, "no path holds a NUL byte"),
         ({"exit_code": 300}, "from 0 to 255, found 300"),
         ({"exit_code": "75"}, "from 0 to 255, found '75'"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -97,6 +98,29 @@ def test_a_run_whose_file_is_gone_stops_too(fresh: Any, recipe: Any, tmp_path: P
     saver = mk.train.Checkpoints(tmp_path, every=2)
     with pytest.raises(CheckpointError, match=r"its file \.owner is gone"):
         fresh.fit(recipe, epochs=9, callbacks=[saver, Do((tmp_path / ".owner").unlink, 2)], verbose=0)
+
+
+def test_a_run_whose_folder_is_gone_says_so(fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    saver = mk.train.Checkpoints(folder, every=2)
+    with pytest.raises(CheckpointError, match=r"no longer writes to .*: the folder is gone"):
+        fresh.fit(recipe, epochs=9, callbacks=[saver, Do(lambda: shutil.rmtree(folder), 2)], verbose=0)
+
+
+def test_a_later_run_may_start_while_the_earlier_one_writes(
+    fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def start_another(source: Any, target: Any) -> None:
+        if str(target).endswith(".npz"):
+            os.unlink(source)  # as every start does with unfinished files
+            owned_by(tmp_path, host="far", pid=7)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", start_another)
+    with pytest.raises(CheckpointError, match=r"no longer writes to .*taken it over: process 7 on far"):
+        fresh.fit(recipe, epochs=9, callbacks=[mk.train.Checkpoints(tmp_path, every=2)], verbose=0)
 
 
 @linux
