@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.nests import kind
+from mirrorkit.data.nests import kind, pick
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.splits import Split
-from mirrorkit.errors import RecipeError
+from mirrorkit.errors import DataError, RecipeError
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +89,8 @@ class Batches(PreparedRecipe):
 
         There is one copy, which the datasets of all epochs share.
         """
+        self._check_map()
+        _require_memory(self.split)
         with tf.init_scope(), tf.device("CPU:0"):  # never on an accelerator, whatever scope we are in
             whole = tf.nest.map_structure(tf.constant, self.split.as_element())
             if self.map is None or not self.cache:
@@ -136,6 +139,9 @@ class Batches(PreparedRecipe):
         options.experimental_optimization.apply_default_optimizations = False
         return batches.with_options(options)
 
+    def _first_examples(self, number: int) -> tuple[Any, ...]:
+        return pick(self.split.as_element(), slice(number))
+
     @property
     def _maps_batches(self) -> bool:
         return not self.cache
@@ -143,6 +149,28 @@ class Batches(PreparedRecipe):
     @property
     def _as_written(self) -> bool:
         return not self.shuffle
+
+
+def _require_memory(split: Split) -> None:
+    """Refuse a set of which this machine cannot hold the copy that TensorFlow makes, before pages are read for it."""
+    needed = sum(array.nbytes for array in tf.nest.flatten(split.as_element()))
+    available = _available_memory()
+    if available is not None and needed > available:
+        raise DataError(
+            f"{split!r} needs {needed / 2**30:,.1f} GiB of memory, and {available / 2**30:,.1f} GiB are available. "
+            "Write it to files once, mk.data.write_records(split, folder), and train on mk.data.records(folder, ...), "
+            "which holds a few batches in memory; or train on a part of it, split[:100_000]."
+        )
+
+
+def _available_memory() -> int | None:
+    """Return how many bytes a process can still get; None where no Linux tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    return 1024 * (kilobytes["MemAvailable"] + kilobytes["SwapFree"])
 
 
 batches = Batches  # the verb that users call; one signature and one docstring for both

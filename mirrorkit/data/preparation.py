@@ -19,6 +19,7 @@ import tensorflow as tf
 from typing_extensions import Self
 
 from mirrorkit.data.augment import Augmentation, Made, apply, cutout, flip, normalize, pad_and_crop, rows_to_make
+from mirrorkit.data.map_check import ROWS, require_by_row
 from mirrorkit.data.nests import kind, without_none
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.worker_rows import own_rows
@@ -47,6 +48,7 @@ class PreparedRecipe(Recipe):
     drop_remainder: bool = False
     prefetch: int = tf.data.AUTOTUNE
     _num_examples: int = field(init=False, repr=False)
+    _checked: list[MapFunction] = field(init=False, repr=False, default_factory=list)  # `map`, after a look at it
 
     @property
     def num_examples(self) -> int:
@@ -90,6 +92,22 @@ class PreparedRecipe(Recipe):
             others[0] = tf.one_hot(others[0], self.num_classes, dtype=tf.float32)
         finished = (x, *others)
         return finished if rows is None else rows.wanted(finished)
+
+    def _check_map(self) -> None:
+        """Refuse a `map` that does not treat each example independently; looked at once for a recipe and its copies."""
+        if self.map is None or self._checked:
+            return
+        with tf.init_scope(), tf.device("CPU:0"):
+            try:
+                first = self._first_examples(min(ROWS, self.num_examples))
+            except tf.errors.OpError:
+                return  # a damaged file, which is named when it is read
+            require_by_row(self.map, first)
+        self._checked.append(self.map)
+
+    @abc.abstractmethod
+    def _first_examples(self, number: int) -> tuple[Any, ...]:
+        """Return the first examples of the set as they lie, before `map`: arrays, or nests of them."""
 
     def _mapped(self, *element: Any) -> tuple[Any, ...]:
         """Run `map`, if there is one, and refuse what are no examples; those without labels may get some."""

@@ -96,11 +96,29 @@ class RecordIndex:
             )
         counts = tuple(self._find(file)[0] for file in range(len(self._files)))
         if self._told is not None and sum(counts) != self._told:
-            raise DataError(
-                f"num_examples={self._told} was asked for, but the {len(counts)} files hold {sum(counts)} examples: "
-                f"{', '.join(map(str, counts))}. Correct it or leave it out."
-            )
+            raise self._contradicts(counts)
         return counts
+
+    def require_told(self) -> None:
+        """Compare a number that the user told with the headers of the files.
+
+        Those that would have to be read through are believed: `num_examples` is there to spare that.
+
+        Raises:
+            DataError: files that hold more or fewer examples; what comes after the last one would never be read.
+        """
+        if self._told is None or self._one_size or self.reads_through:
+            return
+        found = tuple(self._find(file)[0] for file in range(len(self._files)))
+        if found != self._told and sum(found) != self._told:
+            raise self._contradicts(found)
+
+    def _contradicts(self, found: tuple[int, ...]) -> DataError:
+        told = list(self._told) if isinstance(self._told, Sequence) else self._told
+        files = f"the {len(found)} files hold {sum(found)} examples: {', '.join(map(str, found))}"
+        if len(found) == 1:
+            files = f"{self._files[0]} holds {found[0]} examples"
+        return DataError(f"num_examples={told} was asked for, but {files}. Correct it or leave it out.")
 
     def require_counts(self) -> None:
         """Compare the numbers that were told with the files, by their sizes where all examples have one size.

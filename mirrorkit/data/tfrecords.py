@@ -67,7 +67,8 @@ class Records(PreparedRecipe):
         num_examples: for files from elsewhere, how many examples they hold: one number for each file, in the order of
             their names, or one for all together. None counts them, and shuffling several files counts them too where
             it is not one for each: by the headers of the records, or, if they are gzip or not local, by reading them
-            through.
+            through. A number is compared with the headers; of gzip files, and of those that are not local, it is
+            believed (`verify()` compares it), and what they hold beyond it is not read.
 
     Attributes:
         files: the files, with their paths.
@@ -151,11 +152,15 @@ class Records(PreparedRecipe):
         """Read all files through, without decoding.
 
         Raises:
-            DataError: a file that is cut short or damaged, by its name.
+            DataError: a file that is cut short or damaged, by its name; another number of examples than was said.
             FileError: a file that cannot be read.
         """
-        for file in self.files:
-            count_by_reading(file, self.compression)
+        found = tuple(count_by_reading(file, self.compression) for file in self.files)
+        if found != self.counts and (sum(found),) != self.counts:
+            raise DataError(
+                f"The files of {self.source} should hold {self.num_examples} examples ({list(self.counts)}), found "
+                f"{sum(found)} ({list(found)}). Correct num_examples, or write the set again."
+            )
 
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
@@ -170,6 +175,8 @@ class Records(PreparedRecipe):
             DataError: a file that is cut short or damaged, or holds another number of examples than was said.
         """
         self._check_position(epoch, start)
+        self._index.require_told()
+        self._check_map()
         share = self._share(input_context)
         reader = RecordReader(self.files, self.compression, self._index)
         if self.shuffle:
@@ -197,6 +204,11 @@ class Records(PreparedRecipe):
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
         return batches.prefetch(self.prefetch).with_options(options)
+
+    def _first_examples(self, number: int) -> tuple[Any, ...]:
+        bare = self.as_written()
+        vars(bare).update(map=None, augment=(), one_hot=False, global_batch_size=number)
+        return next(bare.dataset().as_numpy_iterator())
 
     def _share(self, context: tf.distribute.InputContext | None) -> Share:
         batches, rest = divmod(self.num_examples, self.global_batch_size)

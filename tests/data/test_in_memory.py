@@ -11,7 +11,7 @@ from recipe_helpers import assert_same, collect, numbered, order_of
 
 from mirrorkit import data
 from mirrorkit._keras import keras
-from mirrorkit.errors import RecipeError
+from mirrorkit.errors import DataError, RecipeError
 
 
 @settings(max_examples=25, deadline=None)
@@ -68,6 +68,8 @@ def test_skipped_batches_are_not_read():
         return x, y
 
     recipe = data.batches(numbered(40), global_batch_size=4, map=spy)
+    recipe.dataset()  # looks at the map, once
+    seen.clear()
     assert order_of(recipe, start=8) == list(range(32, 40))
     assert sorted(seen) == list(range(32, 40))
 
@@ -132,8 +134,12 @@ def test_map_is_run_on_batches_and_cache_runs_it_once_with_the_same_result():
         data.batches(numbered(10), global_batch_size=4, shuffle=True, map=double, cache=cache)
         for cache in (False, True)
     )
+    plain.dataset()  # looks at the map, once
+    calls.clear()
     want = [collect(plain.dataset(epoch)) for epoch in (0, 1)]
     assert sorted(calls) == sorted(2 * list(range(10)))
+    calls.clear()
+    cached._check_map()
     calls.clear()
     for epoch in (0, 1):
         assert_same(collect(cached.dataset(epoch)), want[epoch])
@@ -144,11 +150,11 @@ def test_map_is_run_on_batches_and_cache_runs_it_once_with_the_same_result():
 
 def test_map_may_use_python_control_flow_as_in_dataset_map():
     def sign(x, y):
-        if tf.reduce_sum(x) > 10:
+        if tf.shape(x)[1] == 1:
             x = -x
         return x, y
 
-    assert order_of(data.batches(numbered(6), global_batch_size=3, map=sign)) == [0, 1, 2, -3, -4, -5]
+    assert order_of(data.batches(numbered(6), global_batch_size=3, map=sign)) == [0, -1, -2, -3, -4, -5]
 
 
 SMALL = data.synthetic((16, 16, 3), train=50, test=1).train
@@ -266,3 +272,15 @@ def test_the_data_stays_on_the_host_inside_a_strategy_or_device_scope():
         got = collect(recipe.dataset())
     assert "CPU:0" in recipe.host_tensors[0].device
     assert_same(got, collect(data.batches(SMALL, global_batch_size=8, shuffle=True).dataset()))
+
+
+def test_a_set_larger_than_the_memory_is_refused_at_once(tmp_path):
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(2**42)  # no block of it is on the disk
+    large = np.memmap(path, np.uint8, "r", shape=(64, 2**36))
+    split = data.arrays(large, np.zeros(64, np.int64))
+    for recipe in (data.batches, data.resident):
+        with pytest.raises(DataError, match=r"needs 4,096\.0 GiB of memory, and .* mk\.data\.write_records.*records"):
+            recipe(split, global_batch_size=2).dataset()
+    assert len(split[:3].inputs) == 3

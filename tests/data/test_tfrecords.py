@@ -236,8 +236,32 @@ def test_verify_names_a_damaged_file(tmp_path):
         recipe.verify()
 
 
-def test_num_examples_is_taken_at_its_word(tmp_path):
+@pytest.mark.parametrize("number", [40, 54])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_another_num_examples_than_the_headers_tell_is_refused(tmp_path, number, shuffle):
     write_foreign(tmp_path / "one.tfrecord", SPLIT.images, SPLIT.labels)
+    recipe = data.records(tmp_path, global_batch_size=10, num_examples=number, shuffle=shuffle)
+    for start in (0, 1):
+        with pytest.raises(DataError, match=rf"num_examples={number} was asked for, but .*one.tfrecord holds 53"):
+            recipe.dataset(0, start)
+    with pytest.raises(DataError, match=rf"should hold {number} examples \(\[{number}\]\), found 53"):
+        recipe.verify()
+
+
+def test_num_examples_of_several_files_are_compared_one_by_one(foreign):
+    for wrong in ([33, 20], [20, 32]):
+        recipe = data.records(foreign, global_batch_size=10, num_examples=wrong)
+        if not recipe.compression:
+            with pytest.raises(DataError, match=r"the 2 files hold 53 examples: 20, 33\. Correct it"):
+                recipe.dataset()
+        with pytest.raises(DataError, match=r"found 53 \(\[20, 33\]\)"):
+            recipe.verify()
+    data.records(foreign, global_batch_size=10, num_examples=[20, 33]).verify()
+    data.records(foreign, global_batch_size=10, num_examples=53).verify()
+
+
+def test_num_examples_of_gzip_files_is_taken_at_its_word(tmp_path):
+    write_foreign(tmp_path / "one.tfrecord", SPLIT.images, SPLIT.labels, gzip=True)
     recipe = data.records(tmp_path, global_batch_size=10, num_examples=40)
     assert (recipe.num_examples, recipe.counts, recipe.steps_per_epoch) == (40, (40,), 4)
     for start in (0, 1, 4):
