@@ -36,6 +36,20 @@ def compiled_parts(model: KerasModel) -> dict[str, Any]:
     return {"optimizer": optimizer, **parts}
 
 
+def compiled_config(model: KerasModel) -> object:
+    """Return what each call of `compile` replaces."""
+    return model._compile_config
+
+
+def require_same_compile(model: KerasModel, config: object) -> None:
+    """Refuse a model on which `compile` was called since it had this `config`; None stands for any."""
+    if config is not None and compiled_config(model) is not config:
+        raise StepError(
+            "model.compile was called after Step.from_compiled, which goes on with the optimizer, loss and metrics of "
+            "before. Make a new Step.from_compiled(model) and a new Loop."
+        )
+
+
 def compile_model(
     model: KerasModel, optimizer: KerasOptimizer, *, loss: PerOutput, metrics: PerOutput, weighted_metrics: PerOutput
 ) -> None:

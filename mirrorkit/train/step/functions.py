@@ -90,17 +90,19 @@ class Functions:
         return TraceOnce(function, jit_compile=jit_compile, reads=True) if alone else function
 
     def resolve(self, batch: Batch) -> None:
-        """Find out, once, which loss and metrics belong to which output, and refuse a batch that lacks targets."""
-        if self._totals is None:
+        """Find out, once, which loss and metrics belong to which output, and refuse data that does not fit them."""
+        if self._totals is None or not self._totals.has_seen(batch):
             self._totals = outside_replica(lambda: self._resolved(batch))
         self._totals.require_targets(batch)
 
     def _resolved(self, batch: Batch) -> Totals:
         given = self._options
         if given.of_values:
-            return Totals.of_values(self._values(batch))
+            return self._totals or Totals.of_values(self._values(batch))
         with gathering(self._gather):
-            return Totals.resolve(self._model, batch, given.losses, given.metrics, given.unchecked)
+            if self._totals is None:
+                return Totals.resolve(self._model, batch, given.losses, given.metrics, given.unchecked)
+            return self._totals.checked(self._model, batch, given.unchecked)
 
     def _values(self, batch: Batch) -> list[str]:
         """Return the names of the values that the user's loss function gives."""

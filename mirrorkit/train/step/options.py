@@ -45,6 +45,7 @@ class Options:
     shard_optimizer: bool = False  # each replica keeps 1/N of the optimizer's slots
     of_values: bool = False  # the model takes whole batches, and its outputs are values of each example (`from_loss`)
     predict: Callable[[Batch], Nest] | None = None  # from a batch, in place of the model
+    compiled: object = None  # the model's `compiled_config`, where its arguments are the step's
     whole_batch: bool = False  # the values of an example may depend on all examples of the batch (`all_gather`)
 
     def unpack(self, batch: Batch) -> Parts:

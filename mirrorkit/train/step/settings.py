@@ -36,7 +36,7 @@ def settings_of(model: KerasModel, optimizer: KerasOptimizer, options: Options) 
         if isinstance(given(variable), float):
             found[f"{variable.name} of the optimizer"] = float(f"{given(variable):.7g}")  # of a float32
     asked = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    asked |= {"predict": options.predict is not None, "unchecked": None, "clip": None}
+    asked |= {"predict": options.predict is not None, "unchecked": None, "clip": None, "compiled": None}
     asked |= {"clip_norm": options.clip.norm, "clip_value": options.clip.value}
     return found | _flat("of the step", plain(asked))
 

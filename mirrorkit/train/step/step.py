@@ -26,7 +26,7 @@ from mirrorkit.strategy import local_replica
 from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.step import building, requirements, sharded_optimizer
 from mirrorkit.train.step.averages import no_averages
-from mirrorkit.train.step.compiled import compiled_parts
+from mirrorkit.train.step.compiled import compiled_config, compiled_parts
 from mirrorkit.train.step.global_batch import HostBatch, OwnRows
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.losses import warn_on_logits_mismatch
@@ -132,7 +132,9 @@ class Step:
             StepError: the model is not compiled, or compiled without a loss.
         """
         requirements.check_overrides(model)  # first: such a model may need no loss
-        return cls(model, **{**compiled_parts(model), **options})
+        step = cls(model, **{**compiled_parts(model), **options})
+        step._options = dataclasses.replace(step._options, compiled=compiled_config(model))
+        return step
 
     @classmethod
     def from_loss(

@@ -20,7 +20,7 @@ from mirrorkit.train.step.averages import Averages, no_averages
 from mirrorkit.train.step.calling import predict_with, require_assignable, with_values
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.compiled import compile_model
+from mirrorkit.train.step.compiled import compile_model, compiled_config, require_same_compile
 from mirrorkit.train.step.empty_shares import unless_empty
 from mirrorkit.train.step.floatx import Cast
 from mirrorkit.train.step.functions import Functions
@@ -55,6 +55,7 @@ class Supervised:
         *,
         shown: KerasModel | None = None,
     ) -> None:
+        require_same_compile(model, options.compiled)
         requirements.check_model(model, scaled=options.loss_scale is not None)
         if options.whole_batch:
             requirements.check_whole_batch(options.accumulate, strategy.num_replicas_in_sync, options.jit_compile)
@@ -83,6 +84,7 @@ class Supervised:
                 self.averages = Averages(options.ema, weights, state)
             if options.loss_scale is not None:
                 self.scale = options.loss_scale.create()
+        self._compiled = None if options.compiled is None else compiled_config(model)
         self.strategy = strategy
         self.model = shown or model  # what callbacks see
         self._trained = model
@@ -182,6 +184,7 @@ class Supervised:
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
+        require_same_compile(self._trained, self._compiled)
         requirements.check_still_trainable(self._trained, self._changing.weights)
         self.clock.require_same_schedule()
         batch = self.unpack(element_spec)

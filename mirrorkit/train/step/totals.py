@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -50,6 +50,7 @@ class Totals:
     losses: Losses
     metrics: Metrics
     values: Sequence[str] = ()  # names of the outputs, where each is itself the value of each example
+    _seen: set[str] = field(default_factory=set)  # shapes and dtypes of the data that was checked
 
     @classmethod
     def resolve(
@@ -65,25 +66,28 @@ class Totals:
         Refuses losses and metrics that cannot take the shapes of the data, except for those whose log name is in
         `unchecked`.
         """
-
-        def symbolic(spec: tf.TensorSpec) -> tf.TensorSpec:
-            return keras.KerasTensor((None, *spec.shape[1:]), dtype=spec.dtype.name)
-
-        y_pred = model.compute_output_spec(tf.nest.map_structure(symbolic, batch.x))
+        y_pred = _symbolic_outputs(model, batch.x)
         names = output_names(model, y_pred)
         outputs = match(names, batch.y, y_pred, None)
         losses, metrics = (
             {name: in_order(names, parts, _WHAT[name]) for name, parts in given.items()} for given in (losses, metrics)
         )
         resolved = Losses(outputs=outputs, **losses)
+        _require_shapes(model, batch, names, resolved, unchecked, y_pred)
+        made = cls(names, resolved, Metrics(outputs=outputs, unchecked=unchecked, **metrics))
+        made._seen.add(_kind(batch))
+        return made
 
-        def faults(y_pred: Nest) -> dict[str, str]:
-            return loss_faults(resolved, match(names, batch.y, y_pred, batch.weight), unchecked)
+    def has_seen(self, batch: Batch) -> bool:
+        """Return whether the shapes and dtypes of this data, but for the rows, were checked."""
+        return bool(self.values) or _kind(batch) in self._seen
 
-        if faults(y_pred) and (found := faults(outputs_of(model, batch.x))):  # by its call, whatever the model says
-            know = f"If you know that it is right, write Step(..., unchecked={tuple(found)!r})."
-            raise StepError(" ".join([*found.values(), know]))
-        return cls(names, resolved, Metrics(outputs=outputs, unchecked=unchecked, **metrics))
+    def checked(self, model: KerasModel, batch: Batch, unchecked: Sequence[str] = ()) -> Totals:
+        """Refuse losses that cannot take the shapes of other data; see `resolve`."""
+        y_pred = _symbolic_outputs(model, batch.x)
+        _require_shapes(model, batch, self.names, self.losses, unchecked, y_pred)
+        self._seen.add(_kind(batch))
+        return self
 
     @classmethod
     def of_values(cls, names: Sequence[str]) -> Totals:
@@ -154,6 +158,30 @@ class Totals:
         if both := logs.keys() & results.keys():
             raise taken(min(both))
         return {**logs, **results}
+
+
+def _kind(batch: Batch) -> str:
+    return str(tf.nest.map_structure(lambda one: None if one is None else (one.shape[1:], one.dtype), batch))
+
+
+def _symbolic_outputs(model: KerasModel, x: Nest) -> Nest:
+    def symbolic(spec: tf.TensorSpec) -> tf.TensorSpec:
+        return keras.KerasTensor((None, *spec.shape[1:]), dtype=spec.dtype.name)
+
+    return model.compute_output_spec(tf.nest.map_structure(symbolic, x))
+
+
+def _require_shapes(
+    model: KerasModel, batch: Batch, names: Nest, losses: Losses, unchecked: Sequence[str], y_pred: Nest
+) -> None:
+    """Refuse losses that cannot take the shapes of targets, outputs and weights."""
+
+    def faults(y_pred: Nest) -> dict[str, str]:
+        return loss_faults(losses, match(names, batch.y, y_pred, batch.weight), unchecked)
+
+    if faults(y_pred) and (found := faults(outputs_of(model, batch.x))):  # by its call, whatever the model says
+        know = f"If you know that it is right, write Step(..., unchecked={tuple(found)!r})."
+        raise StepError(" ".join([*found.values(), know]))
 
 
 def _scalar(value: tf.Tensor) -> tf.Tensor:

@@ -161,6 +161,7 @@ def test_a_map_that_changes_the_number_of_examples_is_refused(
     size: int, strategy_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mirrorkit.data.preparation.require_by_row", lambda *given: None)  # sees the first rows alone
+
     def twice(x: tf.Tensor, y: tf.Tensor) -> Any:
         return tf.concat([x, -x], 0), tf.concat([y, y], 0)
 

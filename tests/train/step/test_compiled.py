@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from training_helpers import largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
 
 L = keras.layers
 pytestmark = [
@@ -99,3 +101,24 @@ def test_trains_as_keras_does(kind: str, where: Any, strategy_of: Any, numbers: 
     if where[1] == 1:  # the model can still be evaluated by Keras, with the same metrics
         for name, value in model.evaluate(data, return_dict=True, verbose=0).items():
             np.testing.assert_allclose(logs[name], value, rtol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("when", ["before fit", "between fits", "before evaluate"])
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])  # `compile` wraps the optimizer of the latter
+def test_a_second_compile_is_refused(when: str, policy: str, strategy_of: Any, request: Any) -> None:
+    request.addfinalizer(functools.partial(keras.config.set_dtype_policy, keras.config.dtype_policy()))
+    keras.config.set_dtype_policy(policy)
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = sequential((4,), L.Dense(2), L.Dense(1, dtype="float32"))
+        model.compile("sgd", "mse")
+        loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+        data = plain_dataset(np.ones([8, 4], np.float32), np.ones([8, 1], np.float32), batch=4)
+        if when != "before fit":
+            loop.fit(data, verbose=0)
+            loop.fit(data, epochs=2, verbose=0)
+        model.compile("sgd", "mae")
+        with pytest.raises(StepError, match=r"model.compile was called after Step.from_compiled"):
+            loop.evaluate(data) if when == "before evaluate" else loop.fit(data, epochs=3, verbose=0)
+        again = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    assert again.fit(data, verbose=0).history["loss"]

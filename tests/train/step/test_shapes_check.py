@@ -227,3 +227,25 @@ def test_the_shape_that_counts_is_that_of_the_call(strategy_of: Any) -> None:
     assert len(fitted(strategy_of("one_device", 1), 8, net, y, loss="mse")["loss"]) == 1
     with pytest.raises(StepError, match=r"does not take targets \[N, 2\] for outputs \[N, 3\]"):
         fitted(strategy_of("one_device", 1), 8, net, y[:, :2], loss="mse")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("use", ["fit", "evaluate", "validation"])
+def test_later_data_of_other_shapes_is_checked_too(replicas: int, use: str, strategy_of: Any) -> None:
+    x = np.ones([12, 4], np.float32)
+    fits, stretched = (
+        mk.data.batches(mk.data.arrays(x, np.ones(shape, np.float32)), global_batch_size=3)  # as many as outputs
+        for shape in ((12, 3), (12,))
+    )
+    strategy = strategy_of("mirrored", replicas)
+    with strategy.scope():
+        model, optimizer = keras.Sequential([keras.Input((4,)), L.Dense(3)]), keras.optimizers.SGD(0.1)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
+    loop.fit(fits, verbose=0)
+    call = {
+        "fit": lambda: loop.fit(stretched, epochs=2, verbose=0),
+        "evaluate": lambda: loop.evaluate(stretched),
+        "validation": lambda: loop.fit(fits, epochs=2, validation_data=stretched, verbose=0),
+    }[use]
+    with pytest.raises(StepError, match=r"does not take targets \[N\] for outputs \[N, 3\]"):
+        call()
