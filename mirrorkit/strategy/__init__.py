@@ -34,6 +34,7 @@ from mirrorkit.strategy.workers import first_replica as first_replica
 from mirrorkit.strategy.workers import input_context as input_context
 from mirrorkit.strategy.workers import is_chief, num_workers, of_all_workers, worker_index
 from mirrorkit.strategy.workers import local_replica as local_replica
+from mirrorkit.strategy.workers import place as place
 from mirrorkit.strategy.workers import replica_devices as replica_devices
 from mirrorkit.strategy.workers import task_addresses as task_addresses
 

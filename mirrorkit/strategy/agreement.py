@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from mirrorkit.errors import ClusterError
 from mirrorkit.strategy.barrier import saying_what_is_missing
-from mirrorkit.strategy.workers import addresses, arrays_of_all_workers, is_chief, num_workers
+from mirrorkit.strategy.workers import arrays_of_all_workers, by_worker, is_chief, num_workers, place
 
 _MOST = 3  # differences that an error tells
 _LONGEST = 200  # characters of a value in it
@@ -33,18 +33,17 @@ def require_same(strategy: tf.distribute.Strategy, where: str, settings: Mapping
     """
     if num_workers(strategy) == 1:
         return
-    said = json.dumps([where, settings]).encode()
+    said = json.dumps(settings).encode()
     digest = np.frombuffer(hashlib.sha256(said).digest(), np.uint32)
-    with saying_what_is_missing(strategy, where):
+    with saying_what_is_missing(strategy, where), place(where):
         every = arrays_of_all_workers(strategy, np.array([len(said), *digest], np.float64))
         if (every == every[0]).all():
             return
         own = np.zeros(int(every[:, 0].max()))
         own[: len(said)] = list(said)
         rows = arrays_of_all_workers(strategy, own)
-    names = list(addresses(strategy))
     found = [json.loads(bytes(row.astype(np.uint8)).rstrip(b"\0")) for row in rows]
-    raise ClusterError(_difference(names, [place for place, _ in found], [values for _, values in found]))
+    raise ClusterError(_difference(strategy, where, found))
 
 
 def of_chief(strategy: tf.distribute.Strategy, data: bytes) -> bytes:
@@ -57,16 +56,14 @@ def of_chief(strategy: tf.distribute.Strategy, data: bytes) -> bytes:
     return total.astype(np.uint32).tobytes()[:length]
 
 
-def _difference(names: list[str], places: list[str], values: list[dict[str, Any]]) -> str:
+def _difference(strategy: tf.distribute.Strategy, where: str, values: list[dict[str, Any]]) -> str:
     """Say what differs, the first few of it, with each worker's value."""
-    if len(set(places)) > 1:
-        return f"The workers are not at the same place of the program: {_by_worker(names, places)}. {_CURE}"
     keys = dict.fromkeys(key for of_worker in values for key in of_worker)
     told = [[_shown(of_worker, key) for of_worker in values] for key in keys]
     differing = [(key, shown) for key, shown in zip(keys, told, strict=True) if len(set(shown)) > 1]
-    first = "; ".join(f"{key} is {_by_worker(names, shown)}" for key, shown in differing[:_MOST])
+    first = "; ".join(f"{key} is {by_worker(strategy, shown)}" for key, shown in differing[:_MOST])
     more = f"; and {len(differing) - _MOST} more" if len(differing) > _MOST else ""
-    return f"The workers do not have the same {places[0]}: {first}{more}. {_CURE}"
+    return f"The workers do not have the same {where}: {first}{more}. {_CURE}"
 
 
 _CURE = "All workers must run the same script with the same options and versions."
@@ -75,9 +72,3 @@ _CURE = "All workers must run the same script with the same options and versions
 def _shown(values: Mapping[str, Any], key: str) -> str:
     text = repr(values[key]) if key in values else "missing"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
-
-
-def _by_worker(names: list[str], values: list[str]) -> str:
-    """Say who has which: "0.5 on worker 1 and 0.9 on worker 0, worker 2"."""
-    groups = {value: [n for n, v in zip(names, values, strict=True) if v == value] for value in dict.fromkeys(values)}
-    return " and ".join(f"{value} on {', '.join(of_value)}" for value, of_value in groups.items())

@@ -10,14 +10,13 @@ from contextlib import contextmanager
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.errors import ClusterError, FileError
+from mirrorkit.errors import FileError
 from mirrorkit.strategy.lost import naming_lost_workers
-from mirrorkit.strategy.workers import addresses, arrays_of_all_workers, num_workers, of_all_workers
+from mirrorkit.strategy.workers import arrays_of_all_workers, num_workers, of_all_workers, place
 
 _log = logging.getLogger("mirrorkit")
 
 PATIENCE = 60.0  # seconds before the log says what is being waited for
-_MOST_BYTES = 80  # of a name, in a message
 
 
 def wait_for_all(strategy: tf.distribute.Strategy, name: str) -> None:
@@ -37,18 +36,13 @@ def wait_for_all(strategy: tf.distribute.Strategy, name: str) -> None:
         name: what they wait for; the same on all of them.
 
     Raises:
-        ClusterError: workers that wait at barriers of other names, or a worker that is gone.
+        ClusterError: workers that wait elsewhere, such as at a barrier of another name, or a worker that is gone.
     """
     if num_workers(strategy) == 1:
         return
-    with saying_what_is_missing(strategy, f"at the barrier {name!r}"):
-        names = texts_of_all_workers(strategy, name, _MOST_BYTES)
-    if len(set(names)) > 1:
-        where = ", ".join(f"{task} at {name!r}" for task, name in zip(addresses(strategy), names, strict=True))
-        raise ClusterError(
-            f"The workers wait at different barriers: {where}. Every worker must come to the same barriers in the same "
-            "order."
-        )
+    barrier = f"the barrier {name!r}"
+    with saying_what_is_missing(strategy, f"at {barrier}"), place(barrier):
+        of_all_workers(strategy, 0)
 
 
 def texts_of_all_workers(strategy: tf.distribute.Strategy, text: str, most: int) -> list[str]:
@@ -73,7 +67,7 @@ def waiting_for_the_chief(strategy: tf.distribute.Strategy, to: str) -> Iterator
         yield
         failed = False
     finally:
-        with saying_what_is_missing(strategy, f"to {to}"):
+        with saying_what_is_missing(strategy, f"to {to}"), place("a wait for the chief"):
             chief_failed = bool(of_all_workers(strategy, failed)[0])
     if chief_failed:
         raise FileError(f"The chief could not {to}: its own error says why.")

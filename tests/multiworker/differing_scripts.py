@@ -30,19 +30,23 @@ class Scaled(keras.layers.Layer):
 
 
 class After(keras.callbacks.Callback):
-    """Does something after each epoch."""
+    """Does something after each epoch, or each batch."""
 
-    def __init__(self, act: Callable[[Any], None]) -> None:
+    def __init__(self, act: Callable[[Any], None], *, of_batches: bool = False) -> None:
         super().__init__()
-        self._act = act
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._act(self.model)
+        if of_batches:
+            self.on_train_batch_end = lambda batch, logs=None: act(self.model)
+        else:
+            self.on_epoch_end = lambda epoch, logs=None: act(self.model)
 
 
 def write_noise(model: Any) -> None:
     kernel = model.trainable_variables[0]
     kernel.assign(kernel + np.random.default_rng().normal(size=kernel.shape) * 1e-2)
+
+
+def evaluate(model: Any) -> None:
+    model.evaluate_all()
 
 
 def slow_down(model: Any) -> None:
@@ -67,6 +71,7 @@ class Script:
     loop: ClassVar[dict[str, Any]] = {}
     fit: ClassVar[dict[str, Any]] = {}
     before: Callable[[Any], None] = lambda self, model: None
+    after: Callable[[Any], None] = lambda self, loop: None
 
     def __init__(self, **other: Any) -> None:
         vars(self).update(other)
@@ -82,7 +87,10 @@ class Script:
         step = mk.train.Step(model, optimizer, loss=self.loss, metrics=list(self.metrics), **self.step)
         loop = mk.train.Loop(strategy, step, **self.loop)
         self.before(model)
+        model.evaluate_all = lambda: loop.evaluate(numbers())
         loop.fit(numbers(), **{"epochs": 2, "verbose": 0, **self.fit})
+        self.after(loop)
+        loop.fit(numbers(), epochs=3, verbose=0)
 
 
 def other_loss(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
@@ -136,6 +144,14 @@ def differing() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
             {"fit": {"callbacks": [After(write_noise)]}},
         ),
         "a callback that sets the rate": ({"fit": {"callbacks": [After(slow_down)]}}, {}),
+        "evaluate between fits": ({}, {"after": lambda loop: loop.evaluate(numbers())}),
+        "evaluate after an epoch": ({}, {"fit": {"callbacks": [After(evaluate)]}}),
+        "evaluate after a batch": (
+            {"fit": {"callbacks": [After(lambda model: None, of_batches=True)]}},
+            {"fit": {"callbacks": [After(evaluate, of_batches=True)]}},
+        ),
+        "export": ({}, {"after": lambda loop: mk.train.export(loop, Path(sys.argv[1]) / "never.keras")}),
+        "a number of its own": ({}, {"after": lambda loop: mk.strategy.of_all_workers(loop.strategy, 1)}),
     }
 
 

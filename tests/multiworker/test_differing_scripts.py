@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 
 STEP, LOOP, FIT = (f"ClusterError: The workers do not have the same {what}: " for what in ("step", "loop", "fit"))
 RESULTS = "ClusterError: The workers do not compute the same: for the same 4 rows of the first batch, the loss is "
+PLACE = "ClusterError: The workers are not at the same place of the program: "
 SAYS = {
     "another beta_1": STEP + "beta_1 of the optimizer is 0.9 on worker 0 and 0.5 on worker 1.",
     "another rate": STEP + "learning_rate of the optimizer is 0.01 on worker 0 and 0.5 on worker 1.",
@@ -37,6 +38,11 @@ SAYS = {
     "weights of its own": "/kernel' holds other values on worker 1 than on worker 0, before the first step;",
     "a callback that writes noise": "/kernel' holds other values on worker 1 than on worker 0, after epoch 0",
     "a callback that sets the rate": "/learning_rate' holds other values on worker 1 than on worker 0, after epoch 0",
+    "evaluate between fits": PLACE + "Loop.evaluate on worker 0 and Loop.fit on worker 1. What all",
+    "evaluate after an epoch": PLACE + "Loop.evaluate within Loop.fit on worker 0 and Loop.fit on worker 1. What all",
+    "evaluate after a batch": PLACE + "Loop.evaluate within Loop.fit on worker 0 and Loop.fit on worker 1. What all",
+    "export": PLACE + "a wait for the chief on worker 0 and Loop.fit on worker 1. What all",
+    "a number of its own": PLACE + "a call of your own on worker 0 and Loop.fit on worker 1. What all",
 }
 
 

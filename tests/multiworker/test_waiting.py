@@ -36,7 +36,7 @@ def test_the_log_says_after_a_while_what_a_worker_waits_for(run):
 @pytest.mark.slow
 def test_barriers_of_other_names_are_named_on_every_worker(run):
     for worker in run[1]:
-        assert "worker 0 at 'of worker 0', worker 1 at 'of worker 1'" in worker["different"]
+        assert "the barrier 'of worker 0' on worker 0 and the barrier 'of worker 1' on worker 1" in worker["different"]
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_export_returns_on_every_worker_when_the_file_is_whole(run):
 def test_an_export_that_fails_on_the_chief_fails_on_all(run):
     _, (chief, other) = run
     assert chief["failed"].startswith("Nothing could be written to")
-    assert other["failed"].startswith("The chief could not write")
+    assert other["failed"].startswith("The chief could not export")
 
 
 @pytest.mark.slow

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from mirrorkit.errors import ClusterError
-from mirrorkit.strategy import agreement
+from mirrorkit.strategy import agreement, barrier
+from mirrorkit.strategy import workers as strategy_workers
 
 
 class Workers:
-    """Threads that exchange arrays as workers do; a message of another shape on one of them would hang."""
+    """Threads that exchange arrays as workers do; a message of another size on one of them would hang."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -25,8 +26,8 @@ class Workers:
         self._barrier = threading.Barrier(number, timeout=20)
         self._rows: list[Any] = [None] * number
 
-    def arrays(self, worker: SimpleNamespace, value: np.ndarray) -> np.ndarray:
-        self._rows[worker.index] = value
+    def exchanged(self, worker: SimpleNamespace, own: np.ndarray, size: int) -> np.ndarray:
+        self._rows[worker.index] = np.pad(own, (0, size - own.size))
         self._barrier.wait()
         assert len({row.shape for row in self._rows}) == 1, [row.shape for row in self._rows]
         found = np.array(self._rows, np.float64)
@@ -51,11 +52,14 @@ class Workers:
 def workers_of(monkeypatch) -> Callable[[int], Workers]:
     def make(number: int) -> Workers:
         workers = Workers(number)
-        monkeypatch.setattr(agreement, "num_workers", lambda worker: number)
-        monkeypatch.setattr(agreement, "arrays_of_all_workers", workers.arrays)
+        for module in (agreement, strategy_workers, barrier):
+            monkeypatch.setattr(module, "num_workers", lambda worker: number)
+        monkeypatch.setattr(strategy_workers, "_exchanged", workers.exchanged)
         monkeypatch.setattr(agreement, "is_chief", lambda worker: worker.index == 0)
-        monkeypatch.setattr(agreement, "addresses", lambda worker: {f"worker {i}": "" for i in range(number)})
-        monkeypatch.setattr(agreement, "saying_what_is_missing", lambda worker, where: contextlib.nullcontext())
+        names = {f"worker {i}": "" for i in range(number)}
+        monkeypatch.setattr(strategy_workers, "addresses", lambda worker: names)
+        for module in (agreement, barrier):
+            monkeypatch.setattr(module, "saying_what_is_missing", lambda worker, where: contextlib.nullcontext())
         return workers
 
     return make
@@ -87,6 +91,41 @@ def test_a_setting_of_some_workers_alone_is_missing_on_the_others(workers_of):
 def test_workers_at_different_places_say_where(workers_of):
     found = workers_of(2).run(lambda worker: agreement.require_same(worker, ["fit", "step"][worker.index], {}))
     assert all("not at the same place of the program: fit on worker 0 and step on worker 1" in text for text in found)
+
+
+@pytest.mark.parametrize("size", [1, 5, 44, 45, 5000])
+def test_a_worker_that_is_elsewhere_is_told_whatever_the_sizes(workers_of, size):
+    def call(worker):
+        if worker.index == 0:
+            with strategy_workers.place("Loop.evaluate"):
+                return strategy_workers.of_all_workers(worker, 1)
+        with strategy_workers.place("Loop.fit"):
+            return strategy_workers.arrays_of_all_workers(worker, np.zeros(size))
+
+    workers = workers_of(3)
+    for text in workers.run(call):
+        assert "same place of the program: Loop.evaluate on worker 0 and Loop.fit on worker 1, worker 2. What" in text
+    assert workers.messages == 1
+
+
+def test_other_sizes_at_one_place_are_told(workers_of):
+    for text in workers_of(2).run(lambda w: strategy_workers.arrays_of_all_workers(w, np.zeros(3 + 90 * w.index))):
+        assert "a call of your own with 3 numbers to compare on worker 0 and a call of your own with 93" in text
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (44,), (45,), (3, 7), (40, 50)])
+def test_arrays_arrive_as_they_were(workers_of, shape):
+    values = [np.random.default_rng(i).normal(size=shape) for i in range(3)]
+    values[1] = np.where(np.arange(values[1].size).reshape(shape) == 0, np.nan, values[1])
+    for found in workers_of(3).run(lambda w: strategy_workers.arrays_of_all_workers(w, values[w.index])):
+        np.testing.assert_array_equal(found, values)
+
+
+def test_barriers_of_other_names_are_told(workers_of):
+    long = "x" * 200
+    found = workers_of(2).run(lambda w: barrier.wait_for_all(w, [long + "a", long + "b"][w.index]))
+    assert all("same place of the program: the barrier 'xxx" in text for text in found)
+    assert workers_of(2).run(lambda w: barrier.wait_for_all(w, long)) == [None, None]
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, 4096])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import require_own_process
+from mirrorkit.strategy import place, require_own_process
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,7 +50,8 @@ class Entered:
             self._thread = here
             self._running.append(method)
         try:
-            yield
+            with place(" within ".join(f"Loop.{name}" for name in reversed(self._running))):
+                yield
         finally:
             self._running.pop()
             self.is_training = self.is_training and method != "fit"
