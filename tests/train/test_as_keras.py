@@ -63,6 +63,19 @@ def test_class_weights_count_as_in_keras(make_loop: Any, classes: Any) -> None:
     _fit_both(loop, model, plain_dataset(*classes, batch=30), class_weight={0: 0.5, 1: 2.0, 2: 0.0})
 
 
+def test_class_weights_of_real_targets_count_as_in_keras(make_loop: Any, classes: Any) -> None:
+    targets = np.linspace(-0.4, 2.6, len(classes[1]), dtype=np.float32)
+    targets[:3] = 0.5, 1.5, 2.5  # rounded half to even
+
+    def net() -> Any:
+        return sequential((4,), L.Dense(1))
+
+    loop = make_loop(("mirrored", 2), net, loss="mse")
+    model = keras_twin(net, loop)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    _fit_both(loop, model, plain_dataset(classes[0], targets[:, None], batch=30), class_weight={0: 0.5, 1: 3.0, 2: 0.0})
+
+
 @pytest.mark.parametrize("one_hot", [None, "float32", "int64"])
 def test_class_weights_leave_other_classes_at_one(one_hot: str | None, make_loop: Any, classes: Any) -> None:
     x, y = classes

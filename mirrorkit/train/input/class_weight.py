@@ -38,9 +38,10 @@ class ClassWeights:
         return cls(tuple(numbers.get(index, 1.0) for index in range(max(numbers) + 1)))
 
     def __call__(self, x: Nest, y: tf.Tensor) -> tuple[Nest, tf.Tensor, tf.Tensor]:
-        """Add the weights of a batch's examples."""
+        """Add the weights of a batch's examples; as in Keras, a real target is rounded, and others weigh 1."""
         classes = len(self.table)
         one_hot = len(y.shape) == 2 and y.shape[-1] != 1
-        index = tf.argmax(y, -1) if one_hot else tf.reshape(tf.cast(y, tf.int64), [-1])
-        weight = tf.gather(tf.constant(self.table), tf.minimum(index, classes - 1))
-        return x, y, tf.where(index < classes, weight, 1.0)
+        numbers = tf.round(y) if y.dtype.is_floating else y
+        index = tf.argmax(y, -1) if one_hot else tf.reshape(tf.cast(numbers, tf.int64), [-1])
+        weight = tf.gather(tf.constant(self.table), tf.clip_by_value(index, 0, classes - 1))
+        return x, y, tf.where((index >= 0) & (index < classes), weight, 1.0)

@@ -75,3 +75,10 @@ def whole_number(name: str, value: Any, least: int, *, or_else: str = "") -> int
     if not is_whole(value, least):
         raise StepError(f"{name} must be a whole number from {least} on{or_else}; found {value!r}.")
     return int(value)
+
+
+def validation_epochs(validation_freq: Any) -> int | list[int]:
+    """Return after how many epochs to validate, or after which, counted from 1; NumPy's numbers as ints."""
+    if isinstance(validation_freq, (list, tuple)) and all(is_whole(epoch) for epoch in validation_freq):
+        return [int(epoch) for epoch in validation_freq]
+    return whole_number("validation_freq", validation_freq, 1, or_else=", or a list of epochs (the first is 1)")

@@ -19,7 +19,7 @@ from mirrorkit.train.calls.errors import explained, require_examples
 from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
-from mirrorkit.train.loop.arguments import of_one_data_set, whole_number
+from mirrorkit.train.loop.arguments import of_one_data_set, validation_epochs, whole_number
 from mirrorkit.train.loop.callbacks import (
     acting_on_batches,
     agree_to_stop,
@@ -120,7 +120,7 @@ class Loop:
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         validation_data: Data | None = None,
-        validation_freq: int = 1,
+        validation_freq: int | Sequence[int] = 1,
         validation_steps: int | None = None,
         validation_averaged: bool = False,
         callbacks: Sequence[KerasCallback] | None = None,
@@ -138,7 +138,7 @@ class Loop:
             steps_per_epoch: needed where the data never ends; otherwise an epoch is all the data. With it, a
                 `tf.data.Dataset` goes on where the epoch before stopped; a recipe gives each epoch's first steps.
             validation_data: what `evaluate` takes; its logs appear with the prefix `val_`.
-            validation_freq: validate after every so many epochs.
+            validation_freq: validate after every so many epochs, or after those in a list, counted from 1.
             validation_steps: batches to validate on; all by default.
             validation_averaged: validate on the averages of the weights, as in `with step.averaged()`.
             callbacks: Keras callbacks.
@@ -161,7 +161,7 @@ class Loop:
                 "Leave the block before training goes on."
             )
         epochs, initial_epoch = whole_number("epochs", epochs, 0), whole_number("initial_epoch", initial_epoch, 0)
-        validation_freq = whole_number("validation_freq", validation_freq, 1)
+        every = validation_epochs(validation_freq)
         if verbose not in ("auto", 0, 1, 2):
             raise StepError(f"verbose must be 0, 1, 2 or 'auto'; found {verbose!r}.")
         passes = self._built(data)
@@ -180,7 +180,7 @@ class Loop:
         model.stop_training = False
         if self._restored is None:
             self.position = Position(epoch=initial_epoch, steps=self.position.steps)
-        asked = {"epochs": epochs, "class_weight": class_weight, "validation_freq": validation and validation_freq}
+        asked = {"epochs": epochs, "class_weight": class_weight, "validation_freq": validation and every}
         hooks = callback_list(self, model, callbacks, history=True, verbose=verbose, steps=training.steps, **asked)
         self._data = training
         try:
@@ -199,7 +199,9 @@ class Loop:
                     epoch = position.epoch
                     call_epoch_begin(hooks, position, step)
                     logs = passes.train(training, position, hooks, report, finite, each_step=each_step)
-                    if validation is not None and (epoch + 1) % validation_freq == 0:
+                    if validation is not None and (
+                        epoch + 1 in every if isinstance(every, list) else not (epoch + 1) % every
+                    ):
                         val_logs = passes.test(validation, hooks, averaged=validation_averaged)
                         logs |= {f"val_{name}": value for name, value in val_logs.items()}
                     position.next_epoch()

@@ -59,6 +59,24 @@ def test_validation_comes_as_often_as_asked(line: Any, recipe: Any) -> None:
     assert [len(history[name]) for name in ("loss", "val_loss")] == [5, 2]
 
 
+def test_validation_comes_after_the_listed_epochs_as_in_keras(line: Any, recipe: Any) -> None:
+    seen: list[int] = []
+    asked: dict[str, Any] = {"epochs": 5, "validation_data": recipe, "validation_freq": [2, 5, 9], "verbose": 0}
+
+    def note() -> keras.callbacks.Callback:
+        return keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: seen.append(epoch) if "val_loss" in logs else None
+        )
+
+    line.fit(recipe, callbacks=[note()], **asked)
+    found, seen[:] = list(seen), []
+    model = keras_twin(line_net, line)
+    model.compile("sgd", "mse")
+    data = recipe.dataset()
+    model.fit(data, callbacks=[note()], **{**asked, "validation_data": data})
+    assert found == seen == [1, 4]
+
+
 def test_validation_does_not_train(line: Any, recipe: Any, numbers: Any) -> None:
     start = values_of(line)
     line.fit(recipe, epochs=2, verbose=0)
