@@ -82,3 +82,8 @@ def validation_epochs(validation_freq: Any) -> int | list[int]:
     if isinstance(validation_freq, (list, tuple)) and all(is_whole(epoch) for epoch in validation_freq):
         return [int(epoch) for epoch in validation_freq]
     return whole_number("validation_freq", validation_freq, 1, or_else=", or a list of epochs (the first is 1)")
+
+
+def comes_after(epoch: int, every: int | list[int]) -> bool:
+    """Return whether what comes as `validation_epochs` says comes after this epoch, counted from 0."""
+    return epoch + 1 in every if isinstance(every, list) else (epoch + 1) % every == 0

@@ -19,7 +19,7 @@ from mirrorkit.train.calls.errors import explained, require_examples
 from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
-from mirrorkit.train.loop.arguments import of_one_data_set, validation_epochs, whole_number
+from mirrorkit.train.loop.arguments import comes_after, of_one_data_set, validation_epochs, whole_number
 from mirrorkit.train.loop.callbacks import (
     acting_on_batches,
     agree_to_stop,
@@ -199,9 +199,7 @@ class Loop:
                     epoch = position.epoch
                     call_epoch_begin(hooks, position, step)
                     logs = passes.train(training, position, hooks, report, finite, each_step=each_step)
-                    if validation is not None and (
-                        epoch + 1 in every if isinstance(every, list) else not (epoch + 1) % every
-                    ):
+                    if validation is not None and comes_after(epoch, every):
                         val_logs = passes.test(validation, hooks, averaged=validation_averaged)
                         logs |= {f"val_{name}": value for name, value in val_logs.items()}
                     position.next_epoch()
