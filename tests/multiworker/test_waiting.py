@@ -48,7 +48,7 @@ def test_export_returns_on_every_worker_when_the_file_is_whole(run):
 def test_an_export_that_fails_on_the_chief_fails_on_all(run):
     _, (chief, other) = run
     assert chief["failed"].startswith("Nothing could be written to")
-    assert other["failed"].startswith("The chief could not write")
+    assert other["failed"].startswith("The chief could not export")
 
 
 @pytest.mark.slow
