@@ -282,11 +282,8 @@ def _image_decoder(file: str, compression: str, num_classes: int | None) -> Deco
     try:
         first_length(file, compression)  # TensorFlow takes as much memory
         first = next(iter(tf.data.TFRecordDataset(file, compression).take(1)), None)
-        shape = (
-            None
-            if first is None
-            else tf.io.decode_image(tf.io.parse_single_example(first, _ENCODED)["image/encoded"]).shape
-        )
+        image = None if first is None else tf.io.parse_single_example(first, _ENCODED)["image/encoded"]
+        shape = None if image is None else tf.io.decode_image(image).shape
     except (tf.errors.OpError, DataError) as error:
         raise DataError(
             f"{file} is damaged or holds no image/encoded (JPEG or PNG) with image/class/label: "
