@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -66,18 +67,25 @@ def loop_of(request: Any, strategy_of: Callable[..., Any]) -> Callable[..., mk.t
     return make
 
 
-@pytest.mark.parametrize("kind", ["batches", "resident", "dataset"])
-@pytest.mark.parametrize("arrays", [(X, Y), (X, Y, WEIGHT)], ids=["", "weights"])
-@pytest.mark.parametrize(
-    ("net", "options"),
-    [(dense, {"loss": "mse"}), (Plain, {"loss": "mse"}), (Plain, {"loss": squares, "metrics": ["mae"]})],
-    ids=["dense", "plain", "own loss"],
-)
-def test_it_trains_as_float32_does(loop_of: Any, net: Any, options: Any, arrays: Any, kind: str) -> None:
-    wide, other = loop_of(net, **options), loop_of(net, **options)
+NETS = {
+    "dense": (dense, {"loss": "mse"}),
+    "plain": (Plain, {"loss": "mse"}),
+    "own loss": (Plain, {"loss": squares, "metrics": ["mae"]}),
+}
+ARRAYS = {"examples": (X, Y), "weighted": (X, Y, WEIGHT)}
+_FAST = [("dense", "weighted", "dataset"), ("plain", "examples", "resident"), ("own loss", "weighted", "batches")]
+_RUNS = [
+    pytest.param(*run, marks=() if run in _FAST else pytest.mark.slow)
+    for run in itertools.product(NETS, ARRAYS, ("batches", "resident", "dataset"))
+]
+
+
+@pytest.mark.parametrize(("net", "arrays", "kind"), _RUNS)
+def test_it_trains_as_float32_does(loop_of: Any, net: str, arrays: str, kind: str) -> None:
+    wide, other = (loop_of(NETS[net][0], **NETS[net][1]) for _ in range(2))
     for what in ("fit", "evaluate", "predict"):
         given = {"verbose": 0, "epochs": 2} if what == "fit" else {}
-        runs = ((wide, arrays), (other, narrow(arrays)))
+        runs = ((wide, ARRAYS[arrays]), (other, narrow(ARRAYS[arrays])))
         found, wanted = (getattr(one, what)(whole(kind, *a), **given) for one, a in runs)
         if what == "predict":
             np.testing.assert_array_equal(found, wanted)
