@@ -27,7 +27,7 @@ def file_errors(what: str, cure: str) -> Iterator[None]:
         raise FileError(f"{what}: {reason(error)}. {cure}") from error
 
 
-def reason(error: OSError | tf.errors.OpError) -> str:
+def reason(error: Exception) -> str:
     """The first line of what an error says, without TensorFlow's notes on nodes and operations."""
     message = error.message if isinstance(error, tf.errors.OpError) else error
     line = re.sub(r"^({{.*?}}\s*)+", "", str(message).partition("\n")[0])

@@ -28,6 +28,8 @@ _EVERY = 32  # an offset of this many is kept: 8 bytes for 32 examples
 _LENGTH = struct.Struct("<Q")
 _FRAME = 16  # bytes of a record around its data
 _BUFFER = 256 << 10  # bytes read at a time, as tf.data.TFRecordDataset does
+_UNPACKED = 1032  # bytes at most that gzip packs into one
+_BAD_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
 class Segment(NamedTuple):
@@ -128,7 +130,7 @@ class RecordIndex:
         """
         for file, (path, count) in enumerate(zip(self._files, self.counts, strict=True)):
             if self._compression:
-                first, held = _first_length(path, self._compression), _unpacked_size(path)
+                first, held = first_length(path, self._compression), _unpacked_size(path)
                 agrees = first is not None and (count * first - held) % 2**32 == 0
             else:
                 agrees = self._multiple(file, 0) is not None
@@ -173,7 +175,7 @@ class RecordIndex:
         """The offset of an example where all have one size, as the first one's header confirms; None where not."""
         count, size = self.counts[file], self._size(file)
         if file not in self._agrees:
-            first = _first_length(self._files[file], "")
+            first = first_length(self._files[file], "")
             self._agrees[file] = first is not None and size == count * first
         return record * (size // count) if self._agrees[file] else None
 
@@ -186,7 +188,7 @@ class RecordIndex:
     def _find(self, file: int) -> tuple[int, array[int]]:
         if file not in self._found:
             path = self._files[file]
-            lengths = _read_lengths(path, self._compression) if self.reads_through else _lengths(path)
+            lengths = _lengths_of(path, self._compression)
             offset, count, offsets = 0, 0, array("q")
             for count, length in enumerate(lengths, 1):
                 if count % _EVERY == 1:
@@ -204,19 +206,30 @@ def count_by_reading(file: str, compression: str) -> int:
         DataError: a file that is cut short or damaged, by its name.
         FileError: a file that cannot be read.
     """
-    if not compression and _is_local(file):  # the lengths first: TensorFlow takes as much memory as one says
-        collections.deque(_lengths(file), maxlen=0)
+    if _is_local(file):  # the lengths first: TensorFlow takes as much memory as one says
+        collections.deque(_lengths_of(file, compression), maxlen=0)
     return sum(1 for _ in _read_lengths(file, compression))
 
 
-def _first_length(file: str, compression: str) -> int | None:
-    """The bytes of a file's first record, by its header; None where there is none."""
+def first_length(file: str, compression: str) -> int | None:
+    """The bytes of a file's first record, by its header; None where there is none.
+
+    Raises:
+        DataError: more than the file can hold.
+        FileError: a file that cannot be read.
+    """
     with file_errors(f"{file} cannot be read", CURE), tf.io.gfile.GFile(file, "rb") as opened:
         try:
             header = (gzip.GzipFile(fileobj=opened) if compression else opened).read(_LENGTH.size)
-        except (gzip.BadGzipFile, EOFError, zlib.error):
+        except _BAD_GZIP:
             return None
-    return _LENGTH.unpack(header)[0] + _FRAME if len(header) == _LENGTH.size else None
+        most = opened.size() * (_UNPACKED if compression else 1)
+    if len(header) < _LENGTH.size:
+        return None
+    length = int(_LENGTH.unpack(header)[0]) + _FRAME
+    if length > most:
+        raise _damaged(file, 0, f"the first one would have {length} bytes, the file holds {most} at most")
+    return length
 
 
 def _unpacked_size(file: str) -> int:
@@ -237,7 +250,32 @@ def _read_lengths(file: str, compression: str) -> Iterator[int]:
     except DISK_ERRORS as error:  # not the data's fault
         raise FileError(f"{file} cannot be read: {reason(error)}. {CURE}") from error
     except tf.errors.OpError as error:
-        raise DataError(f"{file} is cut short or damaged after {count} examples: {reason(error)}.") from error
+        raise _damaged(file, count, reason(error)) from error
+
+
+def _lengths_of(file: str, compression: str) -> Iterator[int]:
+    """The bytes of each record of a file; of a local one the lengths are compared with its size."""
+    if not _is_local(file):
+        return _read_lengths(file, compression)
+    return _unpacked_lengths(file) if compression else _lengths(file)
+
+
+def _unpacked_lengths(file: str) -> Iterator[int]:
+    """The bytes of each record of a local gzip file, which is read through in pieces."""
+    count = 0
+    with file_errors(f"{file} cannot be read", CURE), gzip.open(file) as opened:
+        try:
+            while header := opened.read(_LENGTH.size):
+                length = int(_LENGTH.unpack(header)[0]) + _FRAME if len(header) == _LENGTH.size else _FRAME
+                missing = length - len(header)
+                while missing and (part := opened.read(min(missing, _BUFFER))):
+                    missing -= len(part)
+                if missing:
+                    raise _damaged(file, count, f"{missing} of the {length} bytes of the next one are missing")
+                count += 1
+                yield length
+        except _BAD_GZIP as error:
+            raise _damaged(file, count, str(error)) from error
 
 
 def _lengths(file: str, offset: int = 0) -> Iterator[int]:
@@ -251,14 +289,15 @@ def _lengths(file: str, offset: int = 0) -> Iterator[int]:
                 length = _LENGTH.unpack(header)[0] + _FRAME if len(header) == 8 else _FRAME
                 offset += length
                 if offset > size:
-                    raise DataError(
-                        f"{file} is cut short or damaged after {count} examples: the next one would end at byte "
-                        f"{offset}, the file has {size}."
-                    )
+                    raise _damaged(file, count, f"the next one would end at byte {offset}, the file has {size}")
                 count += 1
                 yield length
         finally:
             os.close(opened)
+
+
+def _damaged(file: str, count: int, why: str) -> DataError:
+    return DataError(f"{file} is cut short or damaged after {count} examples: {why}.")
 
 
 def _is_local(file: str) -> bool:

@@ -16,7 +16,7 @@ from mirrorkit.data import record_files
 from mirrorkit.data.disk import CURE, file_errors, reason
 from mirrorkit.data.index_file import read_index, require_features
 from mirrorkit.data.preparation import PreparedRecipe
-from mirrorkit.data.record_index import RecordIndex, count_by_reading
+from mirrorkit.data.record_index import RecordIndex, count_by_reading, first_length
 from mirrorkit.data.record_reading import RecordReader, Share
 from mirrorkit.data.record_streams import Streams, draw_streams
 from mirrorkit.data.worker_rows import own_rows
@@ -292,15 +292,18 @@ def _numbers(num_examples: Any, files: Sequence[str]) -> int | tuple[int, ...] |
 
 def _image_decoder(file: str, compression: str, num_classes: int | None) -> Decode:
     try:
+        first_length(file, compression)  # TensorFlow takes as much memory
         first = next(iter(tf.data.TFRecordDataset(file, compression).take(1)), None)
-        if first is None:
-            raise DataError(f"{file} holds no example.")
-        shape = tf.io.decode_image(tf.io.parse_single_example(first, _ENCODED)["image/encoded"]).shape
-    except tf.errors.OpError as error:
+        image = None if first is None else tf.io.parse_single_example(first, _ENCODED)["image/encoded"]
+        shape = None if image is None else tf.io.decode_image(image).shape
+    except (tf.errors.OpError, DataError) as error:
         raise DataError(
-            f"{file} is damaged or holds no image/encoded (JPEG or PNG) with image/class/label: {reason(error)}. "
-            "Pass decode= for examples of another form; files of write_records need their index beside them."
+            f"{file} is damaged or holds no image/encoded (JPEG or PNG) with image/class/label: "
+            f"{reason(error).rstrip('.')}. Pass decode= for examples of another form; files of write_records need "
+            "their index beside them."
         ) from error
+    if shape is None:
+        raise DataError(f"{file} holds no example.")
 
     def decode(serialized: tf.Tensor) -> Any:
         example = tf.io.parse_single_example(serialized, _ENCODED)

@@ -94,3 +94,14 @@ def check_cifar(loaded: data.Splits) -> None:
     np.testing.assert_array_equal(loaded.train.labels, LABELS[:15])
     assert loaded.train.images.dtype == np.uint8
     assert loaded.train.labels.dtype == np.int64
+
+
+def record_header(length: int) -> bytes:
+    """The length of a TFRecord and its checksum, a masked CRC-32C."""
+    header, crc = struct.pack("<Q", length), 0xFFFFFFFF
+    for byte in header:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return header + struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from source_files import record_header
 
+from mirrorkit import data
 from mirrorkit.data import record_index
 from mirrorkit.data.record_index import RecordIndex, count_by_reading
 from mirrorkit.errors import DataError, FileError
@@ -80,6 +84,34 @@ def test_a_file_that_is_cut_short_is_named(tmp_path, cut):
     file.write_bytes(file.read_bytes()[:-cut])
     with pytest.raises(DataError, match=rf"{file} is cut short or damaged after {len(LENGTHS) - 1} examples"):
         print(RecordIndex([str(file)], "", None).counts)
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("length", [2**31, 2**40, 2**64 - 20])
+def test_a_forged_length_is_refused_before_memory_is_taken_for_it(tmp_path, compression, place, length):
+    """TensorFlow takes as much memory as a length says, and ends the process where there is not so much."""
+    file, content = tmp_path / "forged", Path(write(tmp_path / "a", [100] * 3)).read_bytes()
+    forged = content[: 116 * place] + record_header(length) + content[116 * place + 12 :]
+    file.write_bytes(gzip.compress(forged) if compression else forged)
+    with pytest.raises(DataError, match=f"{file} is cut short or damaged after {place} examples"):
+        count_by_reading(str(file), compression)
+    with pytest.raises(DataError, match=f"{file} is cut short or damaged after {place} examples"):
+        print(RecordIndex([str(file)], compression, None).counts)
+    if not place and length > 2**31:  # more than the file can hold, unpacked too
+        with pytest.raises(DataError, match="the first one would have"):
+            RecordIndex([str(file)], compression, [3], one_size=True).require_counts()
+        with pytest.raises(DataError, match="forged is damaged or holds no image"):
+            data.records(str(file), global_batch_size=2, num_examples=3)
+
+
+def test_gzip_files_are_counted_as_tensorflow_counts_them(tmp_path):
+    """Of several members, and with examples longer than what is read at a time."""
+    lengths = [*LENGTHS, 700_000]
+    members = [Path(write(tmp_path / name, lengths, "GZIP")).read_bytes() for name in "ab"]
+    (tmp_path / "both").write_bytes(b"".join(members))
+    index = RecordIndex([str(tmp_path / "both")], "GZIP", None)
+    assert index.counts == (count_by_reading(str(tmp_path / "both"), "GZIP"),) == (2 * len(lengths),)
 
 
 def test_a_folder_is_a_file_that_cannot_be_read(tmp_path):

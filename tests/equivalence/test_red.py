@@ -194,7 +194,7 @@ _OFF = [
         ("model.losses (L2)",),
         _replaced(functions, "call_model", _losses_on_each),
     ),
-    _Off("rows of one word add up", ("Embedding",), _replaced(functions, "_dense", lambda _: _last_row_wins)),
+    _Off("rows of one word add up", ("Embedding",), _replaced(functions, "dense", lambda _: _last_row_wins)),
     _Off("metrics' states add up", ("AUC", "F1"), _computed(_first_replicas_metrics)),
     _Off(
         "sums, not means",
@@ -264,6 +264,11 @@ def test_every_row_has_a_mechanism_to_switch_off() -> None:
 
 def test_the_fast_pairs_are_there() -> None:
     assert {(row, off.mechanism) for off in _OFF for row in off.rows} >= _FAST
+
+
+@pytest.mark.parametrize("off", _OFF, ids=lambda off: off.mechanism)
+def test_every_mechanism_is_where_it_is_switched_off(off: _Off, monkeypatch: pytest.MonkeyPatch) -> None:
+    off.patch(monkeypatch)
 
 
 @pytest.mark.parametrize(("off", "row"), _PAIRS)

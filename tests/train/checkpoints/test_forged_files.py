@@ -225,6 +225,7 @@ for bomb in (compressed, directory, many_lists, many_dicts, many_variables, decl
 """
 
 
+@pytest.mark.slow  # seven files of many entries, in a process of its own; fast: the refusals above
 def test_no_file_takes_many_times_its_size(run_python: Any, tmp_path: Path) -> None:
     code = BOMBS.format(helpers=[str(path) for path in Path(__file__).parents[:2]], folder=str(tmp_path))
     lines = run_python(code).stdout.splitlines()

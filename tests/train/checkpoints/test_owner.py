@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,10 +87,14 @@ def test_what_a_killed_run_left_is_no_lock(kind: str, fresh: Any, recipe: Any, t
 
 def test_the_earlier_run_stops_at_its_next_save(fresh: Any, recipe: Any, tmp_path: Path) -> None:
     saver = mk.train.Checkpoints(tmp_path, every=2)
+
+    def take_over() -> None:
+        while names(tmp_path) != [".owner", *saved_at(2)]:  # another thread writes it
+            time.sleep(0.01)
+        owned_by(tmp_path, host="far", pid=7)
+
     with pytest.raises(CheckpointError, match=r"no longer writes to .*taken it over: process 7 on far"):
-        fresh.fit(
-            *(recipe,), epochs=9, callbacks=[saver, Do(lambda: owned_by(tmp_path, host="far", pid=7), 2)], verbose=0
-        )
+        fresh.fit(recipe, epochs=9, callbacks=[saver, Do(take_over, 2)], verbose=0)
     assert fresh.position.steps < 10
     assert names(tmp_path) == [".owner", *saved_at(2)]  # the other's file, and no checkpoint after it came
 

@@ -74,7 +74,7 @@ def assert_state(loop: mk.train.Loop, values: list[np.ndarray]) -> None:
             np.testing.assert_allclose(copy.numpy(), value, rtol=1e-5, err_msg=variable.path)
 
 
-@pytest.mark.parametrize("kind", ["dataset", "resident"])
+@pytest.mark.parametrize("kind", ["dataset", pytest.param("resident", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("where", REPLICAS, ids=str)
 def test_evaluate_and_predict_write_as_keras_does(where: Any, kind: str, strategy_of: Any) -> None:
     loop = loop_of(strategy_of(*where))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -66,18 +67,25 @@ def loop_of(request: Any, strategy_of: Callable[..., Any]) -> Callable[..., mk.t
     return make
 
 
-@pytest.mark.parametrize("kind", ["batches", "resident", "dataset"])
-@pytest.mark.parametrize("arrays", [(X, Y), (X, Y, WEIGHT)], ids=["", "weights"])
-@pytest.mark.parametrize(
-    ("net", "options"),
-    [(dense, {"loss": "mse"}), (Plain, {"loss": "mse"}), (Plain, {"loss": squares, "metrics": ["mae"]})],
-    ids=["dense", "plain", "own loss"],
-)
-def test_it_trains_as_float32_does(loop_of: Any, net: Any, options: Any, arrays: Any, kind: str) -> None:
-    wide, other = loop_of(net, **options), loop_of(net, **options)
+NETS = {
+    "dense": (dense, {"loss": "mse"}),
+    "plain": (Plain, {"loss": "mse"}),
+    "own loss": (Plain, {"loss": squares, "metrics": ["mae"]}),
+}
+ARRAYS = {"examples": (X, Y), "weighted": (X, Y, WEIGHT)}
+_FAST = [("dense", "weighted", "dataset"), ("plain", "examples", "resident"), ("own loss", "weighted", "batches")]
+_RUNS = [
+    pytest.param(*run, marks=() if run in _FAST else pytest.mark.slow)
+    for run in itertools.product(NETS, ARRAYS, ("batches", "resident", "dataset"))
+]
+
+
+@pytest.mark.parametrize(("net", "arrays", "kind"), _RUNS)
+def test_it_trains_as_float32_does(loop_of: Any, net: str, arrays: str, kind: str) -> None:
+    wide, other = (loop_of(NETS[net][0], **NETS[net][1]) for _ in range(2))
     for what in ("fit", "evaluate", "predict"):
         given = {"verbose": 0, "epochs": 2} if what == "fit" else {}
-        runs = ((wide, arrays), (other, narrow(arrays)))
+        runs = ((wide, ARRAYS[arrays]), (other, narrow(ARRAYS[arrays])))
         found, wanted = (getattr(one, what)(whole(kind, *a), **given) for one, a in runs)
         if what == "predict":
             np.testing.assert_array_equal(found, wanted)
@@ -99,10 +107,15 @@ def test_it_is_said_once(loop_of: Any, caplog: Any) -> None:
 
 
 def test_a_model_that_computes_in_float64_gets_it(strategy_of: Any) -> None:
+    """float32 would round these examples to multiples of 8."""
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():
-        model = keras.Sequential([keras.Input((8,), dtype="float64"), L.Dense(4, dtype="float64")])
+        layers = [L.Rescaling(1.0, offset=-1e8, dtype="float64"), L.Dense(4, dtype="float64")]
+        model = keras.Sequential([keras.Input((8,), dtype="float64"), *layers])
         optimizer = keras.optimizers.SGD(0.1)
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=2)
-    loop.fit(whole("batches", X, Y), verbose=0)
-    assert loop.predict(whole("batches", X, Y)).dtype == np.float64
+    data = whole("batches", X + 1e8, Y)
+    predicted = X @ model.get_weights()[0]
+    np.testing.assert_allclose(loop.predict(data), predicted, atol=1e-6)
+    assert loop.evaluate(data)["loss"] == pytest.approx(((predicted - Y) ** 2).mean(), rel=1e-6)
+    assert loop.fit(data, verbose=0).history["loss"][0] < 10

@@ -128,7 +128,8 @@ def test_the_example_is_plain_tensorflow_also_when_it_goes_on(
         history = loop.fit(images, epochs=epochs, verbose=0, callbacks=callbacks).history
         assert len(watch.seen) == 2
     np.testing.assert_allclose(np.transpose([history["discriminator"], history["generator"]]), logs, rtol=1e-5)
-    assert largest_difference(everything(gan), everything(by_hand)) < 5e-6  # measured: 2.2e-6 and 3.0e-7
+    # Measured: 3.0e-7. Plain TensorFlow parts from itself by 1.7e-6 where the rows of its batches are in reverse.
+    assert largest_difference(everything(gan), everything(by_hand)) < 5e-6
     assert_replicas_equal(loop)
     assert [gan.optimizers[i].iterations.numpy() for i in (0, 1)] == [12, 12]
 
