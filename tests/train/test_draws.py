@@ -64,6 +64,25 @@ def test_a_sampler_draws_anew_in_each_round_of_its_loop(strategy_of: Any) -> Non
     assert {int(copy[1]) for copy in strategy.experimental_local_results(seed.state.value)} == {0}  # as it was
 
 
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_several_draws_of_a_step_are_others_on_each_replica(replicas: int, strategy_of: Any) -> None:
+    """Keras counts a seed up from draw to draw, which must not lead to the seed of another shard."""
+    strategy = strategy_of("mirrored", replicas)
+    with strategy.scope():
+        model, optimizer = noisy_net(), keras.optimizers.SGD(0.0)
+        seed = keras.random.SeedGenerator(3)
+
+    def loss_fn(batch: Any) -> Any:
+        drawn = [keras.random.uniform([tf.shape(batch[0])[0]], seed=seed) for _ in range(3)]
+        logs = {f"{i}_{name}": value for i, one in enumerate(drawn) for name, value in shown(batch, one).items()}
+        return {"loss": model(batch[0])[:, 0], **logs}
+
+    loop = mk.train.Loop(strategy, mk.train.Step.from_loss([model, seed], optimizer, loss_fn))
+    history = loop.fit(data(), epochs=2, validation_data=data(), verbose=0).history
+    found = np.concatenate([draws(history, f"{which}{i}_") for i in range(3) for which in ("", "val_")])
+    assert np.unique(np.round(found.astype("float64"), 6)).size == found.size == 3 * 2 * 2 * ROWS
+
+
 class Halves:
     """Two critic updates and one of the generator; the halves log what they draw, from one seed."""
 

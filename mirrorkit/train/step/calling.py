@@ -35,11 +35,15 @@ def call_model(
     scope = _Scope(state_mapping=given, collect_losses=True)
     with seeds_on_host(), without_waits(), scope:
         before = dict(scope.state_mapping)
-        outputs = model(x, **training_argument(model, training))
-        added = list(model.losses)
+        outputs, added = read((model(x, **training_argument(model, training)), list(model.losses)))
     assigned = {key for key, value in scope.state_mapping.items() if value is not before.get(key)}
     _require_kept(model, {key: scope.paths.get(key, "?") for key in assigned})
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
+
+
+def read(values: Nest) -> Nest:
+    """Return tensors in place of variables; call it while these stand for the values that they were given."""
+    return tf.nest.map_structure(lambda one: one.value if isinstance(one, keras.Variable) else one, values)
 
 
 class _Scope(keras.StatelessScope):  # type: ignore[name-defined, misc]
@@ -88,7 +92,7 @@ def with_values(
 
 def predict_with(model: KerasModel, x: Nest) -> Nest:
     """Return the model's outputs for `x`, as Keras's `predict` does."""
-    return predicting(lambda: model(x, **training_argument(model, False)))
+    return predicting(lambda: read(model(x, **training_argument(model, False))))
 
 
 def predicting(predict: Callable[[], Nest]) -> Nest:

@@ -46,8 +46,14 @@ class LayerState:
         """
         with tf.device(HOST):  # where random operations take their seeds from; no place ends with a number below 0
             numbers = tf.unstack(place)
+
+            def own(value: tf.Tensor, number: int) -> tf.Tensor:
+                # A fold leaves its number where Keras counts the draws: with another one than 0 at the end, the second
+                # draw of a shard would be the first one of the next.
+                return fold(value, *numbers, *(tf.constant(n, tf.int64) for n in ([-number, 0] if number else [0])))
+
             return [
-                fold(value, *numbers, *([tf.constant(-number, tf.int64)] if number else [])) if seed else value
+                own(value, number) if seed else value
                 for value, seed, number in zip(state, self._is_seed, self._numbers, strict=True)
             ]
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasMetric, Metric, Nest, PerOutput
 from mirrorkit.errors import StepError
+from mirrorkit.train.step.calling import read
 from mirrorkit.train.step.keras_operations import without_waits
 from mirrorkit.train.step.outputs import Output, kind_of_target, own_value, per_output
 from mirrorkit.train.step.shapes_check import Shape, cure, not_stretched, shapes_of_targets, shown, stretched
@@ -113,7 +114,9 @@ class Metrics:
                 part = tf.reshape(sums[position : position + size], variable.shape)
                 state.append(tf.cast(part, variable.dtype))
                 position += size
-            for key, value in _by_name(name, metric.stateless_result(state)):
+            with keras.StatelessScope(state_mapping=list(zip(metric.variables, state, strict=True))):
+                result = read(metric.result())  # which may be a variable itself
+            for key, value in _by_name(name, result):
                 if key in results:
                     raise taken(key)
                 results[key] = value

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from training_helpers import classifier, line_net, plain_dataset
 
+import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
@@ -96,6 +97,54 @@ def test_accuracy_and_crossentropy_mean_what_keras_means(
     expected = np.mean(loss(np.reshape(y, (60, -1)).astype("float32") if kind == "binary" else y, y_pred))
     assert logs["accuracy"] == logs["acc"] == pytest.approx(float(accuracy.result()))
     assert logs["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+class Rows(keras.metrics.Metric):
+    """Its result is its variable, as in Keras's guide to custom metrics, or holds it."""
+
+    def __init__(self, name: str, *, in_dict: bool = False) -> None:
+        super().__init__(name=name)
+        self.in_dict = in_dict
+        self.rows = self.add_variable(shape=(), initializer="zeros", name="rows")
+
+    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.rows.assign_add(keras.ops.cast(keras.ops.shape(y)[0], "float32"))
+
+    def result(self) -> Any:
+        return {"held": self.rows} if self.in_dict else self.rows
+
+
+def test_a_result_may_be_a_variable(make_loop: Any, numbers: Any) -> None:
+    metrics = [Rows("rows"), Rows("dict", in_dict=True)]
+    loop = make_loop(("mirrored", 2), line_net, loss="mse", metrics=metrics)
+    data = plain_dataset(*numbers, batch=17)
+    history = loop.fit(data, validation_data=data, verbose=0).history
+    for name in ("rows", "held", "val_rows", "val_held"):
+        assert history[name] == [60.0]
+
+
+def test_an_output_may_be_a_variable(strategy_of: Any) -> None:
+    class Bias(L.Layer):  # type: ignore[name-defined, misc]
+        def build(self, shape: Any) -> None:
+            self.bias = self.add_weight(shape=(4, 1), initializer="ones")
+
+        def call(self, x: Any) -> Any:
+            return self.bias
+
+    class Net(keras.Model):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = Bias()
+
+        def call(self, x: Any) -> Any:
+            return self.bias(x)
+
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        model, optimizer = Net(), keras.optimizers.SGD(0.1)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
+    loop.fit(plain_dataset(np.ones([4, 2], np.float32), np.zeros([4, 1], np.float32), batch=4), verbose=0)
+    np.testing.assert_allclose(model.bias.bias, np.full([4, 1], 1 - 0.1 * 2 / 4), rtol=1e-6)
 
 
 def test_a_function_is_a_metric(line: Any, make_loop: Any, numbers: Any) -> None:
