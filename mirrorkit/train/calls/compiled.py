@@ -17,8 +17,9 @@ from mirrorkit.train.calls.errors import explained_call, explained_data, require
 from mirrorkit.train.input.epoch import EpochIterator, Sizes
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.step.clock import Reading
-from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch, of_same_rows, rows_of_worker
+from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch, rows_of_worker
 from mirrorkit.train.step.loop_step import LoopStep, Pass
+from mirrorkit.train.step.same_rows import with_same_rows
 
 _log = logging.getLogger("mirrorkit")
 
@@ -225,7 +226,8 @@ def _until_the_end(step: LoopStep, run: Run, what: Pass) -> Any:
 
         def body(index: tf.Tensor, batch: Any, totals: tf.Tensor, good: tf.Tensor) -> tuple[Any, ...]:
             with tf.device(HOST):
-                value, place = of_same_rows(batch.get_value()), first + index
+                place = first + index
+                value = with_same_rows(batch.get_value(), place)
             with _clock(step, what, start, index, place):
                 totals += tf.cast(run([HostBatch(value)]), tf.float64)
             after = _after(index)

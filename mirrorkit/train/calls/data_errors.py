@@ -8,15 +8,14 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from mirrorkit.errors import DataError
-from mirrorkit.train.step.global_batch import OTHER_ROWS
 from mirrorkit.train.step.labels_check import label_fault
 from mirrorkit.train.step.outputs import INPUT_NAME
+from mirrorkit.train.step.same_rows import asserted_rows
 
 # TensorFlow's own words; tests/train/calls/test_data_errors.py makes each of these errors.
 _TRACEBACK = "\nTraceback (most recent call last):\n"
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 _INDEX = re.compile(r"indices\[[\d,]+\] = (-?\d+) is not in \[0, (\d+)\).*?{{node (\S+)}}", re.DOTALL)
-_ROWS = re.compile(re.escape(OTHER_ROWS) + r"\] \[([\d ]+)\]")
 _SHAPE = re.compile(
     r"Shape of tensor \S+ (\[.*?\]) is not compatible with expected shape (\[.*?\]).*?" + INPUT_NAME, re.DOTALL
 )
@@ -48,12 +47,10 @@ def explain(error: tf.errors.OpError, place: Callable[[bool], str]) -> DataError
             f"An index{at} is {value}, where there are {size} entries: 0 to {int(size) - 1} ({_layer(node)}). Correct "
             "the data, or give the layer as many entries as the data has."
         )
-    if found := _ROWS.search(message):
-        rows = " and ".join(found[1].split())
-        return DataError(
-            f"Inputs, targets and sample weights of a batch need a row for each example; found {rows} rows{at}. Look "
-            "at how the dataset pairs and batches them."
-        )
+    if asserted := asserted_rows(message):
+        text, number = asserted
+        where = place(False) if number < 0 else f"batch {number}"
+        return DataError(f"{text} ({where[:1].upper()}{where[1:]}, counted from 0.)" if where else text)
     if found := _SHAPE.search(message):
         shape, wanted = found.groups()
         return DataError(

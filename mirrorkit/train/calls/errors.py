@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ from mirrorkit.data import Records
 from mirrorkit.errors import ClusterError, StepError
 from mirrorkit.strategy import ENDED_BY_OTHERS, is_parameter_server, name_lost_workers, task_addresses
 from mirrorkit.train.calls.data_errors import explain
-from mirrorkit.train.input.epoch import EpochIterator, other_size
+from mirrorkit.train.input.epoch import COMPONENT, EpochIterator, other_size
 
 _log = logging.getLogger("mirrorkit")
 
@@ -22,7 +23,9 @@ _NO_BATCH = "The data gave no batch. Check its path, filters and drop_remainder.
 # TensorFlow's own words; tests/train make each of these errors. XLA refuses an operation that it does not know, a size
 # that it must know beforehand, something else than variables and tensors.
 _REFUSED_BY_XLA = ("unsupported operations", "compile-time constant", "xla_launch_util")
-_OTHER_SHAPE = "EnsureShape"
+_OTHER_SIZE = re.compile(
+    rf"Shape of tensor \S+ \[(\d+).*?\] is not compatible with expected shape \[(\d+).*?{COMPONENT}(\d+)", re.DOTALL
+)
 _GO_ON = "Start all tasks again; a run with mk.train.Checkpoints goes on from its newest checkpoint."
 
 
@@ -94,8 +97,10 @@ def explained_call(data: EpochIterator, place: Callable[[bool], str], *, compile
             "(tf.data.experimental.assert_cardinality), and start over: the last step is half done."
         ) from error
     except (tf.errors.InvalidArgumentError, tf.errors.InternalError, tf.errors.UnimplementedError) as error:
-        if _OTHER_SHAPE in error.message and data.size is not None:
-            raise StepError(other_size(None)) from error
+        if found := _OTHER_SIZE.search(error.message):
+            rows, wanted, number = found.groups()
+            at = f" in {place(True)} (counted from 0)"
+            raise StepError(other_size(data.element_spec, int(number), rows, wanted, at)) from error
         if not (compiled and any(sign in error.message for sign in _REFUSED_BY_XLA)):
             raise
         raise StepError(

@@ -12,8 +12,10 @@ import tensorflow as tf
 from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.data import HOST, own_rows, untuned
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.global_batch import GlobalBatch, of_same_rows, rows_of_worker
+from mirrorkit.train.step.global_batch import GlobalBatch, rows_of_worker
+from mirrorkit.train.step.same_rows import names_of, with_same_rows
 
+COMPONENT = "mirrorkit_component_"  # of the operation that compares its rows with the recipe's, and its number
 Sizes = tuple[int | None, ...]  # of the batches of one update; None where a size is not known before it runs
 
 
@@ -175,26 +177,27 @@ class HostIterator(EpochIterator):
 
 
 def _next(context: tf.distribute.InputContext | None, source: Nest, index: tf.Tensor, size: int | None) -> GlobalBatch:
-    del index
     with tf.device(HOST):
-        first, end = (0, size) if context is None or size is None else own_rows(size, context)
-        return rows_of_worker(_sized(next(source), None if end is None else end - first), size, context)
+        if size is None:
+            return rows_of_worker(with_same_rows(next(source), index), size, context)
+        first, end = (0, size) if context is None else own_rows(size, context)
+        return rows_of_worker(_sized(next(source), end - first), size, context)
 
 
-def _sized(batch: Batch, size: int | None) -> Batch:
+def _sized(batch: Batch, size: int) -> Batch:
     """Tell TensorFlow a size that the data's specification left open."""
-    if size is None:
-        return of_same_rows(batch)
-    for tensor in tf.nest.flatten(batch):
+    tensors = []
+    for number, tensor in enumerate(tf.nest.flatten(batch)):
         if tensor.shape[0] not in (None, size):
-            raise StepError(other_size(size))
-    return tf.nest.map_structure(lambda tensor: tf.ensure_shape(tensor, [size, *tensor.shape[1:]]), batch)
+            raise StepError(other_size(batch, number, tensor.shape[0], size))
+        tensors.append(tf.ensure_shape(tensor, [size, *tensor.shape[1:]], name=f"{COMPONENT}{number}"))
+    return tf.nest.pack_sequence_as(batch, tensors)
 
 
-def other_size(size: int | None) -> str:
-    """Say that a batch does not have as many examples as it should."""
+def other_size(element: Nest, number: int, found: object, wanted: object, at: str = "") -> str:
+    """Say that a component of a batch, by its number, does not have as many rows as it should."""
     return (
-        f"A batch does not hold the {size or 'number of'} examples that its recipe says. A `map` must keep the number "
-        "of examples in a batch, and num_examples must be that of the files. For batches of any size, give a "
-        "tf.data.Dataset: train.dataset(), mapped."
+        f"Component {names_of(element)[number]} of a batch has {found} rows{at}, where its recipe says {wanted} "
+        "examples. A `map` must keep the number of examples in a batch, and num_examples must be that of the files. "
+        "For batches of any size, give a tf.data.Dataset: train.dataset(), mapped."
     )

@@ -31,6 +31,7 @@ from mirrorkit.train.input.epoch import EpochIterator, HostIterator
 from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
 from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data
 from mirrorkit.train.step.requirements import require_static_batches
+from mirrorkit.train.step.same_rows import require_same_rows
 from mirrorkit.whole import is_whole
 
 _log = logging.getLogger("mirrorkit")
@@ -170,6 +171,7 @@ class Input:
         """
         whole = self._whole()
         for i, batch in enumerate(itertools.islice(iter(untuned(self._batches(0, 0, 0))), self.steps)):
+            require_same_rows(batch, i)
             yield batch, None if self._context is None else self.global_batch_size if i < whole else self._last()
 
     def first(self, epoch: int = 0, start: int = 0) -> Batch | None:
@@ -265,6 +267,7 @@ class Input:
         )
         if looks:
             self._compare(lambda: iterator.first)
+            require_same_rows(iterator.first, position)
             if check is not None and iterator.first is not None:
                 check(iterator.first)
         return iterator

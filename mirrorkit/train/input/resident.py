@@ -14,6 +14,7 @@ from mirrorkit.data import HOST, Batches, Made, Resident
 from mirrorkit.strategy import replica_devices
 from mirrorkit.train.input.epoch import EpochIterator, Part
 from mirrorkit.train.step.global_batch import GlobalBatch, bounds, some_is_empty, this_replica
+from mirrorkit.train.step.same_rows import with_same_rows
 
 _LARGEST_ARRAY = 2**31 - 2**20  # bytes that fit into one message between tasks
 
@@ -118,7 +119,7 @@ class _ResidentBatch:
         element = tf.nest.map_structure(lambda rows, kept: rows.take(kept, places), self._data.rows, own)
         made = None if replicas == 1 else rows
         element = self._data.finish(element, epoch=self._source["epoch"], step=self._index, rows=made)
-        return element if self._weigh is None else self._weigh(*element)
+        return with_same_rows(element if self._weigh is None else self._weigh(*element), self._index)
 
     def _places(self, rows: Made, replica: Any) -> tf.Tensor:
         """Return where these rows are in the set, or in the replica's shard of it (int64 [B])."""
@@ -159,7 +160,7 @@ class SentIterator(EpochIterator):
         """Make the batch of these rows of the set; called on the worker."""
         element = tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays)
         element = self.data.finish(element, epoch=epoch, step=step)
-        return element if self._weigh is None else self._weigh(*element)
+        return with_same_rows(element if self._weigh is None else self._weigh(*element), step)
 
     def arrays(self) -> tf.data.Dataset:
         """Return a data set whose every element is the whole set in memory."""

@@ -16,6 +16,7 @@ from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator, Part
 from mirrorkit.train.input.resident import SentIterator
+from mirrorkit.train.step.same_rows import require_same_rows
 
 # For each batch of an update a nest of tensors whose first dimension counts the updates: the batches themselves, or the
 # rows of the set that they take.
@@ -66,6 +67,8 @@ def _updates(data: HostIterator, steps: int, accumulate: int) -> Iterator[list[B
     for done in range(0, steps, accumulate):
         wanted = min(accumulate, steps - done)
         row = list(itertools.takewhile(lambda batch: batch is not None, (data.read() for _ in range(wanted))))
+        for place, batch in enumerate(row):
+            require_same_rows(batch, data.position + done + place)
         if len(row) < wanted and data.steps is not None:
             raise StepError(
                 f"The data said that it holds {data.steps} batches, but ended after {data.position + done + len(row)}. "

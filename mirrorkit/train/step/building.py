@@ -12,7 +12,8 @@ from mirrorkit.train.step.floatx import in_floatx
 from mirrorkit.train.step.layer_state import layers_of, training_argument
 from mirrorkit.train.step.models import Models
 from mirrorkit.train.step.outputs import Batch
-from mirrorkit.train.step.requirements import check_rows, check_tensors
+from mirrorkit.train.step.requirements import check_tensors
+from mirrorkit.train.step.same_rows import require_same_rows
 
 
 def is_built(model: KerasModel) -> bool:
@@ -32,7 +33,7 @@ def build(model: KerasModel, batch: Batch, strategy: tf.distribute.Strategy) -> 
         strategy: that of the training.
     """
     check_tensors(tuple(batch))
-    check_rows(batch)
+    require_same_rows(batch.x if batch.y is None else batch.present)
     for part in model.parts if isinstance(model, Models) else [model]:
         if isinstance(part, keras.Model) and part.distribute_strategy is not strategy:
             raise StepError(

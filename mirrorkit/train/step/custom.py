@@ -23,6 +23,7 @@ from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
 from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.models import Models
 from mirrorkit.train.step.places import are_placed
+from mirrorkit.train.step.same_rows import require_same_rows
 from mirrorkit.train.step.seeds import require_own_draws, seeds_by_replica
 from mirrorkit.train.step.settings import settings_of_variables
 
@@ -121,6 +122,7 @@ class Custom:
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Trace the step once to learn the names of its logs."""
+        require_same_rows(element_spec)
         if what not in self._names:
 
             def logs(batch: Batch) -> Nest:

@@ -16,8 +16,7 @@ from mirrorkit.data import HOST, own_rows
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.gathering import gather_rows, gather_sizes
 from mirrorkit.train.step.outputs import count_examples
-
-OTHER_ROWS = "mirrorkit: rows of the parts of a batch"  # of an assertion
+from mirrorkit.train.step.same_rows import with_same_rows
 
 
 class GlobalBatch(Protocol):
@@ -90,24 +89,11 @@ def rows_of_worker(batch: Batch, size: int | None, context: tf.distribute.InputC
     return HostBatch(batch, size=size, first=own_rows(size, context)[0])
 
 
-def of_same_rows(batch: Batch) -> Batch:
-    """Assert that the parts of a batch on the host have as many rows, where that is not known beforehand.
-
-    A part with one row would be broadcast to the others, without an error.
-    """
-    tensors = tf.nest.flatten(batch)
-    if len(tensors) == 1 or all(tensor.shape[0] is not None for tensor in tensors):
-        return batch
-    rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(rows == rows[0]), [OTHER_ROWS, rows])]):
-        return tf.nest.map_structure(tf.identity, batch)
-
-
 class OwnRows:
     """Rows that are a replica's own already, as `strategy.run` gives them to a custom training loop."""
 
     def __init__(self, rows: Batch) -> None:
-        self._rows = rows
+        self._rows = with_same_rows(rows)
 
     def rows(self) -> Batch:
         """See `GlobalBatch`."""

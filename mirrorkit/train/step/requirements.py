@@ -14,7 +14,7 @@ from mirrorkit.optim import trainable_variables
 from mirrorkit.strategy import class_name
 from mirrorkit.train.step.layer_state import layers_of
 from mirrorkit.train.step.models import Models
-from mirrorkit.train.step.outputs import Batch, unpack_batch
+from mirrorkit.train.step.outputs import unpack_batch
 from mirrorkit.variables import native
 from mirrorkit.whole import is_whole
 
@@ -163,19 +163,6 @@ def check_batched(model: KerasModel, x: Nest) -> None:
                 f"The data yields single examples of shape {example}; a step takes global batches. Batch the dataset: "
                 "dataset.batch(256)."
             )
-
-
-def check_rows(batch: Batch) -> None:
-    """Refuse parts with different numbers of rows, where these are known; one row alone would be broadcast."""
-    parts = {name: tf.nest.flatten(part) for name, part in batch._asdict().items() if part is not None}
-    shapes = {name: [tuple(spec.shape) for spec in part if spec is not None] for name, part in parts.items()}
-    rows = {shape[:1] for found in shapes.values() for shape in found}
-    if len(rows - {(None,)}) > 1 or () in rows:
-        found = ", ".join(f"{name} {' and '.join(map(str, shape))}" for name, shape in shapes.items())
-        raise StepError(
-            "Inputs, targets and sample weights of a batch need a row for each example; found different numbers of "
-            f"rows: {found}. Look at how the dataset pairs and batches them."
-        )
 
 
 def check_class_targets(model: KerasModel, element_spec: Spec) -> None:

@@ -33,6 +33,7 @@ from mirrorkit.train.step.outputs import Batch as Parts
 from mirrorkit.train.step.outputs import unpack_batch, with_known_shapes
 from mirrorkit.train.step.places import Places, are_placed, placed_pass
 from mirrorkit.train.step.same_results import require_same_results
+from mirrorkit.train.step.same_rows import require_same_rows
 from mirrorkit.train.step.seeds import draws_at
 from mirrorkit.train.step.settings import settings_of
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
@@ -190,7 +191,7 @@ class Supervised:
         batch = self.unpack(element_spec)
         requirements.check_tensors(tuple(batch))
         requirements.check_batched(self._trained, batch.x)
-        requirements.check_rows(batch)
+        require_same_rows(element_spec)
         self._functions.resolve(batch)
 
     def check_labels(self, labels: Nest) -> None:

@@ -105,14 +105,70 @@ def test_a_batch_of_another_shape_is_named(loop: Any) -> None:
     loop.fit(dataset(GOOD, GOOD, spec=OPEN), verbose=0)
 
 
-def test_parts_of_other_numbers_of_rows_are_named(loop: Any, strategy_of: Any) -> None:
-    assert "found 16 and 15 rows in batch" in message_of(loop, "fit", dataset(GOOD, GOOD, (X[:16], Y[:15])))
+ROWS = "found different numbers of rows: component [0] has 16, component [1] has {}. Look at how"
+
+
+def test_components_of_other_numbers_of_rows_are_named(loop: Any) -> None:
+    def data(bad: int, n: int = 5, *, known: bool = False) -> tf.data.Dataset:
+        made = dataset(*[(X[:16], Y[: 15 if i == bad else 16]) for i in range(n)])
+        return made.apply(tf.data.experimental.assert_cardinality(n)) if known else made
+
+    for what in (*PASSES, "fit"):  # fit has a checked batch the second time
+        for bad, known in ((0, False), (4, False), (4, True)):
+            text = message_of(loop, what, data(bad, known=known))
+            assert ROWS.format(15) in text
+            assert f"(Batch {bad}, counted from 0.)" in text
+    with pytest.raises(MirrorkitError, match=r"\(Batch 3, counted from 0.\)"):
+        loop.fit(data(-1), validation_data=data(3), verbose=0)
+    epochs = iter([-1, 1])
+    later = tf.data.Dataset.from_generator(  # another one in each epoch
+        lambda: ((X[:16], Y[: 15 if i == bad else 16]) for bad in [next(epochs)] for i in range(3)),
+        output_signature=SPEC,
+    )
+    with pytest.raises(MirrorkitError, match=r"\(Batch 1, counted from 0.\)"):
+        loop.fit(later, epochs=2, verbose=0)
+
+
+def test_one_row_is_not_broadcast(loop: Any) -> None:
     with loop.strategy.scope():
         model, optimizer = keras.Sequential([keras.Input((8,)), L.Dense(1)]), keras.optimizers.SGD(0.01)
-    line = mk.train.Loop(loop.strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=2)
+    step = mk.train.Step(model, optimizer, loss="mse")
+    line = mk.train.Loop(loop.strategy, step, steps_per_call=2)
     spec = (SPEC[0], tf.TensorSpec([None, 1], tf.float32))
     good, one = (X[:16], np.ones((16, 1))), (X[:16], np.ones((1, 1)))
-    assert "found 16 and 1 rows" in message_of(line, "fit", dataset(good, good, one, spec=spec))  # it was broadcast
+    assert ROWS.format(1) in message_of(line, "fit", dataset(good, good, one, spec=spec))
+
+    @tf.function(input_signature=[spec], autograph=False)
+    def own_loop(batch: Any) -> Any:
+        return step.update(loop.strategy, loop.strategy.run(step.compute, args=(batch,)))
+
+    own_loop(good)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="need a row for each example"):
+        own_loop(one)
+
+
+def test_one_of_several_inputs_with_other_rows_is_named(loop: Any) -> None:
+    with loop.strategy.scope():
+        inputs = {name: keras.Input((8,), name=name) for name in "abcd"}
+        model = keras.Model(inputs, L.Dense(1)(L.add(list(inputs.values()))))
+        step = mk.train.Step(model, keras.optimizers.SGD(0.01), loss="mse")
+    several = mk.train.Loop(loop.strategy, step)
+    good = dict.fromkeys("abcd", X[:16]), np.ones((16, 1), np.float32)
+    bad = {**good[0], "c": X[:12]}, good[1]
+    spec = dict.fromkeys("abcd", SPEC[0]), tf.TensorSpec([None, 1], tf.float32)
+    for what in PASSES:
+        text = message_of(several, what, dataset(good, bad, spec=spec))
+        assert "component [0][b] has 16, component [0][c] has 12, component [0][d] has 16, component [1] has" in text
+
+
+def test_rows_that_a_recipe_does_not_have_are_named(loop: Any) -> None:
+    def cut(x: tf.Tensor, y: tf.Tensor) -> Any:  # in the second batch
+        return x, (y % 4)[: tf.where(tf.reduce_any(y == 17), 15, 16)]
+
+    recipe = mk.data.batches(mk.data.arrays(X, np.arange(64)), global_batch_size=16, map=cut)
+    text = message_of(loop, "evaluate", recipe)
+    assert "Component [1] of a batch has 15 rows in" in text
+    assert "its recipe says 16 examples" in text
 
 
 @pytest.mark.parametrize("label", [4, -1, 2**40])

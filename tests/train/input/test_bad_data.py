@@ -50,9 +50,15 @@ def loop(strategy_of: Any) -> mk.train.Loop:
         ),
         (lambda x, y: tf.data.Dataset.from_tensors((tf.sparse.from_dense(x), y)), "yields SparseTensors.*to_dense"),
         (lambda x, y: tf.data.Dataset.from_tensors((x, tf.RaggedTensor.from_tensor(y))), "RaggedTensors.*to_tensor"),
-        (lambda x, y: tf.data.Dataset.from_tensors((x, y[:30])), r"rows: x \(60, 4\), y \(30, 1\)"),
-        (lambda x, y: tf.data.Dataset.from_tensors((x, y[:1])), r"rows: x \(60, 4\), y \(1, 1\)"),
-        (lambda x, y: tf.data.Dataset.from_tensors((x, y, y[:20, 0])), r"rows: .*weight \(20,\)"),
+        (
+            lambda x, y: tf.data.Dataset.from_tensors((x, y[:30])),
+            r"\[0\] has 60, component \[1\] has 30\.",
+        ),
+        (
+            lambda x, y: tf.data.Dataset.from_tensors((x, y[:1])),
+            r"\[0\] has 60, component \[1\] has 1\.",
+        ),
+        (lambda x, y: tf.data.Dataset.from_tensors((x, y, y[:20, 0])), r"component \[2\] has 20\."),
     ],
     ids=[
         *("tuple", "array", "list", "generator", "split", "empty", "filtered", "endless", "four parts", "unbatched"),
