@@ -55,13 +55,11 @@ class Functions:
         places: Places | None = None,
         sharded: ShardedOptimizer | None = None,
     ) -> None:
-        self._model = model
-        self._optimizer = optimizer
+        self._model, self._optimizer = model, optimizer
         self._iterations = next(i for i, v in enumerate(variables.slots) if v is optimizer.iterations)
         self._options = options
         self._state = state
-        self._variables = variables
-        self._averages = averages
+        self._variables, self._averages = variables, averages
         self._clock, self._shards = clock, shards
         self._places, self._sharded = places, sharded
         self._is_whole = options.whole_batch and shards > 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -25,13 +25,25 @@ T = TypeVar("T")
 Call = Callable[..., tuple[Nest, list[tf.Tensor], list[tf.Tensor]]]
 
 
-def of_rows(call: Call, names: Sequence[str | None], seen: Nest, y_pred: Nest) -> Iterator[str]:
-    """Compare outputs for rows with the outputs for the same rows, in the same places, beside others."""
-    for number in _mixed(call, seen, tf.nest.flatten(y_pred)):
-        output = "The model's output" if names[number] is None else f"The output {names[number]!r}"
+def of_rows(
+    call: Call, names: Sequence[str | None], with_loss: Collection[int], seen: Nest, y_pred: Nest
+) -> Iterator[str]:
+    """Compare outputs for rows with the outputs for the same rows, in the same places, beside others.
+
+    Of the outputs `with_loss`, given by their numbers, one row for all would be stretched over the targets.
+    """
+    outputs = tf.nest.flatten(y_pred)
+    titles = ["The model's output" if name is None else f"The output {name!r}" for name in names]
+    for number in with_loss:
+        if outputs[number].shape[:1] == [1]:
+            yield (
+                f"{titles[number]} has the shape {list(outputs[number].shape)} for {SEEN} rows of inputs; a loss "
+                "needs a row for each. Let layers work along other axes than the first."
+            )
+    for number in _mixed(call, seen, outputs):
         yield (
-            f"{output} for an example depends on the other examples of its batch (training=False): a layer mixes "
-            "the rows. Let it work along other axes than the first."
+            f"{titles[number]} for an example depends on the other examples of its batch (training=False): a layer "
+            "mixes the rows. Let it work along other axes than the first."
         )
 
 

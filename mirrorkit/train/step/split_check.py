@@ -117,7 +117,7 @@ def compare_parts(
     outputs = match(about.totals.names, batch.y, y_pred, batch.weight)
     variants = [list(variants_of(output, ys)) for output, ys in zip(outputs, targets, strict=True)]
     rows: Callable[[], Iterable[str]] = functools.partial(
-        of_rows, call, tf.nest.flatten(about.totals.names), seen, y_pred
+        of_rows, call, tf.nest.flatten(about.totals.names), [i for i, _ in about.totals.losses.members], seen, y_pred
     )
     if about.totals.values:
         others = other_seeds(about.model, state)

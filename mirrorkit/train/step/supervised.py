@@ -73,7 +73,7 @@ class Supervised:
             sharded_optimizer.check_strategy(strategy, weights, is_placed=is_placed)
         self.averages: Averages | None = None
         self.scale: list[Variable] = []  # the loss scale, good steps, skipped steps
-        state = LayerState(model)
+        self._layer_state = state = LayerState(model)
         with strategy.scope():
             if options.shard_optimizer and strategy.num_replicas_in_sync > 1:
                 self._sharded = ShardedOptimizer(strategy, optimizer, weights)
@@ -86,18 +86,15 @@ class Supervised:
             if options.loss_scale is not None:
                 self.scale = options.loss_scale.create()
         self._compiled = None if options.compiled is None else compiled_config(model)
-        self.strategy = strategy
+        self.strategy, self._trained = strategy, model
         self.model = shown or model  # what callbacks see
-        self._trained = model
-        self._options = options
+        self._options, self.accumulate = options, options.accumulate
         self._iterations = optimizer.iterations
-        self.accumulate = options.accumulate
         self._cast = Cast(model)
         self._checked: set[Pass] = set()  # before which kind of pass a batch was checked
         self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds)
         averages = [] if self.averages is None else self.averages.variables
         self._changing = Changing(weights, list(optimizer.variables), state.variables, averages, self.scale)
-        self._layer_state = state
         self._places = Places.of(strategy, self._changing)
         self._has_copies = self._places is None and has_copies(strategy)
         self._placed_outputs: Callable[..., Nest] | None = None

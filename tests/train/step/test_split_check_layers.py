@@ -72,6 +72,22 @@ def test_a_model_that_mixes_the_rows(mix: Any, make_loop: Any) -> None:
         check(make_loop(TWO, net), X, X[:, :1])
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: ops.mean(x, axis=0, keepdims=True),
+        lambda x: ops.mean(ops.reshape(x, (1, -1)), axis=1, keepdims=True),
+    ],
+    ids=["a mean over the rows", "one row of all"],
+)
+def test_an_output_of_one_row(change: Any, make_loop: Any) -> None:
+    def net() -> Any:
+        return sequential((4,), L.Dense(1), L.Lambda(change))
+
+    with pytest.raises(StepError, match=r"output has the shape \[1, 1\] for 3 rows of inputs; a loss needs"):
+        check(make_loop(TWO, net), X, X[:, :1])
+
+
 def test_noise_in_evaluation_too_is_no_mixing(make_loop: Any) -> None:
     class Sampling(L.Layer):  # type: ignore[name-defined]
         def __init__(self) -> None:
