@@ -99,7 +99,7 @@ class PreparedRecipe(Recipe):
             return
         with tf.init_scope(), tf.device("CPU:0"):
             try:
-                first = self._first_examples(min(ROWS, self.num_examples))
+                first = self._first_examples(min(ROWS, self.global_batch_size))
             except tf.errors.OpError:
                 return  # a damaged file, which is named when it is read
             require_by_row(self.map, first)
