@@ -73,7 +73,10 @@ def test_a_worker_counts_the_rows_that_it_reads(strategy_of, as_worker, worker, 
         with tf.control_dependencies([tf.numpy_function(lambda x: read.append(x.ravel().tolist()), [x], [])]):
             return tf.identity(x), y
 
-    alone = InputAlone(strategy, mk.data.batches(split(14), global_batch_size=7, map=look))
+    recipe = mk.data.batches(split(14), global_batch_size=7, map=look)
+    recipe.dataset()  # looks at the map, once
+    read.clear()
+    alone = InputAlone(strategy, recipe)
     assert numbers_of(strategy, alone.rows) == [own]
     assert alone.own == len(own)
     alone.seconds(1)

@@ -156,7 +156,7 @@ def drawn_by_shards(train: Rows, test: Rows, shards: int, reordered: bool) -> Tr
             share, found = -(-len(x) // shards), []
             for number in range(shards):
                 own = seed
-                for part in (optimizer.iterations.value, number):
+                for part in (optimizer.iterations.value, number, 0):
                     own = tf.random.experimental.stateless_fold_in(own, tf.cast(part, tf.int64))
                 model.noise.state.assign(own)
                 with tf.GradientTape() as tape:

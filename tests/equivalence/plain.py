@@ -192,7 +192,7 @@ def _fold(variable: Any, value: np.ndarray, turn: int, number: int) -> np.ndarra
     """A seed made that of one step and shard; everything else as it is."""
     if "seed" not in variable.path:
         return value
-    for part in (turn, number):
+    for part in (turn, number, 0):
         value = tf.random.experimental.stateless_fold_in(tf.constant(value), tf.constant(part, tf.int64))
     return np.asarray(value)
 

@@ -67,6 +67,28 @@ def test_an_override_put_on_the_model_itself() -> None:
         mk.train.Step(model, keras.optimizers.SGD(0.1), loss="mse")
 
 
+@pytest.mark.parametrize("name", ["apply_gradients", "scale_loss"])
+def test_an_optimizer_that_overrides_what_fit_calls(name: str) -> None:
+    cls = type("Own", (keras.optimizers.SGD,), {name: lambda self, *args, **options: None})
+    with pytest.raises(StepError, match=rf"Own overrides {name}, .*would be ignored"):
+        mk.train.Step(line_net(), cls(0.1), loss="mse")
+
+
+def test_a_model_whose_trainable_weights_are_a_part(strategy_of: Any, numbers: Any) -> None:
+    class Part(keras.Model):
+        @property
+        def trainable_weights(self) -> Any:
+            return self.layers[-1].trainable_weights
+
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        inputs = keras.Input((4,))
+        model, optimizer = Part(inputs, L.Dense(1)(L.Dense(2)(inputs))), keras.optimizers.SGD(0.1)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
+    with pytest.raises(StepError, match="The trainable_weights of Part are not its trainable_variables"):
+        loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
+
+
 def test_subclasses_that_override_nothing_of_it_train(make_loop: Any, numbers: Any) -> None:
     class Own(keras.Model):
         def call(self, x: Any, training: bool = False) -> Any:

@@ -135,6 +135,11 @@ def check_still_trainable(model: KerasModel, weights: Sequence[KerasVariable]) -
             "The model's trainable variables are not those that this step was built for: `trainable` was changed "
             "since. Make a new optimizer and a new Step after changing it."
         )
+    if {id(v) for v in weights} != {id(v) for v in model.trainable_weights}:
+        raise StepError(
+            f"The trainable_weights of {type(model).__name__} are not its trainable_variables, which a step trains. "
+            "Set `trainable = False` on the layers that are not to be trained, in place of overriding the property."
+        )
 
 
 def check_tensors(element_spec: Spec) -> None:
@@ -186,6 +191,12 @@ def check_optimizer(optimizer: KerasOptimizer) -> None:
     if type(optimizer).__name__ == "MultiOptimizer":
         raise StepError("MultiOptimizer is not supported in a Step. Use one optimizer for all variables.")
     _require_no_inner(optimizer)
+    for name in ("apply_gradients", "scale_loss"):
+        if not next(kind for kind in type(optimizer).__mro__ if name in vars(kind)).__module__.startswith("keras."):
+            raise StepError(
+                f"{type(optimizer).__name__} overrides {name}, which Keras's own training calls and a mirrorkit step "
+                "does not: it would be ignored. Change the gradients in update_step, or in a step of your own."
+            )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise StepError(
             "LossScaleOptimizer decides on one replica whether a step is skipped, so replicas drift apart. Pass its "

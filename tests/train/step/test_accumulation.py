@@ -74,7 +74,7 @@ def test_layer_state_and_seeds_are_those_of_more_shards(where: Any, make_loop: A
                 for variable, value in zip(model.non_trainable_variables, state, strict=True):
                     variable.assign(value)
                 own_seed = tf.constant(state[seed])
-                for number in (turn, part * replicas + replica):
+                for number in (turn, part * replicas + replica, 0):
                     own_seed = tf.random.experimental.stateless_fold_in(own_seed, tf.constant(number, tf.int64))
                 model.non_trainable_variables[seed].assign(own_seed)
                 with tf.GradientTape() as tape:

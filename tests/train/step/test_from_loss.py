@@ -175,7 +175,7 @@ class _ByHand:
         return found, regularized
 
     def _seed(self, state: Any, replica: int, tested: int | None) -> Any:
-        for number in (self._steps, replica) if tested is None else (-1, self._steps, tested, replica):
+        for number in (self._steps, replica, 0) if tested is None else (-1, self._steps, tested, replica, 0):
             state = tf.random.experimental.stateless_fold_in(tf.constant(state), tf.constant(number, tf.int64))
         return state
 

@@ -58,7 +58,7 @@ class ByHand(EXAMPLE["Gan"]):  # type: ignore[misc]
         codes = []
         for replica, rows in enumerate(mk.batching.per_replica_sizes(len(batch[0]), self.replicas)):
             state = tf.constant(own)
-            for number in (self.steps, replica, *([-1] if self.half else [])):
+            for number in (self.steps, replica, *([-1] if self.half else []), 0):
                 state = tf.random.experimental.stateless_fold_in(state, tf.constant(number, tf.int64))
             self.seed.state.assign(state)
             codes.append(keras.random.normal([rows, self.code_size], seed=self.seed))
