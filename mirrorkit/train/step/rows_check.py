@@ -47,6 +47,32 @@ def of_rows(
         )
 
 
+def of_places(
+    call: Call, names: Sequence[str | None], others: Sequence[list[tf.Tensor]], seen: Nest, *, training: bool
+) -> Iterator[str]:
+    """Compare outputs for rows with the outputs for the same rows in other places: a share begins with place 0.
+
+    With generators of random numbers, of which the `others` have other seeds, the place decides what a row draws.
+    """
+    places = [2, 0, 1]
+    for mode in (False, True)[: 1 + training]:
+        here, there = (numbers(tf.nest.flatten(call(rows, mode)[0])) for rows in (seen, take(seen, places)))
+        for number, (name, one, other) in enumerate(zip(names, here, there, strict=True)):
+            rounding = SIXTEEN * np.max(np.abs(one), initial=0.0)
+            if one.shape[:1] != (SEEN,) or not differ(one[places], other, rounding):
+                continue
+            same = [(seen, mode), *((seen, mode, state) for state in others[:1])]
+            if any(differ(one, numbers(tf.nest.flatten(call(*given)[0]))[number], rounding) for given in same):
+                continue
+            output = "The model's output" if name is None else f"The output {name!r}"
+            yield (
+                f"{output} for an example depends on its place in the batch (training={mode}): a layer draws numbers "
+                "with a constant seed, which each replica repeats, or mixes the rows, or numbers them. Draw from a "
+                "keras.random.SeedGenerator; let layers work along other axes than the first."
+            )
+            return
+
+
 def _mixed(call: Call, seen: Nest, outputs: Sequence[tf.Tensor]) -> Iterator[int]:
     """Yield the numbers of the outputs whose rows depend on the other rows."""
     kept_and_rows = [([1], [1, 1, 1]), ([0, 2], [0, 0, 2])]

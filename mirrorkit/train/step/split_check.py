@@ -13,6 +13,7 @@ on the split (BatchNormalization, Dropout) raises no alarm.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
@@ -36,6 +37,7 @@ from mirrorkit.train.step.rows_check import (
     in_parts,
     numbers,
     of_gathered_values,
+    of_places,
     of_rows,
     of_values,
     other_seeds,
@@ -119,15 +121,17 @@ def compare_parts(
     rows: Callable[[], Iterable[str]] = functools.partial(
         of_rows, call, tf.nest.flatten(about.totals.names), [i for i, _ in about.totals.losses.members], seen, y_pred
     )
+    others = other_seeds(about.model, state)
     if about.totals.values:
-        others = other_seeds(about.model, state)
         rows = functools.partial(of_values, call, about.totals.values, others, seen, y_pred)
         if about.whole_batch:
             share = SIXTEEN if about.sixteen_bits else LARGEST
             rows = functools.partial(of_gathered_values, call, about.totals.values, others, seen, y_pred, share)
+    named = list(about.totals.values) or tf.nest.flatten(about.totals.names)
+    places = functools.partial(of_places, call, named, others, seen, training=about.training)
     losses = zip(about.totals.losses.own_names or ["loss"], about.totals.losses.members, strict=True)
     checks: list[tuple[str, Callable[[], Iterable[str]]]] = [
-        ("rows", rows),
+        ("rows", lambda: rows() if about.whole_batch else itertools.chain(rows(), places())),
         ("add_loss", lambda: _of_added(call, about, state, batch.x, added)),
         *((name, functools.partial(_of_loss, name, loss, variants[i])) for name, (i, loss) in losses),
     ]

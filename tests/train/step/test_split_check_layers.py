@@ -88,6 +88,44 @@ def test_an_output_of_one_row(change: Any, make_loop: Any) -> None:
         check(make_loop(TWO, net), X, X[:, :1])
 
 
+class _Applies(L.Layer):
+    def __init__(self, function: Any, *, always: bool) -> None:
+        super().__init__()
+        self.function, self.always = function, always
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.function(x) if training or self.always else x
+
+
+@pytest.mark.parametrize("always", [True, False])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + keras.random.normal(ops.shape(x), seed=42),
+        lambda x: keras.random.dropout(x, 0.5, seed=7),
+        lambda x: x + ops.cast(ops.arange(ops.shape(x)[0]), "float32")[:, None],
+        lambda x: 0.7 * x + 0.3 * ops.flip(x, axis=0),
+    ],
+    ids=["constant seed", "dropout", "numbered", "mixup"],
+)
+def test_what_depends_on_the_place_of_a_row(function: Any, always: bool, make_loop: Any) -> None:
+    def net() -> Any:
+        return sequential((4,), L.Dense(8), _Applies(function, always=always), L.Dense(1))
+
+    with pytest.raises(StepError, match=r"depends on (its place in the batch \(training=|the other examples)"):
+        check(make_loop(TWO, net), X, X[:, :1])
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_what_a_generator_draws_may_depend_on_the_place(always: bool, make_loop: Any) -> None:
+    def net() -> Any:
+        noise = _Applies(lambda x: x + keras.random.normal(ops.shape(x), seed=noise.seed), always=always)
+        noise.seed = keras.random.SeedGenerator(3)
+        return sequential((4,), L.Dense(8), L.Dropout(0.5), L.BatchNormalization(), noise, L.Dense(1))
+
+    check(make_loop(TWO, net), X, X[:, :1])
+
+
 def test_noise_in_evaluation_too_is_no_mixing(make_loop: Any) -> None:
     class Sampling(L.Layer):  # type: ignore[name-defined]
         def __init__(self) -> None:
