@@ -101,8 +101,7 @@ class _Fixed(OwnRows):
     """Rows that lie on every replica's device already: values of the strategy, of which each replica takes its own."""
 
     def __init__(self, strategy: tf.distribute.Strategy, rows: Batch) -> None:
-        super().__init__(rows)
-        self._strategy = strategy
+        self._rows, self._strategy = rows, strategy  # not as OwnRows sets them, which compares tensors
 
     def rows(self) -> Batch:
         """Return this replica's."""
