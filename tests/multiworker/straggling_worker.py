@@ -46,7 +46,7 @@ def slow_rows(row_seconds: float) -> mk.data.Batches:
     def read(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.ensure_shape(tf.numpy_function(sleep, [x], tf.float32), x.shape), y
 
-    split = mk.data.arrays(np.ones([512, 4], np.float32), np.ones([512, 1], np.float32))
+    split = mk.data.arrays(np.ones([128, 4], np.float32), np.ones([128, 1], np.float32))
     return mk.data.batches(split, global_batch_size=8, map=read)
 
 
@@ -78,7 +78,7 @@ if __name__ == "__main__":
     mine = SECONDS * (worker == 1)
     slow = {"model": anatomy(made, model_seconds=mine)}
     slow["input"] = anatomy(made, input_seconds=mine)
-    slow["rows"] = anatomy(made, data=slow_rows(SECONDS / 4 if worker == 1 else SECONDS / 20))
+    slow["rows"] = anatomy(made, data=slow_rows(SECONDS if worker == 1 else SECONDS / 5))
     found = {
         where: {"straggler": a.straggler, "workers": list(a.workers), "rates": list(a.input_rates), "text": str(a)}
         for where, a in slow.items()

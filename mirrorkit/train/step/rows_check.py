@@ -55,16 +55,26 @@ def of_places(
     With generators of random numbers, of which the `others` have other seeds, the place decides what a row draws.
     """
     places = [2, 0, 1]
+    there = take(seen, places)
     for mode in (False, True)[: 1 + training]:
-        here, there = (numbers(tf.nest.flatten(call(rows, mode)[0])) for rows in (seen, take(seen, places)))
-        for number, (name, one, other) in enumerate(zip(names, here, there, strict=True)):
-            rounding = SIXTEEN * np.max(np.abs(one), initial=0.0)
-            if one.shape[:1] != (SEEN,) or not differ(one[places], other, rounding):
-                continue
-            same = [(seen, mode), *((seen, mode, state) for state in others[:1])]
-            if any(differ(one, numbers(tf.nest.flatten(call(*given)[0]))[number], rounding) for given in same):
-                continue
-            output = "The model's output" if name is None else f"The output {name!r}"
+
+        def outputs(rows: Nest, *state: list[tf.Tensor], mode: bool = mode) -> list[np.ndarray]:
+            return numbers(tf.nest.flatten(call(rows, mode, *state)[0]))
+
+        first = outputs(seen)
+        suspects = [number for number, one in enumerate(first) if one.shape[:1] == (SEEN,)]
+        # With few numbers drawn, one seed's may happen to be another's; of something fixed, all seeds tell the same.
+        for state in [(), (), *((other,) for other in others)]:
+            if not suspects:
+                break
+            here, moved = outputs(seen, *state), outputs(there, *state)
+            for number in list(suspects):
+                rounding = SIXTEEN * np.max(np.abs(first[number]), initial=0.0)
+                drawn = differ(first[number], here[number], rounding)
+                if drawn or not differ(here[number][places], moved[number], rounding):
+                    suspects.remove(number)
+        for number in suspects:
+            output = "The model's output" if names[number] is None else f"The output {names[number]!r}"
             yield (
                 f"{output} for an example depends on its place in the batch (training={mode}): a layer draws numbers "
                 "with a constant seed, which each replica repeats, or mixes the rows, or numbers them. Draw from a "
@@ -185,7 +195,7 @@ def in_parts(compute: Callable[[T], Nest], parts: Sequence[T]) -> list[Nest]:
 def other_seeds(model: KerasModel, state: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
     """Return the state with other seeds, several times; nothing where it has no seeds."""
     seeds = [is_seed(variable) for variable in model.non_trainable_variables]
-    others = [[value + n if seed else value for value, seed in zip(state, seeds, strict=True)] for n in range(1, 6)]
+    others = [[value + n if seed else value for value, seed in zip(state, seeds, strict=True)] for n in range(1, 9)]
     return others if any(seeds) else []
 
 
