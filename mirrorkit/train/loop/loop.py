@@ -255,9 +255,9 @@ class Loop:
         """
         passes = self._built(data)
         passes.step.require("predict")
-        batches = Input(self.strategy, data, steps=steps).batches()
+        inputs = Input(self.strategy, data, steps=steps)
         with explained(self.strategy, data):
-            parts = list(passes.calls.predictions(batches))
+            parts = list(passes.predict(inputs))
         require_examples(len(parts), sum(len(tf.nest.flatten(part)[0]) for part in parts))
         return tf.nest.map_structure(lambda *part: np.concatenate([p.numpy() for p in part]), *parts)
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import ConcreteFunction, KerasCallback, Spec
+from mirrorkit._types import Batch, ConcreteFunction, KerasCallback, Nest, Spec
 from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.strategy import is_parameter_server, require_same
 from mirrorkit.train.callback import LoopCallback, call_periods
@@ -149,6 +149,18 @@ class Passes:
         logs = self._logs(totals, "test")
         hooks.on_test_end(logs)
         return logs
+
+    def predict(self, data: Input) -> Iterator[Nest]:
+        """Yield the outputs for all the data, a part for each replica and batch, in order."""
+        check = self.step.first_batch_check("predict")
+
+        def checked() -> Iterator[tuple[Batch, int | None]]:
+            for number, (batch, size) in enumerate(data.batches()):
+                if number == 0 and check is not None:
+                    check(batch)
+                yield batch, size
+
+        yield from self.calls.predictions(checked())
 
     def rehearse(self, training: Input, testing: Input | None) -> None:
         """Run every function once or twice, and leave all variables as they were."""

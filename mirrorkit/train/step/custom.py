@@ -20,7 +20,7 @@ from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.empty_shares import never_empty, unless_empty
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
-from mirrorkit.train.step.loop_step import Need, Pass
+from mirrorkit.train.step.loop_step import FirstOf, Need, Pass
 from mirrorkit.train.step.models import Models
 from mirrorkit.train.step.places import are_placed
 from mirrorkit.train.step.same_rows import require_same_rows
@@ -144,7 +144,7 @@ class Custom:
     def check_labels(self, labels: Nest) -> None:
         """Take any: what they mean is the user's to know."""
 
-    def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
+    def first_batch_check(self, what: FirstOf = "train") -> Callable[[Batch], None] | None:
         """Return what checks a global batch before the first step; None without need."""
         alone = self._strategy.num_replicas_in_sync == 1
         unchecked = "seeds" in getattr(self._step, "unchecked", ())

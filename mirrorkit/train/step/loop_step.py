@@ -16,6 +16,7 @@ from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.global_batch import GlobalBatch
 
 Pass = Literal["train", "test"]
+FirstOf = Literal["train", "test", "predict"]
 Need = Literal["evaluate", "predict", "class_weight", "jit_compile", "averaged"]
 
 
@@ -55,7 +56,7 @@ class LoopStep(Protocol):
     def check_labels(self, labels: Nest) -> None:
         """Refuse labels of a set in memory that the losses cannot take; after `prepare`."""
 
-    def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
+    def first_batch_check(self, what: FirstOf = "train") -> Callable[[Batch], None] | None:
         """Return what checks a global batch before the first pass of this kind; None where nothing needs a check."""
 
     def totals_size(self, what: Pass = "train") -> int:

@@ -9,6 +9,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, PerOutput
+from mirrorkit.errors import StepError
+from mirrorkit.train.step.averages import no_averages
+from mirrorkit.train.step.loop_step import Need
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.outputs import Batch as Parts
 from mirrorkit.train.step.outputs import unpack_batch
@@ -51,3 +54,18 @@ class Options:
     def unpack(self, batch: Batch) -> Parts:
         """Take a batch apart into what the model is called on, targets and weights."""
         return Parts(batch) if self.of_values else unpack_batch(batch)
+
+    def require(self, what: Need, *, is_placed: bool) -> None:
+        """Refuse what only a step with targets can do, or one on a single device."""
+        if what == "jit_compile" and is_placed:
+            raise StepError(
+                "Loop(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): a "
+                "program of XLA's has one. Leave out jit_compile."
+            )
+        if what == "averaged" and self.ema is None:
+            raise no_averages("This step")
+        if what == "class_weight" and self.of_values:
+            raise StepError(
+                "class_weight weighs a loss by its targets, and Step.from_loss has a function of whole batches. "
+                "Multiply the values in loss_fn by the weights of their classes: tf.gather(class_weights, y)."
+            )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.gathering import gathering
-from mirrorkit.train.step.layer_state import is_seed
+from mirrorkit.train.step.layer_state import is_seed, layers_of
 from mirrorkit.train.step.sampled_rows import SEEN, take
 
 # Differences, in parts of a number's size:
@@ -23,6 +25,54 @@ T = TypeVar("T")
 
 # (x, training, state): outputs, state, added losses
 Call = Callable[..., tuple[Nest, list[tf.Tensor], list[tf.Tensor]]]
+
+
+def caller(
+    model: KerasModel,
+    compute: Callable[..., Nest],
+    weights: Sequence[tf.Tensor],
+    state: Sequence[tf.Tensor],
+    x: Nest,
+    *,
+    placed: Callable[[Callable[..., Nest]], Callable[..., Nest]] | None,
+    at_once: bool = False,
+) -> Callable[..., Nest]:
+    """Return a function of (x, training, state) that computes with the model, for any number of rows.
+
+    Args:
+        model: what `compute` calls.
+        compute: a function of weights, state and x, and of `training` by name.
+        weights: values of the trainable variables.
+        state: values of the non-trainable variables, where none are given.
+        x: rows like those to come.
+        placed: as `Places.on_first`, of a placed model.
+        at_once: never traced.
+    """
+
+    def call(x: Nest, training: bool = False, state: Sequence[tf.Tensor] = state) -> Nest:
+        return compute(weights, state, x, training=training)
+
+    if at_once or not (placed or any(isinstance(layer, keras.layers.RNN) for layer in layers_of(model))):
+        return call
+
+    # One operation after the other, each time step would take as long as a whole layer, and all weights of a placed
+    # model would be copied to one device.
+    @functools.cache
+    def traced(training: bool) -> tf.types.experimental.PolymorphicFunction:
+        def with_training(weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest) -> Nest:
+            return compute(weights, state, x, training=training)
+
+        signature = [
+            *([tf.TensorSpec.from_tensor(value) for value in values] for values in (weights, state)),
+            tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), x),
+        ]
+        function = placed(with_training) if placed else with_training
+        return tf.function(function, input_signature=signature, autograph=False)
+
+    def call_traced(x: Nest, training: bool = False, state: Sequence[tf.Tensor] = state) -> Nest:
+        return traced(training)(list(weights), list(state), x)
+
+    return call_traced
 
 
 def of_rows(

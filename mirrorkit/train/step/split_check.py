@@ -33,6 +33,7 @@ from mirrorkit.train.step.rows_check import (
     LARGEST,
     SIXTEEN,
     Call,
+    caller,
     differ,
     in_parts,
     numbers,
@@ -162,31 +163,11 @@ def compare_parts(
 def _caller(about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest) -> Call:
     """Return a function that calls the model on any number of rows."""
 
-    def call(x: Nest, training: bool = False, state: Sequence[tf.Tensor] = state) -> Nest:
+    def compute(weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest, *, training: bool) -> Nest:
         return call_model(about.model, weights, state, x, training=training)
 
-    has_loops = any(isinstance(layer, keras.layers.RNN) for layer in layers_of(about.model))
-    if about.whole_batch or not (has_loops or about.placed):
-        return call  # what is gathered is another with each call, which a trace could not know
-
-    # One operation after the other, each time step would take as long as a whole layer, and all weights of a placed
-    # model would be copied to one device.
-    @functools.cache
-    def traced(training: bool) -> tf.types.experimental.PolymorphicFunction:
-        def compute(weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest) -> Nest:
-            return call_model(about.model, weights, state, x, training=training)
-
-        signature = [
-            *([tf.TensorSpec.from_tensor(value) for value in values] for values in (weights, state)),
-            tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), x),
-        ]
-        function = about.placed(compute) if about.placed else compute
-        return tf.function(function, input_signature=signature, autograph=False)
-
-    def call_traced(x: Nest, training: bool = False, state: Sequence[tf.Tensor] = state) -> Nest:
-        return traced(training)(list(weights), list(state), x)
-
-    return call_traced
+    at_once = about.whole_batch  # what is gathered is another with each call, which a trace could not know
+    return caller(about.model, compute, weights, state, x, placed=about.placed, at_once=at_once)
 
 
 class _NotOnAll(Exception):

@@ -27,11 +27,12 @@ from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.labels_check import check_labels
 from mirrorkit.train.step.layer_state import LayerState, is_generator
-from mirrorkit.train.step.loop_step import Need, Pass
+from mirrorkit.train.step.loop_step import FirstOf, Need, Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch as Parts
 from mirrorkit.train.step.outputs import unpack_batch, with_known_shapes
 from mirrorkit.train.step.places import Places, are_placed, placed_pass
+from mirrorkit.train.step.predict_check import check_predictions
 from mirrorkit.train.step.same_results import require_same_results
 from mirrorkit.train.step.same_rows import require_same_rows
 from mirrorkit.train.step.seeds import draws_at
@@ -91,7 +92,7 @@ class Supervised:
         self._options, self.accumulate = options, options.accumulate
         self._iterations = optimizer.iterations
         self._cast = Cast(model)
-        self._checked: set[Pass] = set()  # before which kind of pass a batch was checked
+        self._checked: set[str] = set()  # before which kind of pass a batch was checked
         self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds)
         averages = [] if self.averages is None else self.averages.variables
         self._changing = Changing(weights, list(optimizer.variables), state.variables, averages, self.scale)
@@ -167,18 +168,7 @@ class Supervised:
 
     def require(self, what: Need) -> None:
         """Refuse what only a step with targets can do, or one on a single device."""
-        if what == "jit_compile" and self._places is not None:
-            raise StepError(
-                "Loop(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): a "
-                "program of XLA's has one. Leave out jit_compile."
-            )
-        if what == "averaged" and self.averages is None:
-            raise no_averages("This step")
-        if what == "class_weight" and self._options.of_values:
-            raise StepError(
-                "class_weight weighs a loss by its targets, and Step.from_loss has a function of whole batches. "
-                "Multiply the values in loss_fn by the weights of their classes: tf.gather(class_weights, y)."
-            )
+        self._options.require(what, is_placed=self._places is not None)
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
@@ -201,10 +191,24 @@ class Supervised:
         parts = self._cast(self._options.unpack(batch))
         return parts if self._options.of_values else parts._replace(x=with_known_shapes(self._trained, parts.x))
 
-    def first_batch_check(self, what: Pass = "train") -> Callable[[Batch], None] | None:
-        """Return what checks a global batch before the first step to "train" or "test"; None without need."""
+    def first_batch_check(self, what: FirstOf = "train") -> Callable[[Batch], None] | None:
+        """Return what checks a global batch before the first pass of a kind; None without need."""
         shards = self.strategy.num_replicas_in_sync * (self.accumulate if what == "train" else 1)
-        return None if shards == 1 or self._checked & {what, "train"} else functools.partial(self._check_batch, what)
+        if shards == 1 or what in self._checked:
+            return None
+        if what == "predict":
+            skipped = self._layer_state.synchronized or "rows" in self._options.unchecked
+            return None if skipped else self._check_predictions
+        return None if "train" in self._checked else functools.partial(self._check_batch, what)
+
+    def _check_predictions(self, batch: Batch) -> None:
+        def predict(weights: list[tf.Tensor], state: list[tf.Tensor], rows: Nest, *, training: bool) -> Nest:
+            with with_values(self._trained, weights, state):
+                return self._outputs(rows)
+
+        placed = None if self._places is None else self._places.on_first
+        check_predictions(predict, self._trained, self.values(), batch, placed)
+        self._checked.add("predict")
 
     def _check_batch(self, what: Pass, batch: Batch) -> None:
         self.prepare(batch)
@@ -296,20 +300,17 @@ class Supervised:
     def predict(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> Nest:
         """Return the model's outputs for this replica's rows; see `LoopStep`."""
         rows, state = batch.rows(), self._changing.state
-
-        def place() -> tf.Tensor:
-            return self.clock.outside("predict", part).place()
-
+        now = functools.partial(self.clock.outside, "predict", part)
         check = functools.partial(require_assignable, self._trained)
         talks = self._options.whole_batch or self._layer_state.synchronized  # in no branch of a graph
         if self._has_copies:
-            with draws_at(lambda: tf.unstack(place())):
+            with draws_at(lambda: tf.unstack(now().place())):
                 return run_and_combine(
                     self.strategy, state, rows, self._outputs, always=talks, stays=is_generator, check=check
                 )
         values = self.values()
         if self.clock.draws:
-            values = values._replace(state=self._layer_state.seeded(values.state, place()))
+            values = values._replace(state=self._layer_state.seeded(values.state, now().place()))
         if self._placed_outputs is not None:
             return self._placed_outputs(values, rows)
         if talks:
@@ -325,8 +326,7 @@ class Supervised:
     def _outputs_with(self, values: Changing, rows: Nest) -> Nest:
         with with_values(self._trained, values.weights, values.state) as assigned:
             outputs = self._outputs(rows)
-        lost = [path for key, path in assigned.items() if key not in set(map(id, self._layer_state.seeds))]
-        if lost:
+        if lost := [path for key, path in assigned.items() if key not in set(map(id, self._layer_state.seeds))]:
             raise self._assigned_outside(lost)
         return outputs
 
