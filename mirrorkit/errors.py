@@ -16,9 +16,14 @@ kind says where to look:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 
 class MirrorkitError(Exception):
     """Base class of all errors that mirrorkit raises itself."""
+
+    if not TYPE_CHECKING:
+        __init__ = Exception.__init__  # by this AutoGraph knows that a message makes another one, and keeps the kind
 
 
 class ArgumentError(MirrorkitError, ValueError):

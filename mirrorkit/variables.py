@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -67,12 +68,18 @@ def path(variable: Any) -> str:
 
 
 def fixed_number(name: str, value: Any, cure: str) -> float:
-    """Return an argument that is read once as a float; refuse a variable, whose later values it would not see."""
+    """Return an argument that is read once as a finite float; refuse a variable, whose later values are not seen."""
     if isinstance(native(value), tf.Variable):
         raise StepError(
             f"{name} takes numbers, found the variable {path(value)!r}, whose value would be read once. {cure}"
         )
-    return float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise StepError(f"{name} takes finite numbers, found {value!r}.")
+    return number
 
 
 def assign(variable: Any, value: Any) -> None:

@@ -110,6 +110,8 @@ def _made(name: str, value: Any, *, opened: bool) -> Arrays:
         return tuple(parts)
     if value is None:
         raise DataError(f"{name} is None. Give an array, or leave it out: a dict may name only what there is.")
+    if np.ma.is_masked(value):
+        raise DataError(f"{name} is an array with masked values. Fill them: {name}.filled(...), or leave them out.")
     try:
         array = np.asarray(value)
     except ValueError as error:

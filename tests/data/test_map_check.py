@@ -117,6 +117,13 @@ def test_a_map_that_fails_says_so_itself():
         recipe.dataset()
 
 
+@pytest.mark.parametrize("function", [lambda x, y: x, lambda x, y: (x, y, y, y), lambda x, y: None])
+def test_a_map_that_returns_no_examples_is_an_error_of_the_recipe(function):
+    recipe = data.batches(SPLIT, global_batch_size=32, map=function)
+    with pytest.raises(RecipeError, match=r"map must return \(x, y\) or \(x, y, sample_weight\)"):
+        recipe.dataset()
+
+
 def test_the_seeds_of_the_process_stay():
     tf.random.set_seed(5)
     wanted = tf.random.uniform([3]).numpy()

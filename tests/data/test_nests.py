@@ -100,6 +100,7 @@ def test_a_list_without_labels_beside_it_is_refused():
         ({"a": A, "b": None}, r"x\['b'\] is None.*leave it out"),
         ({"a": (A, [[1], [2, 3]])}, r"x\['a'\]\[1\] is not an array"),
         (None, "x is None"),
+        (np.ma.masked_equal(A, A[0, 0]), r"x is an array with masked values. Fill them: x\.filled"),
     ],
 )
 def test_what_is_no_array_is_named_by_its_path(x, words):

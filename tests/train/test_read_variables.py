@@ -162,3 +162,8 @@ def test_numbers_that_are_read_once_are_no_variables(where: Any, strategy_of: An
         loop(loss_weights=weight).fit(data(), verbose=0)
     with pytest.raises(StepError, match="class_weight takes numbers, found the variable 'number"):
         loop().fit(data(), verbose=0, class_weight={0: number})
+    for wrong in (float("nan"), float("inf"), "a"):
+        with pytest.raises(StepError, match="loss_weights takes finite numbers, found"):
+            loop(loss_weights=wrong).fit(data(), verbose=0)
+        with pytest.raises(StepError, match="class_weight takes finite numbers, found"):
+            loop().fit(data(), verbose=0, class_weight={0: wrong})

@@ -142,7 +142,8 @@ class Calls:
 
         def place(was_read: bool) -> str:
             if not by_clock:
-                return f"batch {first}" if first == last else f"one of the batches {first} to {last}"
+                batches = f"batch {first}" if first == last else f"one of the batches {first} to {last}"
+                return batches + " of an evaluation" * (what == "test")
             batch = int(clock.read().count - self._before)
             # the step may have been counted already, unless it begins when its batch is there
             exact = batch == first or (was_read and data.steps is None)

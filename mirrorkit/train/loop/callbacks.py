@@ -163,7 +163,12 @@ def _is_users(callback: Any, hook: str) -> bool:
 def _flat(callbacks: Any) -> list[Any]:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
-    return list(keras.tree.flatten(callbacks or []))
+    given = list(keras.tree.flatten(callbacks or []))
+    for callback in given:
+        if isinstance(callback, type) or not hasattr(callback, "set_model"):
+            cure = f"Call it: {callback.__name__}(...)." if isinstance(callback, type) else "Leave it out."
+            raise StepError(f"callbacks must be Keras callbacks, found {callback!r} among them. {cure}")
+    return given
 
 
 def choose_modes(hooks: Any, modes: Mapping[str, str]) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -165,10 +167,16 @@ def _resolve(member: Metric, output: Output) -> tuple[KerasMetric, str]:
         metric = keras.metrics.get(member)
     except ValueError as error:
         raise StepError(f"Keras knows no metric {member!r}: {error}") from error
-    name = member if isinstance(member, str) else getattr(metric, "name", getattr(metric, "__name__", "metric"))
+    name = member if isinstance(member, str) else getattr(metric, "name", None) or _log_name(metric)
     if not isinstance(metric, keras.metrics.Metric):
         metric = keras.metrics.MeanMetricWrapper(metric, name=name)
     return metric, name
+
+
+def _log_name(function: Callable[..., Any]) -> str:
+    """Return the name that Keras gives to the log of a metric function: `MeanError` is "mean_error"."""
+    name = re.sub(r"\W+", "", getattr(function, "__name__", "metric"))
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()
 
 
 def _accuracy(output: Output) -> type[KerasMetric]:

@@ -63,7 +63,7 @@ def message_of(loop: mk.train.Loop, what: str, data: Any) -> str:
 @pytest.mark.parametrize("error", [ValueError("bad file 7"), OSError("two\n\nlines"), OwnError("my own")], ids=repr)
 def test_what_a_generator_raises_comes_first(loop: Any, what: str, error: Exception) -> None:
     text = message_of(loop, what, dataset(*[GOOD] * 4, error))
-    where = "one of the batches 3 to 5" if what == "evaluate" else "batch 4"
+    where = "one of the batches 3 to 5 of an evaluation" if what == "evaluate" else "batch 4"
     assert text.removeprefix("test_data_errors.").startswith(f"{type(error).__name__}: {error}\n(")
     assert re.search(rf"test_data_errors.py, line \d+, in generate, raised this in {where} .counted from 0.", text)
     assert len(text.splitlines()) <= 4
@@ -174,7 +174,10 @@ def test_rows_that_a_recipe_does_not_have_are_named(loop: Any) -> None:
 @pytest.mark.parametrize("label", [4, -1, 2**40])
 def test_a_label_that_is_none_is_named(loop: Any, label: int) -> None:
     bad = np.where(np.arange(16) == 3, label, Y[:16])
-    for what, where in (("fit", "batch 4 or 5|batch 3 or 4"), ("evaluate", "one of the batches 3 to 5")):
+    for what, where in (
+        ("fit", "batch 4 or 5|batch 3 or 4"),
+        ("evaluate", "one of the batches 3 to 5 of an evaluation"),
+    ):
         text = message_of(loop, what, dataset(*[GOOD] * 4, (X[:16], bad)))
         assert f"is {label}; the loss takes whole numbers from 0 to 3" in text
         assert any(f"A label in {one} (counted from 0)" in text for one in where.split("|"))

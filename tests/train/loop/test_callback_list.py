@@ -87,6 +87,15 @@ def test_backup_and_restore_is_refused(loop: Any, model: Any, tmp_path: Path) ->
         callback_list(loop, model, [[C.BackupAndRestore(tmp_path)]])
 
 
+@pytest.mark.parametrize(
+    ("given", "cure"),
+    [(C.TerminateOnNaN, r"Call it: TerminateOnNaN\("), (None, "Leave it out"), ("csv", "Leave it out")],
+)
+def test_what_is_no_callback_is_named(given: Any, cure: str, loop: Any, model: Any) -> None:
+    with pytest.raises(StepError, match=f"callbacks must be Keras callbacks, found .* among them. {cure}"):
+        callback_list(loop, model, [C.TerminateOnNaN(), given])
+
+
 def test_modes_are_chosen_where_keras_would_ask_the_model(loop: Any, model: Any) -> None:
     watching = [
         C.EarlyStopping("val_auc"),

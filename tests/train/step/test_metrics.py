@@ -156,6 +156,19 @@ def test_a_function_is_a_metric(line: Any, make_loop: Any, numbers: Any) -> None
     assert logs["squared"] == pytest.approx(logs["mse"]) == pytest.approx(logs["loss"])
 
 
+@pytest.mark.parametrize("name", ["<lambda>", "MeanError", "RMSE"])
+def test_the_log_of_a_function_has_the_name_of_keras(name: str, make_loop: Any, numbers: Any) -> None:
+    def error(y: Any, y_pred: Any) -> Any:
+        return keras.ops.abs(y - y_pred)
+
+    error.__name__ = name
+    model = line_net()
+    model.compile(loss="mse", metrics=[error])
+    of_keras = model.evaluate(*numbers, verbose=0, return_dict=True)
+    logs = make_loop(("one_device", 1), line_net, metrics=[error]).evaluate(plain_dataset(*numbers, batch=17))
+    assert list(logs) == ["loss", *(set(of_keras) - {"loss"})]
+
+
 def test_a_metric_that_does_not_add_up_is_refused_by_name(make_loop: Any, recipe: Any) -> None:
     class Largest(keras.metrics.Metric):
         def __init__(self) -> None:
