@@ -1,0 +1,386 @@
+"""Digests of what eighty trainings come to: whoever changes the code without a change of results compares them.
+
+Run: python tests/equivalence/digests.py FILE [--compare BEFORE] [--only NAME ...]
+
+Trains every row of the equivalence table on two replicas and on two workers, some of them on every strategy, and other
+kinds of data, steps and runs. FILE gets a digest of each training's weights, slots, layer state and history. With
+BEFORE, written by the same command at another commit on the same machine, it prints what differs; the exit code is then
+1. Bits are those of a processor and of a version of TensorFlow: no two machines need to agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow as tf
+from cases import BATCH, CASES, PARTIAL
+from cells import Outcome
+from on_workers import train_on_workers
+from table import train_here
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+L = keras.layers
+EVERYWHERE = ("all at once", "synchronized BatchNorm, empty share")
+ALONE = ("SGD", "Dropout", 'loss_scale="dynamic", mixed_float16, overflows', "several inputs and outputs")
+LARGE = ("Adam", "Lion", "clip_norm", "transformer", "all at once")
+REPLICAS = 3
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(PARTIAL, 4)).astype("float32")
+Y = np.argmax(X[:, :3] + 0.5 * rng.normal(size=(PARTIAL, 3)), 1)
+PICTURES = rng.integers(0, 255, (PARTIAL, 6, 6, 1)).astype("uint8")
+
+
+def of_the_table() -> Iterator[tuple[str, Callable[[], Outcome]]]:
+    """Yield rows of the equivalence table, by name and place."""
+    places = [(name, "mirrored", 2) for name in CASES]
+    places += [(name, "one_device", 1) for name in (*EVERYWHERE, *ALONE)]
+    places += [(name, "mirrored", 4) for name in EVERYWHERE]
+    places += [(name, "central_storage", n) for name in (*EVERYWHERE, *ALONE) for n in (1, 3)]
+    places += [(name, "layout", 2) for name in LARGE]
+    places += [(name, "shard_optimizer", REPLICAS) for name in LARGE]
+    for name, kind, replicas in places:
+        yield f"{name}, {kind} {replicas}", lambda name=name, place=(kind, replicas): train_here(CASES[name], *place)
+
+
+def _strategy(kind: str = "mirrored", replicas: int = REPLICAS) -> tf.distribute.Strategy:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    return mk.strategy.create(kind, devices=f"cpu:{replicas}")
+
+
+def _outcome(loop: mk.train.Loop, report: mk.train.Report, **more: Any) -> Outcome:
+    values = {f"variables/{i}": np.asarray(variable) for i, variable in enumerate(loop.step.variables)}
+    values |= {f"logs/{name}": np.asarray(value) for name, value in report.history.items()}
+    return values | {name: np.asarray(value) for name, value in more.items()}
+
+
+def _net(shape: tuple[int, ...] = (4,)) -> Any:
+    first = [] if len(shape) == 1 else [L.Rescaling(1 / 255), L.Flatten()]
+    return keras.Sequential([keras.Input(shape), *first, L.Dense(8, "tanh"), L.Dropout(0.2), L.Dense(3)])
+
+
+def _classifier(strategy: tf.distribute.Strategy, shape: tuple[int, ...] = (4,), **options: Any) -> mk.train.Loop:
+    with strategy.scope():
+        model, optimizer = _net(shape), keras.optimizers.Adam(0.02)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], **options))
+
+
+def _recipe(**options: Any) -> mk.data.Batches:
+    return mk.data.batches(mk.data.arrays(X, Y), global_batch_size=BATCH, shuffle=True, seed=1, **options)
+
+
+def _fitted(data: Any, shape: tuple[int, ...] = (4,), *, kind: str = "mirrored", **options: Any) -> Outcome:
+    loop = _classifier(_strategy(kind, 1 if kind == "one_device" else REPLICAS), shape)
+    return _outcome(loop, loop.fit(data, epochs=2, verbose=0, **options))
+
+
+def resident() -> Outcome:
+    split = mk.data.arrays(PICTURES, Y)
+    augment = [mk.data.augment.flip(), mk.data.augment.pad_and_crop(1)]
+    return _fitted(mk.data.resident(split, global_batch_size=BATCH, shuffle=True, augment=augment), (6, 6, 1))
+
+
+def resident_shards() -> Outcome:
+    split = mk.data.arrays(PICTURES[: REPLICAS * 36], Y[: REPLICAS * 36])
+    return _fitted(mk.data.resident(split, global_batch_size=BATCH, shuffle=True, shards=REPLICAS), (6, 6, 1))
+
+
+def records() -> Outcome:
+    with tempfile.TemporaryDirectory() as folder:
+        written = mk.data.write_records(mk.data.arrays(PICTURES, Y), folder, num_files=3)
+        augment = [mk.data.augment.cutout(2)]
+        return _fitted(mk.data.records(written, global_batch_size=BATCH, shuffle=True, augment=augment), (6, 6, 1))
+
+
+def augmented() -> Outcome:
+    augment = [mk.data.augment.flip(), mk.data.augment.pad_and_crop(1), mk.data.augment.cutout(2)]
+    split = mk.data.arrays(PICTURES, Y)
+    return _fitted(mk.data.batches(split, global_batch_size=BATCH, shuffle=True, augment=augment), (6, 6, 1))
+
+
+def mapped() -> Outcome:
+    return _fitted(_recipe(map=lambda x, y: (2 * x, y)), validation_data=_recipe(), validation_freq=2)
+
+
+def dataset() -> Outcome:
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(PARTIAL, seed=3).batch(BATCH)
+    return _fitted(data, validation_data=data.take(2))
+
+
+def dataset_of_unknown_length() -> Outcome:
+    return _fitted(tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).filter(lambda x, y: True))
+
+
+def dataset_repeated() -> Outcome:
+    return _fitted(tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).repeat(), steps_per_epoch=3)
+
+
+def own_function() -> Outcome:
+    def make(epoch: int, start: int, input_context: Any) -> tf.data.Dataset:
+        whole = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(PARTIAL, seed=epoch).batch(BATCH)
+        return whole.skip(start)
+
+    return _fitted(mk.data.from_function(make, global_batch_size=BATCH, steps_per_epoch=5))
+
+
+def callbacks() -> Outcome:
+    class Rates(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.01 / (1 + batch)
+
+    plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0, min_delta=10.0)
+    return _fitted(_recipe(), callbacks=[Rates(), plateau])
+
+
+def compiled_loop() -> Outcome:
+    strategy = _strategy("one_device", 1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), L.Dense(8, "tanh"), L.Dense(3)])
+        optimizer = keras.optimizers.Adam(0.02)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss), jit_compile=True)
+    return _outcome(loop, loop.fit(_recipe(drop_remainder=True), epochs=2, verbose=0))
+
+
+def compiled_step() -> Outcome:
+    loop = _classifier(_strategy(), jit_compile=True)
+    return _outcome(loop, loop.fit(_recipe(drop_remainder=True), epochs=2, verbose=0))
+
+
+def from_compiled() -> Outcome:
+    strategy = _strategy()
+    with strategy.scope():
+        model = keras.Sequential([L.Dense(8, "tanh"), L.BatchNormalization(), L.Dense(3)])  # not built
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1, clipnorm=0.3), loss, metrics=["accuracy"])
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0))
+
+
+def from_loss() -> Outcome:
+    strategy = _strategy()
+    with strategy.scope():
+        models = {"up": keras.Sequential([keras.Input((4,)), L.Dense(6, "tanh"), L.Dropout(0.3)]), "down": L.Dense(4)}
+        optimizer = keras.optimizers.AdamW(0.01)
+
+    def loss_fn(batch: Any, training: bool) -> Any:
+        error = models["down"](models["up"](batch[0], training=training)) - batch[0]
+        return {"loss": tf.reduce_mean(error**2, 1), "error": tf.reduce_mean(tf.abs(error), 1)}
+
+    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(models, optimizer, loss_fn, ema=0.9, clip_norm=1.0))
+    return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0, validation_data=_recipe()))
+
+
+def contrastive() -> Outcome:
+    strategy = _strategy()
+    with strategy.scope():
+        net = keras.Sequential([keras.Input((4,)), L.Dense(8, "tanh"), L.Dense(3)])
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.5)
+
+    def loss_fn(batch: Any) -> Any:
+        codes = tf.math.l2_normalize(net(batch[0]), 1)
+        every = mk.train.all_gather({"codes": codes, "labels": batch[1]})
+        similar = 3 * codes @ tf.transpose(every["codes"])
+        pulls = tf.cast(batch[1][:, None] == every["labels"][None], "float32")
+        return tf.reduce_logsumexp(similar, 1) - tf.reduce_sum(pulls * similar, 1) / tf.reduce_sum(pulls, 1)
+
+    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(net, optimizer, loss_fn, whole_batch=True))
+    return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0))
+
+
+def gan() -> Outcome:
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "gan.py"))["Gan"]
+    strategy = _strategy()
+    with strategy.scope():
+        generator = keras.Sequential([keras.Input((3,)), L.Dense(8, "tanh"), L.BatchNormalization(), L.Dense(4)])
+        discriminator = keras.Sequential([keras.Input((4,)), L.Dense(8, "tanh"), L.Dense(1)])
+        step = example(generator, discriminator, [keras.optimizers.Adam(0.01, beta_1=0.5) for _ in range(2)])
+    loop = mk.train.Loop(strategy, step)
+    return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0))
+
+
+class OwnStep:
+    """Least squares of the labels, written by hand."""
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        self.model, self.optimizer = model, optimizer
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        with strategy.scope():
+            self.optimizer.build(self.model.trainable_variables)
+        self.variables = [*self.model.trainable_variables, *self.optimizer.variables]
+        self._update = mk.train.Update(strategy, self.variables, self._new_values)
+
+    def compute(self, batch: Any) -> Any:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((self.model(x)[:, 0] - tf.cast(y, "float32")) ** 2)
+        gradients = tape.gradient(loss, self.model.trainable_variables)
+        return {"gradients": gradients, "loss": loss, "examples": tf.cast(tf.shape(x)[0], "float32")}
+
+    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> Any:
+        return self._update(sums)
+
+    def test(self, batch: Any) -> Any:
+        return {"loss": (self.model(batch[0])[:, 0] - tf.cast(batch[1], "float32")) ** 2}
+
+    def _new_values(self, sums: Any, values: Any) -> Any:
+        count = len(self.model.trainable_variables)
+        gradients = [gradient / sums["examples"] for gradient in sums["gradients"]]
+        weights, slots = mk.optim.functional_apply(self.optimizer, values[:count], values[count:], gradients)
+        return [*weights, *slots], {"loss": sums["loss"] / sums["examples"]}
+
+
+def own_step() -> Outcome:
+    strategy = _strategy()
+    with strategy.scope():
+        step = OwnStep(keras.Sequential([keras.Input((4,)), L.Dense(1)]), keras.optimizers.Adam(0.05))
+    loop = mk.train.Loop(strategy, step)
+    return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0, validation_data=_recipe()))
+
+
+def own_loop() -> Outcome:
+    loop = _classifier(_strategy())
+    step, strategy = loop.step, loop.strategy
+    step.build(strategy)
+
+    @tf.function(autograph=False)
+    def update(batch: Any) -> Any:
+        return step.update(strategy, strategy.run(step.compute, args=(batch,)))
+
+    losses = [float(update(batch)["loss"]) for batch in mk.data.distribute(_recipe(), strategy).epoch(0)]
+    return {f"variables/{i}": np.asarray(v) for i, v in enumerate(step.variables)} | {"losses": np.array(losses)}
+
+
+def evaluated_and_predicted() -> Outcome:
+    loop = _classifier(_strategy())
+    report = loop.fit(_recipe(), epochs=1, verbose=0)
+    plain = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=BATCH)
+    return _outcome(loop, report, predicted=loop.predict(plain), **loop.evaluate(plain))
+
+
+def warm() -> Outcome:
+    loop = _classifier(_strategy())
+    loop.warm_up(_recipe())
+    return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0))
+
+
+class _Stop(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
+    """Leaves a fit in the middle, as a signal does."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch >= 2:
+            raise KeyboardInterrupt
+
+
+def resumed(*, placed: bool = False) -> Outcome:
+    """Leave a training within its first epoch, and go on with another loop."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number in (1, 2):
+            loop = _classifier(_strategy(), accumulate=2, ema=0.9, shard_optimizer=placed)
+            stop = [_Stop()] if number == 1 else []
+            try:
+                report = loop.fit(
+                    _recipe(), epochs=3, verbose=0, callbacks=[mk.train.Checkpoints(folder, every=2), *stop]
+                )
+            except KeyboardInterrupt:
+                continue
+        return _outcome(loop, report)
+
+
+def parameter_servers() -> Outcome:
+    """One worker, so that nothing overtakes; in a process of its own, since a process knows one cluster."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "found.npz")
+        subprocess.run([sys.executable, __file__, str(file), "--serve"], check=True)
+        with np.load(file) as found:
+            return {key.replace("|", "/"): found[key] for key in found.files}
+
+
+def _on_parameter_servers(file: str) -> None:
+    cluster = mk.testing.local_cluster(workers=1, ps=2)
+    strategy = mk.strategy.create("parameter_server", cluster=cluster)
+    keras.utils.set_random_seed(0)
+    loop = _classifier(strategy, accumulate=2, clip_norm=0.5)
+    report = loop.fit(_recipe(), epochs=2, verbose=0)
+    found = {f"variables|{i}": variable.value.numpy() for i, variable in enumerate(loop.step.variables)}
+    np.savez(file, **found, **{f"logs|{name}": np.asarray(value) for name, value in report.history.items()})
+
+
+OTHERS: list[Callable[[], Outcome]] = [
+    *(augmented, mapped, resident, resident_shards, records, own_function),
+    *(dataset, dataset_of_unknown_length, dataset_repeated, callbacks),
+    *(compiled_loop, compiled_step, from_compiled, from_loss, contrastive, gan, own_step, own_loop),
+    *(evaluated_and_predicted, warm, resumed, parameter_servers),
+]
+
+
+def runs() -> Iterator[tuple[str, Callable[[], Outcome]]]:
+    """Yield every training by its name."""
+    yield from of_the_table()
+    yield from ((function.__name__.replace("_", " "), function) for function in OTHERS)
+    yield "resumed, shard_optimizer", lambda: resumed(placed=True)
+
+
+def digest(outcome: Outcome) -> str:
+    """Return a digest of names, shapes, dtypes and bits."""
+    found = hashlib.sha256()
+    for name in sorted(outcome):
+        value = np.asarray(outcome[name])
+        found.update(f"{name} {value.shape} {value.dtype}".encode() + value.tobytes())
+    return found.hexdigest()[:16]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--compare", type=Path, help="what the same command wrote at another commit")
+    parser.add_argument("--only", nargs="+", help="parts of names")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        _on_parameter_servers(options.file)
+        return 0
+    warnings.filterwarnings("ignore", message="A global batch of")
+    found = {}
+
+    def wanted(name: str) -> bool:
+        return not options.only or any(part in name for part in options.only)
+
+    for name, run in runs():
+        if wanted(name):
+            found[name] = digest(run())
+            print(f"{found[name]} {name}", flush=True)
+    if names := [name for name in CASES if wanted(f"{name}, multi_worker 2")]:
+        for name, outcome in train_on_workers(names, 2).items():
+            found[f"{name}, multi_worker 2"] = digest(outcome)
+            print(f"{found[f'{name}, multi_worker 2']} {name}, multi_worker 2", flush=True)
+    options.file.write_text(json.dumps(found, indent=1) + "\n")
+    if options.compare is None:
+        return 0
+    before = json.loads(options.compare.read_text())
+    other = [name for name in found if before.get(name) != found[name]]
+    print(f"{len(found)} trainings, {len(other)} differ{': ' * bool(other)}{'; '.join(other)}")
+    return bool(other)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
