@@ -32,6 +32,8 @@ def read_index(path: str) -> dict[str, Any]:
         DataError: a field that cannot be, or a file that is missing or of another size (named, with what was found).
         FileError: the index or a file cannot be read.
     """
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # a pipe would be waited for
+        raise DataError(f"{path} is no regular file. {_AGAIN}")
     with file_errors(f"{path} cannot be read", CURE):
         size = tf.io.gfile.stat(path).length
         if size > _LARGEST:

@@ -133,3 +133,10 @@ def test_an_index_that_is_far_too_large_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(index_file.json, "loads", lambda *_: pytest.fail("it was read"))
     with pytest.raises(DataError, match="has 5242880 bytes; an index has at most 4194304"):
         data.records(tmp_path, global_batch_size=5)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_an_index_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "data.index.json")
+    with pytest.raises(DataError, match="is no regular file"):
+        data.records(tmp_path / "data.index.json", global_batch_size=2)

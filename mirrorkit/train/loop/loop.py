@@ -256,6 +256,7 @@ class Loop:
         passes = self._built(data)
         passes.step.require("predict")
         inputs = Input(self.strategy, data, steps=steps)
+        of_all_workers(self.strategy, 0)  # a worker that is at another place of the program is named
         with explained(self.strategy, data):
             parts = list(passes.predict(inputs))
         require_examples(len(parts), sum(len(tf.nest.flatten(part)[0]) for part in parts))
