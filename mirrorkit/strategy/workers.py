@@ -161,8 +161,8 @@ def _at_different_places(strategy: tf.distribute.Strategy, heads: np.ndarray) ->
         places = [f"{name} with {int(head[0])} numbers to compare" for name, head in zip(places, heads, strict=True)]
     return (
         f"The workers are not at the same place of the program: {by_worker(strategy, places)}. What all of them take "
-        "part in (fit, evaluate, warm_up, export, wait_for_all, of_all_workers) all must call, in the same order, not "
-        "the chief alone."
+        "part in (fit, evaluate, predict, warm_up, export, wait_for_all, of_all_workers) all must call, in the same "
+        "order, not the chief alone."
     )
 
 

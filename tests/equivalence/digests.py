@@ -25,10 +25,13 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
+
 import numpy as np
 import tensorflow as tf
 from cases import BATCH, CASES, PARTIAL
 from cells import Outcome
+from equivalence_steps import RightStep, net, points
 from on_workers import train_on_workers
 from table import train_here
 
@@ -217,44 +220,13 @@ def gan() -> Outcome:
     return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0))
 
 
-class OwnStep:
-    """Least squares of the labels, written by hand."""
-
-    def __init__(self, model: Any, optimizer: Any) -> None:
-        self.model, self.optimizer = model, optimizer
-
-    def build(self, strategy: tf.distribute.Strategy) -> None:
-        with strategy.scope():
-            self.optimizer.build(self.model.trainable_variables)
-        self.variables = [*self.model.trainable_variables, *self.optimizer.variables]
-        self._update = mk.train.Update(strategy, self.variables, self._new_values)
-
-    def compute(self, batch: Any) -> Any:
-        x, y = batch
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum((self.model(x)[:, 0] - tf.cast(y, "float32")) ** 2)
-        gradients = tape.gradient(loss, self.model.trainable_variables)
-        return {"gradients": gradients, "loss": loss, "examples": tf.cast(tf.shape(x)[0], "float32")}
-
-    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> Any:
-        return self._update(sums)
-
-    def test(self, batch: Any) -> Any:
-        return {"loss": (self.model(batch[0])[:, 0] - tf.cast(batch[1], "float32")) ** 2}
-
-    def _new_values(self, sums: Any, values: Any) -> Any:
-        count = len(self.model.trainable_variables)
-        gradients = [gradient / sums["examples"] for gradient in sums["gradients"]]
-        weights, slots = mk.optim.functional_apply(self.optimizer, values[:count], values[count:], gradients)
-        return [*weights, *slots], {"loss": sums["loss"] / sums["examples"]}
-
-
 def own_step() -> Outcome:
     strategy = _strategy()
     with strategy.scope():
-        step = OwnStep(keras.Sequential([keras.Input((4,)), L.Dense(1)]), keras.optimizers.Adam(0.05))
+        step = RightStep(net(), keras.optimizers.Adam(0.05))
+    data = mk.data.batches(mk.data.arrays(*points(61)), global_batch_size=BATCH, shuffle=True)
     loop = mk.train.Loop(strategy, step)
-    return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0, validation_data=_recipe()))
+    return _outcome(loop, loop.fit(data, epochs=2, verbose=0))
 
 
 def own_loop() -> Outcome:
@@ -360,6 +332,7 @@ def main() -> int:
         _on_parameter_servers(options.file)
         return 0
     warnings.filterwarnings("ignore", message="A global batch of")
+    mk.devices.split_cpu(4)
     found = {}
 
     def wanted(name: str) -> bool:

@@ -49,6 +49,10 @@ def evaluate(model: Any) -> None:
     model.evaluate_all()
 
 
+def predict(model: Any) -> None:
+    model.predict_all()
+
+
 def slow_down(model: Any) -> None:
     model.optimizer.learning_rate = 0.001
 
@@ -88,6 +92,7 @@ class Script:
         loop = mk.train.Loop(strategy, step, **self.loop)
         self.before(model)
         model.evaluate_all = lambda: loop.evaluate(numbers())
+        model.predict_all = lambda: loop.predict(numbers())
         loop.fit(numbers(), **{"epochs": 2, "verbose": 0, **self.fit})
         self.after(loop)
         loop.fit(numbers(), epochs=3, verbose=0)
@@ -146,6 +151,7 @@ def differing() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
         "a callback that sets the rate": ({"fit": {"callbacks": [After(slow_down)]}}, {}),
         "evaluate between fits": ({}, {"after": lambda loop: loop.evaluate(numbers())}),
         "evaluate after an epoch": ({}, {"fit": {"callbacks": [After(evaluate)]}}),
+        "predict after an epoch": ({}, {"fit": {"callbacks": [After(predict)]}}),
         "evaluate after a batch": (
             {"fit": {"callbacks": [After(lambda model: None, of_batches=True)]}},
             {"fit": {"callbacks": [After(evaluate, of_batches=True)]}},

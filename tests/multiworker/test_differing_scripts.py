@@ -40,6 +40,7 @@ SAYS = {
     "a callback that sets the rate": "/learning_rate' holds other values on worker 1 than on worker 0, after epoch 0",
     "evaluate between fits": PLACE + "Loop.evaluate on worker 0 and Loop.fit on worker 1. What all",
     "evaluate after an epoch": PLACE + "Loop.evaluate within Loop.fit on worker 0 and Loop.fit on worker 1. What all",
+    "predict after an epoch": PLACE + "Loop.predict within Loop.fit on worker 0 and Loop.fit on worker 1. What all",
     "evaluate after a batch": PLACE + "Loop.evaluate within Loop.fit on worker 0 and Loop.fit on worker 1. What all",
     "export": PLACE + "a wait for the chief on worker 0 and Loop.fit on worker 1. What all",
     "a number of its own": PLACE + "a call of your own on worker 0 and Loop.fit on worker 1. What all",
