@@ -137,11 +137,10 @@ def dataset_repeated() -> Outcome:
 
 
 def own_function() -> Outcome:
-    def make(epoch: int, start: int, input_context: Any) -> tf.data.Dataset:
-        whole = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(PARTIAL, seed=epoch).batch(BATCH)
-        return whole.skip(start)
+    def make(shard: int, num_shards: int, epoch: int) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(PARTIAL, seed=epoch).batch(BATCH, drop_remainder=True)
 
-    return _fitted(mk.data.from_function(make, global_batch_size=BATCH, steps_per_epoch=5))
+    return _fitted(mk.data.from_function(make, global_batch_size=BATCH, steps_per_epoch=4))
 
 
 def callbacks() -> Outcome:
@@ -159,8 +158,9 @@ def compiled_loop() -> Outcome:
         model = keras.Sequential([keras.Input((4,)), L.Dense(8, "tanh"), L.Dense(3)])
         optimizer = keras.optimizers.Adam(0.02)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    data = mk.data.resident(mk.data.arrays(X, Y), global_batch_size=BATCH, shuffle=True, drop_remainder=True)
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss), jit_compile=True)
-    return _outcome(loop, loop.fit(_recipe(drop_remainder=True), epochs=2, verbose=0))
+    return _outcome(loop, loop.fit(data, epochs=2, verbose=0))
 
 
 def compiled_step() -> Outcome:
@@ -238,7 +238,7 @@ def own_loop() -> Outcome:
     def update(batch: Any) -> Any:
         return step.update(strategy, strategy.run(step.compute, args=(batch,)))
 
-    losses = [float(update(batch)["loss"]) for batch in mk.data.distribute(_recipe(), strategy).epoch(0)]
+    losses = [float(update(batch)["loss"]) for batch in mk.data.distribute(_recipe().dataset(0), strategy)]
     return {f"variables/{i}": np.asarray(v) for i, v in enumerate(step.variables)} | {"losses": np.array(losses)}
 
 
