@@ -1,4 +1,4 @@
-"""Digests of what eighty trainings come to: whoever changes the code without a change of results compares them.
+"""Digests of what a hundred trainings come to: whoever changes the code without a change of results compares them.
 
 Run: python tests/equivalence/digests.py FILE [--compare BEFORE] [--only NAME ...]
 
