@@ -30,6 +30,7 @@ from mirrorkit.strategy.parameter_server import start_server as start_server
 from mirrorkit.strategy.tpu import is_tpu as is_tpu
 from mirrorkit.strategy.workers import addresses as addresses
 from mirrorkit.strategy.workers import arrays_of_all_workers as arrays_of_all_workers
+from mirrorkit.strategy.workers import each_worker as each_worker
 from mirrorkit.strategy.workers import first_replica as first_replica
 from mirrorkit.strategy.workers import input_context as input_context
 from mirrorkit.strategy.workers import is_chief, num_workers, of_all_workers, worker_index

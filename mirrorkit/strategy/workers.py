@@ -138,6 +138,26 @@ def arrays_of_all_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -
     return found[:, : flat.size].reshape((workers, *value.shape))
 
 
+def each_worker(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
+    """Return each worker's boolean, bool [workers], on the host; within a compiled function. Collective."""
+    if num_workers(strategy) == 1:
+        return value[tf.newaxis]
+    own = tf.one_hot(worker_index(strategy), num_workers(strategy)) * tf.cast(value, tf.float32)
+    return sum_over_workers(strategy, own) > 0
+
+
+def sum_over_workers(strategy: Any, value: tf.Tensor) -> tf.Tensor:
+    """Return the sum of the workers' tensors, of one shape; within a compiled function. Collective."""
+    replicas_here = strategy.num_replicas_in_sync // num_workers(strategy)
+
+    def on_replica(value: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        counts = context.replica_id_in_sync_group % replicas_here == 0  # once for each worker
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(counts, value, tf.zeros_like(value)))
+
+    return strategy.experimental_local_results(strategy.run(on_replica, args=(value,)))[0]
+
+
 @contextlib.contextmanager
 def place(name: str) -> Iterator[None]:
     """Name this part of the program, as workers that are at another one see it: "Loop.evaluate"."""
@@ -176,19 +196,8 @@ def _exchanged(strategy: tf.distribute.Strategy, own: np.ndarray, size: int) -> 
 @functools.cache
 def _sum_over_workers(strategy: Any, size: int) -> ConcreteFunction:
     """Return what adds up tensors [workers, size]; a collective operation keeps the shape that it had first."""
-    add = tf.function(functools.partial(_summed, strategy), autograph=False)
+    add = tf.function(functools.partial(sum_over_workers, strategy), autograph=False)
     return add.get_concrete_function(tf.TensorSpec([num_workers(strategy), size], tf.float64))
-
-
-def _summed(strategy: Any, value: tf.Tensor) -> tf.Tensor:
-    replicas_here = strategy.num_replicas_in_sync // num_workers(strategy)
-
-    def on_replica(value: tf.Tensor) -> tf.Tensor:
-        context = tf.distribute.get_replica_context()
-        counts = context.replica_id_in_sync_group % replicas_here == 0  # once for each worker
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(counts, value, tf.zeros_like(value)))
-
-    return strategy.experimental_local_results(strategy.run(on_replica, args=(value,)))[0]
 
 
 def _cluster(strategy: tf.distribute.Strategy) -> Any:

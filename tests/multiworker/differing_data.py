@@ -88,6 +88,17 @@ def differing(me: int, folder: Path) -> dict[str, Callable[[], Any]]:
     }
 
 
+def in_passes(loop: mk.train.Loop, me: int) -> dict[str, Callable[[], Any]]:
+    """Passes over data that differ otherwise than at the first batch of a training."""
+    return {
+        "fit ends earlier": lambda: loop.fit(of_unknown_length(4 - me), verbose=0),
+        "evaluate ends earlier": lambda: loop.evaluate(of_unknown_length(4 - me)),
+        "predict ends earlier": lambda: loop.predict(of_unknown_length(4 - me)),
+        "predict fewer batches": lambda: loop.predict(shuffled(0).take(4 - me)),
+        "predict other data": lambda: loop.predict(recipe(me)),
+    }
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     strategy = mk.strategy.create("auto", start_timeout=120)
@@ -107,6 +118,11 @@ def main() -> None:
     if len(found["errors"]) == len(differing(me, folder)):
         loop.fit(augmented(), validation_data=recipe(0), verbose=0)
         found["end"] = weights(loop)
+    for what, run in in_passes(loop, me).items():
+        try:
+            run()
+        except mk.errors.DataError as error:
+            found["errors"][what] = str(error)
     (folder / f"found{me}.json").write_text(json.dumps(found))
 
 

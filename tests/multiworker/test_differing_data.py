@@ -22,6 +22,14 @@ SAYS = {
     "no batch": "worker 1 found no batch, and the others did",
     "fewer batches": "an epoch's number of batches is one on worker 0, and another on worker 1",
 }
+ENDS = "The data ended after 3 batches on worker 1, and goes on on worker 0."
+SAYS_IN_PASSES = {
+    "fit ends earlier": ENDS,
+    "evaluate ends earlier": ENDS,
+    "predict ends earlier": ENDS,
+    "predict fewer batches": "an epoch's number of batches is one on worker 0, and another on worker 1",
+    "predict other data": "the first batch is one on worker 0, and another on worker 1",
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +44,12 @@ def test_both_workers_say_what_differs(found, what):
     for worker in found:
         assert SAYS[what] in worker["errors"].get(what, "no error"), worker["errors"]
         assert "Set the same seed on every worker" in worker["errors"][what]
+
+
+@pytest.mark.parametrize("what", SAYS_IN_PASSES)
+def test_every_pass_says_what_differs_and_waits_for_nobody(found, what):
+    for worker in found:
+        assert SAYS_IN_PASSES[what] in worker["errors"].get(what, "no error")
 
 
 def test_nothing_was_trained_on_data_that_differ(found):

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, ConcreteFunction, Nest, Spec
 from mirrorkit.data import HOST
-from mirrorkit.strategy import first_replica, input_context, num_workers
+from mirrorkit.strategy import each_worker, first_replica, input_context, num_workers
 from mirrorkit.train.calls.errors import explained_call, explained_data, require_known_length
 from mirrorkit.train.input.epoch import EpochIterator, Sizes
+from mirrorkit.train.input.same_data import require_same_end
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.step.clock import Reading
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch, rows_of_worker
@@ -117,8 +118,9 @@ class Calls:
             require_known_length(accumulate)
             function = self._trace(what, data, None)
             with explained_call(data, place):
-                done, totals, good = function(data.source, totals, _number(steps), _number(data.position))
+                done, totals, good, having = function(data.source, totals, _number(steps), _number(data.position))
                 taken, finite = int(done), int(good)
+            require_same_end(self._strategy, having.numpy(), data.position + taken)
         else:
             taken, counts = 0, []
             for part in data.parts(steps, accumulate):
@@ -171,7 +173,7 @@ class Calls:
             run = self._step.train if what == "train" else self._test_one
             totals = tf.zeros([self._step.totals_size(what)], tf.float64)
             if sizes is None:
-                many = _until_the_end(self._step, run, what)
+                many = _until_the_end(self._strategy, self._step, run, what)
             else:
                 many = _counted(self._step, run, what, data.batch, sizes, self._with_xla(data, sizes))
             self._traces[function, specs] = many.get_concrete_function(data.source, totals, _number(0), _number(0))
@@ -208,39 +210,44 @@ def _counted(step: LoopStep, run: Run, what: Pass, take: Take, sizes: Sizes, jit
     return many
 
 
-def _until_the_end(step: LoopStep, run: Run, what: Pass) -> Any:
+def _until_the_end(strategy: tf.distribute.Strategy, step: LoopStep, run: Run, what: Pass) -> Any:
     """Make a function of steps on data that may end before; an optional batch says so, where `next` would raise.
 
-    An error in the midst of a step would leave it half done.
+    An error in the midst of a step would leave it half done. Workers tell each other before each step whether they have
+    a batch: in a step that one of them does not take, the others would wait for ever. The last result is who had one.
     """
 
     @tf.function(autograph=False)
     def many(
         iterator: Any, totals: tf.Tensor, steps: tf.Tensor, first: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         start = step.clock.read()
 
-        def fetch(index: tf.Tensor) -> Any:
+        def fetch(index: tf.Tensor) -> tuple[Any, tf.Tensor]:
             with tf.device(HOST):
                 nothing = tf.experimental.Optional.empty(iterator.element_spec)
-                return tf.cond(index < steps, iterator.get_next_as_optional, lambda: nothing)
+                batch = tf.cond(index < steps, iterator.get_next_as_optional, lambda: nothing)
+                return batch, each_worker(strategy, batch.has_value())
 
-        def body(index: tf.Tensor, batch: Any, totals: tf.Tensor, good: tf.Tensor) -> tuple[Any, ...]:
+        def body(
+            index: tf.Tensor, batch: Any, having: tf.Tensor, totals: tf.Tensor, good: tf.Tensor
+        ) -> tuple[Any, ...]:
             with tf.device(HOST):
                 place = first + index
                 value = with_same_rows(batch.get_value(), place)
             with _clock(step, what, start, index, place):
                 totals += tf.cast(run([HostBatch(value)]), tf.float64)
             after = _after(index)
-            return after, fetch(after), totals, good + _is_finite(totals, step.loss_index)
+            return after, *fetch(after), totals, good + _is_finite(totals, step.loss_index)
 
-        def has_value(index: tf.Tensor, batch: Any, *rest: Any) -> tf.Tensor:
+        def all_have_one(index: tf.Tensor, batch: Any, having: tf.Tensor, *rest: Any) -> tf.Tensor:
             with tf.device(HOST):
-                return batch.has_value()
+                return tf.reduce_all(having)
 
         zero = _number(0)
-        index, _, totals, good = tf.while_loop(has_value, body, (zero, fetch(zero), totals, tf.constant(0, tf.int64)))
-        return index, totals, good
+        begin = (zero, *fetch(zero), totals, tf.constant(0, tf.int64))
+        index, _, having, totals, good = tf.while_loop(all_have_one, body, begin)
+        return index, totals, good, having
 
     return many
 

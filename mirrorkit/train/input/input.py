@@ -25,11 +25,11 @@ from mirrorkit.data import (
     untuned,
 )
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import input_context, is_chief, is_parameter_server, is_tpu, num_workers
+from mirrorkit.strategy import input_context, is_chief, is_parameter_server, is_tpu, num_workers, of_all_workers
 from mirrorkit.train.input.class_weight import ClassWeights
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator
 from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
-from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data
+from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data, require_same_end
 from mirrorkit.train.step.requirements import require_static_batches
 from mirrorkit.train.step.same_rows import require_same_rows
 from mirrorkit.whole import is_whole
@@ -150,15 +150,14 @@ class Input:
     def _iterator(
         self, epoch: int, start: int, before: int, look_at: int, check: Callable[[Batch], None] | None
     ) -> EpochIterator:
-        makes_own = isinstance(self._data, FromFunction)  # what the workers read differs
-        if look_at and not makes_own and (isinstance(self._data, Batches) or self._context is not None):
+        if look_at and self._has_identity:
             self._compare(lambda: self._identity(epoch, start))
         if self._is_held:
             if check is not None and start != self.steps:
                 check(self.first(epoch, start))
             return self._held(epoch, start)
         dataset = self._batches(epoch, start, before)
-        if self._context is not None and look_at and not makes_own:
+        if self._context is not None and look_at and self._has_identity:
             if check is not None and start != self.steps:
                 check(self.first())
             look_at, check = 0, None
@@ -170,7 +169,15 @@ class Input:
         Without a known size it is the whole batch, else this worker's rows.
         """
         whole = self._whole()
-        for i, batch in enumerate(itertools.islice(iter(untuned(self._batches(0, 0, 0))), self.steps)):
+        batches = itertools.islice(iter(untuned(self._batches(0, 0, 0))), self.steps)
+        for i in itertools.count():
+            batch = next(batches, None)
+            if i == 0:
+                self._compare(lambda: self._identity(0, 0) if self._has_identity else batch)  # noqa: B023
+            if not self._known:
+                require_same_end(self._strategy, np.array(of_all_workers(self._strategy, batch is not None)), i)
+            if batch is None:
+                return
             require_same_rows(batch, i)
             yield batch, None if self._context is None else self.global_batch_size if i < whole else self._last()
 
@@ -219,6 +226,12 @@ class Input:
         """Return a whole batch of a recipe, the same on every worker, as a dataset of one element."""
         data = self._data.as_written() if isinstance(self._data, PreparedRecipe) else self._data
         return self._weighed(data.dataset().take(1))
+
+    @property
+    def _has_identity(self) -> bool:
+        """Whether workers compare their data without reading a batch; with `FromFunction` each reads its own."""
+        recipe = isinstance(self._data, Batches) or self._context is not None
+        return recipe and not isinstance(self._data, FromFunction)
 
     def _identity(self, epoch: int, start: int) -> Batch | None:
         """Return what tells one worker's batches from another's, without reading a shuffled batch of files."""

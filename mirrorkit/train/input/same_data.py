@@ -78,6 +78,18 @@ def require_own_data(strategy: tf.distribute.Strategy, first: Any, steps: int | 
         )
 
 
+def require_same_end(strategy: tf.distribute.Strategy, having: np.ndarray, batches: int) -> None:
+    """Refuse data that ended, after so many batches, on some of the workers alone; `having` says who has another."""
+    if having.all() or not having.any():
+        return
+    ended, others = ([n for n, has in zip(addresses(strategy), having, strict=True) if has == one] for one in (0, 1))
+    raise DataError(
+        f"The data ended after {batches} batches on {', '.join(ended)}, and goes on on {', '.join(others)}. All workers "
+        "must read the same global batches, and so as many: let all read the same files, without a shard() of your "
+        "own."
+    )
+
+
 def first_rows(data: Batches, epoch: int, start: int) -> Any:
     """Return what a set in memory gives as the batch `start` of `epoch`, as it lies in the split."""
     size = data.global_batch_size
