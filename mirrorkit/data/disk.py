@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from mirrorkit.errors import FileError, MirrorkitError
 DISK_ERRORS = (tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError, tf.errors.ResourceExhaustedError)
 
 CURE = "Check the disk and the file's permissions."
+_PIECE = 1 << 20  # bytes read at a time
 
 
 @contextmanager
@@ -32,3 +34,16 @@ def reason(error: Exception) -> str:
     message = error.message if isinstance(error, tf.errors.OpError) else error
     line = re.sub(r"^({{.*?}}\s*)+", "", str(message).partition("\n")[0])
     return re.split(r"{{|\[\[|\[Op:", line)[0].strip()
+
+
+def crc32(file: str) -> int:
+    """Read a file through and return the CRC of its bytes.
+
+    Raises:
+        FileError: it cannot be read.
+    """
+    number = 0
+    with file_errors(f"{file} cannot be read", CURE), tf.io.gfile.GFile(file, "rb") as opened:
+        while piece := opened.read(_PIECE):
+            number = zlib.crc32(piece, number)
+    return number

@@ -113,6 +113,8 @@ def _check(index: Any) -> None:
         field = f"shards[{number}]"
         _require(isinstance(entry, dict), field, entry, "an object")
         name, examples, size = (entry.get(key) for key in ("file", "examples", "bytes"))
+        crc = entry.get("crc32", 0)  # mirrorkit 0.2 wrote none
+        _require(_is_number(crc, 0), f"{field}.crc32", crc, "a whole number from 0 on")
         is_name = isinstance(name, str) and bool(re.fullmatch(r"[^/\\\0]+", name)) and name not in (".", "..")
         _require(is_name, f"{field}.file", name, "the name of a file in the same folder")
         _require(name not in names, f"{field}.file", name, "named once")

@@ -1,8 +1,8 @@
 """The TFRecord files of a set: write all of them or none, find them again, and refuse a set that is incomplete.
 
 A set that `write_records` made is a number of TFRecord files and one JSON index, which names them and is written last:
-without it there is no set. An index holds the number of examples and bytes of every file (under the key "shards") and
-the dtype and shape of every array of an example.
+without it there is no set. An index holds the number of examples and bytes and the CRC of every file (under the key
+"shards") and the dtype and shape of every array of an example.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._deprecation import old_argument
-from mirrorkit.data.disk import file_errors
+from mirrorkit.data.disk import crc32, file_errors
 from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
 from mirrorkit.data.nests import kind
 from mirrorkit.data.splits import Split
@@ -97,7 +97,7 @@ def write_records(
             for place, entry in enumerate(index["shards"]):
                 written = scratch / entry["file"]
                 entry["file"] = f"{prefix}-{place:05d}-of-{len(index['shards']):05d}.tfrecord"
-                entry["bytes"] = written.stat().st_size
+                entry["bytes"], entry["crc32"] = written.stat().st_size, crc32(str(written))
                 os.replace(written, folder / entry["file"])
             (scratch / "index").write_text(json.dumps(index, indent=1) + "\n")
             os.replace(scratch / "index", index_path)

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.data import record_files
-from mirrorkit.data.disk import CURE, file_errors, reason
+from mirrorkit.data.disk import CURE, crc32, file_errors, reason
 from mirrorkit.data.index_file import read_index, require_features
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.record_index import RecordIndex, count_by_reading, first_length
@@ -99,6 +99,7 @@ class Records(PreparedRecipe):
     compression: str = field(init=False)
     features: Mapping[str, Any] | None = field(init=False)
     _index: RecordIndex = field(init=False, repr=False)
+    _crcs: tuple[int | None, ...] = field(default=(), init=False, repr=False)  # of the files, from their index
 
     def __post_init__(self, num_examples: int | Sequence[int] | None) -> None:
         """Find the files and check the arguments."""
@@ -132,6 +133,7 @@ class Records(PreparedRecipe):
             counts=tuple(entry["examples"] for entry in index["shards"]),
             compression=index["compression"],
             features=index["features"],
+            _crcs=tuple(entry.get("crc32") for entry in index["shards"]),
             num_classes=index["num_classes"] if self.num_classes is None else self.num_classes,
         )
         # arrays of one dtype and shape throughout: examples of one size
@@ -152,7 +154,8 @@ class Records(PreparedRecipe):
         """Read all files through, without decoding.
 
         Raises:
-            DataError: a file that is cut short or damaged, by its name; another number of examples than was said.
+            DataError: a file that is cut short or damaged, or not the one that `write_records` wrote under its name;
+                another number of examples than was said.
             FileError: a file that cannot be read.
         """
         found = tuple(count_by_reading(file, self.compression) for file in self.files)
@@ -161,6 +164,12 @@ class Records(PreparedRecipe):
                 f"The files of {self.source} should hold {self.num_examples} examples ({list(self.counts)}), found "
                 f"{sum(found)} ({list(found)}). Correct num_examples, or write the set again."
             )
+        for file, crc in zip(self.files, self._crcs, strict=False):
+            if crc is not None and crc32(file) != crc:
+                raise DataError(
+                    f"{file} is whole, but not the file that was written under this name: a copy of another, or of "
+                    "another version of the set. Copy the whole set again, or write it again."
+                )
 
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None

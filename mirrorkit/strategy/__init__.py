@@ -20,6 +20,10 @@ from mirrorkit.strategy.barrier import wait_for_all
 from mirrorkit.strategy.barrier import waiting_for_the_chief as waiting_for_the_chief
 from mirrorkit.strategy.creation import class_name as class_name
 from mirrorkit.strategy.creation import create, describe
+from mirrorkit.strategy.exchange import arrays_of_all_workers as arrays_of_all_workers
+from mirrorkit.strategy.exchange import each_worker as each_worker
+from mirrorkit.strategy.exchange import of_all_workers
+from mirrorkit.strategy.exchange import place as place
 from mirrorkit.strategy.forked import require_own_process as require_own_process
 from mirrorkit.strategy.lost import ENDED_BY_OTHERS as ENDED_BY_OTHERS
 from mirrorkit.strategy.lost import name_lost_workers as name_lost_workers
@@ -29,13 +33,10 @@ from mirrorkit.strategy.parameter_server import is_parameter_server as is_parame
 from mirrorkit.strategy.parameter_server import start_server as start_server
 from mirrorkit.strategy.tpu import is_tpu as is_tpu
 from mirrorkit.strategy.workers import addresses as addresses
-from mirrorkit.strategy.workers import arrays_of_all_workers as arrays_of_all_workers
-from mirrorkit.strategy.workers import each_worker as each_worker
 from mirrorkit.strategy.workers import first_replica as first_replica
 from mirrorkit.strategy.workers import input_context as input_context
-from mirrorkit.strategy.workers import is_chief, num_workers, of_all_workers, worker_index
+from mirrorkit.strategy.workers import is_chief, num_workers, worker_index
 from mirrorkit.strategy.workers import local_replica as local_replica
-from mirrorkit.strategy.workers import place as place
 from mirrorkit.strategy.workers import replica_devices as replica_devices
 from mirrorkit.strategy.workers import task_addresses as task_addresses
 

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from mirrorkit.errors import ClusterError
 from mirrorkit.strategy.barrier import saying_what_is_missing
-from mirrorkit.strategy.workers import arrays_of_all_workers, by_worker, is_chief, num_workers, place
+from mirrorkit.strategy.exchange import arrays_of_all_workers, place
+from mirrorkit.strategy.workers import by_worker, is_chief, num_workers
 
 _MOST = 3  # differences that an error tells
 _LONGEST = 200  # characters of a value in it

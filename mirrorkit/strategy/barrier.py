@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.errors import FileError
-from mirrorkit.strategy.lost import naming_lost_workers
-from mirrorkit.strategy.workers import arrays_of_all_workers, num_workers, of_all_workers, place
+from mirrorkit.strategy.exchange import arrays_of_all_workers, of_all_workers, place
+from mirrorkit.strategy.workers import num_workers
 
 _log = logging.getLogger("mirrorkit")
 
@@ -75,7 +75,7 @@ def waiting_for_the_chief(strategy: tf.distribute.Strategy, to: str) -> Iterator
 
 @contextmanager
 def saying_what_is_missing(strategy: tf.distribute.Strategy, where: str) -> Iterator[None]:
-    """Log that this worker waits for others, once it has waited for a minute; name those that are gone."""
+    """Log that this worker waits for others, once it has waited for a minute."""
     waiting = threading.Timer(
         PATIENCE,
         _log.warning,
@@ -87,7 +87,6 @@ def saying_what_is_missing(strategy: tf.distribute.Strategy, where: str) -> Iter
     waiting.daemon = True
     waiting.start()
     try:
-        with naming_lost_workers(strategy):
-            yield
+        yield
     finally:
         waiting.cancel()

@@ -236,6 +236,14 @@ def test_verify_names_a_damaged_file(tmp_path):
         recipe.verify()
 
 
+def test_verify_names_a_copy_of_another_file(tmp_path):
+    data.write_records(data.arrays(np.arange(20, dtype="float32")), tmp_path, num_files=2)
+    first, second = sorted(tmp_path.glob("*.tfrecord"))
+    second.write_bytes(first.read_bytes())  # of the same size, so that the index sees no difference
+    with pytest.raises(DataError, match=rf"{second.name} is whole, but not the file that was written under"):
+        data.records(tmp_path, global_batch_size=4).verify()
+
+
 @pytest.mark.parametrize("number", [40, 54])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_another_num_examples_than_the_headers_tell_is_refused(tmp_path, number, shuffle):

@@ -93,6 +93,7 @@ def in_passes(loop: mk.train.Loop, me: int) -> dict[str, Callable[[], Any]]:
     return {
         "fit ends earlier": lambda: loop.fit(of_unknown_length(4 - me), verbose=0),
         "evaluate ends earlier": lambda: loop.evaluate(of_unknown_length(4 - me)),
+        "validation of other data": lambda: loop.fit(recipe(0), validation_data=recipe(me), verbose=0),
         "predict ends earlier": lambda: loop.predict(of_unknown_length(4 - me)),
         "predict fewer batches": lambda: loop.predict(shuffled(0).take(4 - me)),
         "predict other data": lambda: loop.predict(recipe(me)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,20 @@ def test_a_callback_of_ones_own_may_be_the_chiefs_alone(run):
         "own0",
         "own1",
     ]
+
+
+ENDS_EARLY = """
+import mirrorkit as mk
+strategy = mk.strategy.create("multi_worker", devices="cpu")
+mk.strategy.of_all_workers(strategy, 1)
+if mk.strategy.is_chief(strategy):
+    mk.strategy.of_all_workers(strategy, 2)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_has_exited_is_named_where_numbers_are_exchanged(tmp_path):
+    (tmp_path / "script.py").write_text(ENDS_EARLY)
+    done = launched("script.py", folder=tmp_path, check=False)
+    assert done.returncode == 1
+    assert re.search(r"ClusterError: worker 1 \(\S+\) is gone, and the other workers cannot go on", done.stderr)

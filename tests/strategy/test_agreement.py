@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mirrorkit.errors import ClusterError
-from mirrorkit.strategy import agreement, barrier
+from mirrorkit.strategy import agreement, barrier, exchange
 from mirrorkit.strategy import workers as strategy_workers
 
 
@@ -52,9 +52,9 @@ class Workers:
 def workers_of(monkeypatch) -> Callable[[int], Workers]:
     def make(number: int) -> Workers:
         workers = Workers(number)
-        for module in (agreement, strategy_workers, barrier):
+        for module in (agreement, exchange, barrier):
             monkeypatch.setattr(module, "num_workers", lambda worker: number)
-        monkeypatch.setattr(strategy_workers, "_exchanged", workers.exchanged)
+        monkeypatch.setattr(exchange, "_exchanged", workers.exchanged)
         monkeypatch.setattr(agreement, "is_chief", lambda worker: worker.index == 0)
         names = {f"worker {i}": "" for i in range(number)}
         monkeypatch.setattr(strategy_workers, "addresses", lambda worker: names)
@@ -97,10 +97,10 @@ def test_workers_at_different_places_say_where(workers_of):
 def test_a_worker_that_is_elsewhere_is_told_whatever_the_sizes(workers_of, size):
     def call(worker):
         if worker.index == 0:
-            with strategy_workers.place("Loop.evaluate"):
-                return strategy_workers.of_all_workers(worker, 1)
-        with strategy_workers.place("Loop.fit"):
-            return strategy_workers.arrays_of_all_workers(worker, np.zeros(size))
+            with exchange.place("Loop.evaluate"):
+                return exchange.of_all_workers(worker, 1)
+        with exchange.place("Loop.fit"):
+            return exchange.arrays_of_all_workers(worker, np.zeros(size))
 
     workers = workers_of(3)
     for text in workers.run(call):
@@ -109,7 +109,7 @@ def test_a_worker_that_is_elsewhere_is_told_whatever_the_sizes(workers_of, size)
 
 
 def test_other_sizes_at_one_place_are_told(workers_of):
-    for text in workers_of(2).run(lambda w: strategy_workers.arrays_of_all_workers(w, np.zeros(3 + 90 * w.index))):
+    for text in workers_of(2).run(lambda w: exchange.arrays_of_all_workers(w, np.zeros(3 + 90 * w.index))):
         assert "a call of your own with 3 numbers to compare on worker 0 and a call of your own with 93" in text
 
 
@@ -117,7 +117,7 @@ def test_other_sizes_at_one_place_are_told(workers_of):
 def test_arrays_arrive_as_they_were(workers_of, shape):
     values = [np.random.default_rng(i).normal(size=shape) for i in range(3)]
     values[1] = np.where(np.arange(values[1].size).reshape(shape) == 0, np.nan, values[1])
-    for found in workers_of(3).run(lambda w: strategy_workers.arrays_of_all_workers(w, values[w.index])):
+    for found in workers_of(3).run(lambda w: exchange.arrays_of_all_workers(w, values[w.index])):
         np.testing.assert_array_equal(found, values)
 
 

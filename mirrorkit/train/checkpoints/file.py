@@ -17,7 +17,6 @@ import math
 import os
 import re
 import secrets
-import stat
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,7 +144,7 @@ def keep_newest(path: Path, keep: int) -> None:
 
     Files of a later step than the one just written could not be read when the run resumed; they do not count.
     """
-    older = [file for file in find(path.parent) if _steps(file.name) < _steps(path.name) and not _is_folder(file)]
+    older = [file for file in find(path.parent) if _steps(file.name) < _steps(path.name)]
     for file in older[keep - 1 :]:
         file.unlink(missing_ok=True)
 
@@ -158,10 +157,6 @@ def _steps(name: str) -> int:
 
 def _storable(value: np.ndarray) -> np.ndarray:
     return value if value.dtype.isbuiltin == 1 else value.view(f"u{value.dtype.itemsize}")
-
-
-def _is_folder(path: Path) -> bool:
-    return stat.S_ISDIR(path.lstat().st_mode)
 
 
 def _stored(dtype: np.dtype) -> np.dtype:
@@ -208,7 +203,9 @@ def _read_about(archive: zipfile.ZipFile, path: Path, size: int) -> Json:
     names = ["about.npy", *(f"{i}.npy" for i in range(len(about["variables"])))]
     if sorted(entry.filename for entry in entries) != sorted(names):
         raise ValueError("it does not have one entry for each variable")
-    Position.from_json(about.get("position"))
+    position = Position.from_json(about.get("position"))
+    if _NAME.fullmatch(path.name) and _steps(path.name) != position.steps:
+        raise ValueError(f"it was made after {position.steps} steps, so it has the name of another one")
     return about
 
 

@@ -31,7 +31,7 @@ class Owner:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file = folder / _NAME
+        self.file = folder / _NAME
         self.token = secrets.token_hex(8)
 
     def take(self) -> None:
@@ -42,7 +42,7 @@ class Owner:
             OSError: the folder cannot be written to.
         """
         with one_at_a_time(self._folder):
-            before = read_process(self._file)
+            before = read_process(self.file)
             is_mine = before.get("pid") == os.getpid()
             if is_running(before) and (not is_mine or before.get("token") in _held):
                 raise CheckpointError(
@@ -54,7 +54,7 @@ class Owner:
             new = self._folder / f"{_NAME}-{self.token}"
             try:
                 create(new, this_process(token=self.token))
-                os.replace(new, self._file)
+                os.replace(new, self.file)
             finally:
                 new.unlink(missing_ok=True)
             _held.add(self.token)
@@ -67,7 +67,7 @@ class Owner:
 
     def require(self) -> None:
         """Raise a `CheckpointError` unless the folder is still this run's."""
-        found = read_process(self._file)
+        found = read_process(self.file)
         if found.get("token") != self.token:
             gone = f"its file {_NAME} is gone" if self._folder.exists() else "the folder is gone"
             who = f"a later run has taken it over: {_named(found)}" if found else gone
@@ -80,8 +80,8 @@ class Owner:
         """Give the folder free, if it is this run's."""
         _held.discard(self.token)
         with contextlib.suppress(OSError), one_at_a_time(self._folder):
-            if read_process(self._file).get("token") == self.token:
-                self._file.unlink()
+            if read_process(self.file).get("token") == self.token:
+                self.file.unlink()
 
 
 def _named(process: dict[str, Json]) -> str:

@@ -67,6 +67,12 @@ def take(folder: Path, owner: Owner) -> None:
     """Make the folder, and make it that run's; raise a `FileError` when it cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for path in (owner.file, *checkpoint_file.find(folder)):
+            if path.is_dir():
+                raise FileError(
+                    f"{path} is a folder, where Checkpoints writes a file of that name. Move it away, or choose "
+                    "another folder of checkpoints."
+                )
         owner.take()
         checkpoint_file.remove_unfinished(folder)
     except OSError as error:

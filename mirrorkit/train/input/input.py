@@ -49,6 +49,7 @@ class Input:
         carry_on: with `steps`, an epoch of a `tf.data.Dataset` goes on where the one before stopped, and starts again
             at the end of the data, as Keras's `fit` does.
         class_weight: from class index to the weight of its examples, as in Keras's `fit`.
+        of: which data it is, for errors: "of the validation".
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Input:
         steps: int | None = None,
         carry_on: bool = False,
         class_weight: Mapping[int, float] | None = None,
+        of: str = "",
     ) -> None:
         if not isinstance(data, (Recipe, tf.data.Dataset)):
             raise StepError(
@@ -79,7 +81,7 @@ class Input:
             data = data.repeat()
         self._strategy = strategy
         self._data = data
-        self._compared = num_workers(strategy) == 1
+        self._compared, self._of = num_workers(strategy) == 1, of and f" {of}"
         # Each worker reads its own rows of a batch, or all of them where this is None.
         self._context = input_context(strategy) if isinstance(data, Recipe) and data.reads_own_rows else None
         # of a set in memory, until they are checked; a `map` may make others of them
@@ -245,7 +247,7 @@ class Input:
             if isinstance(self._data, FromFunction):
                 require_own_data(self._strategy, first(), self.steps)
             else:
-                require_same_data(self._strategy, first(), self.steps)
+                require_same_data(self._strategy, first(), self.steps, self._of)
             self._compared = True
 
     def _whole(self) -> int:
@@ -334,7 +336,7 @@ def _order_of(data: Any) -> str | None:
         return f"{batches} batches of a tf.data.Dataset" if batches >= 0 else None
     if not getattr(data, "shuffle", False):
         return "no shuffle" if isinstance(data, PreparedRecipe) else None
-    names = ("seed", "shuffle_buffer", "shards")
+    names = ("seed", "shuffle_buffer", *["shards"] * (getattr(data, "shards", 1) > 1))  # one has the order of batches
     return " ".join(["shuffle", *(f"{name}={getattr(data, name)}" for name in names if hasattr(data, name))])
 
 

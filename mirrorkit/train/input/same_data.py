@@ -19,8 +19,8 @@ from mirrorkit.strategy import addresses, num_workers, of_all_workers
 _NOTHING = -1.0
 
 
-def require_same_data(strategy: tf.distribute.Strategy, first: Any, steps: int | None) -> None:
-    """Compare the first global batch of all workers, and how many they have. Collective: every worker calls it.
+def require_same_data(strategy: tf.distribute.Strategy, first: Any, steps: int | None, of: str = "") -> None:
+    """Compare the first global batch of all workers, and how many they have; `of` names the data. Collective.
 
     Where a batch has targets, these alone are compared: an augmentation of the inputs may draw other random numbers on
     every worker, and does no harm, since only one worker uses each row. A worker without a batch gives None as `first`.
@@ -40,7 +40,7 @@ def require_same_data(strategy: tf.distribute.Strategy, first: Any, steps: int |
     else:
         found = f"an epoch's number of batches is one on {_groups(names, lengths)}"
     raise DataError(
-        f"All workers must read the same global batches, of which each trains on its own rows; but {found}. Set "
+        f"All workers must read the same global batches{of}, of which each trains on its own rows; but {found}. Set "
         "the same seed on every worker (keras.utils.set_random_seed(0), dataset.shuffle(..., seed=0)), let all read "
         "the same files in the same order, without a shard() of your own, and go on from the same checkpoint."
     )
@@ -84,9 +84,9 @@ def require_same_end(strategy: tf.distribute.Strategy, having: np.ndarray, batch
         return
     ended, others = ([n for n, has in zip(addresses(strategy), having, strict=True) if has == one] for one in (0, 1))
     raise DataError(
-        f"The data ended after {batches} batches on {', '.join(ended)}, and goes on on {', '.join(others)}. All workers "
-        "must read the same global batches, and so as many: let all read the same files, without a shard() of your "
-        "own."
+        f"The data ended after {batches} batches on {', '.join(ended)}, and goes on on {', '.join(others)}. All "
+        "workers must read the same global batches, and so as many: let all read the same files, without a shard() of "
+        "your own."
     )
 
 

@@ -173,14 +173,19 @@ class Loop:
         if class_weight:
             step.require("class_weight")
         training = Input(self.strategy, data, steps=steps_per_epoch, carry_on=True, class_weight=class_weight)
-        validation = None if validation_data is None else Input(self.strategy, validation_data, steps=validation_steps)
+        validation = None
+        if validation_data is not None:
+            validation = Input(self.strategy, validation_data, steps=validation_steps, of="of the validation")
         report = Report(throughput=Throughput(warm=self._warm))
         if class_weight:
             check_class_targets(model, training.element_spec)
         model.stop_training = False
         if self._restored is None:
             self.position = Position(epoch=initial_epoch, steps=self.position.steps)
-        asked = {"epochs": epochs, "class_weight": class_weight, "validation_freq": validation and every}
+        asked: dict[str, object] = {"epochs": epochs, "class_weight": class_weight}
+        if validation is not None:
+            found = {"validation_freq": every, "batch size": validation.global_batch_size, "batches": validation.steps}
+            asked["validation"] = found
         hooks = callback_list(self, model, callbacks, history=True, verbose=verbose, steps=training.steps, **asked)
         self._data = training
         try:

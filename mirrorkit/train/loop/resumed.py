@@ -35,7 +35,8 @@ def begin_epoch(position: Position, data: Input, step: LoopStep) -> None:
 def require_same_epoch(position: Position, data: Input, step: LoopStep) -> None:
     """Refuse to finish an epoch with other data or sums than it began with; what is not known is not compared."""
     size = step.totals_size()
-    if position.global_batch_size != data.global_batch_size or len(position.totals) != size:
+    sizes = {position.global_batch_size, data.global_batch_size} - {None}
+    if len(sizes) > 1 or len(position.totals) != size:
         raise CheckpointError(
             f"The checkpoint was made after {position.batch} batches of {position.global_batch_size} examples with "
             f"{len(position.totals)} sums of loss and metrics; found batches of {data.global_batch_size} and "

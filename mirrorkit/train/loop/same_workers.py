@@ -38,9 +38,7 @@ class SameWorkers(LoopCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Compare what `fit` was asked."""
         self._begins = True
-        asked = {name: self.params[name] for name in ("epochs", "class_weight")}
-        every = self.params["validation_freq"]
-        asked["validation_data"] = every and f"given, for every {every} epochs"
+        asked = {name: self.params.get(name) for name in ("epochs", "class_weight", "validation")}
         require_same(self.loop.strategy, "fit", plain(asked))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

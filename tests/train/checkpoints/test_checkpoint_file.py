@@ -31,7 +31,7 @@ VALUES = [
 ]
 ABOUT = {
     "variables": [{"path": f"v{i}", "shape": list(v.shape), "dtype": v.dtype.name} for i, v in enumerate(VALUES)],
-    "position": Position(epoch=3, batch=1, totals=[0.1, 1e-300], steps=7).as_json(),
+    "position": Position(epoch=3, batch=1, totals=[0.1, 1e-300], steps=12).as_json(),
 }
 
 
@@ -97,6 +97,15 @@ def test_something_else_of_that_name_is_damaged(content: str, path: Path) -> Non
             np.savez(file, about=about)
     with pytest.raises(checkpoint_file.DamagedError, match=path.name):
         checkpoint_file.read(path)
+
+
+def test_a_file_of_another_step_than_its_name_says_is_damaged(path: Path) -> None:
+    other = checkpoint_file.path_of(path.parent, 20)
+    other.write_bytes(path.read_bytes())
+    with pytest.raises(
+        checkpoint_file.DamagedError, match=r"20\.npz .*made after 12 steps, so it has the name of another"
+    ):
+        checkpoint_file.read(other)
 
 
 def test_a_newer_format_is_not_damage(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_helpers import bits, forge, header, names, saved_at, spoil
+from checkpoint_helpers import bits, forge, header, saved_at, spoil
 
 import mirrorkit as mk
 from mirrorkit.errors import CheckpointError
@@ -130,27 +130,18 @@ def test_a_description_of_a_newer_version_is_not_damage(saved: Any, fresh: Any) 
         fresh.restore(newest.parent)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "link to nowhere", "link to itself", "device"])
+@pytest.mark.parametrize("kind", ["pipe", "link to nowhere", "link to itself", "device"])
 def test_what_is_no_file_is_damage(kind: str, saved: Any, fresh: Any, recipe: Any) -> None:
     newest, _, _ = saved
     other = newest.parent / saved_at(99)[0]
     if kind == "pipe":
         os.mkfifo(other)
-    elif kind == "folder":
-        other.mkdir()
     else:
         other.symlink_to({"link to nowhere": "nowhere", "link to itself": other, "device": "/dev/zero"}[kind])
     with pytest.warns(UserWarning, match=f"{other} cannot be read"):
         report = fresh.fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(newest.parent)], verbose=0)
     assert len(report.epochs) == 1
     assert fresh.position.steps == 15
-
-
-def test_a_folder_named_like_an_old_checkpoint_stays(saved: Any, fresh: Any, recipe: Any) -> None:
-    folder = saved[0].parent
-    (folder / saved_at(1)[0]).mkdir()
-    fresh.fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(folder, keep=1)], verbose=0)
-    assert names(folder) == saved_at(1, 15)
 
 
 BOMBS = """

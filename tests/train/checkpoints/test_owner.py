@@ -53,6 +53,16 @@ class Do(keras.callbacks.Callback):  # type: ignore[name-defined]
             what()
 
 
+@pytest.mark.parametrize("name", [".owner", "step-0000000004.npz"])
+def test_a_folder_of_the_name_of_a_file_is_named_before_the_first_step(
+    name: str, fresh: Any, recipe: Any, tmp_path: Path
+) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(FileError, match=rf"{tmp_path / name} is a folder, .*Move it away, or choose another"):
+        fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert fresh.position.steps == 0
+
+
 @linux
 def test_a_living_run_is_named_and_nothing_of_it_touched(other: Any, fresh: Any, recipe: Any, tmp_path: Path) -> None:
     owned_by(tmp_path, pid=other.pid, started=files._started(other.pid))

@@ -117,6 +117,22 @@ def test_data_that_grew_within_an_epoch_is_refused_and_welcome_after_it(
     assert [epoch.examples for epoch in report.epochs] == [60]
 
 
+@pytest.mark.parametrize("kind", ["resident", "dataset"])
+def test_an_epoch_is_finished_on_data_of_the_same_order_alone(
+    kind: str, line: Any, numbers: Any, tmp_path: Path
+) -> None:
+    split = mk.data.arrays(*numbers)
+    of = {"global_batch_size": 12, "shuffle": True, "seed": 3}
+    break_off(line, mk.data.batches(split, **of), mk.train.Checkpoints(tmp_path, every=2), at=3, epochs=2)
+    callbacks = [mk.train.Checkpoints(tmp_path)]
+    if kind == "dataset":
+        with pytest.raises(CheckpointError, match=r"after 2 batches .*shuffle seed=3; found 5 batches of a tf.data.Da"):
+            line.fit(plain_dataset(*numbers, batch=12), epochs=2, callbacks=callbacks, verbose=0)
+        return
+    report = line.fit(mk.data.resident(split, **of), epochs=2, callbacks=callbacks, verbose=0)
+    assert [epoch.examples for epoch in report.epochs] == [36, 60]
+
+
 def test_fewer_steps_per_epoch_than_are_done_are_refused(line: Any, recipe: Any, tmp_path: Path) -> None:
     break_off(line, recipe, mk.train.Checkpoints(tmp_path, every=4), at=5, epochs=2)
     with pytest.raises(CheckpointError, match=r"after 4 batches of epoch 0 .*found data with 3 batches per epoch"):

@@ -1,0 +1,116 @@
+"""Numbers that all workers tell each other, and on which they agree."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._types import ConcreteFunction
+from mirrorkit.errors import ClusterError
+from mirrorkit.strategy.lost import naming_lost_workers
+from mirrorkit.strategy.workers import by_worker, num_workers, worker_index
+
+_PLACE = 96  # bytes of the name of a place in a message
+_SMALL = 64  # numbers in the first message
+_place = contextvars.ContextVar("place", default="a call of your own")
+
+
+def of_all_workers(strategy: tf.distribute.Strategy, value: float) -> list[float]:
+    """Return the values of all workers in their order, the chief's first; float64.
+
+    Collective: every worker must call it, and waits for the others (2 ms where they are on one machine). `[0]` of it
+    is a number that the chief decided, `max` of it says whether any worker wants to stop.
+
+    Raises:
+        ClusterError: another worker is gone, or calls something else that all must call, such as `Loop.evaluate`.
+    """
+    return [float(v) for v in arrays_of_all_workers(strategy, np.array(value, np.float64))]
+
+
+def arrays_of_all_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
+    """Return the arrays of all workers, of one shape, in their order; float64. Collective, as `of_all_workers`.
+
+    The first message has one size whatever is sent, and says at which `place` of the program a worker is.
+
+    Raises:
+        ClusterError: the workers are at different places, or send arrays of different sizes.
+    """
+    workers = num_workers(strategy)
+    if workers == 1:
+        return np.array(value, np.float64)[np.newaxis]
+    flat = value.ravel()
+    text = _place.get().encode()[:_PLACE].ljust(_PLACE, b"\0")
+    head = [flat.size, zlib.crc32(_place.get().encode()), *np.frombuffer(text, np.uint32)]
+    first = _exchanged(strategy, np.concatenate([head, flat[: _SMALL - len(head)]]), _SMALL)
+    heads, found = np.split(first, [len(head)], axis=1)
+    if (heads != heads[0]).any():
+        raise ClusterError(_at_different_places(strategy, heads))
+    if flat.size > found.shape[1]:
+        size = _SMALL  # few different ones, since each is traced
+        while size < flat.size:
+            size *= 4
+        found = _exchanged(strategy, flat, size)
+    return found[:, : flat.size].reshape((workers, *value.shape))
+
+
+@contextlib.contextmanager
+def place(name: str) -> Iterator[None]:
+    """Name this part of the program, as workers that are at another one see it: "Loop.evaluate"."""
+    before = _place.set(name)
+    try:
+        yield
+    finally:
+        _place.reset(before)
+
+
+def each_worker(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
+    """Return each worker's boolean, bool [workers]; within a compiled function. Collective."""
+    if num_workers(strategy) == 1:
+        return value[tf.newaxis]
+    own = tf.one_hot(worker_index(strategy), num_workers(strategy)) * tf.cast(value, tf.float32)
+    return sum_over_workers(strategy, own) > 0
+
+
+def sum_over_workers(strategy: Any, value: tf.Tensor) -> tf.Tensor:
+    """Return the sum of the workers' tensors, of one shape; within a compiled function. Collective."""
+    replicas_here = strategy.num_replicas_in_sync // num_workers(strategy)
+
+    def on_replica(value: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        counts = context.replica_id_in_sync_group % replicas_here == 0  # once for each worker
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(counts, value, tf.zeros_like(value)))
+
+    return strategy.experimental_local_results(strategy.run(on_replica, args=(value,)))[0]
+
+
+def _at_different_places(strategy: tf.distribute.Strategy, heads: np.ndarray) -> str:
+    places = [bytes(head[2:].astype(np.uint32)).rstrip(b"\0").decode(errors="replace") for head in heads]
+    if len(set(places)) == 1:
+        places = [f"{name} with {int(head[0])} numbers to compare" for name, head in zip(places, heads, strict=True)]
+    return (
+        f"The workers are not at the same place of the program: {by_worker(strategy, places)}. What all of them take "
+        "part in (fit, evaluate, predict, warm_up, export, wait_for_all, of_all_workers) all must call, in the same "
+        "order, not the chief alone."
+    )
+
+
+def _exchanged(strategy: tf.distribute.Strategy, own: np.ndarray, size: int) -> np.ndarray:
+    every = np.zeros((num_workers(strategy), size))
+    every[worker_index(strategy), : own.size] = own
+    with naming_lost_workers(strategy):
+        found: np.ndarray = _sum_over_workers(strategy, size)(tf.constant(every)).numpy()
+    return found
+
+
+@functools.cache
+def _sum_over_workers(strategy: Any, size: int) -> ConcreteFunction:
+    """Return what adds up tensors [workers, size]; a collective operation keeps the shape that it had first."""
+    add = tf.function(functools.partial(sum_over_workers, strategy), autograph=False)
+    return add.get_concrete_function(tf.TensorSpec([num_workers(strategy), size], tf.float64))
