@@ -19,6 +19,7 @@ _INDEX = re.compile(r"indices\[[\d,]+\] = (-?\d+) is not in \[0, (\d+)\).*?{{nod
 _SHAPE = re.compile(
     r"Shape of tensor \S+ (\[.*?\]) is not compatible with expected shape (\[.*?\]).*?" + INPUT_NAME, re.DOTALL
 )
+_TEXT = re.compile(r"Cast string to (\w+) is not supported")
 _OF_MAP = re.compile(r"Error in user-defined function passed to \S+ transformation with iterator: \S+: (.*)")
 _OF_NAN = -(2**63)  # what a NaN becomes as an integer
 
@@ -51,6 +52,11 @@ def explain(error: tf.errors.OpError, place: Callable[[bool], str]) -> DataError
         text, number = asserted
         where = place(False) if number < 0 else f"batch {number}"
         return DataError(f"{text} ({where[:1].upper()}{where[1:]}, counted from 0.)" if where else text)
+    if found := _TEXT.search(message):
+        return DataError(
+            f"A tensor of the data is text{at}, where {found[1]} is needed: inputs, targets or weights. Turn text into "
+            "numbers in the dataset, with keras.layers.StringLookup in its map, say."
+        )
     if found := _SHAPE.search(message):
         shape, wanted = found.groups()
         return DataError(

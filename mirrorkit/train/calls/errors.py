@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import tensorflow as tf
 
 from mirrorkit.cluster import unreachable, with_addresses
@@ -38,6 +39,18 @@ def require_examples(batches: int, examples: int) -> None:
             "The data gave batches, but none of them has a row. Check its path and filters, and what the dataset "
             "batches."
         )
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the outputs of all batches as one array [N, ...]."""
+    shapes = dict.fromkeys(part.shape[1:] for part in parts)
+    if len(shapes) > 1:
+        first, second, *_ = ([None, *shape] for shape in shapes)
+        raise StepError(
+            f"The outputs of some batches have the shape {first}, of others {second}, and are not one array. Pad the "
+            "data to one length, or predict batch by batch: loop.predict(data.skip(i).take(1))."
+        )
+    return np.concatenate(parts)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
@@ -15,7 +14,7 @@ from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, of_all_workers
 from mirrorkit.timing import Throughput
-from mirrorkit.train.calls.errors import explained, require_examples
+from mirrorkit.train.calls.errors import explained, joined, require_examples
 from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
@@ -265,7 +264,7 @@ class Loop:
         with explained(self.strategy, data):
             parts = list(passes.predict(inputs))
         require_examples(len(parts), sum(len(tf.nest.flatten(part)[0]) for part in parts))
-        return tf.nest.map_structure(lambda *part: np.concatenate([p.numpy() for p in part]), *parts)
+        return tf.nest.map_structure(lambda *part: joined([p.numpy() for p in part]), *parts)
 
     @one_at_a_time
     def warm_up(self, data: Data, *, validation_data: Data | None = None) -> None:

@@ -79,9 +79,12 @@ class _Call(keras.Operation):  # type: ignore[name-defined, misc]
         self.failure: Exception | None = None
 
     def call(self, x: Nest) -> Nest:
-        """Call the model as Keras's `fit` does to build it."""
+        """Call the model as Keras's `fit` does to build it, and as in training if some layers are called only then."""
         try:
-            return self._model(x, **training_argument(self._model, False))
+            outputs = self._model(x, **training_argument(self._model, False))
+            if not is_built(self._model):
+                self._model(x, **training_argument(self._model, True))
+            return outputs
         except Exception as error:
             self.failure = error
             raise

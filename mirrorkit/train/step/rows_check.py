@@ -138,7 +138,7 @@ def _mixed(call: Call, seen: Nest, outputs: Sequence[tf.Tensor]) -> Iterator[int
     kept_and_rows = [([1], [1, 1, 1]), ([0, 2], [0, 0, 2])]
     again = [numbers(tf.nest.flatten(call(take(seen, rows))[0])) for _, rows in kept_and_rows]
     for number, one in enumerate(outputs):
-        if one.shape[:1] != [SEEN] or not one.dtype.is_floating:
+        if one is None or one.shape[:1] != [SEEN] or not one.dtype.is_floating:
             continue
         (whole,) = numbers([one])
         rounding = (LARGEST if one.dtype.size >= 4 else SIXTEEN) * np.max(np.abs(whole), initial=0.0)
@@ -250,8 +250,8 @@ def other_seeds(model: KerasModel, state: Sequence[tf.Tensor]) -> list[list[tf.T
 
 
 def numbers(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
-    """Return them in float64."""
-    return [np.asarray(tf.cast(tensor, tf.float64)) for tensor in tensors]
+    """Return them in float64; an output that is None as nothing."""
+    return [np.zeros(0) if tensor is None else np.asarray(tf.cast(tensor, tf.float64)) for tensor in tensors]
 
 
 def differ(one: np.ndarray, other: np.ndarray, rounding: float) -> bool:

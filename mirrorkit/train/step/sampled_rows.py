@@ -32,7 +32,7 @@ def take(nest: Nest, rows: TensorLike) -> Nest:
 
 def variants_of(output: Output, targets: np.ndarray | None) -> Iterator[Output]:
     """Yield the output as it is, with other targets of the batch, and with other predictions, weights and masks."""
-    if output.y_pred.shape[:1] != [SEEN]:  # its rows are not examples
+    if output.y_pred is None or output.y_pred.shape[:1] != [SEEN]:  # its rows are not examples
         return
     output = output._replace(y_pred=_rows_of(output.y_pred, np.arange(ROWS) % SEEN))
     yield output
@@ -53,7 +53,7 @@ def variants_of(output: Output, targets: np.ndarray | None) -> Iterator[Output]:
 def kinds_of(y: tf.Tensor) -> np.ndarray:
     """Return each target of the batch once, so that rare ones are drawn as often as others."""
     targets = np.asarray(y)
-    return targets if targets[0].size > _LABEL else np.unique(targets, axis=0)
+    return targets if np.size(targets[0]) > _LABEL else np.unique(targets, axis=0)
 
 
 def _other_predictions(y_pred: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:

@@ -6,6 +6,7 @@ maximum over the examples would become something else.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -15,7 +16,10 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel
 from mirrorkit.train.step.layer_state import is_seed, layers_of
 
+_log = logging.getLogger("mirrorkit")
+
 _RESOLUTION = 4 * float(np.finfo(np.float32).eps)  # of the value that advances
+_OTHER = "something else"
 _RULE = (
     "Replicas' values are combined as a mean over the examples, integers as a number of calls. Keep a mean over the "
     "rows (keras.ops.mean), or leave it to a metric."
@@ -29,7 +33,7 @@ def state_faults(
     rows: int,
     rounding: float,
 ) -> Iterator[str]:
-    """Yield a sentence for each variable whose advance is not a mean over rows, where that can be told.
+    """Yield a sentence for each variable that cannot be combined as a mean over rows; warn of what is no mean either.
 
     BatchNormalization is left out: its variance is known to depend on the split a little.
 
@@ -54,7 +58,15 @@ def state_faults(
         parts = [[_array(values[i]) for values in pair] for pair in passes]
         sizes = [[part.size / rows for part in cut] for cut in cuts]
         is_float = state[i].dtype.is_floating
-        if kind := _kind(_array(state[i]), _array(whole[i]), parts, sizes, rounding if is_float else None):
+        kind = _kind(_array(state[i]), _array(whole[i]), parts, sizes, rounding if is_float else None)
+        if kind == _OTHER:
+            _log.warning(
+                "The state %r of a layer is no mean over the rows. On several replicas it becomes the mean of what "
+                "each finds in its share, which depends on how a batch is split, as the variance of "
+                "BatchNormalization does.",
+                variable.path,
+            )
+        elif kind:
             yield f"The state {variable.path!r} of a layer is {kind}. {_RULE}"
         elif getattr(variable, "aggregation", None) == "sum":
             yield f"The state {variable.path!r} of a layer asks for aggregation='sum', which is not done. {_RULE}"
@@ -77,7 +89,7 @@ def _kind(
     sizes: list[list[float]],
     rounding: float | None,
 ) -> str | None:
-    """Say what a state is other than a mean over rows; None where it is one, or where nothing fits.
+    """Say what a state is other than a mean over rows; None where it is one.
 
     Without a `rounding` the state is an integer.
     """
@@ -97,7 +109,7 @@ def _kind(
     more = [(a - old) + (b - old) - advance for a, b in parts]
     if _near(more[0], more[1], rounding):
         return "a sum over the rows"
-    return None
+    return _OTHER
 
 
 def _near(one: np.ndarray, other: np.ndarray, rounding: float) -> bool:

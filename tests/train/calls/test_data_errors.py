@@ -199,6 +199,17 @@ def test_an_index_that_an_embedding_does_not_have_is_named(loop: Any) -> None:
     assert "embedding" in text
 
 
+@pytest.mark.parametrize("what", ["fit", "evaluate"])
+def test_targets_that_are_text_are_named(loop: Any, what: str) -> None:
+    with loop.strategy.scope():
+        model, optimizer = keras.Sequential([keras.Input((3,)), L.Dense(1)]), keras.optimizers.SGD(0.01)
+    line = mk.train.Loop(loop.strategy, mk.train.Step(model, optimizer, loss="mse"))
+    words = tf.data.Dataset.from_tensor_slices((np.ones((32, 3), "float32"), ["cat", "dog"] * 16)).batch(16)
+    text = message_of(line, what, words)
+    assert text.startswith("A tensor of the data is text in ")
+    assert "StringLookup" in text
+
+
 EMPTY = (X[:0], Y[:0])
 
 

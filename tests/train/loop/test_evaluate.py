@@ -11,6 +11,7 @@ from training_helpers import KINDS, linear, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -67,6 +68,18 @@ def test_predict_keeps_the_order_and_pads_nothing(where: Any, examples: int, fix
         min(examples, 4) * 3,
         1,
     )
+
+
+def test_outputs_that_are_not_one_array_are_named(make_loop: Any) -> None:
+    def sequences() -> Any:
+        for length in (5, 7):
+            yield np.ones((8, length, 3), "float32")
+
+    data = tf.data.Dataset.from_generator(sequences, output_signature=tf.TensorSpec([None, None, 3]))
+    loop = make_loop(("mirrored", 2), lambda: sequential((None, 3), L.Dense(2)))
+    with pytest.raises(StepError, match=r"\[None, 5, 2\], of others \[None, 7, 2\].*Pad the data"):
+        loop.predict(data)
+    assert loop.predict(data.skip(1).take(1)).shape == (8, 7, 2)
 
 
 def test_predict_compiles_once(make_loop: Any, numbers: Any) -> None:

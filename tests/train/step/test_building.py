@@ -58,6 +58,19 @@ class Says(Nested):
         return (shape[0], 1)
 
 
+class InTraining(Net):
+    """A head that is called in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = L.Dense(2, use_bias=False)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.add_loss(keras.ops.mean(self.head(self.first(x)) ** 2))
+        return super().call(x, training=training)
+
+
 def said_to_be_built() -> Any:
     net = Net()
     net.build((None, 4))  # creates nothing, and says that it did
@@ -72,6 +85,7 @@ NETS: dict[str, Callable[[], Any]] = {
     "nested": Nested,
     "dict": Two,
     "knows its outputs": Says,
+    "a head of the training": InTraining,
 }
 
 
@@ -107,6 +121,7 @@ def assert_equal(some: Any, others: Any) -> None:
 
 
 FAST = [("sequential", ("mirrored", 2)), ("build, to no effect", ("mirrored", 2)), ("dict", ("mirrored", 2))]
+FAST += [("a head of the training", ("mirrored", 2))]
 ALL = [(net, where) for net in NETS for where in [("mirrored", 2), ("one_device", 1)]]
 
 

@@ -168,11 +168,36 @@ def test_state_that_is_no_mean(new: Any, options: dict[str, Any], found: str, ma
         (lambda old, x: 0.9 * old + 0.1 * ops.mean(x), {}),
         (lambda old, x: old + 1, {"dtype": "int64"}),
         (lambda old, x: old + 1.0, {}),
-        (lambda old, x: 0.9 * old + 0.1 * ops.var(x), {}),  # as BatchNormalization's
         (lambda old, x: 0.9999 * old + 0.0001 * ops.mean(ops.sigmoid(0.1 * x)), {"first": 10.0}),
         (lambda old, x: 0.9999 * old + 0.0001 * ops.mean(ops.sigmoid(0.1 * x)), {"first": 0.5}),
     ],
-    ids=["moving mean", "calls", "calls as a float", "variance", "far from its mean", "at its mean"],
+    ids=["moving mean", "calls", "calls as a float", "far from its mean", "at its mean"],
 )
-def test_state_that_can_be_combined(new: Any, options: dict[str, Any], make_loop: Any) -> None:
+def test_state_that_can_be_combined(new: Any, options: dict[str, Any], make_loop: Any, caplog: Any) -> None:
     check(make_loop(TWO, lambda: sequential((4,), Remembers(new, **options), L.Dense(1))), X, X[:, :1])
+    assert "no mean over the rows" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "new", [lambda old, x: 0.9 * old + 0.1 * ops.var(x), lambda old, x: ops.mean(x[1])], ids=["variance", "one row"]
+)
+def test_state_that_depends_on_the_split_is_warned_of(new: Any, make_loop: Any, caplog: Any) -> None:
+    check(make_loop(TWO, lambda: sequential((4,), Remembers(new), L.Dense(1))), X, X[:, :1])
+    assert "remembers/kept' of a layer is no mean over the rows" in caplog.text
+
+
+def test_an_output_that_is_none_is_not_compared(make_loop: Any) -> None:
+    class Net(keras.Model):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = L.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return {"a": self.last(x), "b": None}
+
+    def net() -> Any:
+        net = Net()
+        net(X)
+        return net
+
+    check(make_loop(TWO, net, loss={"a": "mse"}), X, {"a": X[:, :1]})
