@@ -28,6 +28,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy import input_context, is_chief, is_parameter_server, is_tpu, num_workers, of_all_workers
 from mirrorkit.train.input.class_weight import ClassWeights
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator
+from mirrorkit.train.input.order import order_of
 from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
 from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data, require_same_end
 from mirrorkit.train.step.requirements import require_static_batches
@@ -76,7 +77,7 @@ class Input:
         # Whether there are as many batches as `steps` says; a repeated dataset claims to be endless even when empty.
         self._known = isinstance(data, Recipe) or int(data.cardinality()) != tf.data.UNKNOWN_CARDINALITY
         self.num_examples = data.num_examples if isinstance(data, Recipe) else None
-        self.order = _order_of(data)  # see `Position`
+        self.order = order_of(data)  # see `Position`
         if carry_on and steps is not None and isinstance(data, tf.data.Dataset):
             data = data.repeat()
         self._strategy = strategy
@@ -329,17 +330,6 @@ class Input:
 
 
 @functools.cache  # once
-def _order_of(data: Any) -> str | None:
-    """Return what decides, beside their number, which examples are in which batch; None where it is not known."""
-    if isinstance(data, tf.data.Dataset):
-        batches = int(data.cardinality())
-        return f"{batches} batches of a tf.data.Dataset" if batches >= 0 else None
-    if not getattr(data, "shuffle", False):
-        return "no shuffle" if isinstance(data, PreparedRecipe) else None
-    names = ("seed", "shuffle_buffer", *["shards"] * (getattr(data, "shards", 1) > 1))  # one has the order of batches
-    return " ".join(["shuffle", *(f"{name}={getattr(data, name)}" for name in names if hasattr(data, name))])
-
-
 def _say_what_it_costs(workers: int) -> None:
     if workers > 1:
         _log.warning(

@@ -172,19 +172,16 @@ class Loop:
         if class_weight:
             step.require("class_weight")
         training = Input(self.strategy, data, steps=steps_per_epoch, carry_on=True, class_weight=class_weight)
-        validation = None
+        validation, asked = None, dict[str, object](epochs=epochs, class_weight=class_weight)
         if validation_data is not None:
             validation = Input(self.strategy, validation_data, steps=validation_steps, of="of the validation")
+            asked["validation"] = every, validation.global_batch_size, validation.steps
         report = Report(throughput=Throughput(warm=self._warm))
         if class_weight:
             check_class_targets(model, training.element_spec)
         model.stop_training = False
         if self._restored is None:
             self.position = Position(epoch=initial_epoch, steps=self.position.steps)
-        asked: dict[str, object] = {"epochs": epochs, "class_weight": class_weight}
-        if validation is not None:
-            found = {"validation_freq": every, "batch size": validation.global_batch_size, "batches": validation.steps}
-            asked["validation"] = found
         hooks = callback_list(self, model, callbacks, history=True, verbose=verbose, steps=training.steps, **asked)
         self._data = training
         try:

@@ -38,7 +38,8 @@ class SameWorkers(LoopCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Compare what `fit` was asked."""
         self._begins = True
-        asked = {name: self.params.get(name) for name in ("epochs", "class_weight", "validation")}
+        asked = {name: self.params[name] for name in ("epochs", "class_weight")}
+        asked["validation (its frequency, batch size, batches)"] = self.params.get("validation")
         require_same(self.loop.strategy, "fit", plain(asked))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
