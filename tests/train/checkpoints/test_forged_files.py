@@ -155,7 +155,7 @@ from mirrorkit.train.checkpoints.position import Position
 
 folder = Path({folder!r})
 value = np.zeros(4, "float32")
-about = dict(format=1, variables=[dict(path="v", shape=[4], dtype="float32")], position=Position().as_json())
+about = dict(format=1, variables=[dict(path="v", shape=[4], dtype="float32")], position=Position(steps=1).as_json())
 wanted = about["variables"]
 
 

@@ -117,7 +117,7 @@ def peak() -> int:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # zipfile's, of a name that is there twice
 def test_mutations(tmp_path: Path) -> None:
-    path = checkpoint_file.path_of(tmp_path, 1)
+    path = checkpoint_file.path_of(tmp_path, 7)
     checkpoint_file.write(path, VALUES, ABOUT)
     whole, rng, found = path.read_bytes(), random.Random(0), Counter[str]()
     unnamed = 0
