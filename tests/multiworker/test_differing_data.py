@@ -22,7 +22,7 @@ SAYS = {
     "no batch": "worker 1 found no batch, and the others did",
     "fewer batches": "an epoch's number of batches is one on worker 0, and another on worker 1",
 }
-ENDS = "The data ended after 3 batches on worker 1, and goes on on worker 0."
+ENDS = "The data ended after 3 batches on worker 1, but not on worker 0."
 SAYS_IN_PASSES = {
     "fit ends earlier": ENDS,
     "evaluate ends earlier": ENDS,

@@ -84,8 +84,8 @@ def require_same_end(strategy: tf.distribute.Strategy, having: np.ndarray, batch
         return
     ended, others = ([n for n, has in zip(addresses(strategy), having, strict=True) if has == one] for one in (0, 1))
     raise DataError(
-        f"The data ended after {batches} batches on {', '.join(ended)}, and goes on on {', '.join(others)}. All "
-        "workers must read the same global batches, and so as many: let all read the same files, without a shard() of "
+        f"The data ended after {batches} batches on {', '.join(ended)}, but not on {', '.join(others)}. All workers "
+        "must read the same global batches, and so the same number: let all read the same files, without a shard() of "
         "your own."
     )
 

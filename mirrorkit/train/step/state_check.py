@@ -59,7 +59,9 @@ def state_faults(
         sizes = [[part.size / rows for part in cut] for cut in cuts]
         is_float = state[i].dtype.is_floating
         kind = _kind(_array(state[i]), _array(whole[i]), parts, sizes, rounding if is_float else None)
-        if kind == _OTHER:
+        if kind in (None, _OTHER) and getattr(variable, "aggregation", None) == "sum":
+            yield f"The state {variable.path!r} of a layer asks for aggregation='sum', which is not done. {_RULE}"
+        elif kind == _OTHER:
             _log.warning(
                 "The state %r of a layer is no mean over the rows. On several replicas it becomes the mean of what "
                 "each finds in its share, which depends on how a batch is split, as the variance of "
@@ -68,8 +70,6 @@ def state_faults(
             )
         elif kind:
             yield f"The state {variable.path!r} of a layer is {kind}. {_RULE}"
-        elif getattr(variable, "aggregation", None) == "sum":
-            yield f"The state {variable.path!r} of a layer asks for aggregation='sum', which is not done. {_RULE}"
 
 
 def _others(model: KerasModel) -> list[int]:
