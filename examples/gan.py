@@ -13,7 +13,7 @@ import mirrorkit as mk
 
 
 class Gan:
-    """A step of one's own: updates the discriminator, then the generator against the new discriminator."""
+    """A custom step: updates the discriminator, then the generator against the new discriminator."""
 
     def __init__(self, generator, discriminator, optimizers):
         self.generator, self.discriminator, self.code_size = generator, discriminator, generator.input_shape[1]

@@ -122,7 +122,7 @@ def are_placed(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) 
         return False
     replicas = replica_devices(strategy)
     # Of variables that no layout has placed weights alone count: TensorFlow puts others on the host at times. Those
-    # without a copy for each replica, which a step of one's own may have, belong to none.
+    # without a copy for each replica, which a custom step may have, belong to none.
     floats = [v for v in variables if tf.as_dtype(v.dtype).is_floating and (v.trainable or is_placed(v))]
     floats = [v for v in floats if len(copies(v)) == len(replicas)]
     for replica, first in enumerate(replicas):

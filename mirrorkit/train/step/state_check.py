@@ -63,7 +63,7 @@ def state_faults(
             yield f"The state {variable.path!r} of a layer asks for aggregation='sum', which is not done. {_RULE}"
         elif kind == _OTHER:
             _log.warning(
-                "The state %r of a layer is no mean over the rows. On several replicas it becomes the mean of what "
+                "The state %r of a layer is not a mean over the rows. On several replicas it becomes the mean of what "
                 "each finds in its share, which depends on how a batch is split, as the variance of "
                 "BatchNormalization does.",
                 variable.path,

@@ -176,7 +176,7 @@ def test_state_that_is_no_mean(new: Any, options: dict[str, Any], found: str, ma
 )
 def test_state_that_can_be_combined(new: Any, options: dict[str, Any], make_loop: Any, caplog: Any) -> None:
     check(make_loop(TWO, lambda: sequential((4,), Remembers(new, **options), L.Dense(1))), X, X[:, :1])
-    assert "no mean over the rows" not in caplog.text
+    assert "not a mean over the rows" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_state_that_can_be_combined(new: Any, options: dict[str, Any], make_loop
 )
 def test_state_that_depends_on_the_split_is_warned_of(new: Any, make_loop: Any, caplog: Any) -> None:
     check(make_loop(TWO, lambda: sequential((4,), Remembers(new), L.Dense(1))), X, X[:, :1])
-    assert "remembers/kept' of a layer is no mean over the rows" in caplog.text
+    assert "remembers/kept' of a layer is not a mean over the rows" in caplog.text
 
 
 def test_an_output_that_is_none_is_not_compared(make_loop: Any) -> None:
