@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     devices.add_argument("--require", metavar="KIND[:N]", help="fail unless there are such devices: gpu, or gpu:4")
     devices.add_argument("--devices", metavar="cpu:N", help="split the CPU into N virtual devices first")
-    devices.add_argument("--cpu", metavar="N", type=int, help=argparse.SUPPRESS)  # the old spelling
     devices.set_defaults(run=_devices)
     doctor.add(commands)
     launch.add(commands)
@@ -66,13 +64,6 @@ def _devices(options: argparse.Namespace) -> int:
     # Here, so that --help and mistakes in the arguments are answered before TensorFlow loads.
     from mirrorkit import devices
 
-    if options.cpu is not None:
-        warnings.warn(
-            "`devices --cpu N` is deprecated and will be removed in mirrorkit 0.3: use --devices cpu:N.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        devices.split_cpu(options.cpu)
     if options.devices is not None:
         devices.resolve(options.devices)
     print(devices.verify(require=options.require))

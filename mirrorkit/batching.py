@@ -15,7 +15,6 @@ import math
 import warnings
 from typing import Literal
 
-from mirrorkit._deprecation import old_argument
 from mirrorkit.errors import StepError
 from mirrorkit.whole import is_whole
 
@@ -51,28 +50,24 @@ def global_batch_size(per_replica: int, *, replicas: int, accumulate: int = 1) -
 def scale_learning_rate(
     learning_rate: float,
     *,
-    global_batch_size: int | None = None,
+    global_batch_size: int,
     base_batch_size: int,
     rule: Literal["linear", "sqrt"] = "linear",
-    batch_size: int | None = None,
 ) -> float:
     """The learning rate for `global_batch_size`, given one that works for `base_batch_size`.
 
     "linear" multiplies it by global_batch_size / base_batch_size, and goes with a warm-up over the first epochs (Goyal
     et al. 2017, arXiv:1706.02677). "sqrt" multiplies it by the square root of that, which keeps the variance of the
     update (Krizhevsky 2014, arXiv:1404.5997). `global_batch_size` counts the examples behind one update; see the
-    function of that name. `batch_size` is its old name.
+    function of that name.
 
     Raises:
         StepError: a number is not positive, or the rule is unknown.
     """
-    size = old_argument(
-        "mk.batching.scale_learning_rate", "batch_size", batch_size, "global_batch_size", global_batch_size
-    )
-    _check_positive(global_batch_size=size, base_batch_size=base_batch_size)
+    _check_positive(global_batch_size=global_batch_size, base_batch_size=base_batch_size)
     if not (math.isfinite(learning_rate) and learning_rate > 0):
         raise StepError(f"learning_rate must be a positive number, got {learning_rate!r}.")
-    ratio = size / base_batch_size
+    ratio = global_batch_size / base_batch_size
     if rule == "linear":
         return learning_rate * ratio
     if rule == "sqrt":

@@ -49,14 +49,14 @@ class ClusterError(MirrorkitError, ValueError):
 class DeviceArgumentError(ArgumentError, DeviceError):
     """An argument that says which devices to use cannot be read, or contradicts itself.
 
-    It is a `DeviceError` too, as it was in 0.1.
+    It is a `DeviceError` too.
     """
 
 
 class JobError(ArgumentError, ClusterError):
     """A job of several tasks was asked for that cannot be started: no such script, no worker.
 
-    It is a `ClusterError` too, as it was in 0.1.
+    It is a `ClusterError` too.
     """
 
 
@@ -67,7 +67,7 @@ class DataError(MirrorkitError, ValueError):
 class RecipeError(ArgumentError, DataError):
     """A recipe or a function of `mk.data` was given arguments that do not fit the set or each other.
 
-    It is a `DataError` too, as it was in 0.1.
+    It is a `DataError` too.
     """
 
 

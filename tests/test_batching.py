@@ -79,10 +79,3 @@ def test_a_learning_rate_that_is_not_positive(bad):
 def test_an_unknown_rule_names_the_known_ones():
     with pytest.raises(StepError, match="'linear' and 'sqrt'"):
         batching.scale_learning_rate(0.1, global_batch_size=8, base_batch_size=4, rule="cubic")
-
-
-def test_the_old_name_of_the_batch_size_is_taken_and_warns():
-    with pytest.warns(DeprecationWarning, match=r"scale_learning_rate\(batch_size=\.\.\.\).*use global_batch_size="):
-        assert batching.scale_learning_rate(0.1, batch_size=1024, base_batch_size=256) == pytest.approx(0.4)
-    with pytest.raises(StepError, match="global_batch_size must be"):
-        batching.scale_learning_rate(0.1, base_batch_size=256)

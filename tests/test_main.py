@@ -44,12 +44,6 @@ def test_what_is_required_and_there_is_exit_code_0(capsys):
     assert "/device:CPU:3" in capsys.readouterr().out
 
 
-def test_the_old_spelling_of_devices_still_works_and_warns(capsys):
-    with pytest.warns(DeprecationWarning, match="use --devices cpu:N"):
-        assert command.main(["devices", "--cpu", "4", "--require", "cpu:4"]) == 0
-    assert "/device:CPU:3" in capsys.readouterr().out
-
-
 def test_devices_that_cannot_be_read_are_one_message_and_exit_code_1(capsys):
     assert command.main(["devices", "--devices", "four"]) == 1
     assert "devices='four' is not understood" in capsys.readouterr().err

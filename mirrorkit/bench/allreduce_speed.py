@@ -11,7 +11,6 @@ from typing import Any
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.layout import Hardware, Layout, check
 from mirrorkit.bench.machine import about_with_gpus
-from mirrorkit.bench.old_names import takes_old
 from mirrorkit.bench.remote import Remote
 from mirrorkit.bench.report import Column, Report, figures
 from mirrorkit.bench.turns import in_turns
@@ -35,7 +34,6 @@ COLUMNS = (
 )
 
 
-@takes_old(device="devices")
 def collectives(
     *,
     devices: str | None = None,

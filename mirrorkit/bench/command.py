@@ -24,41 +24,29 @@ def add(commands: Any) -> None:
     for kind in (scaling, strategies):
         kind.add_argument("--model", default="mnist_cnn", help="a name of the zoo, or module:function")
         kind.add_argument("--data", choices=["auto", "mnist", "cifar10", "synthetic"], default="auto")
-        _add(kind, "--devices", "--device", choices=["cpu", "gpu", "workers"], help="GPUs where there are any")
+        kind.add_argument("--devices", choices=["cpu", "gpu", "workers"], help="GPUs where there are any")
         kind.add_argument("--replicas", type=_numbers, metavar="N,...", help="such as 1,2,4")
         kind.add_argument("--streamed", dest="resident", action="store_false", help="tf.data makes the batches")
     collectives = kinds.add_parser("collectives", help="GB/s of an all-reduce by the size of the message")
-    _add(collectives, "--devices", "--device", choices=["cpu", "gpu", "workers"], help="GPUs where there are two")
+    collectives.add_argument("--devices", choices=["cpu", "gpu", "workers"], help="GPUs where there are two")
     collectives.add_argument("--replicas", type=int)
     collectives.add_argument("--sizes", type=_numbers, metavar="BYTES,...", help="such as 4096,1048576")
     collectives.add_argument("--implementations", type=lambda text: text.split(","), metavar="NAME,...")
     collectives.add_argument("--repeats", type=int, default=5)
     gpu = kinds.add_parser("gpu", help="all of it on GPUs in 20 minutes, beside Keras's fit; and equivalence")
     gpu.add_argument("--minutes", type=float, help="for all; what no longer fits is left out (20)")
-    _add(gpu, "--devices", "--device", choices=["gpu", "cpu"], help="cpu: a rehearsal on little work")
+    gpu.add_argument("--devices", choices=["gpu", "cpu"], help="cpu: a rehearsal on little work")
     gpu.add_argument("--models", type=lambda text: text.split(","), metavar="NAME,...", help="mnist_cnn,resnet20")
     gpu.add_argument("--data", choices=["auto", "synthetic"], help="synthetic: look for no real images")
     gpu.add_argument("--repeats", type=int, help="measurements of each speed, in turns (5)")
     for kind in (scaling, strategies, gpu):
         kind.add_argument("--data-dir", help="the folder with the files, or its parent")
         kind.add_argument("--examples", type=int, help="take no more training examples")
-        _add(kind, "--global-batch-size", "--batch-size", type=int, help="of one replica in weak scaling (256)")
+        kind.add_argument("--global-batch-size", type=int, help="of one replica in weak scaling (256)")
     for kind in (scaling, strategies, collectives, gpu):
         kind.add_argument("--json", metavar="FILE", help="write all figures there")
-        _add(kind, "--plot", "--picture", metavar="FILE", help="PNG or SVG (needs matplotlib)")
+        kind.add_argument("--plot", metavar="FILE", help="PNG or SVG (needs matplotlib)")
         kind.set_defaults(run=run)
-
-
-def _add(parser: argparse.ArgumentParser, name: str, old: str, **options: Any) -> None:
-    """Add an option that goes on working by its old name, with a warning."""
-
-    class Old(argparse.Action):
-        def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
-            print(f"{old} is deprecated and will be removed in mirrorkit 0.3: use {name}.", file=sys.stderr)
-            setattr(namespace, self.dest, values)
-
-    dest = parser.add_argument(name, **options).dest
-    parser.add_argument(old, dest=dest, action=Old, **{**options, "help": argparse.SUPPRESS})
 
 
 def _numbers(text: str) -> list[int]:

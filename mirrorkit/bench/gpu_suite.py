@@ -12,7 +12,6 @@ from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.gpu_plan import NO_GPU, Group, plan, set_for
 from mirrorkit.bench.machine import about_with_gpus, in_a_line
 from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured, check_work, train_in_turns
-from mirrorkit.bench.old_names import takes_old
 from mirrorkit.bench.remote import Member, Remote
 from mirrorkit.bench.report import SPEED_COLUMNS, Column, Report, figures, table
 from mirrorkit.bench.training_speed import SCALING_COLUMNS, compare
@@ -56,7 +55,6 @@ class GpuReport(Report):
         return "\n".join([*lines, "", *self.notes])
 
 
-@takes_old(device="devices", batch_size="global_batch_size")
 def gpu(
     *,
     minutes: float = 20.0,

@@ -25,10 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mirrorkit import subprocesses
-from mirrorkit._deprecation import renamed
 from mirrorkit.errors import MirrorkitError
-
-__getattr__ = renamed(__name__, {name: f"mirrorkit.bench.turns.{name}" for name in ("Turns", "in_turns")})
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,12 +63,6 @@ class Report:
     def save_plot(self, path: str | os.PathLike[str]) -> Path:
         """Write the plot, a PNG or SVG file (needs matplotlib); returns the path."""
         return self.chart.save(path)
-
-    def save_picture(self, path: str | os.PathLike[str]) -> Path:
-        """Deprecated: the old name of `save_plot`."""
-        message = "Report.save_picture is deprecated and will be removed in mirrorkit 0.3: use save_plot."
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return self.save_plot(path)
 
 
 def write_run(

@@ -9,7 +9,6 @@ from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.layout import SHARED_NOTE, Hardware, Layout, check, for_comparison
 from mirrorkit.bench.machine import about_with_gpus
 from mirrorkit.bench.measure import TRAINING, Job, Measured, check_work, train_in_turns
-from mirrorkit.bench.old_names import takes_old
 from mirrorkit.bench.report import SPEED_COLUMNS, Column, Report, figures, rates_line, span
 from mirrorkit.errors import StrategyError
 
@@ -27,7 +26,6 @@ _STRATEGIES_COLUMNS = (
 _Y_LABEL = "examples/s (median, range)"
 
 
-@takes_old(device="devices", batch_size="global_batch_size")
 def scaling(
     *,
     model: str = "mnist_cnn",
@@ -88,7 +86,6 @@ def scaling(
     return Report("scaling", title, SCALING_COLUMNS, rows, _chart(title, rows), notes, machine)
 
 
-@takes_old(device="devices", batch_size="global_batch_size")
 def strategies(
     *,
     model: str = "mnist_cnn",

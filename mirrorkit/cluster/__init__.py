@@ -12,8 +12,6 @@ that starts your processes only has to set TF_CONFIG, https://www.tensorflow.org
 
 from __future__ import annotations
 
-from mirrorkit._deprecation import renamed
-
 # The names "as" themselves are for mirrorkit's other packages.
 from mirrorkit.cluster.cluster import Cluster, task_name
 from mirrorkit.cluster.cluster import with_addresses as with_addresses
@@ -30,11 +28,3 @@ from mirrorkit.cluster.variables import JOB_TOKEN as JOB_TOKEN
 from mirrorkit.cluster.variables import job_token as job_token
 
 __all__ = ["Cluster", "detect", "task_name"]
-__getattr__ = renamed(
-    __name__,
-    {
-        "TASK_TYPES": "mirrorkit.cluster.cluster.TASK_TYPES",
-        "check_network": "mirrorkit.cluster.network.require_network",
-        "meet": "mirrorkit.cluster.rendezvous.wait_for_all",
-    },
-)

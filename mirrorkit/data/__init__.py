@@ -14,7 +14,6 @@ order of the examples is a pure function of (seed, epoch, position).
 
 from __future__ import annotations
 
-from mirrorkit._deprecation import renamed
 from mirrorkit.data import augment
 from mirrorkit.data.distribution import distribute
 from mirrorkit.data.drawn_digits import synthetic
@@ -58,5 +57,3 @@ __all__ = [
     "synthetic",
     "write_records",
 ]
-
-__getattr__ = renamed(__name__, {"DataSet": "mirrorkit.data.Splits"})

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._deprecation import old_argument
 from mirrorkit.data.disk import crc32, file_errors
 from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
 from mirrorkit.data.nests import kind
@@ -33,11 +32,10 @@ def write_records(
     examples: Split | Iterable[tuple[Any, ...]],
     folder: str | os.PathLike[str],
     *,
-    num_files: int | None = None,
+    num_files: int = 8,
     prefix: str = "data",
     num_classes: int | None = None,
     gzip: bool = False,
-    shards: int | None = None,
 ) -> Path:
     """Write TFRecord files from a split, or from a generator of examples larger than memory; `records` reads them.
 
@@ -56,7 +54,6 @@ def write_records(
         prefix: the files' names begin with it.
         num_classes: the number of classes; None takes the split's, or the largest label + 1.
         gzip: compress the files: smaller, slower.
-        shards: the old name of `num_files`.
 
     Returns:
         The path of the index.
@@ -67,8 +64,6 @@ def write_records(
             outside the classes, or a set of this name that exists already.
         FileError: the folder cannot be written to, or its disk is full.
     """
-    given = old_argument("mk.data.write_records", "shards", shards, "num_files", num_files)
-    num_files = 8 if given is None else given
     if num_files < 1:
         raise RecipeError(f"write_records(num_files={num_files}) was asked for; it must be at least 1.")
     folder = Path(folder).expanduser()

@@ -11,8 +11,6 @@ API pages: https://www.tensorflow.org/api_docs/python/tf/config and https://www.
 
 from __future__ import annotations
 
-from mirrorkit._deprecation import renamed
-
 # The names "as" themselves are for mirrorkit's other packages.
 from mirrorkit.devices.layout import KIND_AND_COUNT as KIND_AND_COUNT
 from mirrorkit.devices.layout import Devices, find, resolve, set_memory_growth, split_cpu
@@ -21,7 +19,3 @@ from mirrorkit.devices.nvidia import nvidia_smi as nvidia_smi
 from mirrorkit.devices.verification import Device, Verification, verify
 
 __all__ = ["Device", "Devices", "Verification", "find", "resolve", "set_memory_growth", "split_cpu", "verify"]
-__getattr__ = renamed(
-    __name__,
-    {"Report": "mirrorkit.devices.Verification", "share_hardware": "mirrorkit.devices.layout.share_physical_device"},
-)

@@ -9,8 +9,6 @@ report = loop.fit(train, epochs=2, validation_data=test)
 
 from __future__ import annotations
 
-from mirrorkit._deprecation import renamed
-
 # The names "as" themselves are for mirrorkit's other packages.
 from mirrorkit.train.callback import LoopCallback as LoopCallback
 from mirrorkit.train.calls.compiled import Calls as Calls
@@ -54,4 +52,3 @@ __all__ = [
     "export",
     "seeds_by_replica",
 ]
-__getattr__ = renamed(__name__, {"PartitionedTable": "mirrorkit.parallel.PartitionedTable"})

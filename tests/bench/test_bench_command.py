@@ -1,12 +1,10 @@
-"""`python -m mirrorkit bench`: mistakes, and old spellings of options."""
+"""`python -m mirrorkit bench`: mistakes."""
 
 from __future__ import annotations
 
 import pytest
 
 from mirrorkit import __main__ as command
-from mirrorkit.bench.chart import Chart
-from mirrorkit.bench.report import Report
 
 
 @pytest.mark.parametrize("arguments", [["bench"], ["bench", "swimming"], ["bench", "scaling", "--replicas", "x"]])
@@ -34,32 +32,6 @@ def test_a_picture_of_a_kind_that_cannot_be_drawn_is_told_before_the_measurement
 def test_what_cannot_be_measured_is_one_message(capsys):
     assert command.main(["bench", "scaling", "--devices", "cpu", "--replicas", "0"]) == 1
     assert capsys.readouterr().err.startswith("mirrorkit bench: Replicas [0] were asked for")
-
-
-@pytest.mark.parametrize("benchmark", ["scaling", "strategies", "collectives", "gpu"])
-def test_old_spellings_of_options_work_and_warn(benchmark, tmp_path, capsys, monkeypatch):
-    given = {}
-
-    def measure(**options):
-        given.update(options)
-        return Report(benchmark, "title", (), [], Chart("t", ["1"], {"s": [1.0]}))
-
-    monkeypatch.setattr(f"mirrorkit.bench.{benchmark}", measure)
-    plot = tmp_path / "plot.png"
-    old = ["--device", "cpu", "--picture", str(plot)]
-    wanted = {"devices": "cpu"}
-    if benchmark != "collectives":
-        old += ["--batch-size", "64"]
-        wanted["global_batch_size"] = 64
-    assert command.main(["bench", benchmark, *old]) == 0
-    assert given.items() >= wanted.items()
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    warnings = capsys.readouterr().err
-    assert "--device is deprecated and will be removed in mirrorkit 0.3: use --devices." in warnings
-    assert "--picture is deprecated and will be removed in mirrorkit 0.3: use --plot." in warnings
-    assert ("use --global-batch-size." in warnings) == (benchmark != "collectives")
-    assert command.main(["bench", benchmark, "--devices", "cpu", "--plot", str(plot)]) == 0
-    assert not capsys.readouterr().err
 
 
 def test_no_matplotlib_is_told_before_the_measurement(capsys, monkeypatch):

@@ -74,10 +74,3 @@ def test_an_answer_that_does_not_come_is_an_error_and_the_process_is_ended():
 def test_a_module_is_called_as_an_object_is():
     with Remote("remote_subjects") as remote:
         assert remote.call("double", number=4) == 8
-
-
-def test_old_places_of_names_warn():
-    from mirrorkit.bench import remote, turns
-
-    with pytest.warns(DeprecationWarning, match="mirrorkit.bench.remote.in_turns is deprecated"):
-        assert remote.in_turns is turns.in_turns

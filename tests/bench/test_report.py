@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.machine import about, in_a_line
 from mirrorkit.bench.report import Column, Report, figures, span, table
@@ -37,9 +35,3 @@ def test_a_report_prints_everything_and_its_json_holds_every_measurement(tmp_pat
     written = json.loads(report.save_json(tmp_path / "figures.json").read_text())
     assert set(written) == {"benchmark", "title", "about", "rows", "notes"}
     assert written["rows"] == ROWS
-
-
-def test_the_old_name_of_save_plot_warns(tmp_path):
-    report = Report("kind", "title", COLUMNS, ROWS, Chart("t", ["1"], {"s": [1.0]}))
-    with pytest.warns(DeprecationWarning, match="use save_plot"):
-        assert report.save_picture(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

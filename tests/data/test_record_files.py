@@ -105,12 +105,6 @@ def test_several_sets_in_a_folder_are_told_apart(tmp_path):
     assert data.records(tmp_path / "b.index.json", global_batch_size=2).num_examples == 53
 
 
-def test_the_old_name_of_the_number_of_files_is_taken_and_warns(tmp_path):
-    with pytest.warns(DeprecationWarning, match=r"write_records\(shards=\.\.\.\) .*use num_files="):
-        index = data.write_records(SPLIT, tmp_path, shards=3)
-    assert len(read_index(str(index))["shards"]) == 3
-
-
 def test_a_folder_that_cannot_be_made_is_a_file_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):

@@ -140,8 +140,3 @@ def test_inputs_is_the_general_name_of_images():
     assert repr(table) == "Split(6 examples, inputs float64 [6, 3], labels int64 [6], 3 classes)"
     by_keyword = data.arrays(images=PIXELS, labels=LABELS)
     assert by_keyword.as_element()[0] is by_keyword.inputs
-
-
-def test_the_old_name_of_splits_warns():
-    with pytest.warns(DeprecationWarning, match=r"\.data\.DataSet is deprecated .*use mirrorkit\.data\.Splits"):
-        assert data.DataSet is data.Splits

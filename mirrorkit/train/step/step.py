@@ -13,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import operator
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +25,7 @@ from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.step import building, requirements, sharded_optimizer
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.compiled import compiled_config, compiled_parts
-from mirrorkit.train.step.global_batch import HostBatch, OwnRows
+from mirrorkit.train.step.global_batch import OwnRows
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.losses import warn_on_logits_mismatch
 from mirrorkit.train.step.models import shown
@@ -330,21 +328,3 @@ class Step:
         if self._built is None:
             raise StepError("This step is not built yet. Call step.build(strategy), or make a Loop with it.")
         return self._built
-
-    def __getattr__(self, name: str) -> Any:
-        """Go on offering, until mirrorkit 0.3, what only `Loop` used."""
-        if name not in _FOR_LOOP:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        message = f"Step.{name} is deprecated and will be removed in mirrorkit 0.3: only Loop used it."
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return _FOR_LOOP[name](self._require_built())
-
-
-_FOR_LOOP: dict[str, Callable[[Supervised], Any]] = {
-    **{name: operator.attrgetter(name) for name in ("prepare", "first_batch_check", "modes", "loss_index", "finish")},
-    **{name: operator.attrgetter(name) for name in ("clock", "accumulators")},
-    "totals_size": lambda step: step.totals_size(),
-    "train": lambda step: lambda batch: step.train([HostBatch(batch)]),
-    "train_parts": lambda step: lambda batches, part=0: step.train([HostBatch(batch) for batch in batches], part),
-    "add": lambda step: lambda batch, part: step.add(HostBatch(batch), part),
-}
