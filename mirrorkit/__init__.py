@@ -16,6 +16,8 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from mirrorkit.supported import __version__ as __version__
+
 if TYPE_CHECKING:  # so that an editor and a type checker know what `mk.train` holds
     from mirrorkit import batching as batching
     from mirrorkit import bench as bench
@@ -33,8 +35,6 @@ if TYPE_CHECKING:  # so that an editor and a type checker know what `mk.train` h
     from mirrorkit import testing as testing
     from mirrorkit import timing as timing
     from mirrorkit import train as train
-
-__version__ = "0.2.0"
 
 _SUBMODULES = (
     "batching",

@@ -1,6 +1,8 @@
-"""The versions that mirrorkit runs on: the oldest, and the newest that it was tested with. Imports nothing."""
+"""mirrorkit's version, and those that it runs on: the oldest, and the newest that it was tested with."""
 
 from __future__ import annotations
+
+__version__ = "0.2.0"
 
 Version = tuple[int, int]
 

@@ -28,7 +28,7 @@ def _rows(title: str) -> list[list[str]]:
 
 def test_the_rooms_are_those_of_the_package_in_their_order() -> None:
     told = [room for row in _rows("Rooms") for room in re.findall(r"`([\w/]+)`", row[1])]
-    expected = [room for room in LAYERS if room != "__version__"]
+    expected = list(LAYERS)
     at = expected.index("train")
     expected[at : at + 1] = [f"train/{room}" for room in ROOMS_OF_TRAIN]
     assert [room for room in told if room != "train"] == expected
@@ -38,7 +38,7 @@ def test_the_rooms_are_those_of_the_package_in_their_order() -> None:
 def test_every_room_is_there() -> None:
     for room in (*LAYERS, *(f"train/{room}" for room in ROOMS_OF_TRAIN)):
         found = (PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").is_file()
-        assert found or room in ("__version__", "parallel"), f"{room} is in the list of rooms, and nowhere else"
+        assert found, f"{room} is in the list of rooms, and nowhere else"
 
 
 def test_every_file_that_is_named_exists() -> None:

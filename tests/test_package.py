@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports point up this list only: a module imports from its own line and the lines above.
 LAYERS = [
-    *("__version__", "errors", "_types", "supported", "_keras", "processor"),
+    *("errors", "_types", "supported", "_keras", "processor"),
     *("stop_signals", "subprocesses"),
     *("whole", "files", "reproducible", "variables"),
     *("cluster", "devices", "strategy", "batching", "timing"),

@@ -7,7 +7,6 @@ import platform
 import socket
 from collections.abc import Iterator, Mapping
 
-from mirrorkit import __version__
 from mirrorkit.cluster import (
     JOB_TOKEN,
     Cluster,
@@ -21,6 +20,7 @@ from mirrorkit.cluster import (
 from mirrorkit.doctor import versions
 from mirrorkit.doctor.finding import Finding, of_message
 from mirrorkit.errors import ClusterError
+from mirrorkit.supported import __version__
 
 
 def hosts(cluster: Cluster, *, seconds: float) -> Iterator[Finding]:

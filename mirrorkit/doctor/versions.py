@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from mirrorkit import __version__
 from mirrorkit.doctor.finding import Finding
-from mirrorkit.supported import KERAS, TENSORFLOW, Version, written
+from mirrorkit.supported import KERAS, TENSORFLOW, Version, __version__, written
 
 # Distributions that install the package `tensorflow`: two of them overwrite each other's files.
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm", "tf-nightly", "tf-nightly-cpu")

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit import __version__
 from mirrorkit._keras import keras
 from mirrorkit.cluster import Cluster, require_network, wait_for_all
 from mirrorkit.devices import KIND_AND_COUNT, Devices
@@ -19,6 +18,7 @@ from mirrorkit.errors import StrategyError
 from mirrorkit.strategy import communication as _communication
 from mirrorkit.strategy.lost import name_lost_workers
 from mirrorkit.strategy.workers import worker_name
+from mirrorkit.supported import __version__
 from mirrorkit.variables import mark_given
 
 # A process belongs to one cluster until it ends: TensorFlow's server cannot be stopped. TensorFlow does not say so; it

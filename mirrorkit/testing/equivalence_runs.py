@@ -36,7 +36,7 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class Trial:
-    """One training of a step: its global batches, and and whether its weights start with a change in the last place."""
+    """One training of a step: its global batches, and whether its weights start with a change in the last place."""
 
     batches: Sequence[Any]
     nudge: int | None = None

@@ -50,6 +50,12 @@ class Profile(keras.callbacks.Callback):  # type: ignore[name-defined]
         """Stop where training was shorter."""
         self._stop()
 
+    def release(self) -> None:
+        """Stop where the training ended by an error: a second profiler could not start. Nothing waits for devices."""
+        if self._began is not None:
+            tf.profiler.experimental.stop(save=False)
+            self._began = None
+
     def _stop(self) -> None:
         if self._began is not None:
             wait_for_devices()

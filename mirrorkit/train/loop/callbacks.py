@@ -33,7 +33,7 @@ _PASSIVE = ("keras", "mirrorkit")  # their own batch hooks only look, or know of
 
 _WRITERS = tuple(
     getattr(keras.callbacks, name)
-    for name in ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
+    for name in ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
     if hasattr(keras.callbacks, name)  # OrbaxCheckpoint is younger than the oldest Keras that mirrorkit takes
 )
 
@@ -160,6 +160,10 @@ def _is_users(callback: Any, hook: str) -> bool:
     return owner is not object and owner.__module__.partition(".")[0] not in _PASSIVE
 
 
+def _is_ours(callback: Any) -> bool:
+    return any(kind.__module__.partition(".")[0] == "mirrorkit" for kind in type(callback).__mro__)
+
+
 def _flat(callbacks: Any) -> list[Any]:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -196,5 +200,5 @@ def agree_to_stop(strategy: tf.distribute.Strategy, model: Any, is_due: bool = F
 def release(hooks: Any) -> None:
     """Let the savers finish and give back signals, however the training ended."""
     for callback in reversed(hooks.callbacks):  # the last one to install handlers gives them back first
-        if isinstance(callback, LoopCallback):
+        if hasattr(callback, "release") and _is_ours(callback):
             callback.release()

@@ -40,7 +40,8 @@ class TraceOnce:
 
     def __call__(self, *args: Nest) -> Nest:
         """Call the trace that fits `args`; make it first when there is none."""
-        return self.trace(*args)(*tf.nest.map_structure(tf.convert_to_tensor, args))
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, args)
+        return self.trace(*tensors)(*tensors)
 
     def trace(self, *args: Nest) -> ConcreteFunction:
         """Return the `tf.ConcreteFunction` that fits `args`: tensors, or specs of them."""

@@ -65,7 +65,7 @@ def test_a_callback_of_any_class_that_has_set_loop_is_given_the_loop(loop: Any, 
 
 def test_only_the_chief_writes(loop: Any, model: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     writers = [C.CSVLogger(tmp_path / "log.csv"), C.ModelCheckpoint(tmp_path / "a.keras"), C.TensorBoard(tmp_path)]
-    given = [*writers, C.RemoteMonitor(), C.EarlyStopping()]
+    given = [*writers, C.RemoteMonitor(), C.ProgbarLogger(), C.EarlyStopping()]
     assert len(callback_list(loop, model, given, verbose=1, epochs=1, steps=1).callbacks) == 6
     monkeypatch.setattr(module, "is_chief", lambda strategy: False)
     assert _kinds(callback_list(loop, model, given, verbose=1, epochs=1, steps=1)) == [C.EarlyStopping]
