@@ -273,7 +273,7 @@ def _join(cluster: Cluster, first: str, hello: dict[str, Any], token: bytes | No
 
 
 def _ask(connection: socket.socket, hello: dict[str, Any], token: bytes | None, deadline: float) -> str:
-    """Say who this is and wait; returns "go", or what there is to say about the first task."""
+    """Send this task's name and wait; returns "go", or the reason why the first task does not start."""
     seen = (
         "answers, but not as a task that is starting (another program, another version of mirrorkit, or the job "
         "already runs without this task)"

@@ -2,8 +2,8 @@
 
 The examples of an epoch are cut into streams: consecutive examples of the files, which come in an order drawn for the
 epoch. Every batch takes its first rows from the first stream, the next rows from the second, and so on, in proportion
-to their lengths, so that all streams end with the epoch. So whoever wants some rows of every batch reads some of the
-streams, and the order does not depend on who reads what.
+to their lengths, so that all streams end with the epoch. A worker that needs some rows of every batch therefore reads
+some of the streams, and the order does not depend on the number of workers.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Probe:
         self._strategy: Any = None
 
     def devices(self, *, asked: str | None, require: str | None, growth: bool, workers_here: int) -> list[Finding]:
-        """Return what there is to say about TensorFlow and the devices."""
+        """Return the findings about TensorFlow and the devices."""
         start, log_size = time.perf_counter(), _log_size()
         try:
             import tensorflow as tf

@@ -22,7 +22,7 @@ _LONGEST = 200  # of a value that is shown
 
 
 def cluster(environ: Mapping[str, str]) -> tuple[Cluster | None, list[Finding]]:
-    """Return the cluster that the environment describes, and what there is to say about it."""
+    """Return the cluster that the environment describes, and the findings about it."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:

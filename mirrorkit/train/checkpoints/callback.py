@@ -115,7 +115,7 @@ class Checkpoints(LoopCallback):
         self._signals.install()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Save when it is time; come to know of a write that failed."""
+        """Save when it is due; raise the error of an earlier write that failed."""
         assert self._writer is not None
         self._writer.raise_failure()
         if isinstance(self.every, int) and self.loop.position.steps // self.every > self._saved[0] // self.every:

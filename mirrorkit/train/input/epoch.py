@@ -1,4 +1,4 @@
-"""The batches of one epoch as compiled calls take them, and how far it is."""
+"""Iterators over one epoch, for compiled calls: the next batches, and the position in the epoch."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ _CURES = {  # of arguments that say how to make batches, or what to return
 }
 
 
-def of_one_data_set(method: Callable[P, R]) -> Callable[P, R]:
-    """Let a method of Loop that takes one data set say what to write to those who call it as Keras's is called."""
+def refuses_keras_arguments(method: Callable[P, R]) -> Callable[P, R]:
+    """Let a method of Loop refuse the arguments of Keras's method of that name, with what to write instead."""
 
     @functools.wraps(method)
     def checked(*args: P.args, **options: P.kwargs) -> R:

@@ -18,7 +18,7 @@ from mirrorkit.train.calls.errors import explained, joined, require_examples
 from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
-from mirrorkit.train.loop.arguments import comes_after, of_one_data_set, validation_epochs, whole_number
+from mirrorkit.train.loop.arguments import comes_after, refuses_keras_arguments, validation_epochs, whole_number
 from mirrorkit.train.loop.callbacks import (
     acting_on_batches,
     agree_to_stop,
@@ -109,7 +109,7 @@ class Loop:
             self._passes = Passes(self.strategy, step, self._steps_per_call, jit_compile=self._jit_compile)
         return self._passes
 
-    @of_one_data_set
+    @refuses_keras_arguments
     @one_at_a_time
     def fit(
         self,
@@ -217,7 +217,7 @@ class Loop:
         report.skipped_steps = getattr(self.step, "skipped_steps", 0)
         return report
 
-    @of_one_data_set
+    @refuses_keras_arguments
     @one_at_a_time
     def evaluate(
         self,
@@ -244,7 +244,7 @@ class Loop:
         with explained(self.strategy, data):
             return passes.test(inputs, hooks, on_chief=on_chief)
 
-    @of_one_data_set
+    @refuses_keras_arguments
     @one_at_a_time
     def predict(self, data: Data, *, steps: int | None = None) -> Nest:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].

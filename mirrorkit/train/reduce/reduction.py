@@ -35,7 +35,7 @@ def all_reduce(sums: Sums, *, bucket_mib: float = BUCKET_MIB) -> Sums:
 
 
 def reduced(sums: Sums, bucket_mib: float, devices: Nest = None) -> Sums:
-    """Do what `all_reduce` does; with `devices`, a nest like `sums`, nothing leaves its device but to its like."""
+    """As `all_reduce`; with `devices`, a nest like `sums`, each tensor is reduced on the device named there."""
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
         return sums
     flat = tf.nest.flatten(sums)

@@ -1,10 +1,9 @@
-"""What a replica adds whose share of a batch has no examples: zeros, without a run of the model.
+"""The sums of a replica whose share of a batch is empty: zeros, without a call of the model.
 
-Where layers talk to the others (`BatchNormalization(synchronized=True)`), or a loss over the whole batch does, such a
-share cannot be left out, since all of them wait; and it cannot be computed, since the gradients of convolutions and
-pooling fail on no rows at all. So where one replica has nothing, every replica computes the whole global batch: N
-copies of it have the mean and variance of one, what one has gathered from all is its own, and each copy's gradient
-counts 1/N.
+Where replicas communicate within the model (`BatchNormalization(synchronized=True)`, a loss over the whole batch), no
+replica may leave the call out, since the others wait for it; and the gradients of convolutions and pooling fail on zero
+rows. So if any share is empty, every replica computes the whole global batch, and its sums count 1/N. Mean, variance
+and gathered rows of N copies of a batch are those of the batch.
 """
 
 from __future__ import annotations

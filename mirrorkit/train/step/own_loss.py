@@ -74,7 +74,7 @@ class LossModel(Models):
 
     @property
     def trainable_weights(self) -> list[KerasVariable]:
-        """Of these Keras adds the regularizers."""
+        """The weights whose regularizers Keras adds to the losses."""
         return self.trainable_variables
 
     def call(self, batch: Batch, training: bool = False) -> dict[str, Nest]:

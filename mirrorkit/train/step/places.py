@@ -103,7 +103,7 @@ class Places:
 
 
 def placed_values(devices: Changing, weights: Iterable[tf.Tensor], state: Iterable[tf.Tensor]) -> Pairs:
-    """Say where the values are that a pass reads; seeds, which are on the host, have no say."""
+    """Yield each value that a pass reads with its device; not seeds, which are on the host."""
     yield from zip(weights, devices.weights, strict=True)
     for value, device in zip(state, devices.state, strict=True):
         if value.dtype.is_floating:
@@ -111,7 +111,7 @@ def placed_values(devices: Changing, weights: Iterable[tf.Tensor], state: Iterab
 
 
 def placed_pass(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:
-    """Say where the values are that a pass reads."""
+    """Yield each value that a pass reads with its device."""
     return placed_values(devices, values.weights, values.state)
 
 
@@ -121,8 +121,8 @@ def are_placed(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) 
     if central or is_parameter_server(strategy) or is_tpu(strategy) or num_workers(strategy) > 1:
         return False
     replicas = replica_devices(strategy)
-    # Of variables that no layout has placed weights alone count: TensorFlow puts others on the host at times. Those
-    # without a copy for each replica, which a custom step may have, belong to none.
+    # A variable that no layout has placed counts only if it is a weight: TensorFlow puts others on the host at times.
+    # Variables of a custom step without a copy for each replica are ignored.
     floats = [v for v in variables if tf.as_dtype(v.dtype).is_floating and (v.trainable or is_placed(v))]
     floats = [v for v in floats if len(copies(v)) == len(replicas)]
     for replica, first in enumerate(replicas):
