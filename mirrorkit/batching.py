@@ -16,7 +16,7 @@ import warnings
 from typing import Literal
 
 from mirrorkit.errors import StepError
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import whole_number
 
 _warned: set[tuple[int, int]] = set()
 
@@ -99,5 +99,4 @@ def check_split(global_batch_size: int, replicas: int) -> None:
 
 def _check_positive(**numbers: int) -> None:
     for name, value in numbers.items():
-        if not is_whole(value):
-            raise StepError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        whole_number(name, value, StepError)

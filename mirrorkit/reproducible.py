@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import ArgumentError
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import whole_number
 
 __all__ = ["enable"]
 
@@ -48,8 +48,7 @@ def enable(seed: int = 0) -> None:
     Warns:
         UserWarning: weights or datasets already exist, which it cannot change.
     """
-    if not is_whole(seed, 0) or seed >= 2**32:
-        raise ArgumentError(f"seed must be a whole number from 0 to 2**32 - 1, found {seed!r}.")
+    whole_number("seed", seed, ArgumentError, least=0, most=2**32 - 1)
     global _enabled
     late = _made_already()
     _enabled = True

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
+
+from mirrorkit.errors import MirrorkitError
 
 
 def is_whole(value: Any, least: float = 1) -> bool:
@@ -14,3 +17,21 @@ def is_whole(value: Any, least: float = 1) -> bool:
         return operator.index(value) >= least
     except TypeError:
         return False
+
+
+def whole_number(
+    name: str, value: Any, error: type[MirrorkitError], *, least: int = 1, most: float = math.inf, or_else: str = ""
+) -> int:
+    """Return an argument as an int.
+
+    Args:
+        name: of the argument, for the message.
+        value: what was given.
+        error: raised where it is no whole number from `least` to `most`.
+        least, most: the smallest and the largest number.
+        or_else: what else the argument takes, such as ", or 'auto'".
+    """
+    if not is_whole(value, least) or value > most:
+        numbers = f"from {least} on" if most == math.inf else f"from {least} to {most}"
+        raise error(f"{name} must be a whole number {numbers}{or_else}, found {value!r}.")
+    return int(value)

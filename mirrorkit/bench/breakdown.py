@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mirrorkit.bench.report import Column, rates_line, table
 from mirrorkit.bench.turns import in_turns
 from mirrorkit.errors import StepError
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import whole_number
 
 if TYPE_CHECKING:
     from mirrorkit.bench.variants import Variants
@@ -119,8 +119,7 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
     from mirrorkit.train import Step
     from mirrorkit.variables import unchanged
 
-    if not is_whole(repeats):
-        raise StepError(f"anatomy(repeats={repeats!r}) was asked for; it must be a whole number from 1 on.")
+    whole_number("repeats", repeats, StepError)
     if is_parameter_server(loop.strategy):
         raise StepError("anatomy takes steps apart that all replicas make together; under parameter servers none does.")
     if not isinstance(loop.step, Step):

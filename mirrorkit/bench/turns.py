@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mirrorkit.errors import ArgumentError, MirrorkitError
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import whole_number
 
 
 @dataclass
@@ -31,8 +31,7 @@ def in_turns(
     After `until`, a time of `time.monotonic`, no further round begins; the first one always does. When a contender
     raises a `MirrorkitError`, the others go on, unless `go_on` is off.
     """
-    if not is_whole(repeats):
-        raise ArgumentError(f"{repeats!r} measurements of each were asked for; it must be a whole number from 1 on.")
+    whole_number("repeats", repeats, ArgumentError)
     turns = {name: Turns() for name in contenders}
     for number in range(repeats):
         if number and time.monotonic() > until:

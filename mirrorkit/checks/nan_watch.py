@@ -12,7 +12,7 @@ from mirrorkit.errors import NonFiniteLossError, StepError
 from mirrorkit.strategy import is_parameter_server, num_workers, worker_index
 from mirrorkit.train import Loop, LoopCallback, Replay
 from mirrorkit.variables import assign, distinct, is_sharded
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import whole_number
 
 
 class NanWatch(LoopCallback):
@@ -45,9 +45,7 @@ class NanWatch(LoopCallback):
 
     def __init__(self, *, every: int = 200) -> None:
         super().__init__()
-        if not is_whole(every):
-            raise StepError(f"NanWatch(every={every!r}): it must be a whole number of steps, at least 1.")
-        self._every = int(every)
+        self._every = whole_number("every", every, StepError)
         self._epoch = 0
         self._batch = 0  # the copy was made before this batch of the epoch
         self._copy: list[tf.Tensor] | None = None

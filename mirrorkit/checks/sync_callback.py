@@ -8,7 +8,7 @@ from typing import Any
 from mirrorkit.checks.sync import Replicas, replicas_of
 from mirrorkit.errors import OutOfSyncError, StepError
 from mirrorkit.train import Loop, LoopCallback
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import whole_number
 
 
 class InSync(LoopCallback):
@@ -34,9 +34,7 @@ class InSync(LoopCallback):
 
     def __init__(self, *, every: int = 500, repair: bool = False) -> None:
         super().__init__()
-        if not is_whole(every):
-            raise StepError(f"InSync(every={every!r}): it must be a whole number of steps, at least 1.")
-        self.every = int(every)
+        self.every = whole_number("every", every, StepError)
         self.repair = repair
         self._replicas: Replicas | None = None
         self._first = self._unchecked = 0

@@ -12,7 +12,7 @@ import tensorflow as tf
 from mirrorkit.data.nests import dataset_without_none
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.errors import RecipeError
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import whole_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +58,8 @@ class FromFunction(Recipe):
         """Check the arguments, and the dataset of one shard alone."""
         for name in ("global_batch_size", "steps_per_epoch"):
             value = getattr(self, name)
-            if not is_whole(value) and not (name == "steps_per_epoch" and value is None):
-                raise RecipeError(f"{name}={value!r} was asked for; it must be a whole number of at least 1.")
+            if not (name == "steps_per_epoch" and value is None):
+                whole_number(name, value, RecipeError)
         whole = self._made(0, 1, 0)
         steps = self.steps_per_epoch or int(whole.cardinality())
         if steps < 1:

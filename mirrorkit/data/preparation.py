@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import copy
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +23,7 @@ from mirrorkit.data.nests import kind, without_none
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import RecipeError
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import whole_number
 
 MapFunction = Callable[..., Any]
 
@@ -172,15 +171,10 @@ class PreparedRecipe(Recipe):
 
 
 def _check_sizes(global_batch_size: int, num_examples: int, seed: int) -> None:
-    for name, value in (("global_batch_size", global_batch_size), ("seed", seed)):
-        if not is_whole(value, -math.inf):
-            raise RecipeError(f"{name}={value!r} was asked for; it must be a whole number.")
-    if global_batch_size < 1:
-        raise RecipeError(f"global_batch_size={global_batch_size} was asked for; it must be at least 1.")
+    whole_number("global_batch_size", global_batch_size, RecipeError)
+    whole_number("seed", seed, RecipeError, least=0, most=2**63 - 1)
     if num_examples < 1:
         raise RecipeError("The set holds no example; a recipe needs at least one. Look at its source.")
-    if not 0 <= seed < 2**63:
-        raise RecipeError(f"seed={seed} was asked for; it must be at least 0 and below 2**63.")
 
 
 def _check_augment(augment: Sequence[Augmentation] | None, inputs: Sequence[int | None] | str | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.errors import RecipeError
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import whole_number
 
 
 class Recipe(abc.ABC):
@@ -66,12 +66,8 @@ class Recipe(abc.ABC):
         Raises:
             RecipeError: a count below 1, or a negative first epoch.
         """
-        if not (is_whole(count) and is_whole(first, 0)):
-            raise RecipeError(
-                f"epochs({count!r}, first={first!r}) was asked for; both must be whole numbers, the count at least 1, "
-                "the first at least 0."
-            )
-        return self._all_of(range(first, first + count))
+        first = whole_number("first", first, RecipeError, least=0)
+        return self._all_of(range(first, first + whole_number("count", count, RecipeError)))
 
     def _all_of(self, epochs: range) -> tf.data.Dataset:
         return functools.reduce(tf.data.Dataset.concatenate, map(self.dataset, epochs))

@@ -26,6 +26,7 @@ from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
 from mirrorkit.data.nests import kind
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.whole import whole_number
 
 
 def write_records(
@@ -64,8 +65,7 @@ def write_records(
             outside the classes, or a set of this name that exists already.
         FileError: the folder cannot be written to, or its disk is full.
     """
-    if num_files < 1:
-        raise RecipeError(f"write_records(num_files={num_files}) was asked for; it must be at least 1.")
+    num_files = whole_number("num_files", num_files, RecipeError)
     folder = Path(folder).expanduser()
     index_path = folder / (prefix + INDEX_END)
     if isinstance(examples, Split):

@@ -8,6 +8,7 @@ import numpy as np
 
 from mirrorkit.data.nests import Arrays, checked, describe, kind, leaves, pick
 from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.whole import whole_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,8 +126,7 @@ def arrays(
         DataError: arrays of different lengths, an empty set, labels outside the classes, a dtype that is not numeric, a
             list that may mean one array or several. Values are not checked for NaN.
     """
-    if num_classes is not None and num_classes < 1:
-        raise RecipeError(f"num_classes={num_classes} was asked for; it must be at least 1.")
+    num_classes = None if num_classes is None else whole_number("num_classes", num_classes, RecipeError)
     for name, value in (("num_classes", num_classes), ("sample_weight", sample_weight)):
         if labels is None and value is not None:
             raise RecipeError(f"arrays was given {name} but no labels, to which it belongs. Give both or neither.")

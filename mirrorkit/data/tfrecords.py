@@ -21,7 +21,7 @@ from mirrorkit.data.record_reading import RecordReader, Share
 from mirrorkit.data.record_streams import Streams, draw_streams
 from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import DataError, RecipeError
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import is_whole, whole_number
 
 _log = logging.getLogger("mirrorkit")
 
@@ -103,10 +103,7 @@ class Records(PreparedRecipe):
 
     def __post_init__(self, num_examples: int | Sequence[int] | None) -> None:
         """Find the files and check the arguments."""
-        if not is_whole(self.shuffle_buffer):
-            raise RecipeError(
-                f"shuffle_buffer={self.shuffle_buffer!r} was asked for; it must be a whole number of at least 1."
-            )
+        whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError)
         index_path, files = record_files.find(self.source)
         if index_path is None:
             self._take_files(files, num_examples)

@@ -19,7 +19,7 @@ from mirrorkit.cluster import outside_interfaces
 from mirrorkit.errors import ArgumentError, ClusterError, JobError
 from mirrorkit.launch import isolation, layout
 from mirrorkit.launch.task import Task, say
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import whole_number
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
 # After a failure the others cannot go on; this is the time they have to print their errors.
@@ -80,8 +80,7 @@ def launch(
     if not module and not Path(script).is_file():
         raise JobError(f"There is no script {str(script)!r}. Name a Python file.")
     command = [sys.executable, *(["-m"] if module else []), str(script), *arguments]
-    if not is_whole(max_restarts, 0):
-        raise JobError(f"max_restarts must be a whole number from 0 on, found {max_restarts!r}.")
+    whole_number("max_restarts", max_restarts, JobError, least=0)
     if not 0 <= grace < math.inf:
         raise JobError(f"grace must be a number of seconds from 0 on, found {grace!r}.")
     restarts = _Restarts(max_restarts)

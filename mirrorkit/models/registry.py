@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mirrorkit.errors import ModelError
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import is_whole, whole_number
 
 if TYPE_CHECKING:
     from keras import Model
@@ -96,8 +96,7 @@ def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes
             f"Model {name!r} takes no option {', '.join(map(repr, unknown))}. "
             f"Besides input_shape and num_classes it takes {', '.join(rest) or 'none'}."
         )
-    if not is_whole(num_classes):
-        raise ModelError(f"num_classes must be a whole number of at least 1; model {name!r} was given {num_classes!r}.")
+    whole_number(f"num_classes of the model {name!r}", num_classes, ModelError)
     if input_shape is not None:
         if not isinstance(input_shape, (tuple, list)) or not input_shape or not all(map(is_whole, input_shape)):
             raise ModelError(

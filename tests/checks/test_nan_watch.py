@@ -233,7 +233,7 @@ def test_while_all_is_well_it_only_keeps_a_copy(strategy_of: Any, monkeypatch: p
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, None])
 def test_periods_that_are_none(every: Any) -> None:
-    with pytest.raises(StepError, match="whole number of steps, at least 1"):
+    with pytest.raises(StepError, match="every must be a whole number from 1 on"):
         mk.checks.NanWatch(every=every)
 
 

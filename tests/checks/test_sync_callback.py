@@ -122,7 +122,7 @@ def test_under_keras_fit_it_shows_that_batch_norm_drifts_apart(strategy_of: Call
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, None])
 def test_periods_that_are_none(every: Any) -> None:
-    with pytest.raises(StepError, match="whole number of steps, at least 1"):
+    with pytest.raises(StepError, match="every must be a whole number from 1 on"):
         mk.checks.InSync(every=every)
 
 

@@ -178,7 +178,7 @@ def test_every_replica_augments_in_its_own_way_and_the_same_each_time(strategy_o
         ({"shards": 1.5}, "shards=1.5"),
         ({"shards": 3}, r"3 shards cannot share the set of 58 equally.*such as 57"),
         ({"shards": 2, "global_batch_size": 7}, "2 shards cannot share global_batch_size of 7"),
-        ({"global_batch_size": 0}, "at least 1"),
+        ({"global_batch_size": 0}, "from 1 on, found"),
     ],
 )
 def test_what_cannot_be_is_refused(options: Any, match: str, split: Any) -> None:

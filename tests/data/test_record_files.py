@@ -66,7 +66,7 @@ def test_a_set_is_not_overwritten(tmp_path):
         ),
         (data.arrays({"a": (np.zeros(3),)}, np.zeros(3)), {}, "the split holds a tuple in a dict"),
         (data.arrays(np.zeros(3), {"a": {"b": np.zeros(3)}}), {}, "the split holds a dict in a dict"),
-        ([(np.zeros(3), 0)], {"num_files": 0}, "at least 1"),
+        ([(np.zeros(3), 0)], {"num_files": 0}, "from 1 on, found"),
     ],
 )
 def test_bad_examples_are_refused_and_leave_nothing(tmp_path, examples, options, words):

@@ -48,7 +48,7 @@ def test_dicts_and_weights():
         (PIXELS, -LABELS, {}, r"the first is -1; .* pass labels.astype\('float32'\)"),
         (PIXELS, -LABELS, {"num_classes": 3}, "first is -1 at 1"),
         (PIXELS[:0], LABELS[:0], {}, "no example"),
-        (PIXELS, LABELS, {"num_classes": 0}, "at least 1"),
+        (PIXELS, LABELS, {"num_classes": 0}, "from 1 on, found"),
         (PIXELS, LABELS, {"sample_weight": np.ones(5)}, "sample_weight holds 5"),
         (PIXELS, LABELS, {"sample_weight": np.ones((6, 1))}, "one number per example"),
         (PIXELS.astype(object), LABELS, {}, "dtype object"),

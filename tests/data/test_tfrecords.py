@@ -150,7 +150,7 @@ def test_two_batches_draw_different_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"global_batch_size": 0}, "at least 1"),
+        ({"global_batch_size": 0}, "from 1 on, found"),
         ({"global_batch_size": 101, "drop_remainder": True}, "the set holds 100"),
         ({"seed": -1}, "seed=-1"),
         ({"shuffle_buffer": 0}, "shuffle_buffer=0"),

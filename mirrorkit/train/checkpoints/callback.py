@@ -17,7 +17,7 @@ from mirrorkit.train.checkpoints.signals import StopSignals, agreed_signal
 from mirrorkit.train.checkpoints.variables import describe
 from mirrorkit.train.checkpoints.writer import Writer, take
 from mirrorkit.train.step.sharded_slots import are_collective, whole_values
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import whole_number
 
 _log = logging.getLogger("mirrorkit")
 
@@ -59,16 +59,11 @@ class Checkpoints(LoopCallback):
         self, folder: str | os.PathLike[str], *, keep: int = 3, every: int | str = "epoch", exit_code: int = 143
     ) -> None:
         super().__init__()
-        if not is_whole(keep):
-            raise ArgumentError(f"keep must be a whole number from 1 on, found {keep!r}.")
-        if every != "epoch" and not is_whole(every):
-            raise ArgumentError(f"every must be 'epoch' or a number of training steps from 1 on, found {every!r}.")
-        if not is_whole(exit_code, 0) or exit_code > 255:
-            raise ArgumentError(f"exit_code must be a whole number from 0 to 255, found {exit_code!r}.")
+        self.keep = whole_number("keep", keep, ArgumentError)
+        or_else = ", a number of training steps, or 'epoch'"
+        self.every = every if every == "epoch" else whole_number("every", every, ArgumentError, or_else=or_else)
+        self.exit_code = whole_number("exit_code", exit_code, ArgumentError, least=0, most=255)
         self.folder = local_folder(folder)
-        self.keep = int(keep)
-        self.every = every if every == "epoch" else int(every)
-        self.exit_code = int(exit_code)
         self._process, self._owner = os.getpid(), Owner(self.folder)  # of each training a new one
         self._writer: Writer | None = None
         self._signals = StopSignals()

@@ -33,7 +33,7 @@ from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_b
 from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data, require_same_end
 from mirrorkit.train.step.requirements import require_static_batches
 from mirrorkit.train.step.same_rows import require_same_rows
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import whole_number
 
 _log = logging.getLogger("mirrorkit")
 
@@ -70,9 +70,7 @@ class Input:
                 "mk.data.batches(mk.data.arrays(images, labels), global_batch_size=256); a generator or a keras "
                 "PyDataset into a dataset: tf.data.Dataset.from_generator(..., output_signature=...)."
             )
-        if steps is not None and not is_whole(steps):
-            raise StepError(f"The number of steps must be a whole number from 1 on, found {steps!r}.")
-        steps = None if steps is None else int(steps)
+        steps = None if steps is None else whole_number("The number of steps", steps, StepError)
         data = dataset_without_none(data) if isinstance(data, tf.data.Dataset) else data
         # Whether there are as many batches as `steps` says; a repeated dataset claims to be endless even when empty.
         self._known = isinstance(data, Recipe) or int(data.cardinality()) != tf.data.UNKNOWN_CARDINALITY

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import is_whole, whole_number
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,18 +70,12 @@ def _kind(value: Any) -> str:
     return repr(value) if plain else type(value).__name__
 
 
-def whole_number(name: str, value: Any, least: int, *, or_else: str = "") -> int:
-    """Return a whole number, NumPy's too, as an int."""
-    if not is_whole(value, least):
-        raise StepError(f"{name} must be a whole number from {least} on{or_else}; found {value!r}.")
-    return int(value)
-
-
 def validation_epochs(validation_freq: Any) -> int | list[int]:
     """Return after how many epochs to validate, or after which, counted from 1; NumPy's numbers as ints."""
     if isinstance(validation_freq, (list, tuple)) and all(is_whole(epoch) for epoch in validation_freq):
         return [int(epoch) for epoch in validation_freq]
-    return whole_number("validation_freq", validation_freq, 1, or_else=", or a list of epochs (the first is 1)")
+    or_else = ", or a list of epochs (the first is 1)"
+    return whole_number("validation_freq", validation_freq, StepError, or_else=or_else)
 
 
 def comes_after(epoch: int, every: int | list[int]) -> bool:

@@ -18,7 +18,7 @@ from mirrorkit.train.calls.errors import explained, joined, require_examples
 from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
-from mirrorkit.train.loop.arguments import comes_after, refuses_keras_arguments, validation_epochs, whole_number
+from mirrorkit.train.loop.arguments import comes_after, refuses_keras_arguments, validation_epochs
 from mirrorkit.train.loop.callbacks import (
     acting_on_batches,
     agree_to_stop,
@@ -39,6 +39,7 @@ from mirrorkit.train.step.custom import Custom, TrainStep
 from mirrorkit.train.step.loop_step import LoopStep
 from mirrorkit.train.step.requirements import check_class_targets, variables_of
 from mirrorkit.train.step.step import Step
+from mirrorkit.whole import whole_number
 
 Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
 _ALSO = ("evaluate", "predict")
@@ -77,7 +78,7 @@ class Loop:
         jit_compile: bool = False,
     ) -> None:
         if steps_per_call != "auto":
-            steps_per_call = whole_number("steps_per_call", steps_per_call, 1, or_else=", or 'auto'")
+            steps_per_call = whole_number("steps_per_call", steps_per_call, StepError, or_else=", or 'auto'")
         if not isinstance(jit_compile, bool):
             raise StepError(f"jit_compile must be True or False; found {jit_compile!r}.")
         self.strategy = strategy
@@ -159,7 +160,8 @@ class Loop:
                 "fit was called within step.averaged(), where the weights are averages and would be lost at its end. "
                 "Leave the block before training goes on."
             )
-        epochs, initial_epoch = whole_number("epochs", epochs, 0), whole_number("initial_epoch", initial_epoch, 0)
+        epochs = whole_number("epochs", epochs, StepError, least=0)
+        initial_epoch = whole_number("initial_epoch", initial_epoch, StepError, least=0)
         every = validation_epochs(validation_freq)
         if verbose not in ("auto", 0, 1, 2):
             raise StepError(f"verbose must be 0, 1, 2 or 'auto'; found {verbose!r}.")

@@ -16,7 +16,7 @@ from mirrorkit.train.step.layer_state import layers_of
 from mirrorkit.train.step.models import Models
 from mirrorkit.train.step.outputs import unpack_batch
 from mirrorkit.variables import native
-from mirrorkit.whole import is_whole
+from mirrorkit.whole import whole_number
 
 
 def check_model(model: KerasModel, *, scaled: bool) -> None:
@@ -257,8 +257,7 @@ def check_options(
             raise StepError(f"{name} must be a positive number, found {bound!r}.")
     if clip_norm is not None and clip_value is not None:
         raise StepError(f"clip_norm={clip_norm} and clip_value={clip_value} exclude each other. Give one of them.")
-    if not is_whole(accumulate):
-        raise StepError(f"accumulate must be a whole number from 1 on, found {accumulate!r}.")
+    whole_number("accumulate", accumulate, StepError)
     if ema is not None and not 0 < ema < 1:
         raise StepError(f"ema must be a decay between 0 and 1, such as 0.999; found {ema!r}.")
 

@@ -93,7 +93,7 @@ def test_empty_data_with_a_number_of_steps_ends(loop: Any, numbers: Any) -> None
         ({"validation_freq": 0}, "validation_freq.*from 1 on"),
         ({"validation_freq": [1, 0]}, r"validation_freq.*or a list of epochs \(the first is 1\); found \[1, 0\]"),
         ({"validation_freq": 1.5}, r"validation_freq.*from 1 on.*found 1\.5"),
-        ({"epochs": 1.5}, r"epochs must be a whole number from 0 on; found 1\.5"),
+        ({"epochs": 1.5}, r"epochs must be a whole number from 0 on, found 1\.5"),
         ({"epochs": True}, "epochs.*found True"),
         ({"epochs": -1}, "epochs.*found -1"),
         ({"initial_epoch": "1"}, "initial_epoch.*found '1'"),
