@@ -6,11 +6,10 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from mirrorkit._types import Variable
 from mirrorkit.checks.non_finite import find_in_shards
 from mirrorkit.errors import NonFiniteLossError, StepError
 from mirrorkit.strategy import is_parameter_server, num_workers, worker_index
-from mirrorkit.train import Loop, LoopCallback, Replay
+from mirrorkit.train import Loop, LoopCallback, Replay, variables_of
 from mirrorkit.variables import assign, distinct, is_sharded
 from mirrorkit.whole import whole_number
 
@@ -57,12 +56,7 @@ class NanWatch(LoopCallback):
                 "NanWatch trains again update by update, which asynchronous workers cannot do under parameter servers. "
                 "Check a batch with mk.checks.find_non_finite(step, batch), or train under 'one_device'."
             )
-        self._variables: list[Variable] = list(getattr(loop.step, "variables", []))
-        if not self._variables:
-            raise StepError(
-                f"{type(loop.step).__name__} does not say what it changes, so NanWatch cannot restore it. Give it a "
-                "property `variables`: a list of all variables that its update writes."
-            )
+        self._variables = variables_of(loop.step, "NanWatch could not restore it")
         super().set_loop(loop)
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mirrorkit.checks.sync import Replicas, replicas_of
 from mirrorkit.errors import OutOfSyncError, StepError
-from mirrorkit.train import Loop, LoopCallback
+from mirrorkit.train import Loop, LoopCallback, variables_of
 from mirrorkit.whole import whole_number
 
 
@@ -46,11 +46,7 @@ class InSync(LoopCallback):
 
     def set_loop(self, loop: Loop) -> None:
         """Set the loop whose step is checked; Loop calls it."""
-        if not getattr(loop.step, "variables", None):
-            raise StepError(
-                f"{type(loop.step).__name__} does not say what it changes, so InSync has nothing to compare. Give it a "
-                "property `variables`: a list of all variables that its update writes."
-            )
+        variables_of(loop.step, "InSync would have nothing to compare")
         super().set_loop(loop)
 
     def on_train_begin(self, logs: Any = None) -> None:

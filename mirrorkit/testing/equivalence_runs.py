@@ -13,7 +13,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.testing.equivalence_data import as_dataset, cut, size_of
-from mirrorkit.train import Loop, Step
+from mirrorkit.train import Loop, Step, variables_of
 from mirrorkit.variables import copies, native, path, unchanged
 
 Values = dict[str, np.ndarray]
@@ -131,12 +131,8 @@ def train(
     elif shards > 1:
         trained = _InShards(step, shards)
     loop = Loop(strategy, trained, steps_per_call=1)
-    if not getattr(step, "variables", None):
-        raise StepError(
-            f"{type(step).__name__} does not say what it changes, so nothing can be compared. Give it a property "
-            "`variables`: a list of all variables that its update writes."
-        )
-    variables = getattr(step, "saved_variables", step.variables)  # with whole slots, where these are sharded
+    variables = variables_of(step, "nothing could be compared")
+    variables = getattr(step, "saved_variables", variables)  # with whole slots, where these are sharded
     names = _names(variables) if like is None else like.names
     if len(names) != len(variables):
         raise StepError(
