@@ -50,10 +50,20 @@ def test_every_file_that_is_named_exists() -> None:
 
 
 def _private_names(path: Path) -> Iterator[str]:
-    """Yield names that begin with an underscore and are not defined in this package, and private modules."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Yield names that begin with an underscore and are defined neither in this file nor by a base class of ours.
+
+    Also private modules.
+    """
+    tree = ast.parse(path.read_text())
+    defined = DEFINED[path]
+    inherited = set().union(*DEFINED.values())
+    for node in ast.walk(tree):
+        own = defined
         if isinstance(node, ast.Attribute):
             names = [node.attr]
+            own = inherited if _is_own(node.value) else defined
+        elif isinstance(node, ast.keyword):
+            names = [node.arg or ""]
         elif isinstance(node, ast.Constant) and re.fullmatch(r"_[a-z]\w*", str(node.value)):
             names = [node.value]
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -62,27 +72,33 @@ def _private_names(path: Path) -> Iterator[str]:
             continue
         else:
             continue
-        yield from (name for name in names if re.match(r"_[a-z]", name) and name not in DEFINED | NOT_PRIVATE)
+        yield from (name for name in names if re.match(r"_(?!mirrorkit_)[a-z]", name) and name not in own | NOT_PRIVATE)
 
 
-def _defined() -> set[str]:
+def _is_own(value: ast.expr) -> bool:
+    """Whether it is `self`, `cls` or `super()`."""
+    name = value.func if isinstance(value, ast.Call) else value
+    return isinstance(name, ast.Name) and name.id in ("self", "cls", "super")
+
+
+def _defined(path: Path) -> set[str]:
+    """The names that a file defines; of attributes those of `self`."""
     found: set[str] = set()
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                found.add(node.name)
-            elif isinstance(node, ast.alias):
-                found.add(node.asname or node.name)
-            elif isinstance(node, ast.arg):
-                found.add(node.arg)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                found.add(node.id)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                found.add(node.attr)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own(node.value):
+            found.add(node.attr)
     return found
 
 
-DEFINED = _defined()
+DEFINED = {path: _defined(path) for path in FILES}
 
 
 def _told() -> dict[str, set[str]]:

@@ -49,6 +49,7 @@ class FromFunction(Recipe):
     function: Callable[..., tf.data.Dataset]
     global_batch_size: int = field(kw_only=True)
     steps_per_epoch: int = field(default=None, kw_only=True)  # type: ignore[assignment]  # a number, once made
+    _spec: Any = field(init=False, repr=False)
 
     reads_own_rows = True
     order_depends_on_workers = True
@@ -77,7 +78,7 @@ class FromFunction(Recipe):
     @property
     def element_spec(self) -> Any:
         """The shapes and dtypes of a global batch."""
-        return vars(self)["_spec"]
+        return self._spec
 
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None

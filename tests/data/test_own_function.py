@@ -70,8 +70,8 @@ def test_a_loop_trains_on_every_example_of_every_epoch(strategy_of):
         (lambda *_: numbers(0, 1).repeat(), {}, "how many batches an epoch has, and the dataset does not say"),
         (lambda *_: numbers(0, 1).filter(lambda *_: True), {}, "the dataset does not say"),
         (numbers, {"steps_per_epoch": 5}, "Shard 0 of 1 has 4 batches; an epoch of from_function takes 5"),
-        (numbers, {"steps_per_epoch": 0}, "steps_per_epoch=0 was asked for"),
-        (numbers, {"global_batch_size": 0}, "global_batch_size=0 was asked for"),
+        (numbers, {"steps_per_epoch": 0}, "steps_per_epoch must be a whole number from 1 on, found 0"),
+        (numbers, {"global_batch_size": 0}, "global_batch_size must be a whole number from 1 on, found 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(function, options, message):
