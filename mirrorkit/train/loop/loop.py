@@ -195,8 +195,7 @@ class Loop:
                 position, self._entered.is_training = self.position, True
                 finite = self.finite_watch = FiniteWatch(self.strategy, step, position, hooks.callbacks)
                 training.first_epoch, self._restored = (0 if self._restored else position.epoch), None
-                keras_history = next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History))
-                keras_history.history = position.history
+                next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History)).history = position.history
                 logs: dict[str, float] = {}
                 while position.epoch < epochs and position.ended < epochs:
                     epoch = position.epoch

@@ -18,6 +18,7 @@ from mirrorkit.train.calls.compiled import Calls
 from mirrorkit.train.calls.errors import require_examples
 from mirrorkit.train.calls.length import CallLength
 from mirrorkit.train.checkpoints.position import Position
+from mirrorkit.train.first_batch.check import first_batch_check
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.input.input import Input
 from mirrorkit.train.loop.callbacks import agree_to_stop
@@ -91,7 +92,7 @@ class Passes:
         """
         totals = self._restored_totals(data, position)
         self._check_labels(data)
-        check = self.step.first_batch_check()
+        check = first_batch_check(self.step)
         batches = data.epoch(position.epoch, start=position.batch, look_at=self.step.accumulate, check=check)
         periods = [1] if each_step else call_periods(hooks.callbacks)
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), self._logs(totals) if position.batch else {}
@@ -134,7 +135,7 @@ class Passes:
         calls = self.calls.local if on_chief and isinstance(self.calls, RemoteCalls) else self.calls
         self.step.prepare(data.element_spec, "test")
         self._check_labels(data)
-        batches = data.epoch(0, look_at=1, check=self.step.first_batch_check("test"))
+        batches = data.epoch(0, look_at=1, check=first_batch_check(self.step, "test"))
         totals, done = self._zeros("test"), 0
         hooks.on_test_begin()
         while done != data.steps:
@@ -152,7 +153,7 @@ class Passes:
 
     def predict(self, data: Input) -> Iterator[Nest]:
         """Yield the outputs for all the data, a part for each replica and batch, in order."""
-        check = self.step.first_batch_check("predict")
+        check = first_batch_check(self.step, "predict")
 
         def checked() -> Iterator[tuple[Batch, int | None]]:
             for number, (batch, size) in enumerate(data.batches()):
@@ -166,7 +167,7 @@ class Passes:
         """Run every function once or twice, and leave all variables as they were."""
         with unchanged(self.step.variables):
             self.step.prepare(training.element_spec)
-            check = self.step.first_batch_check()
+            check = first_batch_check(self.step)
             if check is not None and (batch := training.first()) is not None:
                 check(batch)
             for number, (batches, least) in enumerate(training.rehearsals(self.step.accumulate)):

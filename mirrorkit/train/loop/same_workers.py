@@ -11,7 +11,7 @@ from mirrorkit import reproducible
 from mirrorkit.errors import OutOfSyncError
 from mirrorkit.strategy import addresses, arrays_of_all_workers, require_same
 from mirrorkit.train.callback import LoopCallback
-from mirrorkit.train.step.fingerprints import fingerprints, parted
+from mirrorkit.train.first_batch.fingerprints import fingerprints, parted
 from mirrorkit.train.step.settings import plain
 from mirrorkit.variables import copies, is_sharded, native, path
 

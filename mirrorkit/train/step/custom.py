@@ -20,11 +20,11 @@ from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.empty_shares import never_empty, unless_empty
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
-from mirrorkit.train.step.loop_step import FirstOf, Need, Pass
+from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.models import Models
 from mirrorkit.train.step.places import are_placed
 from mirrorkit.train.step.same_rows import require_same_rows
-from mirrorkit.train.step.seeds import require_own_draws, seeds_by_replica
+from mirrorkit.train.step.seeds import seeds_by_replica
 from mirrorkit.train.step.settings import settings_of_variables
 
 
@@ -93,9 +93,9 @@ class Custom:
         if not hasattr(self.model, "optimizer"):
             self.model.optimizer = None  # TensorBoard asks for it
         self._step = step
-        self._strategy = strategy
+        self.strategy = strategy
         self._names: dict[Pass, list[str]] = {}  # of the logs
-        self._checked = False
+        self.checked: set[str] = set()  # before which kind of pass a batch was checked
         self._test_gathers = False  # rows of other replicas
 
     @property
@@ -127,15 +127,15 @@ class Custom:
 
             def logs(batch: Batch) -> Nest:
                 if what == "train":
-                    return self._train_logs(HostBatch(batch))
-                return self._strategy.run(lambda: on_replica(batch))
+                    return self.train_logs(HostBatch(batch))
+                return self.strategy.run(lambda: on_replica(batch))
 
             def on_replica(batch: Batch) -> Mapping[str, tf.Tensor]:
                 with gathering(gather):
                     return self._tested(HostBatch(batch).rows())
 
             def gather(rows: Nest) -> Nest:
-                self._test_gathers = self._strategy.num_replicas_in_sync > 1
+                self._test_gathers = self.strategy.num_replicas_in_sync > 1
                 return rows_of_all(rows)
 
             traced = tf.function(logs, autograph=False).get_concrete_function(element_spec)
@@ -144,15 +144,10 @@ class Custom:
     def check_labels(self, labels: Nest) -> None:
         """Take any: what they mean is the user's to know."""
 
-    def first_batch_check(self, what: FirstOf = "train") -> Callable[[Batch], None] | None:
-        """Return what checks a global batch before the first step; None without need."""
-        alone = self._strategy.num_replicas_in_sync == 1
-        unchecked = "seeds" in getattr(self._step, "unchecked", ())
-        return None if what != "train" or self._checked or alone or unchecked else self._check_batch
-
-    def _check_batch(self, batch: Batch) -> None:
-        require_own_draws(self._strategy, lambda rows: self._train_logs(HostBatch(rows)), self.variables, batch)
-        self._checked = True
+    @property
+    def unchecked(self) -> Sequence[str]:
+        """What the step says is not to be checked."""
+        return getattr(self._step, "unchecked", ())
 
     def totals_size(self, what: Pass = "train") -> int:
         """Return the number of values in the totals; after `prepare`."""
@@ -166,17 +161,18 @@ class Custom:
         """Train on one batch; see `LoopStep`."""
         (batch,) = batches
         examples = tf.cast(batch.examples(), tf.float32)
-        logs = self._train_logs(batch)
+        logs = self.train_logs(batch)
         values = [tf.cast(logs[name], tf.float32) * examples for name in sorted(logs)]
         return tf.stack([examples, tf.add_n(values), *values])
 
-    def _train_logs(self, batch: GlobalBatch) -> Logs:
+    def train_logs(self, batch: GlobalBatch) -> Logs:
+        """Train on one batch, and return what the step logs."""
         logs: Mapping[str, tf.Tensor]
         if hasattr(self._step, "train"):
-            function, logs = "train", self._step.train(self._strategy, self._strategy.run(batch.rows))
+            function, logs = "train", self._step.train(self.strategy, self.strategy.run(batch.rows))
         else:
-            sums = self._strategy.run(lambda: self._step.compute(batch.rows()))
-            function, logs = "update", self._step.update(self._strategy, sums)
+            sums = self.strategy.run(lambda: self._step.compute(batch.rows()))
+            function, logs = "update", self._step.update(self.strategy, sums)
         if not logs:
             raise StepError(
                 f"{function} of {type(self._step).__name__} returned no logs. Return at least the loss by name."
@@ -231,11 +227,11 @@ class Custom:
 
         Whether a step's `predict` gathers rows of other replicas is not known, so all of them run it.
         """
-        unchecked = "seeds" in getattr(self._step, "unchecked", ())
+        unchecked = "seeds" in self.unchecked
         with contextlib.nullcontext() if unchecked else seeds_by_replica():
-            if has_copies(self._strategy):
+            if has_copies(self.strategy):
                 known = [variable for variable in self.variables if isinstance(variable, keras.Variable)]
-                return run_and_combine(self._strategy, known, rows, compute, always=predicts, outputs=False)
+                return run_and_combine(self.strategy, known, rows, compute, always=predicts, outputs=False)
             return compute(rows) if predicts else unless_empty(rows, lambda: compute(rows))
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:

@@ -33,9 +33,7 @@ from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_ba
 from mirrorkit.train.step.own_loss import value_names
 from mirrorkit.train.step.places import Pairs, Places, TraceOnEach, placed_pass
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
-from mirrorkit.train.step.split_check import About, compare_parts
 from mirrorkit.train.step.totals import EXAMPLES, Term, Totals
-from mirrorkit.variables import unchanged
 
 
 class Functions:
@@ -97,7 +95,7 @@ class Functions:
         given = self._options
         if given.of_values:
             return self._totals or Totals.of_values(self._values(batch))
-        with gathering(self._gather):
+        with gathering(self.gather):
             if self._totals is None:
                 return Totals.resolve(self._model, batch, given.losses, given.metrics, given.unchecked)
             return self._totals.checked(self._model, batch, given.unchecked)
@@ -106,7 +104,7 @@ class Functions:
         """Return the names of the values that the user's loss function gives."""
 
         def values(weights: list[tf.Tensor], state: list[tf.Tensor], x: Nest) -> Nest:
-            with gathering(self._gather):
+            with gathering(self.gather):
                 return call_model(self._model, weights, state, x, training=False)[0]
 
         groups = (self._variables.weights, self._variables.state)
@@ -134,23 +132,6 @@ class Functions:
             )
         return self._facts
 
-    def check_batch(self, values: Changing, batch: Batch, replicas: int, *, training: bool) -> None:
-        """Refuse a step that means something else on several shards of a batch; see `split_check`."""
-        unchecked = self._options.unchecked
-        known = {*self.totals.losses.own_names, *self.totals.metrics.names, "loss", "add_loss", "rows", "state"}
-        if unknown := sorted(set(unchecked) - known):
-            raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
-        placed = self._places.on_first if self._places is not None else None
-        about = About(self._model, self.totals, training, self._is_whole, placed)
-        shards = (self._shards, replicas)
-
-        def compare() -> None:
-            with gathering(self._gather):
-                compare_parts(about, values.weights, values.state, batch, shards, unchecked)
-
-        with unchanged([]):  # a layer may draw from Python's or NumPy's generator
-            outside_replica(compare)
-
     def rows(self, batch: GlobalBatch, *, training: bool) -> tuple[Nest, Copies | None]:
         """Return the rows that this replica computes, and how their sums count (None for fully)."""
         if self._communicates if training else self._is_whole:
@@ -160,7 +141,7 @@ class Functions:
             return never_empty(batch)  # a branch, which a share of unknown size needs, would lie on one device
         return rows, None
 
-    def _gather(self, rows: Nest) -> Nest:
+    def gather(self, rows: Nest) -> Nest:
         """What `mk.train.all_gather` does in a trace that is the same for every shard."""
         if self._shards > 1 and not self._options.whole_batch:
             raise requirements.no_other_rows()
@@ -256,7 +237,7 @@ class Functions:
     ) -> tuple[list[Term], tf.Tensor, list[tf.Tensor]]:
         """Return what to minimize, the totals, and the layer state after the pass."""
         batch = unpack_batch(batch)
-        with contextlib.nullcontext() if self._is_whole else gathering(self._gather):
+        with contextlib.nullcontext() if self._is_whole else gathering(self.gather):
             y_pred, new_state, added = call_model(self._model, weights, state, batch.x, training=training)
             require_no_foreign_weights(tape)
             outputs = match(self.totals.names, batch.y, y_pred, batch.weight)

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 import tensorflow as tf
 
-from mirrorkit._types import Batch, KerasModel, Logs, Nest, Spec, Variable
+from mirrorkit._types import KerasModel, Logs, Nest, Spec, Variable
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.global_batch import GlobalBatch
 
@@ -55,9 +55,6 @@ class LoopStep(Protocol):
 
     def check_labels(self, labels: Nest) -> None:
         """Refuse labels of a set in memory that the losses cannot take; after `prepare`."""
-
-    def first_batch_check(self, what: FirstOf = "train") -> Callable[[Batch], None] | None:
-        """Return what checks a global batch before the first pass of this kind; None where nothing needs a check."""
 
     def totals_size(self, what: Pass = "train") -> int:
         """Return the number of values in the totals; after `prepare`."""

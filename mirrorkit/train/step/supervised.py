@@ -27,19 +27,17 @@ from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.labels_check import check_labels
 from mirrorkit.train.step.layer_state import LayerState, is_generator
-from mirrorkit.train.step.loop_step import FirstOf, Need, Pass
+from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch as Parts
 from mirrorkit.train.step.outputs import unpack_batch, with_known_shapes
 from mirrorkit.train.step.places import Places, are_placed, placed_pass
-from mirrorkit.train.step.predict_check import check_predictions
-from mirrorkit.train.step.same_results import require_same_results
 from mirrorkit.train.step.same_rows import require_same_rows
 from mirrorkit.train.step.seeds import draws_at
 from mirrorkit.train.step.settings import settings_of
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.sharded_slots import WholeSlot
-from mirrorkit.train.step.totals import EXAMPLES, LOSS
+from mirrorkit.train.step.totals import EXAMPLES, LOSS, Totals
 from mirrorkit.variables import native
 
 
@@ -87,12 +85,12 @@ class Supervised:
             if options.loss_scale is not None:
                 self.scale = options.loss_scale.create()
         self._compiled = None if options.compiled is None else compiled_config(model)
-        self.strategy, self._trained = strategy, model
+        self.strategy, self.trained = strategy, model
         self.model = shown or model  # what callbacks see
-        self._options, self.accumulate = options, options.accumulate
+        self.options, self.accumulate = options, options.accumulate
         self._iterations = optimizer.iterations
         self._cast = Cast(model)
-        self._checked: set[str] = set()  # before which kind of pass a batch was checked
+        self.checked: set[str] = set()  # before which kind of pass a batch was checked
         self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds)
         averages = [] if self.averages is None else self.averages.variables
         self._changing = Changing(weights, list(optimizer.variables), state.variables, averages, self.scale)
@@ -164,71 +162,64 @@ class Supervised:
     @property
     def is_whole(self) -> bool:
         """Whether the loss is over the whole batch, so that a share has none by itself."""
-        return self._options.whole_batch
+        return self.options.whole_batch
 
     def require(self, what: Need) -> None:
         """Refuse what only a step with targets can do, or one on a single device."""
-        self._options.require(what, is_placed=self._places is not None)
+        self.options.require(what, is_placed=self._places is not None)
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
-        require_same_compile(self._trained, self._compiled)
-        requirements.check_still_trainable(self._trained, self._changing.weights)
+        require_same_compile(self.trained, self._compiled)
+        requirements.check_still_trainable(self.trained, self._changing.weights)
         self.clock.require_same_schedule()
         batch = self.unpack(element_spec)
         requirements.check_tensors(tuple(batch))
-        requirements.check_batched(self._trained, batch.x)
+        requirements.check_batched(self.trained, batch.x)
         require_same_rows(element_spec)
         self._functions.resolve(batch)
 
     def check_labels(self, labels: Nest) -> None:
         """Refuse labels of a set in memory that are no classes of the model's outputs; after `prepare`."""
-        if not self._options.of_values:
-            check_labels(self._functions.totals, labels)
+        if not self.options.of_values:
+            check_labels(self.totals, labels)
 
     def unpack(self, batch: Batch) -> Parts:
         """Take a batch apart into what the model is called on, targets and weights."""
-        parts = self._cast(self._options.unpack(batch))
-        return parts if self._options.of_values else parts._replace(x=with_known_shapes(self._trained, parts.x))
+        parts = self._cast(self.options.unpack(batch))
+        return parts if self.options.of_values else parts._replace(x=with_known_shapes(self.trained, parts.x))
 
-    def first_batch_check(self, what: FirstOf = "train") -> Callable[[Batch], None] | None:
-        """Return what checks a global batch before the first pass of a kind; None without need."""
-        shards = self.strategy.num_replicas_in_sync * (self.accumulate if what == "train" else 1)
-        if shards == 1 or what in self._checked:
-            return None
-        if what == "predict":
-            skipped = self._layer_state.synchronized or "rows" in self._options.unchecked
-            return None if skipped else self._check_predictions
-        return None if "train" in self._checked else functools.partial(self._check_batch, what)
+    @property
+    def totals(self) -> Totals:
+        """What the totals hold; after `prepare`."""
+        return self._functions.totals
 
-    def _check_predictions(self, batch: Batch) -> None:
-        def predict(weights: list[tf.Tensor], state: list[tf.Tensor], rows: Nest, *, training: bool) -> Nest:
-            with with_values(self._trained, weights, state):
-                return self._outputs(rows)
+    @property
+    def is_synchronized(self) -> bool:
+        """Whether a layer talks to the other replicas."""
+        return self._layer_state.synchronized
 
-        placed = None if self._places is None else self._places.on_first
-        check_predictions(predict, self._trained, self.values(), batch, placed)
-        self._checked.add("predict")
+    @property
+    def on_first(self) -> Callable[[Callable[..., Nest]], Callable[..., Nest]] | None:
+        """Of a placed model, what lets a function compute on the devices of the first replica; else None."""
+        return None if self._places is None else self._places.on_first
 
-    def _check_batch(self, what: Pass, batch: Batch) -> None:
-        self.prepare(batch)
-        replicas = self.strategy.num_replicas_in_sync
-        self._functions.check_batch(self.values(), self.unpack(batch), replicas, training=what == "train")
-        require_same_results(self, batch, training=what == "train")
-        self._checked.add(what)
+    def gather(self, rows: Nest) -> Nest:
+        """Do what `mk.train.all_gather` does in this step."""
+        return self._functions.gather(rows)
 
     def totals_size(self, what: Pass = "train") -> int:
         """Return the number of values in the totals, the same for both passes."""
-        return self._functions.totals.size
+        return self.totals.size
 
     def describe_totals(self) -> list[str]:
         """Return in words which losses and metrics they add up."""
-        return self._functions.totals.described()
+        return self.totals.described()
 
     @property
     def modes(self) -> Mapping[str, str]:
         """For each log name "max" or "min", where Keras knows it."""
-        return self._functions.totals.modes
+        return self.totals.modes
 
     def sums(self, batch: GlobalBatch, part: int | tf.Tensor = 0, use: int = 0) -> Sums:
         """Compute this replica's sums over its rows of a batch; in replica context. See `Step.compute`."""
@@ -301,12 +292,12 @@ class Supervised:
         """Return the model's outputs for this replica's rows; see `LoopStep`."""
         rows, state = batch.rows(), self._changing.state
         now = functools.partial(self.clock.outside, "predict", part)
-        check = functools.partial(require_assignable, self._trained)
-        talks = self._options.whole_batch or self._layer_state.synchronized  # in no branch of a graph
+        check = functools.partial(require_assignable, self.trained)
+        talks = self.options.whole_batch or self._layer_state.synchronized  # in no branch of a graph
         if self._has_copies:
             with draws_at(lambda: tf.unstack(now().place())):
                 return run_and_combine(
-                    self.strategy, state, rows, self._outputs, always=talks, stays=is_generator, check=check
+                    self.strategy, state, rows, self.outputs, always=talks, stays=is_generator, check=check
                 )
         values = self.values()
         if self.clock.draws:
@@ -317,15 +308,16 @@ class Supervised:
             return self._outputs_with(values, rows)
         return unless_empty(rows, lambda: self._outputs_with(values, rows), rows_of_none=True)
 
-    def _outputs(self, rows: Nest) -> Nest:
-        if self._options.predict is not None:
-            return self._options.predict(rows)
+    def outputs(self, rows: Nest) -> Nest:
+        """Return the outputs for rows, computed with the variables as they are."""
+        if self.options.predict is not None:
+            return self.options.predict(rows)
         requirements.check_predicts_as_keras(self.model)
         return predict_with(self.model, unpack_batch(rows).x)
 
     def _outputs_with(self, values: Changing, rows: Nest) -> Nest:
-        with with_values(self._trained, values.weights, values.state) as assigned:
-            outputs = self._outputs(rows)
+        with with_values(self.trained, values.weights, values.state) as assigned:
+            outputs = self.outputs(rows)
         if lost := [path for key, path in assigned.items() if key not in set(map(id, self._layer_state.seeds))]:
             raise self._assigned_outside(lost)
         return outputs
@@ -340,7 +332,7 @@ class Supervised:
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Turn totals into Keras's logs: the loss, then each metric."""
-        return self._functions.totals.logs(totals)
+        return self.totals.logs(totals)
 
     def values(self, known: Mapping[int, tf.Tensor] | None = None) -> Changing:
         """Read what the computation on a replica depends on, where it is not known by the id of its variable."""

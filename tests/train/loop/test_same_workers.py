@@ -12,9 +12,9 @@ import tensorflow as tf
 from mirrorkit import reproducible
 from mirrorkit._keras import keras
 from mirrorkit.errors import OutOfSyncError
+from mirrorkit.train.first_batch.fingerprints import fingerprints
 from mirrorkit.train.loop import same_workers
 from mirrorkit.train.loop.same_workers import require_same_values
-from mirrorkit.train.step.fingerprints import fingerprints
 from mirrorkit.variables import mark_sharded
 
 

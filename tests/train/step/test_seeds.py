@@ -13,6 +13,7 @@ from training_helpers import sequential
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.train.first_batch.check import first_batch_check
 
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
@@ -113,13 +114,13 @@ def test_the_check_leaves_what_the_step_does_not_name(strategy_of: Any) -> None:
     with strategy.scope():
         generator = tf.random.Generator.from_seed(1)
     loop = _loop(strategy, contextlib.nullcontext, L.Dense(2), noise=lambda: generator.normal([4]))
-    check = loop._passes.step.first_batch_check()
+    check = first_batch_check(loop._passes.step)
     assert check is not None
     before = [copy.numpy() for copy in strategy.experimental_local_results(generator.state)]
     check((tf.constant(X), tf.constant(X[:, :1])))
     after = [copy.numpy() for copy in strategy.experimental_local_results(generator.state)]
     np.testing.assert_array_equal(before, after)
-    assert loop._passes.step.first_batch_check() is None
+    assert first_batch_check(loop._passes.step) is None
 
 
 def test_seeds_by_replica_outside_of_a_replica(strategy_of: Any) -> None:

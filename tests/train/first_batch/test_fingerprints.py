@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mirrorkit.train.step.fingerprints import fingerprints, parted
+from mirrorkit.train.first_batch.fingerprints import fingerprints, parted
 
 SIZES = [0, 1, 7, 4096, 4097, 20_000]
 

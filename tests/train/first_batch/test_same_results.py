@@ -13,8 +13,8 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import ClusterError
 from mirrorkit.train import Step
-from mirrorkit.train.step import same_results
-from mirrorkit.train.step.same_results import require_same_results
+from mirrorkit.train.first_batch import same_results
+from mirrorkit.train.first_batch.same_results import require_same_results
 
 ROWS = np.random.default_rng(0).normal(size=(6, 3)).astype("float32")
 BATCH = (tf.constant(ROWS), tf.constant(ROWS.sum(1, keepdims=True)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from split_check_helpers import TWO, X
+from first_batch_helpers import TWO, X
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -104,10 +104,10 @@ def test_left_out_by_name(make_loop: Any) -> None:
 
 
 def test_looked_at_once(make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mirrorkit.train.step import supervised
+    from mirrorkit.train.first_batch import check
 
     seen = []
-    monkeypatch.setattr(supervised, "check_predictions", lambda *given: seen.append(given))
+    monkeypatch.setattr(check, "check_predictions", lambda *given: seen.append(given))
     loop = make_loop(TWO, lambda: keras.Sequential([keras.Input((4,)), L.Dense(1)]), loss="mse")
     loop.predict(DATA)
     loop.predict(DATA)

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from split_check_helpers import BINARY, TWO, AddsInTraining, Remembers, X, binary_net, check, class_net, f1, rng
+from first_batch_helpers import BINARY, TWO, AddsInTraining, Remembers, X, binary_net, check, class_net, f1, rng
 from training_helpers import largest_difference, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import DataError, StepError
+from mirrorkit.train.first_batch import check as check_module
+from mirrorkit.train.first_batch.check import first_batch_check
 
 L = keras.layers
 M = keras.metrics
@@ -20,26 +22,34 @@ ops = keras.ops
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of", "ignore:The loss .* does not fit the model")
 
 
+def _noting(seen: list[Any], compare: Any) -> Any:
+    def noted(step: Any, batch: Any, *, training: bool) -> None:
+        seen.append(batch)
+        compare(step, batch, training=training)
+
+    return noted
+
+
 @pytest.mark.parametrize(
     "kind", ["batches", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("resident", "tf.data"))]
 )
-def test_fit_checks_once_and_trains_on_every_batch_all_the_same(kind: str, make_loop: Any) -> None:
+def test_fit_checks_once_and_trains_on_every_batch_all_the_same(
+    kind: str, make_loop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     split = mk.data.arrays(X, X[:, :1])
     if kind == "tf.data":
         data = plain_dataset(X, X[:, :1], batch=8)
     else:
         data = getattr(mk.data, kind)(split, global_batch_size=8, shuffle=True, seed=0)
     checked, without = (make_loop(TWO, line_net, unchecked=names) for names in ((), ("loss",)))
-    without.step.for_loop(without.strategy)._checked.add("train")
+    without.step.for_loop(without.strategy).checked.add("train")
     seen: list[Any] = []
-    step = checked.step.for_loop(checked.strategy)
-    check_batch = step._check_batch
-    step._check_batch = lambda what, batch: (seen.append(batch), check_batch(what, batch))
+    monkeypatch.setattr(check_module, "compare_parts", _noting(seen, check_module.compare_parts))
     for loop in (checked, without):
         loop.fit(data, epochs=2, verbose=0)
         loop.fit(data, epochs=1, verbose=0)
     assert len(seen) == 1
-    assert tuple(seen[0][0].shape) == (8, 4)
+    assert tuple(seen[0].x.shape) == (8, 4)
     assert largest_difference(checked.step.model.get_weights(), without.step.model.get_weights()) == 0.0
 
 
@@ -60,13 +70,13 @@ def test_evaluation_alone_is_checked_too(make_loop: Any) -> None:
             loop.evaluate(plain_dataset(X, BINARY, batch=8))
     right = make_loop(TWO, binary_net, loss="mse", metrics=["mae"])
     right.evaluate(plain_dataset(X, BINARY, batch=8))
-    assert right.step.for_loop(right.strategy).first_batch_check("test") is None
-    assert right.step.for_loop(right.strategy).first_batch_check() is not None  # training has batches of its own
+    assert first_batch_check(right.step.for_loop(right.strategy), "test") is None
+    assert first_batch_check(right.step.for_loop(right.strategy)) is not None  # training has batches of its own
 
 
 def test_one_device_is_as_keras_and_not_checked(make_loop: Any) -> None:
     loop = make_loop(("one_device", 1), binary_net, loss="mse", metrics=[f1])
-    assert loop.step.for_loop(loop.strategy).first_batch_check() is None
+    assert first_batch_check(loop.step.for_loop(loop.strategy)) is None
 
 
 def test_a_name_that_is_not_checked(make_loop: Any) -> None:
@@ -137,7 +147,7 @@ def test_warm_up_pays_for_the_check_of_a_recipe(make_loop: Any) -> None:
     recipe = mk.data.batches(mk.data.arrays(X, BINARY), global_batch_size=8)
     loop = make_loop(TWO, binary_net, loss="mse", metrics=["mae"])
     loop.warm_up(recipe)
-    assert loop.step.for_loop(loop.strategy).first_batch_check() is None
+    assert first_batch_check(loop.step.for_loop(loop.strategy)) is None
     with pytest.raises(StepError, match="the metric 'f1'"):
         make_loop(TWO, binary_net, loss="mse", metrics=[f1]).warm_up(recipe)
 

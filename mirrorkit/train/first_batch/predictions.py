@@ -15,33 +15,26 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest
 from mirrorkit.errors import StepError
+from mirrorkit.train.first_batch.rows import LARGEST, SIXTEEN, caller, differ, in_parts, other_seeds
+from mirrorkit.train.first_batch.sampled_rows import SEEN, take
 from mirrorkit.train.reduce.tracing import outside_replica
-from mirrorkit.train.step.changing import Changing
+from mirrorkit.train.step.calling import with_values
 from mirrorkit.train.step.layer_state import has_sixteen_bits
-from mirrorkit.train.step.rows_check import LARGEST, SIXTEEN, caller, differ, in_parts, other_seeds
-from mirrorkit.train.step.sampled_rows import SEEN, take
+from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import unchanged
 
 _log = logging.getLogger("mirrorkit")
 
 
-def check_predictions(
-    predict: Callable[..., Nest],
-    model: KerasModel,
-    values: Changing,
-    batch: Nest,
-    placed: Callable[[Callable[..., Nest]], Callable[..., Nest]] | None,
-) -> None:
-    """Refuse predictions that depend on how a batch is cut.
+def check_predictions(step: Supervised, batch: Nest) -> None:
+    """Refuse predictions for a global batch that depend on how it is cut."""
+    model, values = step.trained, step.values()
 
-    Args:
-        predict: a function of weights, layer state and rows, and of `training` by name.
-        model: what it calls.
-        values: of the model's variables.
-        batch: a global batch, as what predicts is given it.
-        placed: as `Places.on_first`, of a placed model.
-    """
-    call = caller(model, predict, values.weights, values.state, batch, placed=placed)
+    def predict(weights: list[tf.Tensor], state: list[tf.Tensor], rows: Nest, *, training: bool) -> Nest:
+        with with_values(model, weights, state):
+            return step.outputs(rows)
+
+    call = caller(model, predict, values.weights, values.state, batch, placed=step.on_first)
     with unchanged([]):  # a layer may draw from Python's or NumPy's generator
         outside_replica(lambda: _compare(call, model, values.state, batch))
 

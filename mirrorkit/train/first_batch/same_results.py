@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,14 +17,12 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Nest
 from mirrorkit.errors import ClusterError, StepError
 from mirrorkit.strategy import addresses, arrays_of_all_workers, num_workers, of_chief, require_same
+from mirrorkit.train.first_batch.fingerprints import fingerprints, parted
+from mirrorkit.train.first_batch.rows import LARGEST, SIXTEEN
 from mirrorkit.train.reduce.tracing import outside_replica
-from mirrorkit.train.step.fingerprints import fingerprints, parted
 from mirrorkit.train.step.layer_state import has_sixteen_bits, layers_of
-from mirrorkit.train.step.rows_check import LARGEST, SIXTEEN
+from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import path, unchanged
-
-if TYPE_CHECKING:
-    from mirrorkit.train.step.supervised import Supervised
 
 _log = logging.getLogger("mirrorkit")
 

@@ -24,11 +24,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Loss, Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.calling import call_model
-from mirrorkit.train.step.layer_state import has_sixteen_bits, layers_of
-from mirrorkit.train.step.losses import loss_sum
-from mirrorkit.train.step.outputs import Batch, Output, match, per_output
-from mirrorkit.train.step.rows_check import (
+from mirrorkit.train.first_batch.rows import (
     COARSE,
     LARGEST,
     SIXTEEN,
@@ -43,7 +39,7 @@ from mirrorkit.train.step.rows_check import (
     of_values,
     other_seeds,
 )
-from mirrorkit.train.step.sampled_rows import (
+from mirrorkit.train.first_batch.sampled_rows import (
     OTHER_ORDER,
     PARTS,
     ROWS,
@@ -54,8 +50,16 @@ from mirrorkit.train.step.sampled_rows import (
     take,
     variants_of,
 )
-from mirrorkit.train.step.state_check import state_faults
+from mirrorkit.train.first_batch.state import state_faults
+from mirrorkit.train.reduce.gathering import gathering
+from mirrorkit.train.reduce.tracing import outside_replica
+from mirrorkit.train.step.calling import call_model
+from mirrorkit.train.step.layer_state import has_sixteen_bits, layers_of
+from mirrorkit.train.step.losses import loss_sum
+from mirrorkit.train.step.outputs import Batch, Output, match, per_output
+from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.step.totals import Totals
+from mirrorkit.variables import unchanged
 
 _log = logging.getLogger("mirrorkit")
 
@@ -73,8 +77,11 @@ class About(NamedTuple):
     model: KerasModel
     totals: Totals  # which loss and metrics belong to which output
     training: bool  # or only evaluation
-    whole_batch: bool = False  # whether the values of an example may depend on what it gathers from others
-    placed: Callable[[Callable[..., Nest]], Callable[..., Nest]] | None = None  # as Places.on_first, of a placed model
+    whole_batch: bool  # whether the values of an example may depend on what it gathers from others
+    placed: Callable[[Callable[..., Nest]], Callable[..., Nest]] | None  # as Places.on_first, of a placed model
+    shards: int  # into how many an update's examples are cut
+    replicas: int
+    unchecked: Sequence[str]  # names that are not checked
 
     @property
     def sixteen_bits(self) -> bool:
@@ -82,24 +89,36 @@ class About(NamedTuple):
         return has_sixteen_bits(self.model)
 
 
-def compare_parts(
-    about: About,
-    weights: Sequence[tf.Tensor],
-    state: Sequence[tf.Tensor],
-    batch: Batch,
-    shards: tuple[int, int],
-    unchecked: Sequence[str],
-) -> None:
+def compare_parts(step: Supervised, batch: Batch, *, training: bool) -> None:
     """Refuse a step that means something else on several shards than on the whole batch.
 
     Args:
-        about: the step.
-        weights: values of the trainable variables.
-        state: values of the non-trainable variables.
-        batch: a global batch.
-        shards: into how many an update's examples are cut, and how many of them are replicas.
-        unchecked: names that are not checked.
+        step: one that is prepared for the batch.
+        batch: a global batch, taken apart.
+        training: whether the training is checked, or only the evaluation.
     """
+    replicas = step.strategy.num_replicas_in_sync
+    about = About(
+        model=step.trained,
+        totals=step.totals,
+        training=training,
+        whole_batch=step.is_whole,
+        placed=step.on_first,
+        shards=replicas * step.accumulate,
+        replicas=replicas,
+        unchecked=step.options.unchecked,
+    )
+    values = step.values()
+
+    def compare() -> None:
+        with gathering(step.gather):
+            _compare(about, values.weights, values.state, batch)
+
+    with unchanged([]):  # a layer may draw from Python's or NumPy's generator
+        outside_replica(compare)
+
+
+def _compare(about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Batch) -> None:
     if not tf.nest.flatten(batch.x)[0].shape[0]:
         return
     targets = [None if y is None else kinds_of(y) for y in per_output(about.totals.names, batch.y, "targets")]
@@ -136,7 +155,7 @@ def compare_parts(
         ("add_loss", lambda: _of_added(call, about, state, batch.x, added)),
         *((name, functools.partial(_of_loss, name, loss, variants[i])) for name, (i, loss) in losses),
     ]
-    if shards[1] > 1:  # the parts of an accumulated update are batches to a metric, as in Keras
+    if about.replicas > 1:  # the parts of an accumulated update are batches to a metric, as in Keras
         for number, (name, i) in enumerate(zip(about.totals.metrics.names, about.totals.metrics.outputs, strict=True)):
             state_of = functools.partial(about.totals.metrics.state, number)
             checks.append((name, functools.partial(_of_metric, name, state_of, variants[i])))
@@ -149,11 +168,11 @@ def compare_parts(
             return call(take(batch.x, rows), training=True)[1]
 
         checks.append(("state", lambda: state_faults(about.model, state, after, ROWS, rounding)))
-    found = {name: list(_tried(name, check)) for name, check in checks if name not in unchecked}
+    found = {name: list(_tried(name, check)) for name, check in checks if name not in about.unchecked}
     if any(found.values()):
         names = tuple(name for name, texts in found.items() if texts)
         raise StepError(
-            f"{shards[0]} shards of a batch would not give what the whole batch gives. "
+            f"{about.shards} shards of a batch would not give what the whole batch gives. "
             + " ".join(text for texts in found.values() for text in texts)
             + f" (Seen on {ROWS} rows of the first batch and on parts of them. If you know that it is right, write "
             f"Step{'.from_loss' * bool(about.totals.values)}(..., unchecked={names!r}).)"

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from first_batch_helpers import BINARY, CLASSES, ONE_HOT, POSITIVE, TWO, X, binary_net, check, class_net, rng, token_net
 from installed_versions import KERAS, needs_keras
-from split_check_helpers import BINARY, CLASSES, ONE_HOT, POSITIVE, TWO, X, binary_net, check, class_net, rng, token_net
 from training_helpers import line_net, sequential
 
 import mirrorkit as mk

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from split_check_helpers import BINARY, CLASSES, ONE_HOT, TWO, X, binary_net, check, f1
+from first_batch_helpers import BINARY, CLASSES, ONE_HOT, TWO, X, binary_net, check, f1
 from training_helpers import sequential
 
 from mirrorkit._keras import keras

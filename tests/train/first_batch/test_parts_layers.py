@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from split_check_helpers import TWO, AddsInTraining, Remembers, X, check
+from first_batch_helpers import TWO, AddsInTraining, Remembers, X, check
 from training_helpers import sequential
 
 from mirrorkit._keras import keras

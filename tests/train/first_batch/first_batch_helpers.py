@@ -9,6 +9,7 @@ import tensorflow as tf
 from training_helpers import classifier, sequential
 
 from mirrorkit._keras import keras
+from mirrorkit.train.first_batch.check import first_batch_check
 
 L = keras.layers
 ops = keras.ops
@@ -24,7 +25,7 @@ POSITIVE = np.abs(X[:, 1:2]) + 0.5
 
 def check(loop: Any, *batch: Any) -> None:
     """What `fit` does before its first step."""
-    check_batch = loop.step.for_loop(loop.strategy).first_batch_check()
+    check_batch = first_batch_check(loop.step.for_loop(loop.strategy))
     assert check_batch is not None
     check_batch(tf.nest.map_structure(tf.constant, batch))
 
