@@ -12,9 +12,9 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Variable
 from mirrorkit.checks.recording import Call, recorded
-from mirrorkit.data import without_none
+from mirrorkit.data import bounds, without_none
 from mirrorkit.errors import StepError
-from mirrorkit.train import Batch, Step, bounds, training_argument, unpack_batch
+from mirrorkit.train import Batch, Step, training_argument, unpack_batch
 from mirrorkit.variables import distinct, native, path, unchanged
 
 Range = tuple[float, float]

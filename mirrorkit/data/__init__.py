@@ -33,6 +33,7 @@ from mirrorkit.data.distribution import untuned as untuned  # isort: skip
 from mirrorkit.data.nests import dataset_without_none as dataset_without_none  # isort: skip
 from mirrorkit.data.nests import is_none as is_none  # isort: skip
 from mirrorkit.data.nests import without_none as without_none  # isort: skip
+from mirrorkit.data.worker_rows import bounds as bounds  # isort: skip
 from mirrorkit.data.worker_rows import own_rows as own_rows  # isort: skip
 from mirrorkit.data.preparation import PreparedRecipe as PreparedRecipe  # isort: skip
 from mirrorkit.data.rows import HOST as HOST  # isort: skip

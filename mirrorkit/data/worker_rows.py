@@ -1,8 +1,17 @@
-"""Which rows of a global batch a worker reads: those that its replicas train on."""
+"""Which rows of a global batch belong to a replica, and which a worker reads: those of its replicas."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
+
+
+def bounds(size: Any, replica: Any, replicas: Any) -> tuple[Any, Any]:
+    """Return the first row of a batch of `size` rows that belongs to `replica`, and the first that no longer does."""
+    largest = -(-size // replicas)
+    least = min if isinstance(size, int) and isinstance(replica, int) else tf.minimum
+    return least(replica * largest, size), least((replica + 1) * largest, size)
 
 
 def own_rows(size: int, context: tf.distribute.InputContext | None) -> tuple[int, int]:
@@ -15,8 +24,8 @@ def own_rows(size: int, context: tf.distribute.InputContext | None) -> tuple[int
         return 0, size
     replicas = context.num_replicas_in_sync
     here = replicas // context.num_input_pipelines
-    largest = -(-size // replicas)
-    if (replicas - 1) * largest >= size:
+    first, end = bounds(size, replicas - 1, replicas)  # of the last one
+    if first >= end:
         return 0, size
     first = context.input_pipeline_id * here
-    return first * largest, min((first + here) * largest, size)
+    return bounds(size, first, replicas)[0], bounds(size, first + here - 1, replicas)[1]

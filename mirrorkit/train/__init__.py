@@ -27,7 +27,6 @@ from mirrorkit.train.reduce.tracing import TraceOnce as TraceOnce
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.step.custom import TrainStep
 from mirrorkit.train.step.global_batch import OwnRows as OwnRows
-from mirrorkit.train.step.global_batch import bounds as bounds
 from mirrorkit.train.step.layer_state import layers_of as layers_of
 from mirrorkit.train.step.layer_state import training_argument as training_argument
 from mirrorkit.train.step.loss_scale import LossScale

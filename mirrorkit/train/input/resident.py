@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
-from mirrorkit.data import HOST, Batches, Made, Resident
+from mirrorkit.data import HOST, Batches, Made, Resident, bounds
 from mirrorkit.strategy import replica_devices
 from mirrorkit.train.input.epoch import EpochIterator, Part
-from mirrorkit.train.step.global_batch import GlobalBatch, bounds, some_is_empty, this_replica
+from mirrorkit.train.step.global_batch import GlobalBatch, some_is_empty, this_replica
 from mirrorkit.train.step.same_rows import with_same_rows
 
 _LARGEST_ARRAY = 2**31 - 2**20  # bytes that fit into one message between tasks

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from mirrorkit._types import Batch
-from mirrorkit.data import HOST, own_rows
+from mirrorkit.data import HOST, bounds, own_rows
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.gathering import gather_rows, gather_sizes
 from mirrorkit.train.step.outputs import count_examples
@@ -132,13 +132,6 @@ def this_replica() -> tuple[Any, int]:
     replica = context.replica_id_in_sync_group
     static = tf.get_static_value(replica)
     return (replica if static is None else int(static)), context.num_replicas_in_sync
-
-
-def bounds(size: Any, replica: Any, replicas: Any) -> tuple[Any, Any]:
-    """Return the first row of a batch of `size` rows that belongs to `replica`, and the first that no longer does."""
-    largest = -(-size // replicas)
-    least = min if isinstance(size, int) and isinstance(replica, int) else tf.minimum
-    return least(replica * largest, size), least((replica + 1) * largest, size)
 
 
 def some_is_empty(size: int | tf.Tensor, replicas: int) -> bool | tf.Tensor:

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 import mirrorkit as mk
-from mirrorkit.train.step.global_batch import bounds, some_is_empty
+from mirrorkit.data import bounds
+from mirrorkit.train.step.global_batch import some_is_empty
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7])
