@@ -70,6 +70,8 @@ def explained(strategy: tf.distribute.Strategy, *data: object) -> Iterator[None]
             name_lost_workers(strategy, error)
             raise
         require_servers(strategy, error)
+        if isinstance(error, tf.errors.InternalError | tf.errors.CancelledError):  # what a worker's own work may raise
+            raise
         raise ClusterError(f"The connection to a task was lost: {str(error).splitlines()[0]} {_GO_ON}") from error
 
 

@@ -42,7 +42,6 @@ class StopSignals:
 def agreed_signal(strategy: tf.distribute.Strategy, signals: StopSignals) -> int:
     """Return the signal on which to save and leave now, 0 for none.
 
-    This is the one place where it is decided whether to stop. It is asked after every call of many steps, on all
-    workers of a cluster: what one of them received, all of them get.
+    It is asked after every call of many steps, on all workers of a cluster: what one of them received, all of them get.
     """
     return int(max(of_all_workers(strategy, signals.received)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -81,10 +82,10 @@ class ResidentIterator(EpochIterator):
         arrays = [of(device) for device in replica_devices(self._strategy)]
         return {"arrays": arrays, "order": [HOST] * len(self.source["order"]), "epoch": HOST}
 
-    def batch(self, source: Nest, index: tf.Tensor, size: int | None) -> GlobalBatch:
-        """Return the batch of this number."""
-        assert size is not None  # a recipe says so
-        return _ResidentBatch(self._data, self._weigh, source, index, size)
+    @property
+    def batch(self) -> Callable[[Nest, tf.Tensor, Any], GlobalBatch]:
+        """What returns the batch of a number; a recipe knows all sizes."""
+        return functools.partial(_ResidentBatch, self._data, self._weigh)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from mirrorkit._types import ConcreteFunction, Nest, TensorLike
+from mirrorkit._types import ConcreteFunction, Nest
 from mirrorkit.errors import StepError
 
 T = TypeVar("T")
@@ -60,8 +60,7 @@ class TraceOnce:
         return self._traces[key]
 
 
-def _spec(value: TensorLike | tf.TensorSpec) -> tf.TensorSpec:
-    value = value if isinstance(value, tf.TensorSpec) else tf.convert_to_tensor(value)
+def _spec(value: tf.Tensor | tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec(value.shape, value.dtype)
 
 

@@ -100,8 +100,7 @@ class Step:
         requirements.check_options(clip_norm, clip_value, accumulate=accumulate, ema=ema, bucket_mib=bucket_mib)
         warn_on_logits_mismatch(model, loss)
         self.model = self._trained = model
-        self.optimizer, self.clip_norm = optimizer, clip_norm
-        self.accumulate = int(accumulate)
+        self.optimizer, self.accumulate = optimizer, int(accumulate)
         self._options = Options(
             losses={"loss": loss, "loss_weights": loss_weights},
             metrics={"metrics": metrics, "weighted_metrics": weighted_metrics},

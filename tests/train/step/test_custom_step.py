@@ -307,7 +307,7 @@ def test_from_compiled_takes_everything_over(strategy_of: Any, numbers: Any) -> 
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
     assert largest_difference(model.get_weights(), twin.get_weights()) < 1e-5
-    assert mk.train.Step.from_compiled(model, clip_norm=2.0).clip_norm == 2.0
+    assert mk.train.Step.from_compiled(model, clip_norm=2.0)._options.clip.norm == 2.0
 
 
 def test_from_compiled_takes_the_optimizer_and_options_of_a_step(strategy_of: Any) -> None:
@@ -316,4 +316,4 @@ def test_from_compiled_takes_the_optimizer_and_options_of_a_step(strategy_of: An
         model.compile(keras.optimizers.SGD(0.1), "mse")
     step = mk.train.Step.from_compiled(model, clip_norm=2.0)
     assert step.optimizer is model.optimizer
-    assert step.clip_norm == 2.0
+    assert step._options.clip.norm == 2.0
