@@ -41,5 +41,5 @@ def test_after_its_time_no_round_of_turns_begins_but_the_first():
 
 @pytest.mark.parametrize("repeats", [0, 1.5])
 def test_no_whole_number_of_turns_is_refused(repeats):
-    with pytest.raises(ArgumentError, match=f"{repeats} measurements of each"):
+    with pytest.raises(ArgumentError, match=rf"repeats must be .* from 1 on, found {repeats}"):
         in_turns({"a": lambda: 1.0}, repeats)

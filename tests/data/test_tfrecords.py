@@ -152,8 +152,8 @@ def test_two_batches_draw_different_numbers(tmp_path):
     [
         ({"global_batch_size": 0}, "from 1 on, found"),
         ({"global_batch_size": 101, "drop_remainder": True}, "the set holds 100"),
-        ({"seed": -1}, "seed=-1"),
-        ({"shuffle_buffer": 0}, "shuffle_buffer=0"),
+        ({"seed": -1}, "seed must be .*, found -1"),
+        ({"shuffle_buffer": 0}, "shuffle_buffer must be .* from 1 on, found 0"),
         ({"augment": [data.augment.flip()]}, r"images \[N, H, W, C\]"),
         ({"num_examples": 5}, "leave out decode"),
     ],

@@ -14,8 +14,9 @@ import tensorflow as tf
 from training_helpers import sequential
 
 from mirrorkit._keras import keras
+from mirrorkit.train.first_batch import own_draws
 from mirrorkit.train.reduce import tracing
-from mirrorkit.train.step import keras_operations, seeds
+from mirrorkit.train.step import keras_operations
 from mirrorkit.train.step.layer_state import is_generator, is_seed, layers_of
 from mirrorkit.train.step.losses import mask_of
 from mirrorkit.train.step.metrics import Metrics
@@ -90,7 +91,7 @@ def test_keras_random_numbers_begin_with_the_operation_that_is_looked_for() -> N
         function = tf.function(lambda draw=draw, bounds=bounds: draw((2,), *bounds, seed=keras.random.SeedGenerator(0)))
         with keras.StatelessScope(initialize_variables=False):
             graph = function.get_concrete_function().graph
-        assert seeds._DRAW in {operation.type for operation in graph.get_operations()}, draw.__name__
+        assert own_draws._DRAW in {operation.type for operation in graph.get_operations()}, draw.__name__
 
 
 def test_keras_looks_its_synchronized_moments_up_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,4 +139,4 @@ def test_replicas_are_numbered_in_the_names_of_operations(strategy_of: Any) -> N
         return drawn
 
     tf.function(lambda: strategy.run(on_replica), autograph=False).get_concrete_function()
-    assert [seeds._replica_of(name) for name in names] == [0, 1, 2]
+    assert [own_draws._replica_of(name) for name in names] == [0, 1, 2]

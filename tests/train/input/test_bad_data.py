@@ -91,7 +91,7 @@ def test_empty_data_with_a_number_of_steps_ends(loop: Any, numbers: Any) -> None
         ({"steps_per_epoch": -1}, "steps.*from 1 on, found -1"),
         ({"steps_per_epoch": 2.5}, r"steps.*found 2\.5"),
         ({"validation_freq": 0}, "validation_freq.*from 1 on"),
-        ({"validation_freq": [1, 0]}, r"validation_freq.*or a list of epochs \(the first is 1\); found \[1, 0\]"),
+        ({"validation_freq": [1, 0]}, r"validation_freq.*or a list of epochs \(the first is 1\), found \[1, 0\]"),
         ({"validation_freq": 1.5}, r"validation_freq.*from 1 on.*found 1\.5"),
         ({"epochs": 1.5}, r"epochs must be a whole number from 0 on, found 1\.5"),
         ({"epochs": True}, "epochs.*found True"),
