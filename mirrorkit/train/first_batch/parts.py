@@ -78,7 +78,7 @@ class About(NamedTuple):
     totals: Totals  # which loss and metrics belong to which output
     training: bool  # or only evaluation
     whole_batch: bool  # whether the values of an example may depend on what it gathers from others
-    placed: Callable[[Callable[..., Nest]], Callable[..., Nest]] | None  # as Places.on_first, of a placed model
+    placed: Callable[[Callable[..., Nest]], Callable[..., Nest]] | None  # as OneDevice.on_first, of a placed model
     shards: int  # into how many an update's examples are cut
     replicas: int
     unchecked: Sequence[str]  # names that are not checked

@@ -45,7 +45,7 @@ def caller(
         weights: values of the trainable variables.
         state: values of the non-trainable variables, where none are given.
         x: rows like those to come.
-        placed: as `Places.on_first`, of a placed model.
+        placed: as `OneDevice.on_first`, of a placed model.
         at_once: never traced.
     """
 

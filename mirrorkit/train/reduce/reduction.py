@@ -31,17 +31,16 @@ def all_reduce(sums: Sums, *, bucket_mib: float = BUCKET_MIB) -> Sums:
         bucket_mib: size at which a message is closed, in MiB. Small models fit into one; of large ones the first
             messages travel while the backward pass still computes the others.
     """
-    return reduced(sums, bucket_mib)
-
-
-def reduced(sums: Sums, bucket_mib: float, devices: Nest = None) -> Sums:
-    """As `all_reduce`; with `devices`, a nest like `sums`, each tensor is reduced on the device named there."""
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
         return sums
-    flat = tf.nest.flatten(sums)
-    if devices is None:
-        return tf.nest.pack_sequence_as(sums, _packed_sums(flat, bucket_mib))
-    names = tf.nest.flatten(devices)
+    return tf.nest.pack_sequence_as(sums, _packed_sums(tf.nest.flatten(sums), bucket_mib))
+
+
+def all_reduce_by_device(sums: Sums, devices: Nest, *, bucket_mib: float) -> Sums:
+    """As `all_reduce`, each tensor on the device that `devices`, a nest like `sums`, names for it."""
+    if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
+        return sums
+    flat, names = tf.nest.flatten(sums), tf.nest.flatten(devices)
     results: dict[int, tf.Tensor] = {}
     for device in sorted(set(names)):
         places = [i for i, name in enumerate(names) if name == device]

@@ -7,6 +7,7 @@ nothing but where the values are written.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
@@ -16,7 +17,7 @@ from typing_extensions import TypeVar
 from mirrorkit._types import Nest, Sums, Variable
 from mirrorkit.strategy import first_replica, is_parameter_server, local_replica
 from mirrorkit.train.reduce.packing import BUCKET_MIB
-from mirrorkit.train.reduce.reduction import reduced
+from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.variables import copies, native
 
 Output = TypeVar("Output", default=Any)  # what a function returns beside the new values: logs, mostly
@@ -39,7 +40,7 @@ class Update(Generic[Output]):
         bucket_mib: size of the messages in which the sums travel; see `mk.train.all_reduce`.
         last_wins: those of the variables that under parameter servers take the last value written, where the
             differences of workers that write at the same time would not add up.
-        devices: called on each replica, says where each of the sums lies, where that is not the replica's one device.
+        reduce: called on each replica, sums a nest over all of them; by default `mk.train.all_reduce`.
     """
 
     def __init__(
@@ -50,11 +51,10 @@ class Update(Generic[Output]):
         *,
         bucket_mib: float = BUCKET_MIB,
         last_wins: Sequence[Variable] = (),
-        devices: Callable[[], Nest] | None = None,
+        reduce: Callable[[Sums], Sums] | None = None,
     ) -> None:
         self._strategy = strategy
-        self._bucket_mib = bucket_mib
-        self._devices = devices
+        self._reduce = reduce or functools.partial(all_reduce, bucket_mib=bucket_mib)
         self._variables = [native(variable) for variable in variables]
         self._function = function
         # One central copy can only be written outside of the replicas; every other strategy keeps a copy on each.
@@ -72,8 +72,7 @@ class Update(Generic[Output]):
         """Fuse with the computation of the sums: a function that runs `compute` and the update in one go."""
 
         def on_replica(*args: Nest) -> Nest:
-            sums = compute(*args)
-            sums = reduced(sums, self._bucket_mib, None if self._devices is None else self._devices())
+            sums = self._reduce(compute(*args))
             return sums if self._central else self._write(sums)
 
         def run(*args: Nest) -> Output:

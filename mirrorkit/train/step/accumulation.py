@@ -7,10 +7,10 @@ batch `k` times as large, cut into `k` times as many shards.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit._types import Nest
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica, replica_devices
@@ -25,16 +25,16 @@ class RunningSums:
 
     Args:
         strategy: whose replicas they are.
-        devices: for a replica by its number a nest like the sums that says where each lies; else all on its device.
+        devices: for a replica of this worker by its number a nest like the sums that says where each lies.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, devices: Callable[[int], Any] | None = None) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, devices: Callable[[int], Nest]) -> None:
         self._strategy = strategy
         self._devices = devices
-        self._like: Any = None
+        self._like: Nest = None
         self.variables: list[list[tf.Variable]] = []  # of each replica of this worker; none before sums were seen
 
-    def add(self, sums: Any, part: int | tf.Tensor) -> None:
+    def add(self, sums: Nest, part: int | tf.Tensor) -> None:
         """Add a nest of float tensors of static shape, or begin with it where `part` is 0; in replica context."""
         values = tf.nest.flatten(sums)
         if not self.variables:
@@ -58,7 +58,7 @@ class RunningSums:
         else:
             go_on()
 
-    def read(self) -> Any:
+    def read(self) -> Nest:
         """Return what this replica has added up, as one nest; in replica context."""
         if not self.variables:
             raise StepError("There are no sums to finish. Call step.add(batch, part) first, with part 0.")
@@ -67,8 +67,8 @@ class RunningSums:
         )
 
     def _create(self, specs: list[tf.TensorSpec]) -> None:
-        for replica, device in enumerate(replica_devices(self._strategy)):
-            devices = [device] * len(specs) if self._devices is None else tf.nest.flatten(self._devices(replica))
+        for replica in range(len(replica_devices(self._strategy))):
+            devices = tf.nest.flatten(self._devices(replica))
             self.variables.append([_zeros(spec, device) for spec, device in zip(specs, devices, strict=True)])
 
 

@@ -18,11 +18,11 @@ from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.step.assigned import has_copies, run_and_combine
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.empty_shares import never_empty, unless_empty
+from mirrorkit.train.step.devices import are_placed
+from mirrorkit.train.step.empty_shares import Communicating, unless_empty
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
 from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.models import Models
-from mirrorkit.train.step.places import are_placed
 from mirrorkit.train.step.same_rows import require_same_rows
 from mirrorkit.train.step.seeds import seeds_by_replica
 from mirrorkit.train.step.settings import settings_of_variables
@@ -197,10 +197,10 @@ class Custom:
             return tf.stack([examples, tf.add_n(sums), *sums])
 
         if self._test_gathers:
-            rows, copies = never_empty(batch)
-            with gathering(functools.partial(rows_of_all, is_all=copies is not None and copies.is_all)):
-                found = totals(rows)
-            return found if copies is None else copies.weigh({"totals": found})["totals"]
+            rows, copies = Communicating().rows(batch)
+            with gathering(functools.partial(rows_of_all, is_all=copies.is_all)):
+                found: tf.Tensor = copies.weigh({"totals": totals(rows)})["totals"]
+            return found
         return self._apart(batch.rows(), totals)
 
     def _tested(self, rows: Batch) -> Mapping[str, tf.Tensor]:

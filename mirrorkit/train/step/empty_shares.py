@@ -52,28 +52,49 @@ def unless_empty(batch: Nest, full: Callable[[], Nest], *, rows_of_none: bool = 
 
 
 class Copies(NamedTuple):
-    """By how much the sums of a share count that other replicas may compute too."""
+    """How the sums of a share count: fully, or as one of N copies where every replica computes all rows."""
 
-    part: tf.Tensor  # gradient and layer state
-    totals: tf.Tensor  # loss, examples, metrics: of one copy only, which is exact where a sum of thirds is not
     is_all: bool | tf.Tensor = False  # whether every replica has all rows
-
-    @classmethod
-    def of(cls, is_all: bool | tf.Tensor) -> Copies:
-        """Return how the sums of this replica count where `is_all` says that every replica has all rows."""
-        replica, replicas = this_replica()
-        return cls(tf.where(is_all, 1 / replicas, 1.0), tf.where(is_all & (replica > 0), 0.0, 1.0), is_all)
 
     def weigh(self, sums: dict[str, Nest]) -> dict[str, Nest]:
         """Return the sums that count."""
-        weights = {name: self.totals if name == "totals" else self.part for name in sums}
+        if self.is_all is False:
+            return sums
+        replica, replicas = this_replica()
+        part = tf.where(self.is_all, 1 / replicas, 1.0)  # gradient and layer state
+        # Loss, examples and metrics of one copy only, which is exact where a sum of thirds is not.
+        totals = tf.where(self.is_all & (replica > 0), 0.0, 1.0)
+        weights = {name: totals if name == "totals" else part for name in sums}
         return {
             name: tf.nest.map_structure(lambda t, weight=weights[name]: t * tf.cast(weight, t.dtype), value)
             for name, value in sums.items()
         }
 
 
-def never_empty(batch: GlobalBatch) -> tuple[Batch, Copies | None]:
-    """Return the rows that this replica computes, and how their sums count (None for fully); on every replica."""
-    rows, is_all = batch.rows_or_all()
-    return rows, None if is_all is False else Copies.of(is_all)
+class Separate:
+    """Each replica computes its own rows by itself; without any it adds zeros."""
+
+    communicate = False
+
+    def rows(self, batch: GlobalBatch) -> tuple[Batch, Copies]:
+        """Return the rows that this replica computes, and how their sums count."""
+        return batch.rows(), Copies()
+
+    def run(self, rows: Nest, compute: Callable[[], Nest], *, outputs: bool = False) -> Nest:
+        """Compute sums of these rows, or `outputs` [rows, ...]."""
+        return unless_empty(rows, compute, rows_of_none=outputs)
+
+
+class Communicating(Separate):
+    """Replicas wait for each other within a pass, so each of them runs it, and none is without rows."""
+
+    communicate = True
+
+    def rows(self, batch: GlobalBatch) -> tuple[Batch, Copies]:
+        """Return this replica's rows, or those of all where some replica would get none."""
+        rows, is_all = batch.rows_or_all()
+        return rows, Copies(is_all)
+
+    def run(self, rows: Nest, compute: Callable[[], Nest], *, outputs: bool = False) -> Nest:
+        """Compute."""
+        return compute()

@@ -5,35 +5,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums
 from mirrorkit.errors import StepError
-from mirrorkit.optim import Joined, Packed, functional_apply
+from mirrorkit.optim import Joined
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
-from mirrorkit.train.step import requirements
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.calling import call_model, require_no_foreign_weights
-from mirrorkit.train.step.changing import Changing, dense, none_where_kept
+from mirrorkit.train.step.changing import Changing, dense
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.empty_shares import Copies, has_no_rows, never_empty, of_any_size, unless_empty
+from mirrorkit.train.step.devices import OneDevice
+from mirrorkit.train.step.empty_shares import has_no_rows, of_any_size
 from mirrorkit.train.step.facts import ShardSums, TraceFacts
-from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_batch
 from mirrorkit.train.step.own_loss import value_names
-from mirrorkit.train.step.places import Pairs, Places, TraceOnEach, placed_pass
-from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
+from mirrorkit.train.step.replicated_optimizer import Gradient, Kept, ReplicatedOptimizer
 from mirrorkit.train.step.totals import EXAMPLES, Term, Totals
+from mirrorkit.train.step.whole_batch import EachExample
 
 
 class Functions:
@@ -50,40 +47,27 @@ class Functions:
         averages: Averages | None,
         clock: Clock,
         shards: int,
-        places: Places | None = None,
-        sharded: ShardedOptimizer | None = None,
+        devices: OneDevice,
+        apply: ReplicatedOptimizer,
+        loss: EachExample,
     ) -> None:
-        self._model, self._optimizer = model, optimizer
+        self._model, self._apply = model, apply
         self._iterations = next(i for i, v in enumerate(variables.slots) if v is optimizer.iterations)
         self._options = options
         self._state = state
         self._variables, self._averages = variables, averages
         self._clock, self._shards = clock, shards
-        self._places, self._sharded = places, sharded
-        self._is_whole = options.whole_batch and shards > 1
-        # What talks to the other replicas must be traced on each of them.
-        self._communicates = state.synchronized or self._is_whole
-        self._sums = self._traced(self._shard_sums, placed_pass, alone=not self._communicates)
-        self._test_sums = self._traced(self._shard_totals, placed_pass, alone=not self._is_whole)
-        update, alone = self._pure_new_values, sharded is None
-        self._new_values = self._traced(update, self._placed_sums, alone=alone, jit_compile=False)
+        self._devices, self._loss = devices, loss
+        # What communicates must be traced on each replica.
+        self.training = devices.replicas(communicate=state.synchronized or loss.communicates)
+        self.testing = devices.replicas(communicate=loss.communicates)
+        trace = functools.partial(devices.trace, jit_compile=options.jit_compile)
+        self._sums = trace(self._shard_sums, alone=not self.training.communicate)
+        self._test_sums = trace(self._shard_totals, alone=not self.testing.communicate)
+        self._new_values = devices.trace_update(self._pure_new_values, lambda: self.facts, alone=apply.alone)
         self._totals: Totals | None = None
         self._facts: TraceFacts | None = None
         self.test_changes: list[bool] | None = None  # for each variable of the layer state, without training
-
-    def _traced(
-        self,
-        function: Callable[..., Nest],
-        placed: Callable[..., Pairs],
-        *,
-        alone: bool = True,
-        jit_compile: bool | None = None,
-    ) -> Callable[..., Any]:
-        """Let a pure function be traced once, unless it talks to the other replicas, or its model is placed."""
-        if self._places is not None:
-            return self._places.traced(function, placed, alone=alone)
-        jit_compile = self._options.jit_compile if jit_compile is None else jit_compile
-        return TraceOnce(function, jit_compile=jit_compile, reads=True) if alone else function
 
     def resolve(self, batch: Batch) -> None:
         """Find out, once, which loss and metrics belong to which output, and refuse data that does not fit them."""
@@ -132,20 +116,9 @@ class Functions:
             )
         return self._facts
 
-    def rows(self, batch: GlobalBatch, *, training: bool) -> tuple[Nest, Copies | None]:
-        """Return the rows that this replica computes, and how their sums count (None for fully)."""
-        if self._communicates if training else self._is_whole:
-            return never_empty(batch)
-        rows = batch.rows()
-        if self._places is not None and tf.nest.flatten(rows)[0].shape[0] is None:
-            return never_empty(batch)  # a branch, which a share of unknown size needs, would lie on one device
-        return rows, None
-
     def gather(self, rows: Nest) -> Nest:
         """What `mk.train.all_gather` does in a trace that is the same for every shard."""
-        if self._shards > 1 and not self._options.whole_batch:
-            raise requirements.no_other_rows()
-        return rows_of_all(rows)
+        return self._loss.gather(rows)
 
     def train_sums(self, values: Changing, batch: Nest, place: tf.Tensor, is_all: bool | tf.Tensor = False) -> Sums:
         """Return what a shard adds: gradients, layer state and totals, a nest of float tensors; zeros without any rows.
@@ -153,7 +126,7 @@ class Functions:
         Of `values` only weights, state and scale are needed; `place` is for the seeds, see `LayerState.seeded`;
         `is_all` as of `Copies`.
         """
-        if has_no_rows(batch) and isinstance(self._sums, TraceOnce | TraceOnEach):
+        if has_no_rows(batch) and not self.training.communicate:
             if self._facts is None:
                 self._found(self._sums.trace(values, of_any_size(batch), place).structured_outputs)
             return self.facts.zeros
@@ -175,7 +148,7 @@ class Functions:
 
     def test_sums(self, values: Changing, batch: Nest, place: tf.Tensor, is_all: bool | tf.Tensor = False) -> Sums:
         """Return what a shard adds without training: totals, and of the layer state that changes; see `train_sums`."""
-        if has_no_rows(batch) and isinstance(self._test_sums, TraceOnce | TraceOnEach):
+        if has_no_rows(batch) and not self.testing.communicate:
             if self.test_changes is None:
                 found = self._test_sums.trace(values, of_any_size(batch), place).structured_outputs[1]
                 self.test_changes = [value is not None for value in found]
@@ -205,7 +178,8 @@ class Functions:
                 )
             return ShardSums(gradients, self._state.sums(own_state, new_state, lambda: totals[EXAMPLES]), totals)
 
-        return sums() if self._communicates or self._places is not None else unless_empty(batch, sums)
+        found: ShardSums = self.training.run(batch, sums)
+        return found
 
     def _shard_totals(
         self, values: Changing, batch: Nest, place: tf.Tensor
@@ -216,7 +190,8 @@ class Functions:
                 _, totals, new_state = self._forward(values.weights, own_state, batch, training=False, tape=tape)
             return totals, self._state.sums(own_state, new_state, lambda: totals[EXAMPLES])
 
-        return totals() if self._is_whole or self._places is not None else unless_empty(batch, totals)
+        found: tuple[tf.Tensor, list[tf.Tensor | None]] = self.testing.run(batch, totals)
+        return found
 
     def objective(
         self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor, training: bool
@@ -237,7 +212,7 @@ class Functions:
     ) -> tuple[list[Term], tf.Tensor, list[tf.Tensor]]:
         """Return what to minimize, the totals, and the layer state after the pass."""
         batch = unpack_batch(batch)
-        with contextlib.nullcontext() if self._is_whole else gathering(self.gather):
+        with self._loss.tracing():
             y_pred, new_state, added = call_model(self._model, weights, state, batch.x, training=training)
             require_no_foreign_weights(tape)
             outputs = match(self.totals.names, batch.y, y_pred, batch.weight)
@@ -253,22 +228,11 @@ class Functions:
         # Scaled is the mean over the whole batch, as in Keras: a sum would overflow earlier. Its size is not known yet,
         # but near the share's times the shards. What talks to other replicas mixes gradients: one number for all.
         share = totals[term.divisor]
-        if self._communicates:
+        if self.training.communicate:
             share = all_reduce(share) / tf.distribute.get_replica_context().num_replicas_in_sync
         count = share * self._shards
         unscale = count / scale[0]
         return tf.math.divide_no_nan(term.numerator * scale[0], count), lambda g: g * tf.cast(unscale, g.dtype)
-
-    def devices_of_sums(self, replica: int | None = None) -> Sums:
-        """Return in the structure of a replica's sums where each lies, of a placed model."""
-        assert self._places is not None
-        return self._places.of_sums(self.facts, replica)
-
-    def _placed_sums(self, replica: int, devices: Changing, sums: Sums, flat: Sequence[tf.Tensor], _: Nest) -> Pairs:
-        """Say where reduced sums and the variables' values are."""
-        of_sums = self.devices_of_sums(replica)
-        yield from zip(tf.nest.flatten(sums), tf.nest.flatten(of_sums), strict=True)
-        yield from zip(flat, devices.flat, strict=True)
 
     def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
@@ -295,32 +259,18 @@ class Functions:
         return [*new, *self._options.loss_scale.new_values(finite, old.scale)], totals
 
     def _applied(
-        self,
-        old: Changing,
-        gradients: Sequence[tf.Tensor],
-        divisors: Sequence[tf.Tensor],
-        rate: Sequence[tf.Tensor],
-    ) -> tuple[list[tf.Tensor | None], list[tf.Tensor | None], Sequence[tf.Tensor]]:
-        iterations, averages = old.slots[self._iterations], old.averages[: len(old.weights)]
-        known_rate = rate[0] if rate else None
-        if self._sharded is not None:
-            joined = self._sharded.joined(self.facts.has_gradient)
-            means = joined.split(self._mean_gradients(joined, gradients, divisors))
-            new, new_slots = self._sharded.new_values(old.weights, old.slots, means, known_rate)
-            if self._averages is not None:
-                present = [before if after is None else after for before, after in zip(old.weights, new, strict=True)]
-                averages = self._averages.new_values(averages, present, iterations)
-            return new, new_slots, averages
-        apart = None if self._places is None else self._places.stages
-        # It makes variables, which no trace may.
-        packed = outside_replica(lambda: Packed(self._optimizer, self.facts.has_gradient, apart))
-        weights, slots = packed.join(old.weights), packed.join_slots(old.slots)
-        means = self._mean_gradients(packed, gradients, divisors)
-        new_weights, new_slots = functional_apply(packed.optimizer, weights, slots, means, rate=known_rate)
-        if self._averages is not None:
-            averages = packed.split(self._averages.new_values(packed.join(averages), new_weights, iterations))
-        new_weights, new_slots = none_where_kept(weights, new_weights), none_where_kept(slots, new_slots)
-        return packed.split(new_weights), packed.split_slots(new_slots), averages
+        self, old: Changing, gradients: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor], rate: Sequence[tf.Tensor]
+    ) -> tuple[Kept, Kept, Kept]:
+        """Return the new weights, slots and averages of the weights."""
+
+        def average(averages: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+            iterations = old.slots[self._iterations]
+            return [] if self._averages is None else self._averages.new_values(averages, weights, iterations)
+
+        mean = functools.partial(self._mean_gradients, flat=gradients, divisors=divisors)
+        of_weights = old._replace(averages=old.averages[: len(old.weights)])
+        gradient = Gradient(mean, average, rate[0] if rate else None)
+        return self._apply.new_values(of_weights, gradient, self.facts, self._devices.stages)
 
     def _mean_gradients(
         self, joined: Joined, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor]

@@ -55,13 +55,8 @@ class Options:
         """Take a batch apart into what the model is called on, targets and weights."""
         return Parts(batch) if self.of_values else unpack_batch(batch)
 
-    def require(self, what: Need, *, is_placed: bool) -> None:
-        """Refuse what only a step with targets can do, or one on a single device."""
-        if what == "jit_compile" and is_placed:
-            raise StepError(
-                "Loop(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): a "
-                "program of XLA's has one. Leave out jit_compile."
-            )
+    def require(self, what: Need) -> None:
+        """Refuse what only a step with targets, or one with averages, can do."""
         if what == "averaged" and self.ema is None:
             raise no_averages("This step")
         if what == "class_weight" and self.of_values:

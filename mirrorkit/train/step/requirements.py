@@ -10,7 +10,6 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasLayer, KerasModel, KerasOptimizer, KerasVariable, Nest, Spec, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.optim import trainable_variables
 from mirrorkit.strategy import class_name
 from mirrorkit.train.step.layer_state import layers_of
 from mirrorkit.train.step.models import Models
@@ -239,15 +238,6 @@ def _require_no_inner(optimizer: KerasOptimizer) -> None:
                 )
 
 
-def check_placed(*, jit_compile: bool) -> None:
-    """Refuse what a step cannot do with a model on several devices."""
-    if jit_compile:
-        raise StepError(
-            "Step(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): a "
-            "program of XLA's has one. Leave out jit_compile."
-        )
-
-
 def check_options(
     clip_norm: float | None, clip_value: float | None, *, accumulate: int, ema: float | None, bucket_mib: float
 ) -> None:
@@ -260,30 +250,6 @@ def check_options(
     whole_number("accumulate", accumulate, StepError)
     if ema is not None and not 0 < ema < 1:
         raise StepError(f"ema must be a decay between 0 and 1, such as 0.999; found {ema!r}.")
-
-
-def check_whole_batch(accumulate: int, replicas: int = 1, jit_compile: bool = False) -> None:
-    """Refuse what a step cannot do whose loss is over the whole batch."""
-    if accumulate > 1:
-        raise StepError(
-            f"whole_batch=True and accumulate={accumulate} exclude each other: a loss over the whole batch sees the "
-            f"examples of one batch at a time, and {accumulate} batches are not one large batch to it. Take larger "
-            "global batches, on more replicas or with a smaller model."
-        )
-    if jit_compile and replicas > 1:
-        raise StepError(
-            f"whole_batch=True and jit_compile=True exclude each other on {replicas} replicas: XLA compiles what a "
-            "replica computes by itself, and this gathers the rows of all in between. Leave out jit_compile."
-        )
-
-
-def check_built_for(optimizer: KerasOptimizer, model: KerasModel) -> None:
-    """Refuse an optimizer whose slots belong to other variables than the model's."""
-    if [id(v) for v in trainable_variables(optimizer)] != [id(v) for v in model.trainable_variables]:
-        raise StepError(
-            f"The optimizer {optimizer.name!r} was built for other variables than the {len(model.trainable_variables)} "
-            f"trainable ones of model {model.name!r}. Create a new optimizer in the strategy's scope."
-        )
 
 
 def variables_of(step: object, why: str) -> list[Variable]:
@@ -334,13 +300,3 @@ def require_tpu_precision(model: KerasModel) -> None:
                 f"The layer {layer.name!r} computes in float16, for which a TPU has no arithmetic. Use "
                 'keras.config.set_dtype_policy("mixed_bfloat16"), which needs no loss scale.'
             )
-
-
-def no_other_rows() -> StepError:
-    """Return the error that a shard is computed alone, so that nothing can be gathered."""
-    return StepError(
-        "mk.train.all_gather was called in a step that computes on each shard of a batch alone, where no other rows "
-        "are to be had than that shard's. Write a step whose loss is over the whole batch: "
-        "mk.train.Step.from_loss(models, optimizer, loss_fn, whole_batch=True), without accumulate; or call it in "
-        "`compute` of a step of your own."
-    )

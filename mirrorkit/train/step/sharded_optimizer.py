@@ -11,13 +11,13 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._types import KerasOptimizer, KerasVariable, Variable
+from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import (
     Joined,
@@ -32,6 +32,11 @@ from mirrorkit.optim import (
 from mirrorkit.strategy import class_name, is_parameter_server, is_tpu, num_workers
 from mirrorkit.train.reduce.gathering import gather_rows
 from mirrorkit.train.reduce.tracing import outside_replica
+from mirrorkit.train.step.changing import Changing
+from mirrorkit.train.step.devices import are_placed
+from mirrorkit.train.step.facts import TraceFacts
+from mirrorkit.train.step.options import Options
+from mirrorkit.train.step.replicated_optimizer import Gradient, Kept, ReplicatedOptimizer
 from mirrorkit.train.step.sharded_slots import Pieces, WholeSlot, whole_values
 
 _WITHOUT = "Or leave out shard_optimizer."
@@ -86,19 +91,19 @@ class Group:
         return [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
 
-class ShardedOptimizer:
+class ShardedOptimizer(ReplicatedOptimizer):
     """An optimizer that has on each replica the slots of one piece of the weights; builds it, in the strategy's scope.
 
     Attributes:
         whole: its variables as they would be without sharding, for checkpoints.
     """
 
-    def __init__(
-        self, strategy: tf.distribute.Strategy, optimizer: KerasOptimizer, weights: Sequence[KerasVariable]
-    ) -> None:
+    alone = False
+
+    def __init__(self, strategy: tf.distribute.Strategy, optimizer: KerasOptimizer, model: KerasModel) -> None:
         self._strategy = strategy
         self._optimizer = optimizer
-        self._weights = list(weights)
+        self._weights = list(model.trainable_variables)
         by_kind: dict[tuple[str, bool], list[int]] = {}
         for i, weight in enumerate(self._weights):
             by_kind.setdefault((weight.dtype, decays(optimizer, weight)), []).append(i)
@@ -132,18 +137,85 @@ class ShardedOptimizer:
                 whole.append(WholeSlot(slot.path, shape, pieces[slot.kind][which], first_number))
         return whole
 
-    def joined(self, has_gradient: Sequence[Sequence[bool]]) -> Joined:
-        """Join weights as without sharding: the norm of joined gradients has other bits than that of single ones."""
-        return Joined.of(self._optimizer, self._weights, has_gradient)
+    @classmethod
+    def fits(cls, options: Options) -> bool:
+        """Return whether it was asked for."""
+        return options.shard_optimizer
+
+    @classmethod
+    def check(cls, options: Options, optimizer: KerasOptimizer) -> None:
+        """Refuse an optimizer whose slots cannot be sharded."""
+        name = type(optimizer).__name__
+        if not treats_numbers_alike(optimizer):
+            raise StepError(
+                "shard_optimizer=True is for optimizers that treat every number of the weights alike, which is known "
+                "of Keras's own SGD, Adam, AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop and Lion; found "
+                f"{type(optimizer).__module__}.{name}. Use one of these. {_WITHOUT}"
+            )
+        for option in ("clipnorm", "global_clipnorm"):
+            if getattr(optimizer, option):
+                value = getattr(optimizer, option)
+                raise StepError(
+                    f"{name}({option}={value}) and shard_optimizer=True exclude each other: the optimizer would clip "
+                    f"pieces of gradients. Use Step(..., clip_norm={value}), which is the global norm. {_WITHOUT}"
+                )
+        if optimizer.use_ema:
+            raise StepError(
+                f"{name}(use_ema=True) and shard_optimizer=True exclude each other: the averages would be in pieces. "
+                f"Use Step(..., ema={optimizer.ema_momentum}). {_WITHOUT}"
+            )
+        if optimizer.built:
+            raise StepError(
+                f"The optimizer {optimizer.name!r} is built already, with whole slots. With shard_optimizer=True give "
+                f"a new one that is not built: the step builds it. {_WITHOUT}"
+            )
+
+    @classmethod
+    def check_model(cls, strategy: tf.distribute.Strategy, model: KerasModel) -> None:
+        """Refuse strategies and models for which the slots cannot be sharded."""
+        weights = model.trainable_variables
+        central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+        if central or is_parameter_server(strategy) or is_tpu(strategy):
+            raise StepError(
+                f"shard_optimizer=True needs replicas that each hold the weights: 'mirrored' or 'multi_worker'; found "
+                f"{class_name(strategy)}. Use one of these strategies. {_WITHOUT}"
+            )
+        if are_placed(strategy, [*weights, *model.non_trainable_variables]):
+            raise StepError(
+                "shard_optimizer=True and a model that is placed on several devices (mk.parallel.Layout) exclude each "
+                f"other: slots lie with their weights there. Build the model without a layout. {_WITHOUT}"
+            )
+        for weight in weights:
+            if weight.constraint is not None:
+                raise StepError(
+                    f"The weight {weight.path!r} has a constraint ({type(weight.constraint).__name__}), which looks at "
+                    "whole weights; with shard_optimizer=True a replica updates a piece. Leave out the constraint. "
+                    f"{_WITHOUT}"
+                )
+
+    def saved(self, slots: Sequence[Variable]) -> list[Variable | WholeSlot]:
+        """Return the whole slots."""
+        return self.whole
 
     def new_values(
+        self, old: Changing, gradient: Gradient, facts: TraceFacts, stages: Sequence[Hashable] | None
+    ) -> tuple[Kept, Kept, Kept]:
+        """Return new weights, this replica's new slots, and averages; see `ReplicatedOptimizer`."""
+        # Joined as without sharding: the norm of joined gradients has other bits than that of single ones.
+        joined = Joined.of(self._optimizer, self._weights, facts.has_gradient)
+        means = joined.split(gradient.mean(joined))
+        new, new_slots = self._updated(old.weights, old.slots, means, gradient.rate)
+        present = [before if after is None else after for before, after in zip(old.weights, new, strict=True)]
+        return new, new_slots, list(gradient.average(old.averages, present))
+
+    def _updated(
         self,
         weights: Sequence[tf.Tensor],
         slots: Sequence[tf.Tensor],
         gradients: Sequence[tf.Tensor | None],
         rate: tf.Tensor | None,
-    ) -> tuple[list[tf.Tensor | None], list[tf.Tensor | None]]:
-        """Return the new weights and this replica's new slots, None for what stays; in replica context.
+    ) -> tuple[Kept, Kept]:
+        """Return the new weights and this replica's new slots; in replica context.
 
         Args:
             weights: values of all weights.
@@ -192,53 +264,3 @@ class ShardedOptimizer:
             return
         for i, variable in enumerate(self.whole):
             variable.assign(np.asarray(store[str(i)]))
-
-
-def check_optimizer(optimizer: KerasOptimizer) -> None:
-    """Refuse an optimizer whose slots cannot be sharded."""
-    name = type(optimizer).__name__
-    if not treats_numbers_alike(optimizer):
-        raise StepError(
-            f"shard_optimizer=True is for optimizers that treat every number of the weights alike, which is known of "
-            "Keras's own SGD, Adam, AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop and Lion; found "
-            f"{type(optimizer).__module__}.{name}. Use one of these. {_WITHOUT}"
-        )
-    for option in ("clipnorm", "global_clipnorm"):
-        if getattr(optimizer, option):
-            value = getattr(optimizer, option)
-            raise StepError(
-                f"{name}({option}={value}) and shard_optimizer=True exclude each other: the optimizer would clip "
-                f"pieces of gradients. Use Step(..., clip_norm={value}), which is the global norm. {_WITHOUT}"
-            )
-    if optimizer.use_ema:
-        raise StepError(
-            f"{name}(use_ema=True) and shard_optimizer=True exclude each other: the averages would be in pieces. Use "
-            f"Step(..., ema={optimizer.ema_momentum}). {_WITHOUT}"
-        )
-    if optimizer.built:
-        raise StepError(
-            f"The optimizer {optimizer.name!r} is built already, with whole slots. With shard_optimizer=True give a "
-            f"new one that is not built: the step builds it. {_WITHOUT}"
-        )
-
-
-def check_strategy(strategy: tf.distribute.Strategy, weights: Sequence[KerasVariable], *, is_placed: bool) -> None:
-    """Refuse strategies and models for which the slots cannot be sharded."""
-    central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
-    if central or is_parameter_server(strategy) or is_tpu(strategy):
-        raise StepError(
-            f"shard_optimizer=True needs replicas that each hold the weights: 'mirrored' or 'multi_worker'; found "
-            f"{class_name(strategy)}. Use one of these strategies. {_WITHOUT}"
-        )
-    if is_placed:
-        raise StepError(
-            "shard_optimizer=True and a model that is placed on several devices (mk.parallel.Layout) exclude each "
-            f"other: slots lie with their weights there. Build the model without a layout. {_WITHOUT}"
-        )
-    for weight in weights:
-        if weight.constraint is not None:
-            raise StepError(
-                f"The weight {weight.path!r} has a constraint ({type(weight.constraint).__name__}), which looks at "
-                "whole weights; with shard_optimizer=True a replica updates a piece. Leave out the constraint. "
-                f"{_WITHOUT}"
-            )

@@ -22,7 +22,7 @@ from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerO
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica
 from mirrorkit.train.reduce.packing import BUCKET_MIB
-from mirrorkit.train.step import building, requirements, sharded_optimizer
+from mirrorkit.train.step import building, requirements, variants
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.compiled import compiled_config, compiled_parts
 from mirrorkit.train.step.global_batch import OwnRows
@@ -95,8 +95,6 @@ class Step:
     ) -> None:
         requirements.check_overrides(model)
         requirements.check_optimizer(optimizer)
-        if shard_optimizer:
-            sharded_optimizer.check_optimizer(optimizer)
         requirements.check_options(clip_norm, clip_value, accumulate=accumulate, ema=ema, bucket_mib=bucket_mib)
         warn_on_logits_mismatch(model, loss)
         self.model = self._trained = model
@@ -113,6 +111,7 @@ class Step:
             jit_compile=jit_compile,
             shard_optimizer=shard_optimizer,
         )
+        variants.check_options(self._options, optimizer)
         self._built: Supervised | None = None
         self._uses: dict[Any, int] = {}  # earlier calls of `compute` since the last `update`, by replica and part
 
@@ -191,11 +190,10 @@ class Step:
             )
         trained = LossModel(models, loss_fn, frozen)
         step = cls(trained, optimizer, loss=None, **options)
-        if whole_batch:
-            requirements.check_whole_batch(step.accumulate)
         step.model = shown(trained)
         own = prediction(models, predict)
         step._options = dataclasses.replace(step._options, of_values=True, predict=own, whole_batch=whole_batch)
+        variants.check_options(step._options, optimizer)
         return step
 
     @property

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import class_name, is_parameter_server, is_tpu, local_replica, require_same
+from mirrorkit.strategy import is_parameter_server, is_tpu, local_replica, require_same
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.update import Update
-from mirrorkit.train.step import requirements, sharded_optimizer
+from mirrorkit.train.step import requirements, variants
 from mirrorkit.train.step.accumulation import RunningSums
-from mirrorkit.train.step.assigned import has_copies, own_copy, run_and_combine
+from mirrorkit.train.step.assigned import own_copy, run_and_combine
 from mirrorkit.train.step.averages import Averages, no_averages
 from mirrorkit.train.step.calling import predict_with, require_assignable, with_values
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.compiled import compile_model, compiled_config, require_same_compile
-from mirrorkit.train.step.empty_shares import unless_empty
+from mirrorkit.train.step.devices import OnFirst
 from mirrorkit.train.step.floatx import Cast
 from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch
@@ -31,11 +31,9 @@ from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.outputs import Batch as Parts
 from mirrorkit.train.step.outputs import unpack_batch, with_known_shapes
-from mirrorkit.train.step.places import Places, are_placed, placed_pass
 from mirrorkit.train.step.same_rows import require_same_rows
 from mirrorkit.train.step.seeds import draws_at
 from mirrorkit.train.step.settings import settings_of
-from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.totals import EXAMPLES, LOSS, Totals
 from mirrorkit.variables import native
@@ -57,8 +55,7 @@ class Supervised:
     ) -> None:
         require_same_compile(model, options.compiled)
         requirements.check_model(model, scaled=options.loss_scale is not None)
-        if options.whole_batch:
-            requirements.check_whole_batch(options.accumulate, strategy.num_replicas_in_sync, options.jit_compile)
+        variants.check_model(options, strategy, model)
         if is_tpu(strategy):
             requirements.require_tpu_precision(model)
         requirements.check_variables(
@@ -66,19 +63,11 @@ class Supervised:
         )
         require_same(strategy, "step", settings_of(model, optimizer, options))
         weights = list(model.trainable_variables)
-        self._sharded: ShardedOptimizer | None = None
-        if options.shard_optimizer:
-            is_placed = are_placed(strategy, [*weights, *model.non_trainable_variables])
-            sharded_optimizer.check_strategy(strategy, weights, is_placed=is_placed)
         self.averages: Averages | None = None
         self.scale: list[Variable] = []  # the loss scale, good steps, skipped steps
         self._layer_state = state = LayerState(model)
         with strategy.scope():
-            if options.shard_optimizer and strategy.num_replicas_in_sync > 1:
-                self._sharded = ShardedOptimizer(strategy, optimizer, weights)
-            else:
-                optimizer.build(weights)
-                requirements.check_built_for(optimizer, model)
+            self._apply = variants.make_optimizer(options, strategy, optimizer, model)
             compile_model(shown or model, optimizer, loss=options.losses["loss"], **options.metrics)
             if options.ema is not None:
                 self.averages = Averages(options.ema, weights, state)
@@ -94,12 +83,12 @@ class Supervised:
         self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds)
         averages = [] if self.averages is None else self.averages.variables
         self._changing = Changing(weights, list(optimizer.variables), state.variables, averages, self.scale)
-        self._places = Places.of(strategy, self._changing)
-        self._has_copies = self._places is None and has_copies(strategy)
-        self._placed_outputs: Callable[..., Nest] | None = None
-        if self._places is not None:
-            requirements.check_placed(jit_compile=options.jit_compile)
-            self._placed_outputs = self._places.traced(self._outputs_with, placed_pass)
+        self._devices = variants.make_devices(options, strategy, self._changing)
+        shards = strategy.num_replicas_in_sync * options.accumulate
+        self._loss = variants.make_loss(options, shards)
+        # A layer that is synchronized may communicate in predict too.
+        self._predicting = self._devices.replicas(communicate=options.whole_batch or state.synchronized)
+        self._outputs_with = self._devices.predicting(self._pure_outputs)
         self._functions = Functions(
             model,
             optimizer,
@@ -108,19 +97,19 @@ class Supervised:
             variables=self._changing,
             averages=self.averages,
             clock=self.clock,
-            shards=strategy.num_replicas_in_sync * options.accumulate,
-            places=self._places,
-            sharded=self._sharded,
+            shards=shards,
+            devices=self._devices,
+            apply=self._apply,
+            loss=self._loss,
         )
         self._update = Update(
             strategy,
             self._changing.flat,
             self._functions.new_values,
-            bucket_mib=options.bucket_mib,
             last_wins=self.scale[:2],  # the scale and its counter
-            devices=None if self._places is None else self._functions.devices_of_sums,
+            reduce=lambda sums: self._devices.reduce(sums, self._functions.facts, options.bucket_mib),
         )
-        self._running = RunningSums(strategy, None if self._places is None else self._functions.devices_of_sums)
+        self._running = RunningSums(strategy, lambda replica: self._devices.of_sums(self._functions.facts, replica))
 
     @property
     def variables(self) -> list[Variable]:
@@ -132,7 +121,7 @@ class Supervised:
     def saved_variables(self) -> list[Variable | WholeSlot]:
         """The same with whole slots, as they are without sharding."""
         weights, slots, state, averages, scale = self._changing
-        return [*weights, *state, *(slots if self._sharded is None else self._sharded.whole), *averages, *scale]
+        return [*weights, *state, *self._apply.saved(slots), *averages, *scale]
 
     @property
     def kept(self) -> list[Variable]:
@@ -162,11 +151,13 @@ class Supervised:
     @property
     def is_whole(self) -> bool:
         """Whether the loss is over the whole batch, so that a share has none by itself."""
-        return self.options.whole_batch
+        return self._loss.is_whole
 
     def require(self, what: Need) -> None:
         """Refuse what only a step with targets can do, or one on a single device."""
-        self.options.require(what, is_placed=self._places is not None)
+        if what == "jit_compile":
+            self._devices.check_jit_compile("Loop")
+        self.options.require(what)
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
@@ -200,9 +191,9 @@ class Supervised:
         return self._layer_state.synchronized
 
     @property
-    def on_first(self) -> Callable[[Callable[..., Nest]], Callable[..., Nest]] | None:
+    def on_first(self) -> OnFirst | None:
         """Of a placed model, what lets a function compute on the devices of the first replica; else None."""
-        return None if self._places is None else self._places.on_first
+        return self._devices.on_first
 
     def gather(self, rows: Nest) -> Nest:
         """Do what `mk.train.all_gather` does in this step."""
@@ -223,12 +214,10 @@ class Supervised:
 
     def sums(self, batch: GlobalBatch, part: int | tf.Tensor = 0, use: int = 0) -> Sums:
         """Compute this replica's sums over its rows of a batch; in replica context. See `Step.compute`."""
-        rows, copies = self._functions.rows(batch, training=True)
+        rows, copies = self._functions.training.rows(batch)
         self.prepare(rows)
         now = self.clock.now()
         given = self.values(now.seeds), self.unpack(rows).present, now.place(part, use)
-        if copies is None:
-            return self._functions.train_sums(*given)
         return copies.weigh(self._functions.train_sums(*given, copies.is_all))
 
     def update(self, sums: Sums) -> tf.Tensor:
@@ -258,13 +247,12 @@ class Supervised:
 
     def test(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> tf.Tensor:
         """Return the totals of this replica's rows; see `LoopStep`."""
-        rows, copies = self._functions.rows(batch, training=False)
+        rows, copies = self._functions.testing.rows(batch)
         self.prepare(rows)
         now = self.clock.outside("test", part) if self.clock.draws else self.clock.now()
         values = self.values(now.seeds)
         given = values, self.unpack(rows).present, now.place()
-        sums = self._functions.test_sums(*given, False if copies is None else copies.is_all)
-        sums = sums if copies is None else copies.weigh(sums)
+        sums = copies.weigh(self._functions.test_sums(*given, copies.is_all))
         if sums["state"]:
             self._write_tested(sums, values.state)
         return sums["totals"]
@@ -272,7 +260,7 @@ class Supervised:
     def _write_tested(self, sums: Sums, state: Sequence[tf.Tensor]) -> None:
         """Write what layers assign without training, as Keras does."""
         changes, variables = self._functions.test_changes or [], self._changing.state
-        if not self._has_copies:
+        if not self._devices.has_copies:
             raise self._assigned_outside([v.path for v, has in zip(variables, changes, strict=True) if has])
         reduced = all_reduce({"state": sums["state"], "examples": sums["totals"][EXAMPLES]})
         count, replica = reduced["examples"], local_replica(self.strategy)
@@ -282,10 +270,9 @@ class Supervised:
                 own_copy(variable, replica).assign(tf.where(count > 0, value, before))
 
     def _assigned_outside(self, paths: Sequence[str]) -> StepError:
-        where = "a model on several devices (mk.parallel.Layout)" if self._places else class_name(self.strategy)
         return StepError(
-            f"A layer assigns its state {', '.join(paths)} while it does not train, which {where} does not write. "
-            "Assign it only where `training` is true, or evaluate and predict under another strategy."
+            f"A layer assigns its state {', '.join(paths)} while it does not train, which {self._devices.description} "
+            "does not write. Assign it only where `training` is true, or evaluate and predict under another strategy."
         )
 
     def predict(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> Nest:
@@ -293,20 +280,21 @@ class Supervised:
         rows, state = batch.rows(), self._changing.state
         now = functools.partial(self.clock.outside, "predict", part)
         check = functools.partial(require_assignable, self.trained)
-        talks = self.options.whole_batch or self._layer_state.synchronized  # in no branch of a graph
-        if self._has_copies:
+        if self._devices.has_copies:
             with draws_at(lambda: tf.unstack(now().place())):
                 return run_and_combine(
-                    self.strategy, state, rows, self.outputs, always=talks, stays=is_generator, check=check
+                    self.strategy,
+                    state,
+                    rows,
+                    self.outputs,
+                    always=self._predicting.communicate,
+                    stays=is_generator,
+                    check=check,
                 )
         values = self.values()
         if self.clock.draws:
             values = values._replace(state=self._layer_state.seeded(values.state, now().place()))
-        if self._placed_outputs is not None:
-            return self._placed_outputs(values, rows)
-        if talks:
-            return self._outputs_with(values, rows)
-        return unless_empty(rows, lambda: self._outputs_with(values, rows), rows_of_none=True)
+        return self._predicting.run(rows, lambda: self._outputs_with(values, rows), outputs=True)
 
     def outputs(self, rows: Nest) -> Nest:
         """Return the outputs for rows, computed with the variables as they are."""
@@ -315,7 +303,7 @@ class Supervised:
         requirements.check_predicts_as_keras(self.model)
         return predict_with(self.model, unpack_batch(rows).x)
 
-    def _outputs_with(self, values: Changing, rows: Nest) -> Nest:
+    def _pure_outputs(self, values: Changing, rows: Nest) -> Nest:
         with with_values(self.trained, values.weights, values.state) as assigned:
             outputs = self.outputs(rows)
         if lost := [path for key, path in assigned.items() if key not in set(map(id, self._layer_state.seeds))]:

@@ -16,7 +16,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.input.resident import ResidentIterator
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.step import keras_operations
-from mirrorkit.train.step.empty_shares import Copies, never_empty
+from mirrorkit.train.step.empty_shares import Communicating
 from mirrorkit.train.step.global_batch import HostBatch, OwnRows, some_is_empty
 
 L = keras.layers
@@ -134,10 +134,10 @@ def _assert_as_gathered(strategy: Any, global_batch: Any, spec: Any, batches: An
         return tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[None, *rows.shape[1:]])
 
     def on_replica(batch: Any) -> Any:
-        fully = Copies(tf.constant(1.0), tf.constant(1.0))
         cut = global_batch(batch)
         dealt = OwnRows(tf.nest.map_structure(without_size, cut.rows()))
-        ways = [(rows, copies or fully) for rows, copies in (never_empty(cut), never_empty(dealt))]
+        one = {"totals": tf.constant(1.0), "state": tf.constant(1.0)}
+        ways = [(rows, copies.weigh(one)) for rows, copies in map(Communicating().rows, (cut, dealt))]
         return tf.nest.map_structure(tf.identity, ways)
 
     traced = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)), autograph=False)

@@ -1,0 +1,100 @@
+"""Where the variables of a replica lie: all on its device. `several_devices.py` has the other case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._types import Nest, Sums, Variable
+from mirrorkit.strategy import class_name, is_parameter_server, is_tpu, num_workers, replica_devices
+from mirrorkit.train.reduce.reduction import all_reduce
+from mirrorkit.train.reduce.tracing import TraceOnce
+from mirrorkit.train.step.assigned import has_copies
+from mirrorkit.train.step.changing import Changing
+from mirrorkit.train.step.empty_shares import Communicating, Separate
+from mirrorkit.train.step.facts import TraceFacts
+from mirrorkit.train.step.options import Options
+from mirrorkit.variables import copies, is_placed
+
+OnFirst = Callable[[Callable[..., Nest]], Callable[..., Nest]]
+
+
+class OneDevice:
+    """All variables of a replica are on its device, so one trace serves all replicas.
+
+    Attributes:
+        stages: for each weight the number of its device, where they differ.
+        on_first: lets a function of weights, state and more compute on the devices of the first replica, where it has
+            several.
+    """
+
+    stages: Sequence[Hashable] | None = None
+    on_first: OnFirst | None = None
+
+    def __init__(self, strategy: tf.distribute.Strategy, variables: Changing) -> None:
+        self._strategy = strategy
+        self.has_copies = has_copies(strategy)
+        self.description = class_name(strategy)
+
+    @classmethod
+    def fits(cls, strategy: tf.distribute.Strategy, variables: Changing) -> bool:
+        """Return whether these are the devices of such variables."""
+        return True
+
+    def check(self, options: Options) -> None:
+        """Refuse options that need something else; there are none."""
+
+    def check_jit_compile(self, of: str) -> None:
+        """Refuse to compile with XLA, where that cannot be."""
+
+    def replicas(self, *, communicate: bool) -> Separate:
+        """Return how replicas share a batch in a pass in which they communicate, or do not."""
+        return Communicating() if communicate else Separate()
+
+    def trace(self, function: Callable[..., Nest], *, alone: bool, jit_compile: bool = False) -> Any:
+        """Let a pass, a pure function of `Changing` and more, be traced once, where it talks to no other replica."""
+        return TraceOnce(function, jit_compile=jit_compile, reads=True) if alone else function
+
+    def trace_update(
+        self, function: Callable[..., Nest], facts: Callable[[], TraceFacts], *, alone: bool
+    ) -> Callable[..., Any]:
+        """The same for a function of reduced sums and the values of all variables."""
+        return TraceOnce(function, reads=True) if alone else function
+
+    def predicting(self, function: Callable[[Changing, Nest], Nest]) -> Callable[[Changing, Nest], Nest]:
+        """Return a function of values and rows that computes where the values are."""
+        return function
+
+    def reduce(self, sums: Sums, facts: TraceFacts, bucket_mib: float) -> Sums:
+        """Sum over all replicas; in replica context."""
+        return all_reduce(sums, bucket_mib=bucket_mib)
+
+    def of_sums(self, facts: TraceFacts, replica: int) -> Sums:
+        """Return in the structure of a replica's sums the device of each."""
+        device = replica_devices(self._strategy)[replica]
+        return tf.nest.map_structure(lambda _: device, facts.specs)
+
+
+def are_placed(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) -> bool:
+    """Return whether a replica's variables of floats lie elsewhere than on its device, in this process."""
+    central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+    if central or is_parameter_server(strategy) or is_tpu(strategy) or num_workers(strategy) > 1:
+        return False
+    replicas = replica_devices(strategy)
+    # A variable that no layout has placed counts only if it is a weight: TensorFlow puts others on the host at times.
+    # Variables of a custom step without a copy for each replica are ignored.
+    floats = [v for v in variables if tf.as_dtype(v.dtype).is_floating and (v.trainable or is_placed(v))]
+    floats = [v for v in floats if len(copies(v)) == len(replicas)]
+    for replica, first in enumerate(replicas):
+        devices = {copies(variable)[replica].device for variable in floats}
+        by_layout = {copies(variable)[replica].device for variable in floats if is_placed(variable)}
+        if len(devices) > 1 or any(_short(device) != _short(first) for device in by_layout):
+            return True
+    return False
+
+
+def _short(device: str) -> tuple[str, int]:
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.device_type, spec.device_index

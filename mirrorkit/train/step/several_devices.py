@@ -1,0 +1,185 @@
+"""The variables of a replica lie on several devices (`mk.parallel.Layout`), and operations follow them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._types import Batch, ConcreteFunction, Nest, Sums, Variable
+from mirrorkit.errors import StepError
+from mirrorkit.parallel import follow_variables
+from mirrorkit.strategy import local_replica, replica_devices
+from mirrorkit.train.reduce.reduction import all_reduce_by_device
+from mirrorkit.train.reduce.tracing import TraceOnce
+from mirrorkit.train.step.changing import Changing
+from mirrorkit.train.step.devices import OneDevice, are_placed
+from mirrorkit.train.step.empty_shares import Communicating, Copies, Separate
+from mirrorkit.train.step.facts import TraceFacts
+from mirrorkit.train.step.global_batch import GlobalBatch
+from mirrorkit.train.step.options import Options
+from mirrorkit.variables import copies, is_placed, path
+
+Pairs = Iterable[tuple[tf.Tensor, str]]  # tensors, each with the name of its device
+
+
+class TraceOnEach:
+    """As `TraceOnce`, with a trace for each replica: a trace names devices."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, functions: Sequence[TraceOnce]) -> None:
+        self._strategy = strategy
+        self._functions = functions
+
+    def __call__(self, *args: Nest) -> Nest:
+        """Call this replica's trace that fits `args`."""
+        return self._functions[local_replica(self._strategy)](*args)
+
+    def trace(self, *args: Nest) -> ConcreteFunction:
+        """Return it."""
+        return self._functions[local_replica(self._strategy)].trace(*args)
+
+
+class SeparatePlaced(Separate):
+    """As `Separate`, without a branch for a share that may be empty, which would lie on one device."""
+
+    def rows(self, batch: GlobalBatch) -> tuple[Batch, Copies]:
+        """Return this replica's rows, or where their number is not known those of all if some replica has none."""
+        rows = batch.rows()
+        known = tf.nest.flatten(rows)[0].shape[0] is not None
+        return (rows, Copies()) if known else Communicating().rows(batch)
+
+    def run(self, rows: Nest, compute: Callable[[], Nest], *, outputs: bool = False) -> Nest:
+        """Compute."""
+        return compute()
+
+
+class SeveralDevices(OneDevice):
+    """The devices of a step's variables, of each replica."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, variables: Changing) -> None:
+        super().__init__(strategy, variables)
+        self.has_copies = False
+        self.description = "a model on several devices (mk.parallel.Layout)"
+        self._first = replica_devices(strategy)
+        self._devices = [
+            Changing(*[[copies(variable)[replica].device for variable in group] for group in variables])
+            for replica in range(len(self._first))
+        ]
+        of_weights = self._devices[0].weights
+        self.stages = [sorted(set(of_weights)).index(device) for device in of_weights]  # the same on all replicas
+        self.on_first = self._on_first
+
+    @classmethod
+    def fits(cls, strategy: tf.distribute.Strategy, variables: Changing) -> bool:
+        """Return whether the model is placed; refuses one of which a part is."""
+        model = [*variables.weights, *variables.state]
+        _check_all_placed(model)
+        return are_placed(strategy, model)
+
+    def check(self, options: Options) -> None:
+        """Refuse `jit_compile`."""
+        if options.jit_compile:
+            self.check_jit_compile("Step")
+
+    def check_jit_compile(self, of: str) -> None:
+        """Refuse it: a program of XLA's has one device."""
+        raise StepError(
+            f"{of}(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): a "
+            "program of XLA's has one. Leave out jit_compile."
+        )
+
+    def replicas(self, *, communicate: bool) -> Separate:
+        """See `OneDevice`."""
+        return Communicating() if communicate else SeparatePlaced()
+
+    def trace(self, function: Callable[..., Nest], *, alone: bool, jit_compile: bool = False) -> Any:
+        """Return a pass whose operations follow its values; traced once on each replica."""
+
+        def placed(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:
+            return _placed_values(devices, values.weights, values.state)
+
+        return self._following(function, placed, alone=alone)
+
+    def trace_update(
+        self, function: Callable[..., Nest], facts: Callable[[], TraceFacts], *, alone: bool
+    ) -> Callable[..., Any]:
+        """The same for an update."""
+
+        def placed(replica: int, devices: Changing, sums: Sums, flat: Sequence[tf.Tensor], *rest: Nest) -> Pairs:
+            of_sums = self.of_sums(facts(), replica)
+            yield from zip(tf.nest.flatten(sums), tf.nest.flatten(of_sums), strict=True)
+            yield from zip(flat, devices.flat, strict=True)
+
+        return self._following(function, placed, alone=alone)
+
+    def predicting(self, function: Callable[[Changing, Nest], Nest]) -> Callable[[Changing, Nest], Nest]:
+        """See `OneDevice`."""
+        traced: Callable[[Changing, Nest], Nest] = self.trace(function, alone=True)
+        return traced
+
+    def _following(
+        self, function: Callable[..., Nest], placed: Callable[..., Pairs], *, alone: bool
+    ) -> Callable[..., Any]:
+        """Return a function whose operations follow its arguments, in replica context.
+
+        Args:
+            function: a pure function of tensors.
+            placed: `placed(replica, devices, *arguments)` yields the arguments that are placed; `devices` are those of
+                the replica's variables.
+            alone: whether it talks to no other replica; then it is traced once on each.
+        """
+        functions: list[Callable[..., Any]] = [
+            follow_variables(function, functools.partial(placed, replica, devices), self._first[replica])
+            for replica, devices in enumerate(self._devices)
+        ]
+        if alone:
+            return TraceOnEach(self._strategy, [TraceOnce(one, reads=True) for one in functions])
+        return lambda *args: functions[local_replica(self._strategy)](*args)
+
+    def _on_first(self, function: Callable[..., Nest]) -> Callable[..., Nest]:
+        devices = self._devices[0]
+
+        def placed(weights: list[tf.Tensor], state: list[tf.Tensor], *rest: Nest) -> Pairs:
+            return _placed_values(devices, weights, state)
+
+        return follow_variables(function, placed, self._first[0])
+
+    def reduce(self, sums: Sums, facts: TraceFacts, bucket_mib: float) -> Sums:
+        """Sum each over all replicas on the devices where it lies."""
+        devices = self.of_sums(facts, local_replica(self._strategy))
+        return all_reduce_by_device(sums, devices, bucket_mib=bucket_mib)
+
+    def of_sums(self, facts: TraceFacts, replica: int) -> Sums:
+        """See `OneDevice`."""
+        devices = self._devices[replica]
+        gradients = [
+            device
+            for of_term in facts.has_gradient
+            for device, has in zip(devices.weights, of_term, strict=True)
+            if has
+        ]
+        state = [device for device, changes in zip(devices.state, facts.changes, strict=True) if changes]
+        return {"gradients": gradients, "state": state, "totals": self._first[replica]}
+
+
+def _placed_values(devices: Changing, weights: Iterable[tf.Tensor], state: Iterable[tf.Tensor]) -> Pairs:
+    """Yield each value that a pass reads with its device; not seeds, which are on the host."""
+    yield from zip(weights, devices.weights, strict=True)
+    for value, device in zip(state, devices.state, strict=True):
+        if value.dtype.is_floating:
+            yield value, device
+
+
+def _check_all_placed(variables: Iterable[Variable]) -> None:
+    """Refuse a model of which a layout has placed a part."""
+    large = [v for v in variables if tf.as_dtype(v.dtype).is_floating and len(v.shape)]
+    others = [path(variable) for variable in large if not is_placed(variable)]
+    if others and len(others) < len(large):
+        lines = "\n".join(f"  {name}" for name in sorted(others))
+        raise StepError(
+            f"A layout (mk.parallel.Layout) has placed {len(large) - len(others)} variables of the model, but not "
+            f"these:\n{lines}\nThey were created outside of its block, or no pattern fits them. Build the whole model "
+            "in the block, and name them in a rule or give default=0."
+        )

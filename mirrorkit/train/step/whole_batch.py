@@ -1,0 +1,87 @@
+"""What the loss of an example may depend on: that example alone, or all examples of the global batch."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+
+from mirrorkit._types import Nest
+from mirrorkit.errors import StepError
+from mirrorkit.train.reduce.gathering import gathering, rows_of_all
+from mirrorkit.train.step.options import Options
+
+
+class EachExample:
+    """The loss of an example depends on that example alone, so a shard is computed by itself.
+
+    Args:
+        shards: into how many one update's examples are cut.
+    """
+
+    is_whole = False
+    communicates = False  # whether replicas do within a pass
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+
+    @classmethod
+    def fits(cls, options: Options) -> bool:
+        """Return whether this is what the options say."""
+        return True
+
+    @classmethod
+    def check(cls, options: Options, replicas: int) -> None:
+        """Refuse options that exclude it; there are none."""
+
+    def gather(self, rows: Nest) -> Nest:
+        """Do what `mk.train.all_gather` does in a trace that is the same for every shard."""
+        if self._shards > 1:
+            raise StepError(
+                "mk.train.all_gather was called in a step that computes on each shard of a batch alone, where no "
+                "other rows are to be had than that shard's. Write a step whose loss is over the whole batch: "
+                "mk.train.Step.from_loss(models, optimizer, loss_fn, whole_batch=True), without accumulate; or call it "
+                "in `compute` of a step of your own."
+            )
+        return rows
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """Within it a pass is traced."""
+        return gathering(self.gather)
+
+
+class WholeBatch(EachExample):
+    """The loss of an example may depend on all examples: each replica computes its own rows and gathers the others'."""
+
+    is_whole = True
+
+    def __init__(self, shards: int) -> None:
+        super().__init__(shards)
+        self.communicates = shards > 1
+
+    @classmethod
+    def fits(cls, options: Options) -> bool:
+        """See `EachExample`."""
+        return options.whole_batch
+
+    @classmethod
+    def check(cls, options: Options, replicas: int) -> None:
+        """Refuse `accumulate`, and `jit_compile` on several replicas."""
+        if options.accumulate > 1:
+            raise StepError(
+                f"whole_batch=True and accumulate={options.accumulate} exclude each other: a loss over the whole batch "
+                f"sees the examples of one batch at a time, and {options.accumulate} batches are not one large batch "
+                "to it. Take larger global batches, on more replicas or with a smaller model."
+            )
+        if options.jit_compile and replicas > 1:
+            raise StepError(
+                f"whole_batch=True and jit_compile=True exclude each other on {replicas} replicas: XLA compiles what a "
+                "replica computes by itself, and this gathers the rows of all in between. Leave out jit_compile."
+            )
+
+    def gather(self, rows: Nest) -> Nest:
+        """Return the rows of all replicas."""
+        return rows_of_all(rows)
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """See `EachExample`; what gathers is set around the call of a pass, which is traced on each replica."""
+        return contextlib.nullcontext()
