@@ -27,7 +27,7 @@ LAYERS = [
 
 # The same within train.
 ROOMS_OF_TRAIN = [
-    *("callback", "reduce", "step", "first_batch", "checkpoints"),
+    *("callback", "reduce", "keras_model", "requirements", "totals", "step", "first_batch", "checkpoints"),
     *("input", "calls", "parameter_server", "loop", "exporting"),
 ]
 

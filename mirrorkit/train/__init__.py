@@ -18,6 +18,11 @@ from mirrorkit.train.exporting import export
 from mirrorkit.train.input.epoch import EpochIterator as EpochIterator
 from mirrorkit.train.input.input import Input as Input
 from mirrorkit.train.input.resident import ResidentIterator as ResidentIterator
+from mirrorkit.train.keras_model.layer_state import layers_of as layers_of
+from mirrorkit.train.keras_model.layer_state import training_argument as training_argument
+from mirrorkit.train.keras_model.outputs import Batch as Batch
+from mirrorkit.train.keras_model.outputs import unpack_batch as unpack_batch
+from mirrorkit.train.keras_model.seeds import seeds_by_replica
 from mirrorkit.train.loop.loop import Loop
 from mirrorkit.train.loop.replay import Replay as Replay
 from mirrorkit.train.loop.report import Epoch, Report
@@ -25,15 +30,10 @@ from mirrorkit.train.reduce.gathering import all_gather
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce as TraceOnce
 from mirrorkit.train.reduce.update import Update
+from mirrorkit.train.requirements.model import variables_of as variables_of
 from mirrorkit.train.step.custom import TrainStep
 from mirrorkit.train.step.global_batch import OwnRows as OwnRows
-from mirrorkit.train.step.layer_state import layers_of as layers_of
-from mirrorkit.train.step.layer_state import training_argument as training_argument
 from mirrorkit.train.step.loss_scale import LossScale
-from mirrorkit.train.step.outputs import Batch as Batch
-from mirrorkit.train.step.outputs import unpack_batch as unpack_batch
-from mirrorkit.train.step.requirements import variables_of as variables_of
-from mirrorkit.train.step.seeds import seeds_by_replica
 from mirrorkit.train.step.step import Step
 
 __all__ = [

@@ -23,10 +23,10 @@ from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest, Spec
 from mirrorkit.errors import FileError, StepError
 from mirrorkit.files import replace
 from mirrorkit.strategy import is_chief, waiting_for_the_chief
+from mirrorkit.train.keras_model.building import is_built
+from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
+from mirrorkit.train.keras_model.models import Models
 from mirrorkit.train.reduce.tracing import outside_replica
-from mirrorkit.train.step.building import is_built
-from mirrorkit.train.step.layer_state import layers_of, training_argument
-from mirrorkit.train.step.models import Models
 from mirrorkit.variables import unchanged
 
 _KERAS = ".keras"

@@ -31,7 +31,7 @@ def test_the_sample_has_every_kind() -> None:
     assert len(ENTRIES) >= 40
 
 
-# Fast: BatchNorm in train/step/test_layer_state.py, masks in train/test_silent_differences.py, own losses in
+# Fast: BatchNorm in train/keras_model/test_layer_state.py, masks in train/test_silent_differences.py, own losses in
 # train/step/test_compiled.py, pairs in train/step/test_from_loss.py.
 SLOW = {
     *("CNN, plain BatchNorm", "bag of words: Embedding, mean under a mask, SGD"),

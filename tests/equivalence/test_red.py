@@ -13,14 +13,16 @@ from cases import CASES
 
 from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.optim import functional
+from mirrorkit.train.keras_model import layer_state
+from mirrorkit.train.keras_model.layer_state import LayerState
 from mirrorkit.train.reduce import update
-from mirrorkit.train.step import functions, layer_state, options, sharded_optimizer, totals
+from mirrorkit.train.step import functions, options, sharded_optimizer
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.empty_shares import Copies
-from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.supervised import Supervised
+from mirrorkit.train.totals import totals
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -18,7 +18,9 @@ from mirrorkit._keras import keras
 from mirrorkit.data import rows
 from mirrorkit.train.calls import compiled
 from mirrorkit.train.input import resident
-from mirrorkit.train.step import clock, functions, keras_operations, metrics
+from mirrorkit.train.keras_model import keras_operations
+from mirrorkit.train.step import clock, functions
+from mirrorkit.train.totals import metrics
 
 
 def _report(make_step: Any, data: Any, devices: str = "gpu:2") -> Any:

@@ -14,7 +14,8 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import DeviceError, StepError, StrategyError
 from mirrorkit.strategy import tpu
 from mirrorkit.train.input import input as input_
-from mirrorkit.train.step.requirements import require_static_batches, require_tpu_precision
+from mirrorkit.train.requirements.data import require_static_batches
+from mirrorkit.train.requirements.model import require_tpu_precision
 
 
 @pytest.fixture

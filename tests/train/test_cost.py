@@ -17,7 +17,7 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.global_batch import HostBatch
 from mirrorkit.train.step.loss_scale import LossScale
-from mirrorkit.train.step.totals import EXAMPLES
+from mirrorkit.train.totals.totals import EXAMPLES
 
 L = keras.layers
 

@@ -15,12 +15,12 @@ from training_helpers import sequential
 
 from mirrorkit._keras import keras
 from mirrorkit.train.first_batch import own_draws
+from mirrorkit.train.keras_model import keras_operations
+from mirrorkit.train.keras_model.layer_state import is_generator, is_seed, layers_of
+from mirrorkit.train.keras_model.outputs import Output
 from mirrorkit.train.reduce import tracing
-from mirrorkit.train.step import keras_operations
-from mirrorkit.train.step.layer_state import is_generator, is_seed, layers_of
-from mirrorkit.train.step.losses import mask_of
-from mirrorkit.train.step.metrics import Metrics
-from mirrorkit.train.step.outputs import Output
+from mirrorkit.train.totals.losses import mask_of
+from mirrorkit.train.totals.metrics import Metrics
 
 L = keras.layers
 

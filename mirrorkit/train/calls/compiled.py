@@ -17,10 +17,10 @@ from mirrorkit.train.calls.errors import explained_call, explained_data, require
 from mirrorkit.train.input.epoch import EpochIterator, Sizes
 from mirrorkit.train.input.same_data import require_same_end
 from mirrorkit.train.reduce.reduction import all_reduce
+from mirrorkit.train.requirements.same_rows import with_same_rows
 from mirrorkit.train.step.clock import Reading
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch, rows_of_worker
 from mirrorkit.train.step.loop_step import LoopStep, Pass
-from mirrorkit.train.step.same_rows import with_same_rows
 
 _log = logging.getLogger("mirrorkit")
 

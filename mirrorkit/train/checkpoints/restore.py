@@ -13,7 +13,7 @@ from mirrorkit.errors import ArgumentError, CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.checkpoints.variables import describe
-from mirrorkit.train.step.requirements import variables_of
+from mirrorkit.train.requirements.model import variables_of
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.variables import assign, is_sharded
 

@@ -51,14 +51,14 @@ from mirrorkit.train.first_batch.sampled_rows import (
     variants_of,
 )
 from mirrorkit.train.first_batch.state import state_faults
+from mirrorkit.train.keras_model.calling import call_model
+from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
+from mirrorkit.train.keras_model.outputs import Batch, Output, match, per_output
 from mirrorkit.train.reduce.gathering import gathering
 from mirrorkit.train.reduce.tracing import outside_replica
-from mirrorkit.train.step.calling import call_model
-from mirrorkit.train.step.layer_state import has_sixteen_bits, layers_of
-from mirrorkit.train.step.losses import loss_sum
-from mirrorkit.train.step.outputs import Batch, Output, match, per_output
 from mirrorkit.train.step.supervised import Supervised
-from mirrorkit.train.step.totals import Totals
+from mirrorkit.train.totals.losses import loss_sum
+from mirrorkit.train.totals.totals import Totals
 from mirrorkit.variables import unchanged
 
 _log = logging.getLogger("mirrorkit")

@@ -17,9 +17,9 @@ from mirrorkit._types import KerasModel, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch.rows import LARGEST, SIXTEEN, caller, differ, in_parts, other_seeds
 from mirrorkit.train.first_batch.sampled_rows import SEEN, take
+from mirrorkit.train.keras_model.calling import with_values
+from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
 from mirrorkit.train.reduce.tracing import outside_replica
-from mirrorkit.train.step.calling import with_values
-from mirrorkit.train.step.layer_state import has_sixteen_bits
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import unchanged
 

@@ -13,8 +13,8 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch.sampled_rows import SEEN, take
+from mirrorkit.train.keras_model.layer_state import is_seed, layers_of
 from mirrorkit.train.reduce.gathering import gathering
-from mirrorkit.train.step.layer_state import is_seed, layers_of
 
 # Differences, in parts of a number's size:
 LARGEST = 1e-3  # larger than any rounding in float32

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import Nest, TensorLike
-from mirrorkit.train.step.losses import mask_of
-from mirrorkit.train.step.outputs import Batch, Output
+from mirrorkit.train.keras_model.outputs import Batch, Output
+from mirrorkit.train.totals.losses import mask_of
 
 SEEN = 3  # rows that the model itself sees: of a large model a row costs as much as all the rest
 ROWS = 16  # rows for everything else; the outputs for the three are repeated

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel
-from mirrorkit.train.step.layer_state import is_seed, layers_of
+from mirrorkit.train.keras_model.layer_state import is_seed, layers_of
 
 _log = logging.getLogger("mirrorkit")
 

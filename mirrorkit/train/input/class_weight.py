@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Nest, Spec
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.outputs import unpack_batch
+from mirrorkit.train.keras_model.outputs import unpack_batch
 from mirrorkit.variables import fixed_number
 from mirrorkit.whole import is_whole
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.data import HOST, own_rows, untuned
 from mirrorkit.errors import StepError
+from mirrorkit.train.requirements.same_rows import names_of, with_same_rows
 from mirrorkit.train.step.global_batch import GlobalBatch, rows_of_worker
-from mirrorkit.train.step.same_rows import names_of, with_same_rows
 
 COMPONENT = "mirrorkit_component_"  # of the operation that compares its rows with the recipe's, and its number
 Sizes = tuple[int | None, ...]  # of the batches of one update; None where a size is not known before it runs

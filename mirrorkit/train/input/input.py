@@ -31,8 +31,8 @@ from mirrorkit.train.input.epoch import EpochIterator, HostIterator
 from mirrorkit.train.input.order import order_of
 from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
 from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data, require_same_end
-from mirrorkit.train.step.requirements import require_static_batches
-from mirrorkit.train.step.same_rows import require_same_rows
+from mirrorkit.train.requirements.data import require_static_batches
+from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.whole import whole_number
 
 _log = logging.getLogger("mirrorkit")

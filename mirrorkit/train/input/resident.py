@@ -14,8 +14,8 @@ from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.data import HOST, Batches, Made, Resident, bounds
 from mirrorkit.strategy import replica_devices
 from mirrorkit.train.input.epoch import EpochIterator, Part
+from mirrorkit.train.requirements.same_rows import with_same_rows
 from mirrorkit.train.step.global_batch import GlobalBatch, some_is_empty, this_replica
-from mirrorkit.train.step.same_rows import with_same_rows
 
 _LARGEST_ARRAY = 2**31 - 2**20  # bytes that fit into one message between tasks
 

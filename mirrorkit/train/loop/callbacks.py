@@ -135,7 +135,15 @@ def acting_on_batches(callbacks: Any) -> list[str]:
     return [type(callback).__name__ for callback in given if any(_is_users(callback, hook) for hook in _BATCH_HOOKS)]
 
 
-def tell_of_batch_hooks(strategy: tf.distribute.Strategy, names: Sequence[str]) -> None:
+def some_act_on_batches(strategy: tf.distribute.Strategy, callbacks: Any, *, tell: bool) -> bool:
+    """Return whether a callback of any worker does; with `tell` its own worker logs a warning."""
+    names = acting_on_batches(callbacks)
+    if names and tell:
+        _tell_of_batch_hooks(strategy, names)
+    return bool(max(of_all_workers(strategy, bool(names))))
+
+
+def _tell_of_batch_hooks(strategy: tf.distribute.Strategy, names: Sequence[str]) -> None:
     """Say which callbacks have batch hooks of the user's own, what comes of it and what else could be asked."""
     who = f"{', '.join(names)} {'has a batch hook' if len(names) == 1 else 'have batch hooks'} of your own"
     if is_parameter_server(strategy):

@@ -18,14 +18,14 @@ from mirrorkit.train.calls.errors import explained, joined, require_examples
 from mirrorkit.train.checkpoints import require_variables, restore_newest
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
+from mirrorkit.train.keras_model.building import is_built
 from mirrorkit.train.loop.arguments import comes_after, refuses_keras_arguments, validation_epochs
 from mirrorkit.train.loop.callbacks import (
-    acting_on_batches,
     agree_to_stop,
     callback_list,
     choose_modes,
     release,
-    tell_of_batch_hooks,
+    some_act_on_batches,
 )
 from mirrorkit.train.loop.entering import Entered, one_at_a_time
 from mirrorkit.train.loop.finite import FiniteWatch
@@ -34,15 +34,15 @@ from mirrorkit.train.loop.replay import Replay
 from mirrorkit.train.loop.report import Report
 from mirrorkit.train.loop.resumed import call_epoch_begin
 from mirrorkit.train.parameter_server.calls import RemoteCalls
-from mirrorkit.train.step.building import is_built
+from mirrorkit.train.requirements.data import check_class_targets
+from mirrorkit.train.requirements.model import variables_of
 from mirrorkit.train.step.custom import Custom, TrainStep
-from mirrorkit.train.step.loop_step import LoopStep
-from mirrorkit.train.step.requirements import check_class_targets, variables_of
+from mirrorkit.train.step.loop_step import LoopStep, Need
 from mirrorkit.train.step.step import Step
 from mirrorkit.whole import whole_number
 
 Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
-_ALSO = ("evaluate", "predict")
+_ALSO: tuple[Need, ...] = ("evaluate", "predict")
 
 
 class Loop:
@@ -279,7 +279,8 @@ class Loop:
         passes = self._built(data)
         variables_of(self.step, "warm_up could not put it back")
         with explained(self.strategy, data, validation_data):
-            passes.rehearse(self._whole(data), self._whole_of("evaluate", data, validation_data))
+            evaluated = data if validation_data is None else validation_data
+            passes.rehearse(self._whole(data), self._whole_of("evaluate", evaluated))
         self._warm = True
 
     @one_at_a_time
@@ -291,7 +292,8 @@ class Loop:
             validation_data: what `evaluate` will be given; `data` by default.
         """
         passes = self._built(data)
-        others = [self._whole_of(what, data, validation_data) if what in also else None for what in _ALSO]
+        evaluated = data if validation_data is None else validation_data
+        others = [self._whole_of(what, evaluated) if what in also else None for what in _ALSO]
         return list(passes.traced(self._whole(data), *others))
 
     @one_at_a_time
@@ -334,16 +336,13 @@ class Loop:
         """Whether a callback of any worker wants calls of one step."""
         if self._steps_per_call != "auto":
             return False
-        acting = acting_on_batches(callbacks)
-        if acting and not self._told_of_hooks:
-            tell_of_batch_hooks(self.strategy, acting)
-            self._told_of_hooks = True
-        return bool(max(of_all_workers(self.strategy, bool(acting)))) and not is_parameter_server(self.strategy)
+        acting = some_act_on_batches(self.strategy, callbacks, tell=not self._told_of_hooks)
+        self._told_of_hooks |= acting
+        return acting and not is_parameter_server(self.strategy)
 
-    def _whole_of(self, what: str, data: Data, validation_data: Data | None) -> Input | None:
+    def _whole_of(self, what: Need, data: Data) -> Input | None:
         """Return what a rehearsal evaluates or predicts; None where the step cannot."""
-        can = isinstance(self.step, Step) or hasattr(self.step, "test" if what == "evaluate" else what)
-        return self._whole(data if validation_data is None else validation_data) if can else None
+        return self._whole(data) if self._built().step.can(what) else None
 
     def _whole(self, data: Data) -> Input:
         # A dataset of the user's may never end, and zeros stand in for it anyway.

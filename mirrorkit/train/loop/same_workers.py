@@ -12,7 +12,7 @@ from mirrorkit.errors import OutOfSyncError
 from mirrorkit.strategy import addresses, arrays_of_all_workers, require_same
 from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.first_batch.fingerprints import fingerprints, parted
-from mirrorkit.train.step.settings import plain
+from mirrorkit.train.requirements.settings import plain
 from mirrorkit.variables import copies, is_sharded, native, path
 
 # How far a variable may part, in parts of its norm: a thousand times what processors that round differently make of it

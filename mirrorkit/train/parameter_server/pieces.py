@@ -16,7 +16,7 @@ from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator, Part
 from mirrorkit.train.input.resident import SentIterator
-from mirrorkit.train.step.same_rows import require_same_rows
+from mirrorkit.train.requirements.same_rows import require_same_rows
 
 # For each batch of an update a nest of tensors whose first dimension counts the updates: the batches themselves, or the
 # rows of the set that they take.

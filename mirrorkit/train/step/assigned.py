@@ -15,10 +15,10 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable, Nest, Variable
 from mirrorkit.strategy import is_parameter_server, local_replica
+from mirrorkit.train.keras_model.layer_state import advance, combined
+from mirrorkit.train.keras_model.outputs import count_examples
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.step.empty_shares import has_no_rows, unless_empty
-from mirrorkit.train.step.layer_state import advance, combined
-from mirrorkit.train.step.outputs import count_examples
 from mirrorkit.variables import copies
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.layer_state import LayerState
+from mirrorkit.train.keras_model.layer_state import LayerState
 from mirrorkit.variables import copies
 
 

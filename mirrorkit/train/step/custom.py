@@ -14,7 +14,11 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasModel, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import require_same
+from mirrorkit.train.keras_model.models import Models
+from mirrorkit.train.keras_model.seeds import seeds_by_replica
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
+from mirrorkit.train.requirements.same_rows import require_same_rows
+from mirrorkit.train.requirements.settings import settings_of_variables
 from mirrorkit.train.step.assigned import has_copies, run_and_combine
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
@@ -22,10 +26,6 @@ from mirrorkit.train.step.devices import are_placed
 from mirrorkit.train.step.empty_shares import Communicating, unless_empty
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
 from mirrorkit.train.step.loop_step import Need, Pass
-from mirrorkit.train.step.models import Models
-from mirrorkit.train.step.same_rows import require_same_rows
-from mirrorkit.train.step.seeds import seeds_by_replica
-from mirrorkit.train.step.settings import settings_of_variables
 
 
 @runtime_checkable
@@ -53,6 +53,9 @@ class TrainStep(Protocol):
 
     def update(self, strategy: tf.distribute.Strategy, sums: Sums) -> Mapping[str, tf.Tensor]:
         """Reduce the sums, write the same update everywhere (see `mk.train.Update`); return scalar logs by name."""
+
+
+_METHODS: dict[Need, str] = {"evaluate": "test", "predict": "predict"}
 
 
 class Custom:
@@ -103,17 +106,18 @@ class Custom:
         """What the step says that it changes."""
         return list(getattr(self._step, "variables", []))
 
+    def can(self, what: Need) -> bool:
+        """Return whether the step says how to do this."""
+        return what not in _METHODS or hasattr(self._step, _METHODS[what])
+
     def require(self, what: Need) -> None:
         """Refuse what the step does not say how to do."""
         if what == "averaged":
             raise no_averages(type(self._step).__name__)
-        if what not in ("evaluate", "predict"):
-            return
-        method = "test" if what == "evaluate" else what
-        if not hasattr(self._step, method):
+        if not self.can(what):
             raise StepError(
                 f"{what} needs a mk.train.Step; {type(self._step).__name__} only trains. Give it a method "
-                f"{method}(batch) (see mk.train.TrainStep), or call its model."
+                f"{_METHODS[what]}(batch) (see mk.train.TrainStep), or call its model."
             )
 
     def averaged(self) -> AbstractContextManager[None]:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest
+from mirrorkit.train.keras_model.outputs import count_examples
 from mirrorkit.train.step.global_batch import GlobalBatch, this_replica
-from mirrorkit.train.step.outputs import count_examples
 
 
 def has_no_rows(batch: Nest) -> bool:

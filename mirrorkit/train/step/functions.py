@@ -13,24 +13,24 @@ import tensorflow as tf
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined
+from mirrorkit.train.keras_model.calling import call_model, require_no_foreign_weights
+from mirrorkit.train.keras_model.layer_state import LayerState
+from mirrorkit.train.keras_model.outputs import Batch, count_examples, match, unpack_batch
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.averages import Averages
-from mirrorkit.train.step.calling import call_model, require_no_foreign_weights
 from mirrorkit.train.step.changing import Changing, dense
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.devices import OneDevice
 from mirrorkit.train.step.empty_shares import has_no_rows, of_any_size
 from mirrorkit.train.step.facts import ShardSums, TraceFacts
-from mirrorkit.train.step.layer_state import LayerState
 from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
-from mirrorkit.train.step.outputs import Batch, count_examples, match, unpack_batch
 from mirrorkit.train.step.own_loss import value_names
 from mirrorkit.train.step.replicated_optimizer import Gradient, Kept, ReplicatedOptimizer
-from mirrorkit.train.step.totals import EXAMPLES, Term, Totals
 from mirrorkit.train.step.whole_batch import EachExample
+from mirrorkit.train.totals.totals import EXAMPLES, Term, Totals
 
 
 class Functions:

@@ -14,9 +14,9 @@ import tensorflow as tf
 from mirrorkit._types import Batch
 from mirrorkit.data import HOST, bounds, own_rows
 from mirrorkit.errors import StepError
+from mirrorkit.train.keras_model.outputs import count_examples
 from mirrorkit.train.reduce.gathering import gather_rows, gather_sizes
-from mirrorkit.train.step.outputs import count_examples
-from mirrorkit.train.step.same_rows import with_same_rows
+from mirrorkit.train.requirements.same_rows import with_same_rows
 
 
 class GlobalBatch(Protocol):

@@ -44,6 +44,9 @@ class LoopStep(Protocol):
     def variables(self) -> list[Variable]:
         """All that it may change."""
 
+    def can(self, what: Need) -> bool:
+        """Return whether it can do this."""
+
     def require(self, what: Need) -> None:
         """Raise a `StepError` where it cannot do this."""
 

@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, PerOutput
 from mirrorkit.errors import StepError
+from mirrorkit.train.keras_model.outputs import Batch as Parts
+from mirrorkit.train.keras_model.outputs import unpack_batch
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.loop_step import Need
 from mirrorkit.train.step.loss_scale import LossScale
-from mirrorkit.train.step.outputs import Batch as Parts
-from mirrorkit.train.step.outputs import unpack_batch
 
 
 class Clip(NamedTuple):

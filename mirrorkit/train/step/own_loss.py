@@ -14,12 +14,12 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasVariable, Nest, Spec
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.building import is_built
-from mirrorkit.train.step.calling import predict_with, predicting
-from mirrorkit.train.step.layer_state import layers_of
-from mirrorkit.train.step.models import Models, flatten
-from mirrorkit.train.step.outputs import unpack_batch
-from mirrorkit.train.step.requirements import check_predicts_as_keras
+from mirrorkit.train.keras_model.building import is_built
+from mirrorkit.train.keras_model.calling import predict_with, predicting
+from mirrorkit.train.keras_model.layer_state import layers_of
+from mirrorkit.train.keras_model.models import Models, flatten
+from mirrorkit.train.keras_model.outputs import unpack_batch
+from mirrorkit.train.requirements.model import check_predicts_as_keras
 
 LossFunction = Callable[..., Any]  # (batch) or (batch, training) -> values [rows], or a dict of them
 

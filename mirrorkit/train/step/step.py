@@ -21,18 +21,23 @@ import tensorflow as tf
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerOutput, Spec, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica
+from mirrorkit.train.keras_model import building
+from mirrorkit.train.keras_model.models import shown
 from mirrorkit.train.reduce.packing import BUCKET_MIB
-from mirrorkit.train.step import building, requirements, variants
+from mirrorkit.train.requirements.arguments import check_optimizer, check_options
+from mirrorkit.train.requirements.data import check_tensors
+from mirrorkit.train.requirements.model import check_overrides
+from mirrorkit.train.requirements.same_rows import require_same_rows
+from mirrorkit.train.step import variants
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.compiled import compiled_config, compiled_parts
 from mirrorkit.train.step.global_batch import OwnRows
 from mirrorkit.train.step.loss_scale import LossScale
-from mirrorkit.train.step.losses import warn_on_logits_mismatch
-from mirrorkit.train.step.models import shown
 from mirrorkit.train.step.options import Clip, Options
 from mirrorkit.train.step.own_loss import LossModel, prediction
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.supervised import Supervised
+from mirrorkit.train.totals.losses import warn_on_logits_mismatch
 
 _log = logging.getLogger("mirrorkit")
 
@@ -93,9 +98,9 @@ class Step:
         jit_compile: bool = False,
         shard_optimizer: bool = False,
     ) -> None:
-        requirements.check_overrides(model)
-        requirements.check_optimizer(optimizer)
-        requirements.check_options(clip_norm, clip_value, accumulate=accumulate, ema=ema, bucket_mib=bucket_mib)
+        check_overrides(model)
+        check_optimizer(optimizer)
+        check_options(clip_norm, clip_value, accumulate=accumulate, ema=ema, bucket_mib=bucket_mib)
         warn_on_logits_mismatch(model, loss)
         self.model = self._trained = model
         self.optimizer, self.accumulate = optimizer, int(accumulate)
@@ -126,7 +131,7 @@ class Step:
         Raises:
             StepError: the model is not compiled, or compiled without a loss.
         """
-        requirements.check_overrides(model)  # first: such a model may need no loss
+        check_overrides(model)  # first: such a model may need no loss
         step = cls(model, **{**compiled_parts(model), **options})
         step._options = dataclasses.replace(step._options, compiled=compiled_config(model))
         return step
@@ -230,7 +235,10 @@ class Step:
         if self._built is None:
             options = dataclasses.replace(self._options, accumulate=self.accumulate)
             if element_spec is not None and not building.is_built(self._trained):
-                building.build(self._trained, options.unpack(element_spec), strategy)
+                batch = options.unpack(element_spec)
+                check_tensors(tuple(batch))
+                require_same_rows(batch.x if batch.y is None else batch.present)
+                building.build(self._trained, batch, strategy)
             self._built = Supervised(strategy, self._trained, self.optimizer, options, shown=self.model)
             if isinstance(self._trained, LossModel):  # now, when all are built
                 _log.info("Step.from_loss trains %s.", ", ".join(self._trained.trained_parts))

@@ -11,31 +11,39 @@ import tensorflow as tf
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, is_tpu, local_replica, require_same
+from mirrorkit.train.keras_model.calling import predict_with, require_assignable, with_values
+from mirrorkit.train.keras_model.floatx import Cast
+from mirrorkit.train.keras_model.layer_state import LayerState, is_generator
+from mirrorkit.train.keras_model.outputs import Batch as Parts
+from mirrorkit.train.keras_model.outputs import unpack_batch, with_known_shapes
+from mirrorkit.train.keras_model.seeds import draws_at
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.update import Update
-from mirrorkit.train.step import requirements, variants
+from mirrorkit.train.requirements.data import check_batched, check_tensors
+from mirrorkit.train.requirements.model import (
+    check_model,
+    check_predicts_as_keras,
+    check_still_trainable,
+    check_variables,
+    require_tpu_precision,
+)
+from mirrorkit.train.requirements.same_rows import require_same_rows
+from mirrorkit.train.requirements.settings import settings_of
+from mirrorkit.train.step import variants
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.assigned import own_copy, run_and_combine
 from mirrorkit.train.step.averages import Averages, no_averages
-from mirrorkit.train.step.calling import predict_with, require_assignable, with_values
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.compiled import compile_model, compiled_config, require_same_compile
 from mirrorkit.train.step.devices import OnFirst
-from mirrorkit.train.step.floatx import Cast
 from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch
-from mirrorkit.train.step.labels_check import check_labels
-from mirrorkit.train.step.layer_state import LayerState, is_generator
 from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.options import Options
-from mirrorkit.train.step.outputs import Batch as Parts
-from mirrorkit.train.step.outputs import unpack_batch, with_known_shapes
-from mirrorkit.train.step.same_rows import require_same_rows
-from mirrorkit.train.step.seeds import draws_at
-from mirrorkit.train.step.settings import settings_of
 from mirrorkit.train.step.sharded_slots import WholeSlot
-from mirrorkit.train.step.totals import EXAMPLES, LOSS, Totals
+from mirrorkit.train.totals.labels import check_labels
+from mirrorkit.train.totals.totals import EXAMPLES, LOSS, Totals
 from mirrorkit.variables import native
 
 
@@ -54,13 +62,11 @@ class Supervised:
         shown: KerasModel | None = None,
     ) -> None:
         require_same_compile(model, options.compiled)
-        requirements.check_model(model, scaled=options.loss_scale is not None)
+        check_model(model, scaled=options.loss_scale is not None)
         variants.check_model(options, strategy, model)
         if is_tpu(strategy):
-            requirements.require_tpu_precision(model)
-        requirements.check_variables(
-            strategy, [*model.trainable_variables, *model.non_trainable_variables, *optimizer.variables]
-        )
+            require_tpu_precision(model)
+        check_variables(strategy, [*model.trainable_variables, *model.non_trainable_variables, *optimizer.variables])
         require_same(strategy, "step", settings_of(model, optimizer, options))
         weights = list(model.trainable_variables)
         self.averages: Averages | None = None
@@ -153,6 +159,10 @@ class Supervised:
         """Whether the loss is over the whole batch, so that a share has none by itself."""
         return self._loss.is_whole
 
+    def can(self, what: Need) -> bool:
+        """Evaluate and predict it always can."""
+        return True
+
     def require(self, what: Need) -> None:
         """Refuse what only a step with targets can do, or one on a single device."""
         if what == "jit_compile":
@@ -162,11 +172,11 @@ class Supervised:
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
         require_same_compile(self.trained, self._compiled)
-        requirements.check_still_trainable(self.trained, self._changing.weights)
+        check_still_trainable(self.trained, self._changing.weights)
         self.clock.require_same_schedule()
         batch = self.unpack(element_spec)
-        requirements.check_tensors(tuple(batch))
-        requirements.check_batched(self.trained, batch.x)
+        check_tensors(tuple(batch))
+        check_batched(self.trained, batch.x)
         require_same_rows(element_spec)
         self._functions.resolve(batch)
 
@@ -300,7 +310,7 @@ class Supervised:
         """Return the outputs for rows, computed with the variables as they are."""
         if self.options.predict is not None:
             return self.options.predict(rows)
-        requirements.check_predicts_as_keras(self.model)
+        check_predicts_as_keras(self.model)
         return predict_with(self.model, unpack_batch(rows).x)
 
     def _pure_outputs(self, values: Changing, rows: Nest) -> Nest:

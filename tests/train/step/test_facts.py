@@ -13,7 +13,7 @@ from training_helpers import sequential
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.totals import EXAMPLES, FIXED
+from mirrorkit.train.totals.totals import EXAMPLES, FIXED
 
 L = keras.layers
 

@@ -14,8 +14,8 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.input.resident import ResidentIterator
+from mirrorkit.train.keras_model import keras_operations
 from mirrorkit.train.reduce.reduction import all_reduce
-from mirrorkit.train.step import keras_operations
 from mirrorkit.train.step.empty_shares import Communicating
 from mirrorkit.train.step.global_batch import HostBatch, OwnRows, some_is_empty
 

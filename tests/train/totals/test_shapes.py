@@ -13,10 +13,10 @@ import tensorflow as tf
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.losses import Losses
-from mirrorkit.train.step.metrics import Metrics
-from mirrorkit.train.step.outputs import Output
-from mirrorkit.train.step.shapes_check import loss_faults
+from mirrorkit.train.keras_model.outputs import Output
+from mirrorkit.train.totals.losses import Losses
+from mirrorkit.train.totals.metrics import Metrics
+from mirrorkit.train.totals.shapes import loss_faults
 
 L = keras.layers
 

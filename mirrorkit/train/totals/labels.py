@@ -12,8 +12,8 @@ import numpy as np
 from mirrorkit._keras import keras
 from mirrorkit._types import Loss, Nest
 from mirrorkit.errors import DataError
-from mirrorkit.train.step.outputs import per_output
-from mirrorkit.train.step.totals import Totals
+from mirrorkit.train.keras_model.outputs import per_output
+from mirrorkit.train.totals.totals import Totals
 
 
 def check_labels(totals: Totals, labels: Nest) -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Loss, Nest, PerOutput
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.outputs import Output, kind_of_target, own_value, per_output
+from mirrorkit.train.keras_model.outputs import Output, kind_of_target, own_value, per_output
 from mirrorkit.variables import fixed_number
 
 _READ_IN_LOSS = (

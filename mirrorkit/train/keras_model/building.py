@@ -8,12 +8,10 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name
-from mirrorkit.train.step.floatx import in_floatx
-from mirrorkit.train.step.layer_state import layers_of, training_argument
-from mirrorkit.train.step.models import Models
-from mirrorkit.train.step.outputs import Batch
-from mirrorkit.train.step.requirements import check_tensors
-from mirrorkit.train.step.same_rows import require_same_rows
+from mirrorkit.train.keras_model.floatx import in_floatx
+from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
+from mirrorkit.train.keras_model.models import Models
+from mirrorkit.train.keras_model.outputs import Batch
 
 
 def is_built(model: KerasModel) -> bool:
@@ -32,8 +30,6 @@ def build(model: KerasModel, batch: Batch, strategy: tf.distribute.Strategy) -> 
         batch: specs of what the model is called on, of targets and of weights.
         strategy: that of the training.
     """
-    check_tensors(tuple(batch))
-    require_same_rows(batch.x if batch.y is None else batch.present)
     for part in model.parts if isinstance(model, Models) else [model]:
         if isinstance(part, keras.Model) and part.distribute_strategy is not strategy:
             raise StepError(

@@ -18,10 +18,10 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasMetric, Metric, Nest, PerOutput
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.calling import read
-from mirrorkit.train.step.keras_operations import without_waits
-from mirrorkit.train.step.outputs import Output, kind_of_target, own_value, per_output
-from mirrorkit.train.step.shapes_check import Shape, cure, not_stretched, shapes_of_targets, shown, stretched
+from mirrorkit.train.keras_model.calling import read
+from mirrorkit.train.keras_model.keras_operations import without_waits
+from mirrorkit.train.keras_model.outputs import Output, kind_of_target, own_value, per_output
+from mirrorkit.train.totals.shapes import Shape, cure, not_stretched, shapes_of_targets, shown, stretched
 
 
 class Metrics:

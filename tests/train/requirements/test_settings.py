@@ -8,7 +8,7 @@ import pytest
 
 from mirrorkit._keras import keras
 from mirrorkit.train import Step
-from mirrorkit.train.step.settings import plain, settings_of, settings_of_variables
+from mirrorkit.train.requirements.settings import plain, settings_of, settings_of_variables
 
 
 def settings(

@@ -15,11 +15,11 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasMetric, KerasModel, Logs, Loss, Nest, PerOutput
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.building import outputs_of
-from mirrorkit.train.step.losses import Losses, loss_name
-from mirrorkit.train.step.metrics import MeanOfOutput, Metrics, taken
-from mirrorkit.train.step.outputs import Batch, Output, in_order, match, output_names, own_value, per_output
-from mirrorkit.train.step.shapes_check import loss_faults
+from mirrorkit.train.keras_model.building import outputs_of
+from mirrorkit.train.keras_model.outputs import Batch, Output, in_order, match, output_names, own_value, per_output
+from mirrorkit.train.totals.losses import Losses, loss_name
+from mirrorkit.train.totals.metrics import MeanOfOutput, Metrics, taken
+from mirrorkit.train.totals.shapes import loss_faults
 
 # Layout of the totals, a flat float32 vector: these three, then numerator and denominator of each output's loss, then
 # the metrics' states. LOSS is all that is minimized, added up: not finite where any part of it is not. ADDED is what

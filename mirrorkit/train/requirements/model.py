@@ -1,21 +1,18 @@
-"""What a step requires of model, optimizer, options and data to mean the same on every replica."""
+"""What a step requires of a model and its variables to mean the same on every replica."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasLayer, KerasModel, KerasOptimizer, KerasVariable, Nest, Spec, Variable
+from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name
-from mirrorkit.train.step.layer_state import layers_of
-from mirrorkit.train.step.models import Models
-from mirrorkit.train.step.outputs import unpack_batch
+from mirrorkit.train.keras_model.layer_state import layers_of
+from mirrorkit.train.keras_model.models import Models
 from mirrorkit.variables import native
-from mirrorkit.whole import whole_number
 
 
 def check_model(model: KerasModel, *, scaled: bool) -> None:
@@ -92,7 +89,11 @@ def _has_weights(layer: KerasLayer) -> bool:
 
 
 _FROM_LOSS = "mk.train.Step.from_loss(model, optimizer, loss_fn), with loss_fn(batch) -> values [rows]"
+
+
 _OWN_STEP = f"{_FROM_LOSS}, or a step of your own (build, compute, update; docs/custom-loop.md)"
+
+
 _OVERRIDDEN = {  # what Keras's fit and evaluate call, and what to write in place of an override
     "train_step": _OWN_STEP,
     "test_step": f"metrics for Step(..., metrics=[...]), or {_FROM_LOSS} or a dict of them, for validation too",
@@ -141,117 +142,6 @@ def check_still_trainable(model: KerasModel, weights: Sequence[KerasVariable]) -
         )
 
 
-def check_tensors(element_spec: Spec) -> None:
-    """Refuse data whose parts are not dense tensors of known rank: a replica could not slice its rows out of them."""
-    for spec in tf.nest.flatten(element_spec):
-        if isinstance(spec, (tf.RaggedTensor, tf.RaggedTensorSpec, tf.SparseTensor, tf.SparseTensorSpec)):
-            raise StepError(
-                f"The data yields {type(spec).__name__.removesuffix('Spec')}s; a step takes dense tensors. Make them "
-                "dense in the dataset: dataset.map(...) with .to_tensor() or tf.sparse.to_dense."
-            )
-        if spec is not None and tf.TensorShape(spec.shape).rank is None:
-            raise StepError(
-                "The data does not tell the rank of its tensors. Give Dataset.from_generator an output_signature such "
-                "as (tf.TensorSpec([None, 28, 28, 1]), tf.TensorSpec([None], tf.int64)), or use tf.ensure_shape in "
-                "dataset.map."
-            )
-
-
-def check_batched(model: KerasModel, x: Nest) -> None:
-    """Refuse data that yields single examples where batches are needed."""
-    inputs = getattr(model, "inputs", None) or []
-    for spec, given in zip(tf.nest.flatten(x), inputs, strict=False):
-        example, found = tuple(given.shape[1:]), tf.TensorShape(spec.shape)
-        if example and None not in example and found.rank is not None and tuple(found) == example:
-            raise StepError(
-                f"The data yields single examples of shape {example}; a step takes global batches. Batch the dataset: "
-                "dataset.batch(256)."
-            )
-
-
-def check_class_targets(model: KerasModel, element_spec: Spec) -> None:
-    """Refuse a label for each position where `class_weight` would read one-hot rows."""
-    y = unpack_batch(element_spec).y
-    for output in (getattr(model, "outputs", None) or [])[:1]:
-        if y.shape.rank == 2 and y.shape[-1] != 1 and len(output.shape) > 2:
-            raise StepError(
-                f"class_weight needs one class for each example; found targets {tuple(y.shape)} for the output "
-                f"{tuple(output.shape)}, a label for each position. Weigh the classes in a loss of your own."
-            )
-
-
-def check_optimizer(optimizer: KerasOptimizer) -> None:
-    """Refuse what is not a Keras optimizer, and those of its switches that cannot work in a replicated step."""
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise StepError(
-            f"The optimizer must be a keras.optimizers.Optimizer, found {optimizer!r}. "
-            "For a name, write keras.optimizers.get(name) in the strategy's scope."
-        )
-    if type(optimizer).__name__ == "MultiOptimizer":
-        raise StepError("MultiOptimizer is not supported in a Step. Use one optimizer for all variables.")
-    _require_no_inner(optimizer)
-    for name in ("apply_gradients", "scale_loss"):
-        if not next(kind for kind in type(optimizer).__mro__ if name in vars(kind)).__module__.startswith("keras."):
-            raise StepError(
-                f"{type(optimizer).__name__} overrides {name}, which Keras's own training calls and a mirrorkit step "
-                "does not: it would be ignored. Change the gradients in update_step, or in a step of your own."
-            )
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise StepError(
-            "LossScaleOptimizer decides on one replica whether a step is skipped, so replicas drift apart. Pass its "
-            'inner_optimizer, and loss_scale="dynamic" to the Step.'
-        )
-    cures = {
-        "gradient_accumulation_steps": "Step(..., accumulate={value})",
-        "ema_overwrite_frequency": "Step(..., ema={optimizer.ema_momentum}) and `with step.averaged():`",
-        "loss_scale_factor": "Step(..., loss_scale={value})",
-    }
-    for name, cure in cures.items():
-        value = getattr(optimizer, name, None)
-        if value is not None:
-            use = cure.format(value=value, optimizer=optimizer)
-            raise StepError(f"{type(optimizer).__name__}({name}={value}) is not supported in a Step. Use {use}.")
-    if getattr(optimizer, "use_ema", False):
-        warnings.warn(
-            f"{type(optimizer).__name__}(use_ema=True): at its end Keras's fit puts the averages into the weights; a "
-            "Loop leaves the weights as they are. Use Step(..., ema="
-            f"{optimizer.ema_momentum}) and `with step.averaged():`, or call "
-            "optimizer.finalize_variable_values(model.trainable_variables) when training is over.",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
-def _require_no_inner(optimizer: KerasOptimizer) -> None:
-    """Refuse an optimizer that hands its work to another, except for Keras's own, which are known."""
-    if type(optimizer).__module__.startswith("keras."):
-        return
-    for name, value in sorted(vars(optimizer).items(), key=lambda item: len(item[0])):  # TensorFlow's own come last
-        for inner in keras.tree.flatten(value):
-            if isinstance(inner, keras.optimizers.Optimizer):
-                raise StepError(
-                    f"{type(optimizer).__name__} holds another optimizer, {type(inner).__name__}, in its attribute "
-                    f"{name!r}. A step computes an update from the optimizer's own variables, and would not see those "
-                    "of the inner one. Derive the class from that of the inner optimizer and override update_step, or "
-                    "give the step the inner optimizer. Averages of the weights, clipping, loss scale and accumulation "
-                    "are options of Step: ema, clip_norm, loss_scale, accumulate."
-                )
-
-
-def check_options(
-    clip_norm: float | None, clip_value: float | None, *, accumulate: int, ema: float | None, bucket_mib: float
-) -> None:
-    """Refuse options of a step that are out of range, or that exclude each other."""
-    for name, bound in (("clip_norm", clip_norm), ("clip_value", clip_value), ("bucket_mib", bucket_mib)):
-        if bound is not None and not bound > 0:
-            raise StepError(f"{name} must be a positive number, found {bound!r}.")
-    if clip_norm is not None and clip_value is not None:
-        raise StepError(f"clip_norm={clip_norm} and clip_value={clip_value} exclude each other. Give one of them.")
-    whole_number("accumulate", accumulate, StepError)
-    if ema is not None and not 0 < ema < 1:
-        raise StepError(f"ema must be a decay between 0 and 1, such as 0.999; found {ema!r}.")
-
-
 def variables_of(step: object, why: str) -> list[Variable]:
     """Return the variables that any step says it changes, each once; `why` tells what cannot be done without them."""
     variables = list({id(variable): variable for variable in getattr(step, "variables", [])}.values())
@@ -270,25 +160,6 @@ def check_variables(strategy: tf.distribute.Strategy, variables: Sequence[Variab
             raise StepError(
                 f"The variable {variable.path!r} was not created in the scope of this {class_name(strategy)}. "
                 "Create model and optimizer inside `with strategy.scope():`, and load_model there too."
-            )
-
-
-def require_static_batches(element_spec: Spec, replicas: int) -> None:
-    """Refuse global batches of unknown size or shape, or that the replicas cannot share equally."""
-    for spec in tf.nest.flatten(element_spec):
-        shape = tf.TensorShape(spec.shape)
-        if shape.rank is None or shape[0] is None:
-            raise StepError(
-                f"A TPU needs batches of one static size; found {spec}. Pass drop_remainder=True to mk.data.batches, "
-                "mk.data.records or dataset.batch. To evaluate on every example, take a batch size that divides their "
-                "number."
-            )
-        if not shape.is_fully_defined():
-            raise StepError(f"A TPU needs static shapes; found {spec}. Pad or crop the examples to one shape.")
-        if shape[0] % replicas:
-            raise StepError(
-                f"A global batch of {shape[0]} cannot be shared equally by {replicas} TPU cores. Take a multiple of "
-                f"{replicas}, such as {-(-shape[0] // replicas) * replicas}."
             )
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from mirrorkit._types import KerasLayer, KerasModel, KerasVariable
 from mirrorkit.data import HOST
-from mirrorkit.train.step.seeds import fold, number_among
+from mirrorkit.train.keras_model.seeds import fold, number_among
 
 
 class LayerState:

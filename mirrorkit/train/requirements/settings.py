@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasOptimizer, Variable
-from mirrorkit.train.step.layer_state import layers_of
-from mirrorkit.train.step.options import Options
+from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.variables import given, path
 
 # Not compared: names, which depend on what else a process has made, and seeds, of which the chief's are everybody's.
@@ -23,8 +22,8 @@ _OWN = ("name", "seed")
 _LONGEST = 200  # characters; the code of the shortest lambda has more
 
 
-def settings_of(model: KerasModel, optimizer: KerasOptimizer, options: Options) -> dict[str, Any]:
-    """Return what decides what a step computes, as far as objects tell it: variables, layers, optimizer and options."""
+def settings_of(model: KerasModel, optimizer: KerasOptimizer, options: Any) -> dict[str, Any]:
+    """Return what decides what a step computes, as far as objects tell it; `options` is a dataclass."""
     found = settings_of_variables([*model.trainable_variables, *model.non_trainable_variables])
     for number, layer in enumerate(layers_of(model)):
         if not isinstance(layer, keras.Model):  # its layers follow

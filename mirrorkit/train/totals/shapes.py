@@ -14,8 +14,8 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from mirrorkit._types import Loss
-from mirrorkit.train.step.losses import Losses, call_loss, loss_name, loss_sum
-from mirrorkit.train.step.outputs import Output
+from mirrorkit.train.keras_model.outputs import Output
+from mirrorkit.train.totals.losses import Losses, call_loss, loss_name, loss_sum
 from mirrorkit.variables import unchanged
 
 Shape: TypeAlias = "list[int | None]"

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest
-from mirrorkit.train.step.layer_state import layers_of
-from mirrorkit.train.step.outputs import Batch
+from mirrorkit.train.keras_model.layer_state import layers_of
+from mirrorkit.train.keras_model.outputs import Batch
 
 _log = logging.getLogger("mirrorkit")
 

@@ -15,10 +15,10 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasVariable, Nest
 from mirrorkit.errors import StepError
+from mirrorkit.train.keras_model.keras_operations import without_waits
+from mirrorkit.train.keras_model.layer_state import is_generator, layers_of, training_argument
+from mirrorkit.train.keras_model.seeds import seeds_on_host
 from mirrorkit.train.reduce.tracing import foreign_state
-from mirrorkit.train.step.keras_operations import without_waits
-from mirrorkit.train.step.layer_state import is_generator, layers_of, training_argument
-from mirrorkit.train.step.seeds import seeds_on_host
 
 
 def call_model(

@@ -1,0 +1,82 @@
+"""What `Step` requires of its other arguments: the optimizer, and options."""
+
+from __future__ import annotations
+
+import warnings
+
+from mirrorkit._keras import keras
+from mirrorkit._types import KerasOptimizer
+from mirrorkit.errors import StepError
+from mirrorkit.whole import whole_number
+
+
+def check_optimizer(optimizer: KerasOptimizer) -> None:
+    """Refuse what is not a Keras optimizer, and those of its switches that cannot work in a replicated step."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise StepError(
+            f"The optimizer must be a keras.optimizers.Optimizer, found {optimizer!r}. "
+            "For a name, write keras.optimizers.get(name) in the strategy's scope."
+        )
+    if type(optimizer).__name__ == "MultiOptimizer":
+        raise StepError("MultiOptimizer is not supported in a Step. Use one optimizer for all variables.")
+    _require_no_inner(optimizer)
+    for name in ("apply_gradients", "scale_loss"):
+        if not next(kind for kind in type(optimizer).__mro__ if name in vars(kind)).__module__.startswith("keras."):
+            raise StepError(
+                f"{type(optimizer).__name__} overrides {name}, which Keras's own training calls and a mirrorkit step "
+                "does not: it would be ignored. Change the gradients in update_step, or in a step of your own."
+            )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise StepError(
+            "LossScaleOptimizer decides on one replica whether a step is skipped, so replicas drift apart. Pass its "
+            'inner_optimizer, and loss_scale="dynamic" to the Step.'
+        )
+    cures = {
+        "gradient_accumulation_steps": "Step(..., accumulate={value})",
+        "ema_overwrite_frequency": "Step(..., ema={optimizer.ema_momentum}) and `with step.averaged():`",
+        "loss_scale_factor": "Step(..., loss_scale={value})",
+    }
+    for name, cure in cures.items():
+        value = getattr(optimizer, name, None)
+        if value is not None:
+            use = cure.format(value=value, optimizer=optimizer)
+            raise StepError(f"{type(optimizer).__name__}({name}={value}) is not supported in a Step. Use {use}.")
+    if getattr(optimizer, "use_ema", False):
+        warnings.warn(
+            f"{type(optimizer).__name__}(use_ema=True): at its end Keras's fit puts the averages into the weights; a "
+            "Loop leaves the weights as they are. Use Step(..., ema="
+            f"{optimizer.ema_momentum}) and `with step.averaged():`, or call "
+            "optimizer.finalize_variable_values(model.trainable_variables) when training is over.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _require_no_inner(optimizer: KerasOptimizer) -> None:
+    """Refuse an optimizer that hands its work to another, except for Keras's own, which are known."""
+    if type(optimizer).__module__.startswith("keras."):
+        return
+    for name, value in sorted(vars(optimizer).items(), key=lambda item: len(item[0])):  # TensorFlow's own come last
+        for inner in keras.tree.flatten(value):
+            if isinstance(inner, keras.optimizers.Optimizer):
+                raise StepError(
+                    f"{type(optimizer).__name__} holds another optimizer, {type(inner).__name__}, in its attribute "
+                    f"{name!r}. A step computes an update from the optimizer's own variables, and would not see those "
+                    "of the inner one. Derive the class from that of the inner optimizer and override update_step, or "
+                    "give the step the inner optimizer. Averages of the weights, clipping, loss scale and accumulation "
+                    "are options of Step: ema, clip_norm, loss_scale, accumulate."
+                )
+
+
+def check_options(
+    clip_norm: float | None, clip_value: float | None, *, accumulate: int, ema: float | None, bucket_mib: float
+) -> None:
+    """Refuse options of a step that are out of range, or that exclude each other."""
+    for name, bound in (("clip_norm", clip_norm), ("clip_value", clip_value), ("bucket_mib", bucket_mib)):
+        if bound is not None and not bound > 0:
+            raise StepError(f"{name} must be a positive number, found {bound!r}.")
+    if clip_norm is not None and clip_value is not None:
+        raise StepError(f"clip_norm={clip_norm} and clip_value={clip_value} exclude each other. Give one of them.")
+    whole_number("accumulate", accumulate, StepError)
+    if ema is not None and not 0 < ema < 1:
+        raise StepError(f"ema must be a decay between 0 and 1, such as 0.999; found {ema!r}.")
