@@ -13,24 +13,13 @@ import tensorflow as tf
 
 from mirrorkit import batching
 from mirrorkit._types import Batch, Nest, Spec
-from mirrorkit.data import (
-    Batches,
-    FromFunction,
-    PreparedRecipe,
-    Recipe,
-    Resident,
-    dataset_without_none,
-    is_none,
-    own_rows,
-    untuned,
-)
+from mirrorkit.data import is_none, own_rows, untuned
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import input_context, is_chief, is_parameter_server, is_tpu, num_workers, of_all_workers
+from mirrorkit.strategy import input_context, is_chief, is_tpu, num_workers, of_all_workers
 from mirrorkit.train.input.class_weight import ClassWeights
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator
-from mirrorkit.train.input.order import order_of
-from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
-from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data, require_same_end
+from mirrorkit.train.input.same_data import require_same_end
+from mirrorkit.train.input.source import source_of
 from mirrorkit.train.requirements.data import require_static_batches
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.whole import whole_number
@@ -45,10 +34,11 @@ class Input:
 
     Args:
         strategy: its replicas share each batch.
-        data: a recipe (`mk.data.batches`, `mk.data.records`) or a `tf.data.Dataset` of global batches.
+        data: a recipe (`mk.data.batches`, `mk.data.records`) or a `tf.data.Dataset` of global batches; see `Source`.
         steps: steps per epoch; needed where the data never ends. A finite data set gives all its batches by default.
         carry_on: with `steps`, an epoch of a `tf.data.Dataset` goes on where the one before stopped, and starts again
             at the end of the data, as Keras's `fit` does.
+        rehearses: whether it is for `rehearsals` alone.
         class_weight: from class index to the weight of its examples, as in Keras's `fit`.
         of: which data it is, for errors: "of the validation".
     """
@@ -60,36 +50,23 @@ class Input:
         *,
         steps: int | None = None,
         carry_on: bool = False,
+        rehearses: bool = False,
         class_weight: Mapping[int, float] | None = None,
         of: str = "",
     ) -> None:
-        if not isinstance(data, (Recipe, tf.data.Dataset)):
-            raise StepError(
-                "Data must be a recipe such as mk.data.batches(...) or a tf.data.Dataset, found "
-                f"{type(data).__name__}. Turn arrays into a recipe: "
-                "mk.data.batches(mk.data.arrays(images, labels), global_batch_size=256); a generator or a keras "
-                "PyDataset into a dataset: tf.data.Dataset.from_generator(..., output_signature=...)."
-            )
         steps = None if steps is None else whole_number("The number of steps", steps, StepError)
-        data = dataset_without_none(data) if isinstance(data, tf.data.Dataset) else data
-        # Whether there are as many batches as `steps` says; a repeated dataset claims to be endless even when empty.
-        self._known = isinstance(data, Recipe) or int(data.cardinality()) != tf.data.UNKNOWN_CARDINALITY
-        self.num_examples = data.num_examples if isinstance(data, Recipe) else None
-        self.order = order_of(data)  # see `Position`
-        if carry_on and steps is not None and isinstance(data, tf.data.Dataset):
-            data = data.repeat()
-        self._strategy = strategy
-        self._data = data
-        self._compared, self._of = num_workers(strategy) == 1, of and f" {of}"
+        source = source_of(data, repeats=carry_on and steps is not None)
+        if rehearses and not source.can_be_read_twice:  # it may never end, and zeros stand in for it anyway
+            steps = 1
+        self._strategy, self._source, self._of = strategy, source, of and f" {of}"
+        self._compared = num_workers(strategy) == 1
         # Each worker reads its own rows of a batch, or all of them where this is None.
-        self._context = input_context(strategy) if isinstance(data, Recipe) and data.reads_own_rows else None
-        # of a set in memory, until they are checked; a `map` may make others of them
-        as_they_are = isinstance(data, Batches) and data.map is None and not data.one_hot
-        self._labels = data.split.labels if as_they_are else None
+        self._context = input_context(strategy) if source.reads_own_rows else None
+        self._labels = source.labels  # until they are checked
         self.first_epoch = 0  # the epoch that begins with the first batch of endless data
         self._endless: EpochIterator | None = None
         self._next = 0  # number of the batch, of all epochs together, that it gives next
-        spec = data.element_spec  # a recipe remembers it; to make a dataset for it takes 0.1 s
+        spec = source.element_spec
         if any(map(is_none, tf.nest.flatten(spec))):
             raise StepError(
                 f"The data yields None among its tensors: {spec}. A batch may end in None, in place of targets or "
@@ -97,24 +74,22 @@ class Input:
             )
         self.class_weight = class_weight
         self._weigh = ClassWeights.of(class_weight, spec) if class_weight else None
-        self.element_spec: Spec = self._weighed(self._dataset()).element_spec if class_weight else spec
-        found = data.steps_per_epoch if isinstance(data, Recipe) else int(data.cardinality())
-        if found == 0:
+        self.element_spec: Spec = self._weighed(source.batches(0, 0, 0, None)).element_spec if class_weight else spec
+        if source.steps == 0:
             raise StepError("The data set is empty. Check its path, filters and drop_remainder.")
-        self._is_endless = found == tf.data.INFINITE_CARDINALITY
-        if self._is_endless and steps is None:
+        if source.is_endless and steps is None:
             raise StepError(
                 "The data never ends. Say how many batches to take: steps_per_epoch, validation_steps or steps."
             )
-        self.steps: int | None = steps if found < 0 else found if steps is None else min(steps, found)
-        size = data.global_batch_size if isinstance(data, Recipe) else tf.nest.flatten(self.element_spec)[0].shape[0]
-        self.global_batch_size: int | None = size
-        self.order_version = data.order_version if isinstance(data, Recipe) else 1
-        self.order_workers: int | None = None  # see `Position`
-        if isinstance(data, Recipe) and data.order_depends_on_workers:
-            self.order_workers = 1 if self._context is None else self._context.num_input_pipelines
-        if size is not None:
-            batching.check_split(size, strategy.num_replicas_in_sync)
+        given = [number for number in (steps, source.steps) if number is not None]
+        self.steps: int | None = min(given, default=None)
+        # Of how many examples, in which batches, in which order; see `Position`.
+        self.num_examples, self.order, self.order_version = source.num_examples, source.order, source.order_version
+        self.global_batch_size = source.global_batch_size
+        workers = 1 if self._context is None else self._context.num_input_pipelines
+        self.order_workers = workers if source.order_depends_on_workers else None
+        if self.global_batch_size is not None:
+            batching.check_split(self.global_batch_size, strategy.num_replicas_in_sync)
         if self._context is None and is_chief(strategy):
             _say_what_it_costs(num_workers(strategy))
         if is_tpu(strategy):
@@ -138,27 +113,27 @@ class Input:
         see that theirs are the same, and `check` is called with the first one, which is still used for training. Where
         each worker reads its own rows alone, `check` is called with a sample that all of them read.
         """
-        before = (epoch - self.first_epoch) * (self.steps or 0) + start if self._is_endless else start
+        before = (epoch - self.first_epoch) * (self.steps or 0) + start if self._source.is_endless else start
         if self._endless is not None and before == self._next:
             self._endless.position = start
             iterator = self._endless
         else:
             iterator = self._iterator(epoch, start, before, look_at, check)
-        if self._is_endless:
+        if self._source.is_endless:
             self._endless, self._next = iterator, before - start + (self.steps or 0)
         return iterator
 
     def _iterator(
         self, epoch: int, start: int, before: int, look_at: int, check: Callable[[Batch], None] | None
     ) -> EpochIterator:
-        if look_at and self._has_identity:
-            self._compare(lambda: self._identity(epoch, start))
-        if self._is_held:
+        if look_at and self._source.has_identity:
+            self._compare(lambda: self._source.identity(epoch, start))
+        if self._source.is_held(self._strategy):
             if check is not None and start != self.steps:
                 check(self.first(epoch, start))
             return self._held(epoch, start)
         dataset = self._batches(epoch, start, before)
-        if self._context is not None and look_at and self._has_identity:
+        if self._context is not None and look_at and self._source.has_identity:
             if check is not None and start != self.steps:
                 check(self.first())
             look_at, check = 0, None
@@ -174,8 +149,8 @@ class Input:
         for i in itertools.count():
             batch = next(batches, None)
             if i == 0:
-                self._compare(lambda: self._identity(0, 0) if self._has_identity else batch)  # noqa: B023
-            if not self._known:
+                self._compare(lambda: self._source.identity(0, 0) if self._source.has_identity else batch)  # noqa: B023
+            if not self._source.has_known_end:
                 require_same_end(self._strategy, np.array(of_all_workers(self._strategy, batch is not None)), i)
             if batch is None:
                 return
@@ -187,10 +162,10 @@ class Input:
 
         Where each worker reads its own rows alone, it is a batch that all of them can read without a shuffle.
         """
-        if not isinstance(self._data, Recipe):
+        if not self._source.can_be_read_twice:
             return None
         if self._context is not None:
-            return next(iter(untuned(self._sample())))
+            return next(iter(untuned(self._weighed(self._source.sample()))))
         return next(iter(untuned(self._batches(epoch, start, start).take(1))))
 
     def rehearsals(self, accumulate: int = 1) -> Iterator[tuple[EpochIterator, int]]:
@@ -201,7 +176,7 @@ class Input:
         `tf.data.Dataset` zeros, since to read it could move a shuffle on.
         """
         end = 0
-        if isinstance(self._data, Recipe) and self.steps is not None:
+        if self._source.can_be_read_twice and self.steps is not None:
             whole = self._whole()
             end = whole % accumulate + self.steps - whole if whole else self.steps % accumulate
         if self.steps != end:
@@ -212,53 +187,26 @@ class Input:
         if end:
             yield self._rehearsal(end), end
 
-    @property
-    def _is_held(self) -> bool:
-        """Whether the examples lie where they are computed on."""
-        return can_be_sent(self._data) if is_parameter_server(self._strategy) else isinstance(self._data, Resident)
-
     def _held(self, epoch: int, start: int) -> EpochIterator:
-        assert self.steps is not None  # a recipe says so
-        if is_parameter_server(self._strategy):
-            return SentIterator(self._data, epoch, steps=self.steps, position=start, weigh=self._weigh)
-        return ResidentIterator(self._data, self._strategy, epoch, steps=self.steps, position=start, weigh=self._weigh)
-
-    def _sample(self) -> tf.data.Dataset:
-        """Return a whole batch of a recipe, the same on every worker, as a dataset of one element."""
-        data = self._data.as_written() if isinstance(self._data, PreparedRecipe) else self._data
-        return self._weighed(data.dataset().take(1))
-
-    @property
-    def _has_identity(self) -> bool:
-        """Whether workers compare their data without reading a batch; with `FromFunction` each reads its own."""
-        recipe = isinstance(self._data, Batches) or self._context is not None
-        return recipe and not isinstance(self._data, FromFunction)
-
-    def _identity(self, epoch: int, start: int) -> Batch | None:
-        """Return what tells one worker's batches from another's, without reading a shuffled batch of files."""
-        if isinstance(self._data, Batches):
-            return first_rows(self._data, epoch, start)
-        return np.frombuffer(self._data.identity(epoch, start).encode(), np.uint8)
+        return self._source.held(self._strategy, epoch, steps=self.steps, position=start, weigh=self._weigh)
 
     def _compare(self, first: Callable[[], Batch | None]) -> None:
         """See once that all workers begin with the same batch."""
         if not self._compared:
-            if isinstance(self._data, FromFunction):
-                require_own_data(self._strategy, first(), self.steps)
-            else:
-                require_same_data(self._strategy, first(), self.steps, self._of)
+            self._source.require_same(self._strategy, first(), self.steps, self._of)
             self._compared = True
 
     def _whole(self) -> int:
         """Return how many batches of a recipe's epoch have the global batch size."""
-        if not isinstance(self._data, Recipe) or self.steps is None:
+        if self.num_examples is None or self.steps is None or self.global_batch_size is None:
             return 0
-        return min(self.steps, self._data.num_examples // self._data.global_batch_size)
+        return min(self.steps, self.num_examples // self.global_batch_size)
 
     def _last(self) -> int | None:
         """Return the size of a recipe's last batch, where it is a smaller one."""
-        data = self._data
-        return data.num_examples % data.global_batch_size or None if isinstance(data, Recipe) else None
+        if self.num_examples is None or self.global_batch_size is None:
+            return None
+        return self.num_examples % self.global_batch_size or None
 
     def _on_host(
         self,
@@ -272,8 +220,8 @@ class Input:
         iterator = HostIterator(
             dataset,
             look_at=(look_at if self.steps is None else min(look_at, self.steps - position)) if looks else 0,
-            steps=self.steps if self._known else None,
-            size=self.global_batch_size if isinstance(self._data, Recipe) else None,
+            steps=self.steps if self._source.has_known_end else None,
+            size=None if self.num_examples is None else self.global_batch_size,
             whole=self._whole(),
             last=self._last(),
             position=position,
@@ -286,28 +234,21 @@ class Input:
                 check(iterator.first)
         return iterator
 
-    def _dataset(self) -> tf.data.Dataset:
-        return self._data.dataset(epoch=0) if isinstance(self._data, Recipe) else self._data
-
     def _weighed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset if self._weigh is None else dataset.map(self._weigh, num_parallel_calls=tf.data.AUTOTUNE)
 
     def _batches(self, epoch: int, start: int, before: int) -> tf.data.Dataset:
-        if self._context is not None:
-            return self._weighed(self._data.dataset(epoch=epoch, start=start, input_context=self._context))
-        if isinstance(self._data, Recipe):
-            return self._weighed(self._data.dataset(epoch=epoch, start=start))
-        return self._weighed(self._data.skip(before))
+        return self._weighed(self._source.batches(epoch, start, before, self._context))
 
     def _rehearsal(self, end: int = 0) -> EpochIterator:
         """Return batches without end: a batch like the first, or of the `end` batches that are last in an epoch."""
         start = self.steps - end if end and self.steps is not None else 0
-        if self._is_held:
+        if self._source.is_held(self._strategy):
             return self._held(0, start)
-        if isinstance(self._data, Recipe):
-            batch = (
-                self._weighed(self._data.dataset(epoch=0).take(1)) if self._context is None else self._sample()
-            ).cache()
+        if self._source.can_be_read_twice:
+            alone = self._context is None
+            batch = self._weighed(self._source.batches(0, 0, 0, None).take(1) if alone else self._source.sample())
+            batch = batch.cache()
             whole = self._own_rows_of(batch, self.global_batch_size)
             if end and self.steps != self._whole():
                 whole = whole.repeat(self._whole() - start).concatenate(self._own_rows_of(batch, self._last()))

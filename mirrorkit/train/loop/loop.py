@@ -345,5 +345,4 @@ class Loop:
         return self._whole(data) if self._built().step.can(what) else None
 
     def _whole(self, data: Data) -> Input:
-        # A dataset of the user's may never end, and zeros stand in for it anyway.
-        return Input(self.strategy, data, steps=None if isinstance(data, Recipe) else 1)
+        return Input(self.strategy, data, rehearses=True)

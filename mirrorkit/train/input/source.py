@@ -1,0 +1,208 @@
+"""What an `Input` asks of its data, whatever kind it is: each kind of recipe, and a `tf.data.Dataset`, answers here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._types import Batch, Nest, Spec
+from mirrorkit.data import Batches, FromFunction, PreparedRecipe, Recipe, Resident, dataset_without_none, untuned
+from mirrorkit.errors import StepError
+from mirrorkit.strategy import is_parameter_server
+from mirrorkit.train.input.epoch import EpochIterator
+from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
+from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data
+
+
+class Source:
+    """Any recipe.
+
+    Attributes:
+        can_be_read_twice: whether to read it leaves everything as it was.
+        is_endless: whether it never ends.
+        has_known_end: whether there are as many batches as it says.
+        steps: batches of an epoch; None where that is unknown.
+        num_examples: examples of an epoch; None where that is unknown.
+        global_batch_size: examples in a batch, but perhaps the last; None where that is unknown.
+        order: what decides, beside their number, which examples are in which batch, in words; None for not known.
+        order_version, order_depends_on_workers, reads_own_rows: as of `Recipe`.
+        has_identity: whether workers compare their data by something else than the first batch of each.
+        labels: of a set in memory, as they come; None where they are elsewhere, or a `map` may make others of them.
+    """
+
+    can_be_read_twice = has_known_end = True
+    is_endless = False
+    order: str | None = None
+    labels: Nest = None
+
+    def __init__(self, data: Recipe) -> None:
+        self.data = data
+        self.steps: int | None = data.steps_per_epoch
+        self.num_examples: int | None = data.num_examples
+        self.global_batch_size: int | None = data.global_batch_size
+        self.order_version = data.order_version
+        self.order_depends_on_workers, self.reads_own_rows = data.order_depends_on_workers, data.reads_own_rows
+        self.has_identity = data.reads_own_rows
+
+    @property
+    def element_spec(self) -> Spec:
+        """Shapes and dtypes of a batch; a recipe remembers it, and to make a dataset for it takes 0.1 s."""
+        return self.data.element_spec
+
+    def batches(
+        self, epoch: int, start: int, before: int, context: tf.distribute.InputContext | None
+    ) -> tf.data.Dataset:
+        """Return the batches of an epoch from the `start`-th on, of all epochs the one after `before` others.
+
+        With `context` this worker's rows alone.
+        """
+        own = {} if context is None else {"input_context": context}
+        return self.data.dataset(epoch=epoch, start=start, **own)
+
+    def sample(self) -> tf.data.Dataset:
+        """Return a whole batch, the same on every worker, as a dataset of one element."""
+        return self.data.dataset().take(1)
+
+    def identity(self, epoch: int, start: int) -> Batch | None:
+        """Return what tells one worker's batches from another's, where it `has_identity`."""
+        return next(iter(untuned(self.sample())))
+
+    def require_same(self, strategy: tf.distribute.Strategy, first: Batch | None, steps: int | None, of: str) -> None:
+        """Refuse workers that do not begin with the same batch."""
+        require_same_data(strategy, first, steps, of)
+
+    def is_held(self, strategy: tf.distribute.Strategy) -> bool:
+        """Return whether the examples lie where they are computed on."""
+        return False
+
+    def held(self, strategy: tf.distribute.Strategy, epoch: int, **options: Any) -> EpochIterator:
+        """Return an epoch of such data."""
+        raise NotImplementedError
+
+
+class PreparedSource(Source):
+    """Files of records."""
+
+    data: PreparedRecipe
+
+    def __init__(self, data: PreparedRecipe) -> None:
+        super().__init__(data)
+        shards = ["shards"] * (getattr(data, "shards", 1) > 1)  # one has the order of `batches`
+        names = [name for name in ("seed", "shuffle_buffer", *shards) if hasattr(data, name)]
+        told = " ".join(["shuffle", *(f"{name}={getattr(data, name)}" for name in names)])
+        self.order = told if data.shuffle else "no shuffle"
+
+    def sample(self) -> tf.data.Dataset:
+        """Return the first examples as they lie, without a shuffle."""
+        return self.data.as_written().dataset().take(1)
+
+    def identity(self, epoch: int, start: int) -> Batch | None:
+        """Return what the recipe says of itself."""
+        return np.frombuffer(self.data.identity(epoch, start).encode(), np.uint8)
+
+
+class BatchesSource(PreparedSource):
+    """A set in memory; under parameter servers a small one is sent to every worker."""
+
+    data: Batches
+
+    def __init__(self, data: Batches) -> None:
+        super().__init__(data)
+        self.has_identity = True
+        self.labels = data.split.labels if data.map is None and not data.one_hot else None
+
+    def identity(self, epoch: int, start: int) -> Batch | None:
+        """Return the examples of the batch as they lie in the split."""
+        return first_rows(self.data, epoch, start)
+
+    def is_held(self, strategy: tf.distribute.Strategy) -> bool:
+        """See `Source`."""
+        return is_parameter_server(strategy) and can_be_sent(self.data)
+
+    def held(self, strategy: tf.distribute.Strategy, epoch: int, **options: Any) -> EpochIterator:
+        """See `Source`."""
+        return SentIterator(self.data, epoch, **options)
+
+
+class ResidentSource(BatchesSource):
+    """A set that lies on the devices."""
+
+    data: Resident
+
+    def is_held(self, strategy: tf.distribute.Strategy) -> bool:
+        """See `Source`."""
+        return super().is_held(strategy) if is_parameter_server(strategy) else True
+
+    def held(self, strategy: tf.distribute.Strategy, epoch: int, **options: Any) -> EpochIterator:
+        """See `Source`."""
+        if is_parameter_server(strategy):
+            return super().held(strategy, epoch, **options)
+        return ResidentIterator(self.data, strategy, epoch, **options)
+
+
+class FunctionSource(Source):
+    """A dataset of each worker's own, so that their first batches must differ."""
+
+    def __init__(self, data: FromFunction) -> None:
+        super().__init__(data)
+        self.has_identity = False
+
+    def require_same(self, strategy: tf.distribute.Strategy, first: Batch | None, steps: int | None, of: str) -> None:
+        """Refuse workers that begin with the same batch."""
+        require_own_data(strategy, first, steps)
+
+
+class DatasetSource(Source):
+    """A `tf.data.Dataset` of the user's: to read it could move a shuffle on, or a generator.
+
+    With `repeats` an epoch goes on where the one before stopped, and starts again at the end of the data.
+    """
+
+    data: Any
+    can_be_read_twice = has_identity = False
+    order_depends_on_workers = reads_own_rows = False
+    num_examples = None
+    order_version = 1
+
+    def __init__(self, data: tf.data.Dataset, *, repeats: bool) -> None:
+        data = dataset_without_none(data)
+        batches = int(data.cardinality())
+        # A repeated dataset claims to be endless even when it is empty.
+        self.has_known_end = batches != tf.data.UNKNOWN_CARDINALITY
+        self.order = f"{batches} batches of a tf.data.Dataset" if batches >= 0 else None
+        self.data = data.repeat() if repeats else data
+        batches = int(self.data.cardinality())
+        self.is_endless = batches == tf.data.INFINITE_CARDINALITY
+        self.steps = batches if batches >= 0 else None
+        self.global_batch_size = tf.nest.flatten(self.element_spec)[0].shape[0]
+
+    def batches(
+        self, epoch: int, start: int, before: int, context: tf.distribute.InputContext | None
+    ) -> tf.data.Dataset:
+        """Return what comes after `before` others."""
+        return self.data.skip(before)
+
+
+_SOURCES = {  # the first that fits
+    Resident: ResidentSource,
+    Batches: BatchesSource,
+    PreparedRecipe: PreparedSource,
+    FromFunction: FunctionSource,
+    Recipe: Source,
+}
+
+
+def source_of(data: Any, *, repeats: bool = False) -> Source:
+    """Wrap what a user gives as data; `repeats` is for a `tf.data.Dataset`."""
+    if isinstance(data, tf.data.Dataset):
+        return DatasetSource(data, repeats=repeats)
+    for kind, source in _SOURCES.items():
+        if isinstance(data, kind):
+            return source(data)
+    raise StepError(
+        f"Data must be a recipe such as mk.data.batches(...) or a tf.data.Dataset, found {type(data).__name__}. Turn "
+        "arrays into a recipe: mk.data.batches(mk.data.arrays(images, labels), global_batch_size=256); a generator or "
+        "a keras PyDataset into a dataset: tf.data.Dataset.from_generator(..., output_signature=...)."
+    )
