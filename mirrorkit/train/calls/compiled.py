@@ -41,7 +41,8 @@ class Calls:
     """The functions of a loop, each compiled once and called with any number of steps."""
 
     def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep, *, jit_compile: bool = False) -> None:
-        self._strategy = strategy
+        self.strategy = strategy
+        self.local: Calls = self  # what makes calls in this process
         self._step = step
         self._jit_compile = jit_compile
         self._traces: dict[Any, ConcreteFunction] = {}
@@ -79,8 +80,8 @@ class Calls:
                 done += 1
 
     def _of_replicas(self, outputs: Nest) -> Iterator[Nest]:
-        like = first_replica(self._strategy, outputs)
-        parts = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
+        like = first_replica(self.strategy, outputs)
+        parts = [self.strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
         for of_replica in zip(*parts, strict=True):
             yield tf.nest.pack_sequence_as(like, of_replica)
 
@@ -107,8 +108,8 @@ class Calls:
 
     def _test_one(self, batches: Sequence[GlobalBatch]) -> tf.Tensor:
         # Added up on the replicas: TensorFlow's `strategy.reduce` would bring the sums to the host, which waits.
-        totals = self._strategy.run(lambda: all_reduce(self._step.test(batches[0])))
-        return first_replica(self._strategy, totals)
+        totals = self.strategy.run(lambda: all_reduce(self._step.test(batches[0])))
+        return first_replica(self.strategy, totals)
 
     def _call(self, what: Pass, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
         start = time.perf_counter()
@@ -120,7 +121,7 @@ class Calls:
             with explained_call(data, place):
                 done, totals, good, having = function(data.source, totals, _number(steps), _number(data.position))
                 taken, finite = int(done), int(good)
-            require_same_end(self._strategy, having.numpy(), data.position + taken)
+            require_same_end(self.strategy, having.numpy(), data.position + taken)
         else:
             taken, counts = 0, []
             for part in data.parts(steps, accumulate):
@@ -173,7 +174,7 @@ class Calls:
             run = self._step.train if what == "train" else self._test_one
             totals = tf.zeros([self._step.totals_size(what)], tf.float64)
             if sizes is None:
-                many = _until_the_end(self._strategy, self._step, run, what)
+                many = _until_the_end(self.strategy, self._step, run, what)
             else:
                 many = _counted(self._step, run, what, data.batch, sizes, self._with_xla(data, sizes))
             self._traces[function, specs] = many.get_concrete_function(data.source, totals, _number(0), _number(0))

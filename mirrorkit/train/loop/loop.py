@@ -238,8 +238,7 @@ class Loop:
         """
         passes = self._built(data)
         passes.step.require("evaluate")
-        calls = passes.calls
-        strategy = calls.chief if on_chief and isinstance(calls, RemoteCalls) else self.strategy
+        strategy = passes.calls.local.strategy if on_chief else self.strategy
         inputs = Input(strategy, data, steps=steps)
         hooks = callback_list(self, passes.step.model, callbacks, steps=inputs.steps)
         with explained(self.strategy, data):

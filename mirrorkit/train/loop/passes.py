@@ -132,7 +132,7 @@ class Passes:
         if averaged:
             with self.step.averaged():
                 return self.test(data, hooks, on_chief=on_chief)
-        calls = self.calls.local if on_chief and isinstance(self.calls, RemoteCalls) else self.calls
+        calls = self.calls.local if on_chief else self.calls
         self.step.prepare(data.element_spec, "test")
         self._check_labels(data)
         batches = data.epoch(0, look_at=1, check=first_batch_check(self.step, "test"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -21,9 +21,8 @@ from mirrorkit.strategy import first_replica, task_addresses
 from mirrorkit.train.calls.compiled import Calls, Result
 from mirrorkit.train.calls.errors import explained, require_servers
 from mirrorkit.train.calls.length import CallLength
-from mirrorkit.train.input.epoch import EpochIterator, Part
-from mirrorkit.train.input.resident import SentIterator
-from mirrorkit.train.parameter_server.pieces import Columns, pieces, specs_of
+from mirrorkit.train.input.epoch import EpochIterator
+from mirrorkit.train.parameter_server.pieces import Columns, HostPieces, SentPieces, pieces_of
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.step.global_batch import HostBatch
 from mirrorkit.train.step.loop_step import LoopStep, Pass
@@ -33,6 +32,8 @@ _PIECES = 4  # for each worker in a call, so that a slow worker takes fewer
 _POLL_SECONDS = 0.002
 _LOOK_SECONDS = 2.0  # between two looks whether all tasks are there
 _PATIENCE_SECONDS = 300.0  # without a single worker
+
+Pieces: TypeAlias = HostPieces | SentPieces
 
 
 class RemoteCalls:
@@ -50,8 +51,8 @@ class RemoteCalls:
         self._traces: dict[Any, Any] = {}
         self._predicted = 0  # calls of `predictions`
         self._sent: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self.chief = tf.distribute.OneDeviceStrategy("/job:chief/replica:0/task:0/device:CPU:0")
-        self.local = Calls(self.chief, step)  # makes calls in this process
+        chief = tf.distribute.OneDeviceStrategy("/job:chief/replica:0/task:0/device:CPU:0")
+        self.local = Calls(chief, step)  # makes calls in this process
 
     def train(self, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
         """Train on the next `steps` batches, or as many as are left, adding to `totals`."""
@@ -83,12 +84,15 @@ class RemoteCalls:
         start = time.perf_counter()
         accumulate = self._step.accumulate if what == "train" else 1
         at_once = max(1, steps // (accumulate * self._workers * _PIECES))
-        scheduled = []
-        for part, columns in pieces(data, steps, accumulate, at_once):
-            sent = (self._arrays(data),) if isinstance(data, SentIterator) else ()
-            epoch = tf.constant(getattr(data, "epoch", 0), tf.int64)
+        pieces, scheduled = pieces_of(data), []
+        sent, epoch = self._sent_once(pieces), tf.constant(pieces.epoch, tf.int64)
+        for part, columns in pieces.cut(steps, accumulate, at_once):
+            specs = pieces.specs(part, columns)
+            key = (what, data.kind, repr(specs))
+            if key not in self._traces:
+                self._traces[key] = self._make(what, pieces, specs)
             arguments = (tf.constant(part.first, tf.int64), epoch, columns, *sent)
-            scheduled.append((part, self._schedule(self._trace(what, data, part, columns), arguments)))
+            scheduled.append((part, self._schedule(self._traces[key], arguments)))
         results = self._fetched([result for _, result in scheduled])
         taken, bad = 0, None
         sums = np.array(totals, np.float64)
@@ -128,32 +132,26 @@ class RemoteCalls:
             )
         return last_seen
 
-    def _arrays(self, data: SentIterator) -> Any:
-        """Return an iterator on each worker that gives the whole set; sent once."""
-        if data.data not in self._sent:
-            self._sent[data.data] = iter(self._coordinator.create_per_worker_dataset(data.arrays))
-        return self._sent[data.data]
+    def _sent_once(self, pieces: Pieces) -> tuple[Any, ...]:
+        """Return an iterator on each worker that gives the whole set, where there is one."""
+        if pieces.whole is None:
+            return ()
+        data, arrays = pieces.whole
+        if data not in self._sent:
+            self._sent[data] = iter(self._coordinator.create_per_worker_dataset(arrays))
+        return (self._sent[data],)
 
-    def _trace(self, what: Pass, data: EpochIterator, part: Part, columns: Columns) -> Any:
-        specs = specs_of(data, part, columns)
-        key = (what, data.kind, repr(specs))
-        if key not in self._traces:
-            self._traces[key] = self._make(what, data, specs)
-        return self._traces[key]
-
-    def _make(self, what: Pass, data: EpochIterator, specs: list[Spec]) -> Any:
+    def _make(self, what: Pass, pieces: Pieces, specs: list[Spec]) -> Any:
         run = self._step.train if what == "train" else self._test
         size, totals_size, loss_index = len(specs), self._step.totals_size(what), self._step.loss_index
 
         def many(first: tf.Tensor, epoch: tf.Tensor, columns: Columns, *sent: Any) -> tuple[tf.Tensor, tf.Tensor]:
-            arrays = next(sent[0]) if sent else None
+            whole = next(sent[0]) if sent else None
             updates = tf.shape(tf.nest.flatten(columns)[0], out_type=tf.int64)[0]
 
             def batch(place: int, index: tf.Tensor) -> HostBatch:
                 taken = tf.nest.map_structure(lambda column: column[index], columns[place])
-                if isinstance(data, SentIterator):
-                    taken = data.finish(arrays, taken, epoch, first + index * size + place)
-                return HostBatch(taken)
+                return HostBatch(pieces.batch(taken, whole, epoch, first + index * size + place))
 
             def body(index: tf.Tensor, totals: tf.Tensor, good: tf.Tensor) -> tuple[tf.Tensor, ...]:
                 batches = [batch(place, index) for place in range(size)]
@@ -166,7 +164,7 @@ class RemoteCalls:
             return totals, good
 
         scalar = tf.TensorSpec([], tf.int64)
-        sent = [tf.data.IteratorSpec(data.arrays().element_spec)] if isinstance(data, SentIterator) else []
+        sent = [] if pieces.whole is None else [tf.data.IteratorSpec(pieces.whole[1]().element_spec)]
         return tf.function(many, autograph=False, input_signature=[scalar, scalar, specs, *sent])
 
     def _test(self, batches: list[HostBatch], first_part: tf.Tensor) -> tf.Tensor:

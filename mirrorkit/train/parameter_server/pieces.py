@@ -8,7 +8,8 @@ again on another one when that worker dies.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -23,67 +24,107 @@ from mirrorkit.train.requirements.same_rows import require_same_rows
 Columns = list[Nest]
 
 
-def pieces(data: EpochIterator, steps: int, accumulate: int, at_once: int) -> Iterator[tuple[Part, Columns]]:
-    """Divide the next `steps` batches, or as many as are left, into pieces of at most `at_once` updates.
+class HostPieces:
+    """Pieces of batches that the chief reads.
 
-    An update has `accumulate` batches; what is left over at the end of the data is an update of its own.
+    Attributes:
+        whole: what makes the data set that is sent to each worker once, and what stands for it; None for nothing.
     """
-    if isinstance(data, SentIterator):
-        for part in data.parts(steps, accumulate):
+
+    whole: tuple[Any, Callable[[], tf.data.Dataset]] | None = None
+    epoch = 0
+
+    def __init__(self, data: HostIterator) -> None:
+        self._data = data
+
+    def cut(self, steps: int, accumulate: int, at_once: int) -> Iterator[tuple[Part, Columns]]:
+        """Divide the next `steps` batches, or as many as are left, into pieces of at most `at_once` updates.
+
+        An update has `accumulate` batches; what is left over at the end of the data is an update of its own.
+        """
+        first = self._data.position
+        rows: list[list[Batch]] = []
+        for row in self._updates(steps, accumulate):
+            if rows and (len(rows) == at_once or _shapes(row) != _shapes(rows[0])):
+                piece, columns = self._joined(first, rows)
+                yield piece, columns
+                first, rows = first + piece.batches, []
+            rows.append(row)
+        if rows:
+            yield self._joined(first, rows)
+
+    def specs(self, part: Part, columns: Columns) -> list[Spec]:
+        """Return the specification of each column, for any number of updates."""
+        return [
+            tf.nest.map_structure(
+                lambda v, s, size=size: tf.TensorSpec([None, size, *s.shape[1:]], v.dtype),
+                column,
+                self._data.element_spec,
+            )
+            for column, size in zip(columns, part.sizes, strict=True)
+        ]
+
+    def batch(self, taken: Nest, whole: Nest, epoch: tf.Tensor, step: tf.Tensor) -> Batch:
+        """Make a batch of what a column has for it; called on the worker."""
+        return taken
+
+    def _updates(self, steps: int, accumulate: int) -> Iterator[list[Batch]]:
+        """Read the batches of one update after the other."""
+        data = self._data
+        for done in range(0, steps, accumulate):
+            wanted = min(accumulate, steps - done)
+            row = list(itertools.takewhile(lambda batch: batch is not None, (data.read() for _ in range(wanted))))
+            for place, batch in enumerate(row):
+                require_same_rows(batch, data.position + done + place)
+            if len(row) < wanted and data.steps is not None:
+                raise StepError(
+                    f"The data said that it holds {data.steps} batches, but ended after "
+                    f"{data.position + done + len(row)}. Fix its cardinality (tf.data.experimental.assert_cardinality)."
+                )
+            if row:
+                yield row
+            if len(row) < wanted:
+                return
+
+    def _joined(self, first: int, rows: list[list[Batch]]) -> tuple[Part, Columns]:
+        columns = [
+            tf.nest.map_structure(lambda *values: tf.stack(values), *column) for column in zip(*rows, strict=True)
+        ]
+        sizes = tuple(size if size == self._data.size else None for size in map(_size, rows[0]))
+        return Part(first, len(rows), sizes), columns
+
+
+class SentPieces:
+    """Pieces of a set of which each worker was sent a copy; see `HostPieces`."""
+
+    def __init__(self, data: SentIterator) -> None:
+        self._data = data
+        self.whole = data.data, data.arrays
+        self.epoch = data.epoch
+
+    def cut(self, steps: int, accumulate: int, at_once: int) -> Iterator[tuple[Part, Columns]]:
+        """Divide the next `steps` batches."""
+        for part in self._data.parts(steps, accumulate):
             for done in range(0, part.updates, at_once):
                 updates = min(at_once, part.updates - done)
                 piece = Part(part.first + done * len(part.sizes), updates, part.sizes)
-                yield piece, data.columns(piece)
-        return
-    assert isinstance(data, HostIterator)  # all data that are not sent
-    first = data.position
-    rows: list[list[Batch]] = []
-    for row in _updates(data, steps, accumulate):
-        if rows and (len(rows) == at_once or _shapes(row) != _shapes(rows[0])):
-            piece, columns = _joined(data, first, rows)
-            yield piece, columns
-            first, rows = first + piece.batches, []
-        rows.append(row)
-    if rows:
-        yield _joined(data, first, rows)
+                yield piece, self._data.columns(piece)
+
+    def specs(self, part: Part, columns: Columns) -> list[Spec]:
+        """Return the specification of each column."""
+        return [tf.TensorSpec([None, size], column.dtype) for column, size in zip(columns, part.sizes, strict=True)]
+
+    def batch(self, taken: Nest, whole: Nest, epoch: tf.Tensor, step: tf.Tensor) -> Batch:
+        """Make a batch of these rows."""
+        return self._data.finish(whole, taken, epoch, step)
 
 
-def specs_of(data: EpochIterator, part: Part, columns: Columns) -> list[Spec]:
-    """Return the specification of each column, for any number of updates."""
-
-    def of(value: tf.Tensor, size: int | None, shape: tf.TensorShape | list[int]) -> tf.TensorSpec:
-        return tf.TensorSpec([None, size, *shape], value.dtype)
-
+def pieces_of(data: EpochIterator) -> HostPieces | SentPieces:
+    """Return how an epoch is cut."""
     if isinstance(data, SentIterator):
-        return [of(column, size, []) for column, size in zip(columns, part.sizes, strict=True)]
-    return [
-        tf.nest.map_structure(lambda v, s, size=size: of(v, size, s.shape[1:]), column, data.element_spec)
-        for column, size in zip(columns, part.sizes, strict=True)
-    ]
-
-
-def _updates(data: HostIterator, steps: int, accumulate: int) -> Iterator[list[Batch]]:
-    """Read the batches of one update after the other."""
-    for done in range(0, steps, accumulate):
-        wanted = min(accumulate, steps - done)
-        row = list(itertools.takewhile(lambda batch: batch is not None, (data.read() for _ in range(wanted))))
-        for place, batch in enumerate(row):
-            require_same_rows(batch, data.position + done + place)
-        if len(row) < wanted and data.steps is not None:
-            raise StepError(
-                f"The data said that it holds {data.steps} batches, but ended after {data.position + done + len(row)}. "
-                "Fix its cardinality (tf.data.experimental.assert_cardinality)."
-            )
-        if row:
-            yield row
-        if len(row) < wanted:
-            return
-
-
-def _joined(data: EpochIterator, first: int, rows: list[list[Batch]]) -> tuple[Part, Columns]:
-    columns = [tf.nest.map_structure(lambda *values: tf.stack(values), *column) for column in zip(*rows, strict=True)]
-    sizes = tuple(size if size == data.size else None for size in map(_size, rows[0]))
-    return Part(first, len(rows), sizes), columns
+        return SentPieces(data)
+    assert isinstance(data, HostIterator)  # all data that are not sent
+    return HostPieces(data)
 
 
 def _size(batch: Batch) -> int:

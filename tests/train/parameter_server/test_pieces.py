@@ -13,7 +13,7 @@ import mirrorkit as mk
 from mirrorkit.errors import StepError
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator
 from mirrorkit.train.input.resident import SentIterator
-from mirrorkit.train.parameter_server.pieces import pieces, specs_of
+from mirrorkit.train.parameter_server.pieces import pieces_of
 
 Cut = tuple[int, int, tuple[Any, ...], list[list[list[int]]]]  # first batch, updates, sizes, the batches of each update
 
@@ -21,8 +21,8 @@ Cut = tuple[int, int, tuple[Any, ...], list[list[list[int]]]]  # first batch, up
 def _cut(data: EpochIterator, steps: int, accumulate: int, at_once: int) -> list[Cut]:
     """The pieces of one call, in plain numbers."""
     found = []
-    for part, columns in pieces(data, steps, accumulate, at_once):
-        for spec, column in zip(specs_of(data, part, columns), columns, strict=True):
+    for part, columns in pieces_of(data).cut(steps, accumulate, at_once):
+        for spec, column in zip(pieces_of(data).specs(part, columns), columns, strict=True):
             assert spec.is_compatible_with(column)
         updates = [[column[i].numpy().tolist() for column in columns] for i in range(part.updates)]
         found.append((part.first, part.updates, part.sizes, updates))
