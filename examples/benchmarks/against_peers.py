@@ -26,10 +26,10 @@ from typing import Any
 from contenders import CONTENDERS
 
 from mirrorkit.bench.chart import Chart
-from mirrorkit.bench.layout import Layout
 from mirrorkit.bench.machine import about
 from mirrorkit.bench.remote import Member, Remote
 from mirrorkit.bench.report import Column, Report, check_places, span
+from mirrorkit.bench.topology import Topology
 from mirrorkit.bench.turns import Turns, in_turns
 from mirrorkit.errors import MirrorkitError
 
@@ -104,14 +104,14 @@ def parts(name: str) -> tuple[str, str, dict[str, str]]:
     return short, number, {} if rest == name else {"TF_ENABLE_ONEDNN_OPTS": "1"}
 
 
-def layout(name: str, options: argparse.Namespace) -> tuple[str, Layout]:
+def layout(name: str, options: argparse.Namespace) -> tuple[str, Topology]:
     """A contender's name in CONTENDERS, and its replicas."""
     short, number, _ = parts(name)
     if CONTENDERS[short][2]:
         workers = int(number or 2)
-        return short, Layout("multi_worker" if workers > 1 else "one_device", "workers", workers)
+        return short, Topology("multi_worker" if workers > 1 else "one_device", "workers", workers)
     replicas = int(number or options.replicas)
-    return short, Layout("one_device" if replicas == 1 else "mirrored", options.device, replicas)
+    return short, Topology("one_device" if replicas == 1 else "mirrored", options.device, replicas)
 
 
 def members(name: str, options: argparse.Namespace, work: dict[str, Any]) -> list[Member]:
@@ -120,7 +120,7 @@ def members(name: str, options: argparse.Namespace, work: dict[str, Any]) -> lis
     arguments = {"name": short, "work": {**work, "replicas": own.replicas}}
     found = own.members(**arguments)
     if short == "loop-apart":
-        (alone,) = Layout("one_device", "workers", 1).members(**arguments)
+        (alone,) = Topology("one_device", "workers", 1).members(**arguments)
         found = [replace(alone, core=core) for core in range(own.replicas)]
     return [replace(member, environment={**member.environment, **parts(name)[2]}) for member in found]
 

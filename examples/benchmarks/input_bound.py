@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from mirrorkit.bench.layout import Layout
 from mirrorkit.bench.machine import about
 from mirrorkit.bench.remote import Remote
+from mirrorkit.bench.topology import Topology
 from mirrorkit.bench.turns import in_turns
 
 
@@ -112,12 +112,12 @@ def main() -> None:
         def arguments(place: Path, numbers: list[int], batch_size: int) -> dict[str, Any]:
             return {"files": sorted(map(str, place.iterdir())), "counts": numbers, "batch_size": batch_size}
 
-        together = Layout("multi_worker", "workers", options.workers)
+        together = Topology("multi_worker", "workers", options.workers)
         whole_counts = [number for numbers in counts for number in numbers]
         members = together.members(**arguments(whole, whole_counts, options.batch_size))
         apart = []
         for core, (part, numbers) in enumerate(zip(parts, counts, strict=True)):
-            (alone,) = Layout("one_device", "workers", 1).members(
+            (alone,) = Topology("one_device", "workers", 1).members(
                 **arguments(part, numbers, options.batch_size // options.workers)
             )
             apart.append(replace(alone, core=core))

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from mirrorkit.bench.chart import Chart
-from mirrorkit.bench.layout import Hardware, Layout, check
 from mirrorkit.bench.machine import about_with_gpus
 from mirrorkit.bench.remote import Remote
 from mirrorkit.bench.report import Column, Report, figures
+from mirrorkit.bench.topology import Hardware, Topology, check
 from mirrorkit.bench.turns import in_turns
 from mirrorkit.errors import DeviceError, StrategyError
 
@@ -74,7 +74,7 @@ def collectives(
             f"{list(implementations)}) was asked for. It takes 2 replicas or more, sizes from 4 bytes on, and for "
             f"{devices!r} of the implementations {', '.join(known)}."
         )
-    layout = Layout.of(devices, replicas)
+    layout = Topology.of(devices, replicas)
     remotes: dict[str, Remote] = {}
     with ExitStack() as stack:
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mirrorkit.bench.layout import Layout
 from mirrorkit.bench.measure import TRAINING, Job
+from mirrorkit.bench.topology import Topology
 
 FIT = "mirrorkit.bench.training:Fit"
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -34,7 +34,7 @@ PRECISION: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class Group:
+class PlannedRows:
     """Rows that are measured together.
 
     Jobs are in order, the most telling ones first: in "scaling" by (scaling, replicas, global batch size), in
@@ -52,7 +52,9 @@ def set_for(model: str) -> str:
     return "mnist" if model in ("mnist_cnn", "mlp", "linear") else "cifar10"
 
 
-def plan(device: str, gpus: int, models: Sequence[str], sets: Mapping[str, str], global_batch_size: int) -> list[Group]:
+def plan(
+    device: str, gpus: int, models: Sequence[str], sets: Mapping[str, str], global_batch_size: int
+) -> list[PlannedRows]:
     """Return the groups, the most telling ones first; `sets` holds the file of each data set.
 
     The global batch size is that of one device and of strong scaling; in weak scaling, of one replica.
@@ -60,31 +62,31 @@ def plan(device: str, gpus: int, models: Sequence[str], sets: Mapping[str, str],
     real = device == "gpu"
     whole, parts = ("GPUs", "logical GPUs") if real else ("CPU as GPUs", "CPU as logical GPUs")
     job = partial(Job, environment={} if real else NO_GPU)
-    one = Layout.of(device, 1)
-    of_parts = {n: Layout("mirrored", device, n, logical=real) for n in (2, 4)}
-    of_gpus = {n: Layout.of(device, n) for n in (16, 8, 4, 2) if n <= gpus}
+    one = Topology.of(device, 1)
+    of_parts = {n: Topology("mirrored", device, n, logical=real) for n in (2, 4)}
+    of_gpus = {n: Topology.of(device, n) for n in (16, 8, 4, 2) if n <= gpus}
     largest = dict(list(of_gpus.items())[:1])
 
     def training(
-        model: str, layout: Layout, *, size: int = global_batch_size, target: str = TRAINING, **options: Any
+        model: str, layout: Topology, *, size: int = global_batch_size, target: str = TRAINING, **options: Any
     ) -> Job:
         work = {"model": model, "data": sets[set_for(model)], "global_batch_size": size}
         return job(target, layout, {**work, **options})
 
-    def of_one(part: str, model: str, contenders: Mapping[str, tuple[str, dict[str, Any]]]) -> Group:
+    def of_one(part: str, model: str, contenders: Mapping[str, tuple[str, dict[str, Any]]]) -> PlannedRows:
         jobs = {name: training(model, one, target=target, **options) for name, (target, options) in contenders.items()}
-        return Group(part, {"model": model}, jobs)
+        return PlannedRows(part, {"model": model}, jobs)
 
-    def equivalence(on: str, layouts: Mapping[int, Layout]) -> Group:
-        return Group("equivalence", {"on": on}, {n: job("closeness", layout) for n, layout in layouts.items()})
+    def equivalence(on: str, layouts: Mapping[int, Topology]) -> PlannedRows:
+        return PlannedRows("equivalence", {"on": on}, {n: job("closeness", layout) for n, layout in layouts.items()})
 
-    def scaling(model: str, on: str, layouts: Mapping[int, Layout]) -> Group:
+    def scaling(model: str, on: str, layouts: Mapping[int, Topology]) -> PlannedRows:
         jobs = {("baseline", 1, global_batch_size): training(model, one)}
         for n, layout in layouts.items():
             jobs["strong", n, global_batch_size] = training(model, layout)
             if on == whole:
                 jobs["weak", n, n * global_batch_size] = training(model, layout, size=n * global_batch_size)
-        return Group("scaling", {"model": model, "on": on}, jobs, frozenset(() if on == "GPUs" else layouts))
+        return PlannedRows("scaling", {"model": model, "on": on}, jobs, frozenset(() if on == "GPUs" else layouts))
 
     groups = [of_one("one device", models[0], SPEED), equivalence(parts, of_parts)]
     if largest:
@@ -93,7 +95,7 @@ def plan(device: str, gpus: int, models: Sequence[str], sets: Mapping[str, str],
     groups.append(of_one("precision", models[-1], PRECISION))
     for layout in largest.values():
         work = {"sizes": [4**i * 1024 for i in (2, 5, 8)], "repeats": 3}
-        groups.append(Group("all-reduce", {}, {"all": job("all_reduces", layout, work)}))
+        groups.append(PlannedRows("all-reduce", {}, {"all": job("all_reduces", layout, work)}))
     groups += [scaling(model, parts, of_parts) for model in reversed(models)]
     groups += [of_one("precision", model, PRECISION) for model in models[:-1]]
     return groups + [scaling(model, whole, of_gpus) for model in models[:-1] if largest]

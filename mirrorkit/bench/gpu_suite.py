@@ -9,7 +9,7 @@ from typing import Any
 
 from mirrorkit.bench.allreduce_speed import COLUMNS as ALL_REDUCE_COLUMNS
 from mirrorkit.bench.chart import Chart
-from mirrorkit.bench.gpu_plan import NO_GPU, Group, plan, set_for
+from mirrorkit.bench.gpu_plan import NO_GPU, PlannedRows, plan, set_for
 from mirrorkit.bench.machine import about_with_gpus, in_a_line
 from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured, check_work, train_in_turns
 from mirrorkit.bench.remote import Member, Remote
@@ -130,7 +130,7 @@ def gpu(
     return report
 
 
-def measure(group: Group, budget: Budget, *, seconds: float, repeats: int) -> list[dict[str, Any]]:
+def measure(group: PlannedRows, budget: Budget, *, seconds: float, repeats: int) -> list[dict[str, Any]]:
     """Return the rows of a group; what fails or finds no time has an error."""
     common = {"part": group.part, **group.common}
     if group.part in ("equivalence", "all-reduce"):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from mirrorkit.bench.layout import Layout
 from mirrorkit.bench.remote import Member, Remote
+from mirrorkit.bench.topology import Topology
 from mirrorkit.bench.turns import in_turns
 from mirrorkit.errors import ArgumentError, MirrorkitError
 from mirrorkit.whole import is_whole
@@ -37,7 +37,7 @@ class Job(NamedTuple):
     """An object such as `training.Training` ("module:class"), its arguments, and the processes in which it is made."""
 
     target: str
-    layout: Layout
+    layout: Topology
     arguments: Mapping[str, Any] = {}
     environment: Mapping[str, str] = {}
 

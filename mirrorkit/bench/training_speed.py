@@ -6,10 +6,10 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from mirrorkit.bench.chart import Chart
-from mirrorkit.bench.layout import SHARED_NOTE, Hardware, Layout, check, for_comparison
 from mirrorkit.bench.machine import about_with_gpus
 from mirrorkit.bench.measure import TRAINING, Job, Measured, check_work, train_in_turns
 from mirrorkit.bench.report import SPEED_COLUMNS, Column, Report, figures, rates_line, span
+from mirrorkit.bench.topology import SHARED_NOTE, Hardware, Topology, check, for_comparison
 from mirrorkit.errors import StrategyError
 
 MODES = ("strong", "weak", "both")
@@ -77,7 +77,7 @@ def scaling(
     keys += [("strong", n, global_batch_size) for n in several if mode != "weak"]
     keys += [("weak", n, n * global_batch_size) for n in several if mode != "strong"]
     training = {"model": model, "data": data, "data_dir": data_dir, "examples": examples, "resident": resident}
-    trained = {(scale, n, size): (Layout.of(devices, n), size) for scale, n, size in keys}
+    trained = {(scale, n, size): (Topology.of(devices, n), size) for scale, n, size in keys}
     found, what = _trained(trained, training, repeats=repeats, epochs=epochs)
     shared = {n for n in several if hardware.is_shared(devices, n)}
     rows = compare(found, shared)
@@ -139,7 +139,7 @@ def strategies(
 
 
 def _trained(
-    layouts: Mapping[Any, tuple[Layout, int]], training: Mapping[str, Any], **turns: Any
+    layouts: Mapping[Any, tuple[Topology, int]], training: Mapping[str, Any], **turns: Any
 ) -> tuple[dict[Any, Measured], str]:
     """Train each layout with its global batch size; return what was measured, and what was trained in words."""
     jobs = {

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import Variable
-from mirrorkit.checks.recording import Call, recorded
+from mirrorkit.checks.recording import RecordedCall, recorded
 from mirrorkit.data import bounds, without_none
 from mirrorkit.errors import StepError
-from mirrorkit.train import Batch, Step, training_argument, unpack_batch
+from mirrorkit.train import Step, UnpackedBatch, training_argument, unpack_batch
 from mirrorkit.variables import distinct, native, path, unchanged
 
 Range = tuple[float, float]
@@ -113,21 +113,21 @@ def find_in_shards(
     return None
 
 
-def _unpack(step: Any, batch: Any) -> Batch:
+def _unpack(step: Any, batch: Any) -> UnpackedBatch:
     """Take a batch apart as the step does."""
     if isinstance(step, Step) and step.strategy is not None:
         return step.for_loop(step.strategy).unpack(batch)
     return unpack_batch(batch)
 
 
-def _in_batch(batch: Batch) -> Iterator[NonFinite]:
+def _in_batch(batch: UnpackedBatch) -> Iterator[NonFinite]:
     for what, nest in zip(("input", "target", "sample weight"), batch, strict=True):
         for key, value in keras.tree.flatten_with_path({} if nest is None else nest):
             if found := _look(what, "/".join(map(str, key)) or "of the batch", [value]):
                 yield found
 
 
-def _in_computation(step: Any, rows: Any, batch: Batch, shard: int) -> Iterator[NonFinite]:
+def _in_computation(step: Any, rows: Any, batch: UnpackedBatch, shard: int) -> Iterator[NonFinite]:
     if isinstance(step, Step):
         yield from _forth_and_back(step.model, lambda w, s: _objective_of_step(step, w, s, rows, shard))
     elif isinstance(step, keras.Model):
@@ -143,14 +143,14 @@ def _objective_of_step(step: Step, weights: Any, state: Any, rows: Any, shard: i
     return step.for_loop(step.strategy).objective(weights, state, rows, shard)
 
 
-def _objective_of_model(model: Any, weights: Any, state: Any, batch: Batch) -> tf.Tensor | None:
+def _objective_of_model(model: Any, weights: Any, state: Any, batch: UnpackedBatch) -> tf.Tensor | None:
     y_pred, _ = model.stateless_call(weights, state, batch.x, **training_argument(model, True))
     if not model.compiled or batch.y is None:
         return None
     return model.compute_loss(x=batch.x, y=batch.y, y_pred=y_pred, sample_weight=batch.weight)
 
 
-def _in_own_step(step: Any, batch: Batch) -> Iterator[NonFinite]:
+def _in_own_step(step: Any, batch: UnpackedBatch) -> Iterator[NonFinite]:
     with unchanged(getattr(step, "variables", [])), recorded() as calls:
         sums = step.compute(tuple(part for part in batch if part is not None))
     yield from _in_outputs(calls)
@@ -176,15 +176,17 @@ def _forth_and_back(model: Any, objective_of: Callable[[Any, Any], tf.Tensor | N
     yield from _in_gradients(calls, gradients[1], dict(zip(map(id, variables), gradients[0], strict=True)), variables)
 
 
-def _in_outputs(calls: Sequence[Call]) -> Iterator[NonFinite]:
+def _in_outputs(calls: Sequence[RecordedCall]) -> Iterator[NonFinite]:
     for call in calls:
         if found := _look("output", f"of layer {call.name}", call.outputs, given=call.inputs):
             yield found
 
 
-def _in_gradients(calls: Sequence[Call], outputs: Any, weights: dict[int, Any], variables: Any) -> Iterator[NonFinite]:
+def _in_gradients(
+    calls: Sequence[RecordedCall], outputs: Any, weights: dict[int, Any], variables: Any
+) -> Iterator[NonFinite]:
     """Check from the last layer to the first: the layer behind the first gradient that is not finite produced it."""
-    owners: dict[int, Call] = {}
+    owners: dict[int, RecordedCall] = {}
     for call in calls:  # inner layers come first
         for variable in getattr(call.layer, "trainable_variables", ()):
             owners.setdefault(id(variable), call)

@@ -14,7 +14,7 @@ from mirrorkit._keras import keras
 
 
 @dataclass(eq=False)
-class Call:
+class RecordedCall:
     """One call of a layer, or of another Keras operation in a functional model.
 
     Attributes:
@@ -34,13 +34,13 @@ class Call:
 
 
 @contextmanager
-def recorded() -> Iterator[list[Call]]:
+def recorded() -> Iterator[list[RecordedCall]]:
     """Record all calls of Keras layers within the block, in the order in which they end: inner layers first.
 
     Keras has no hooks, so its one entry to every layer is wrapped for the duration of the block. Calls within a
     `tf.function` have no values yet and are left out.
     """
-    calls: list[Call] = []
+    calls: list[RecordedCall] = []
     seen: set[int] = set()  # of outputs; `calls` keeps them alive, so no id is used twice
     original = keras.Operation.__call__
 
@@ -48,7 +48,7 @@ def recorded() -> Iterator[list[Call]]:
         result = original(self, *args, **kwargs)
         outputs = [tensor for tensor in _floats(result) if id(tensor) not in seen]
         seen.update(map(id, outputs))
-        calls.append(Call(self, _floats((args, kwargs)), outputs))
+        calls.append(RecordedCall(self, _floats((args, kwargs)), outputs))
         return result
 
     with mock.patch.object(keras.Operation, "__call__", call_and_record):

@@ -28,7 +28,7 @@ from mirrorkit.data.splits import Split, Splits, arrays, class_indices, one_hot
 from mirrorkit.data.tfrecords import Records, records
 
 # for mirrorkit's other packages
-from mirrorkit.data.augment import Made as Made  # isort: skip
+from mirrorkit.data.augment import RowsToMake as RowsToMake  # isort: skip
 from mirrorkit.data.distribution import untuned as untuned  # isort: skip
 from mirrorkit.data.nests import dataset_without_none as dataset_without_none  # isort: skip
 from mirrorkit.data.nests import is_none as is_none  # isort: skip

@@ -167,7 +167,7 @@ def normalize(mean: float | Sequence[float], std: float | Sequence[float]) -> Au
     return _Drawn(draw, change)
 
 
-class Made(NamedTuple):
+class RowsToMake(NamedTuple):
     """Rows of a global batch that are gathered, mapped and augmented, and those of them that are wanted.
 
     Python ints, or int64 tensors where the size of a batch shows only when it is made.
@@ -186,12 +186,12 @@ class Made(NamedTuple):
         return tf.nest.map_structure(lambda rows: rows[self.first - self.made_first : self.end - self.made_first], made)
 
 
-def rows_to_make(augmentations: Sequence[Augmentation], first: Any, end: Any, size: Any) -> Made:
+def rows_to_make(augmentations: Sequence[Augmentation], first: Any, end: Any, size: Any) -> RowsToMake:
     """Return which rows of a batch must be made to get those from `first` to `end`: a user's function gets blocks."""
     if all(isinstance(one, _Drawn) for one in augmentations):
-        return Made(first, end, first, end, size)
+        return RowsToMake(first, end, first, end, size)
     least = min if isinstance(end, int) and isinstance(size, int) else tf.minimum
-    return Made(first, end, first // _BLOCK * _BLOCK, least(-(-end // _BLOCK) * _BLOCK, size), size)
+    return RowsToMake(first, end, first // _BLOCK * _BLOCK, least(-(-end // _BLOCK) * _BLOCK, size), size)
 
 
 def apply(
@@ -201,7 +201,7 @@ def apply(
     seed: int,
     epoch: int | tf.Tensor,
     step: int | tf.Tensor,
-    rows: Made | None = None,
+    rows: RowsToMake | None = None,
 ) -> tf.Tensor:
     """Run augmentations on the batch of one step, each with a seed of its own made from (seed, epoch, step).
 

@@ -25,7 +25,7 @@ _CURE = (
     "A constant of the whole set is right in map."
 )
 
-Made = dict[str, np.ndarray]
+RowsToMake = dict[str, np.ndarray]
 
 
 def require_by_row(function: Callable[..., Any], element: tuple[Any, ...]) -> None:
@@ -72,11 +72,11 @@ def _rows(element: tuple[Any, ...], first: int, end: int) -> Any:
     return tf.nest.map_structure(lambda array: array[first:end], element)
 
 
-def _first(made: Made, rows: int) -> Made:
+def _first(made: RowsToMake, rows: int) -> RowsToMake:
     return {path: array[:rows] for path, array in made.items()}
 
 
-def _run(function: Callable[..., Any], *elements: Any, seed: int = 1) -> list[Made]:
+def _run(function: Callable[..., Any], *elements: Any, seed: int = 1) -> list[RowsToMake]:
     """Return the tensors that a newly traced function makes of each element, by their paths."""
     traced = tf.function(function)
 
@@ -89,7 +89,7 @@ def _run(function: Callable[..., Any], *elements: Any, seed: int = 1) -> list[Ma
     return [{path: leaf.numpy() for path, leaf in result if isinstance(leaf, tf.Tensor)} for result in results]
 
 
-def _difference(one: Made, other: Made) -> str | None:
+def _difference(one: RowsToMake, other: RowsToMake) -> str | None:
     """Return where two results differ by more than rounding, and by how much; or None."""
     for path, array in one.items():
         if array.shape != other[path].shape:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.augment import Made
+from mirrorkit.data.augment import RowsToMake
 from mirrorkit.data.in_memory import Batches
 from mirrorkit.data.rows import HOST, Rows
 from mirrorkit.errors import DataError, RecipeError
@@ -79,9 +79,9 @@ class Resident(Batches):
             return np.arange(self._shard_size)
         return np.random.default_rng([self.seed, epoch, shard]).permutation(self._shard_size)
 
-    def rows_to_make(self, first: Any, end: Any, size: Any) -> Made:
+    def rows_to_make(self, first: Any, end: Any, size: Any) -> RowsToMake:
         """Return which rows of a batch must be gathered; none of another replica's shard. See `PreparedRecipe`."""
-        return super().rows_to_make(first, end, size) if self.shards == 1 else Made(first, end, first, end, size)
+        return super().rows_to_make(first, end, size) if self.shards == 1 else RowsToMake(first, end, first, end, size)
 
     @functools.cached_property
     def rows(self) -> Any:

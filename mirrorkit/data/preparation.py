@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import Self
 
-from mirrorkit.data.augment import Augmentation, Made, apply, cutout, flip, normalize, pad_and_crop, rows_to_make
+from mirrorkit.data.augment import Augmentation, RowsToMake, apply, cutout, flip, normalize, pad_and_crop, rows_to_make
 from mirrorkit.data.map_check import ROWS, require_by_row
 from mirrorkit.data.nests import kind, without_none
 from mirrorkit.data.recipe import Recipe
@@ -75,7 +75,7 @@ class PreparedRecipe(Recipe):
         other._set(shuffle=False)
         return other
 
-    def finish(self, element: tuple[Any, ...], *, epoch: Any, step: tf.Tensor, rows: Made | None = None) -> Any:
+    def finish(self, element: tuple[Any, ...], *, epoch: Any, step: tf.Tensor, rows: RowsToMake | None = None) -> Any:
         """Run `map`, `augment` and one-hot encoding on gathered examples: `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
 
         They are those of the whole batch with the number `step`, or with `rows` (see `rows_to_make`) those that must be
@@ -121,7 +121,7 @@ class PreparedRecipe(Recipe):
             )
         return tuple(made)
 
-    def rows_of(self, step: tf.Tensor, input_context: tf.distribute.InputContext | None) -> Made:
+    def rows_of(self, step: tf.Tensor, input_context: tf.distribute.InputContext | None) -> RowsToMake:
         """Return which rows of a batch a worker must gather: Python ints where they are the same for all batches."""
         whole, left = divmod(self.num_examples, self.global_batch_size)
         usual, last = (
@@ -129,9 +129,9 @@ class PreparedRecipe(Recipe):
         )
         if not left or self.drop_remainder:
             return usual
-        return Made(*(tf.where(step < whole, *map(np.int64, two)) for two in zip(usual, last, strict=True)))
+        return RowsToMake(*(tf.where(step < whole, *map(np.int64, two)) for two in zip(usual, last, strict=True)))
 
-    def rows_to_make(self, first: Any, end: Any, size: Any) -> Made:
+    def rows_to_make(self, first: Any, end: Any, size: Any) -> RowsToMake:
         """Return which rows of a batch of `size` examples must be gathered to get those from `first` to `end`."""
         return rows_to_make(self.augment or (), first, end, size)
 

@@ -18,7 +18,7 @@ _OPEN_FILES = 16  # read at the same time, unshuffled
 
 
 @dataclass(frozen=True)
-class Share:
+class WantedRows:
     """The rows of every batch that are asked for.
 
     Attributes:
@@ -49,7 +49,7 @@ class RecordReader:
     compression: str
     index: RecordIndex
 
-    def as_written(self, share: Share, start: int) -> tf.data.Dataset:
+    def as_written(self, share: WantedRows, start: int) -> tf.data.Dataset:
         """Read up to 16 files in turn, one example of each; what others ask for is read too, and dropped."""
         if start == share.steps:
             return _nothing(share)
@@ -81,7 +81,7 @@ class RecordReader:
         return tf.data.Dataset.zip((tf.data.Dataset.range(start, share.steps), vectors)).map(own)
 
     def shuffled(
-        self, streams: Streams, share: Share, start: int, *, seed: int, epoch: int, shuffle_buffer: int
+        self, streams: Streams, share: WantedRows, start: int, *, seed: int, epoch: int, shuffle_buffer: int
     ) -> tf.data.Dataset:
         """Read the streams that have rows which are asked for, each shuffled in blocks.
 
@@ -147,6 +147,6 @@ class RecordReader:
         return {"segments": table_of(segments, self.files), "begins": np.array(places), "parts": np.stack(parts)}
 
 
-def _nothing(share: Share) -> tf.data.Dataset:
+def _nothing(share: WantedRows) -> tf.data.Dataset:
     none = tf.data.Dataset.from_tensor_slices(tf.zeros([0], tf.string))
     return none.batch(share.rows[1] - share.rows[0], drop_remainder=not share.rest)

@@ -19,7 +19,7 @@ import numpy as np
 MOST = 64  # streams
 
 
-class Piece(NamedTuple):
+class FileRange(NamedTuple):
     """Consecutive examples of one file."""
 
     file: int
@@ -63,16 +63,16 @@ class Streams:
         whole: the whole batches.
     """
 
-    pieces: tuple[tuple[Piece, ...], ...]
+    pieces: tuple[tuple[FileRange, ...], ...]
     last: EqualBatches
     whole: EqualBatches
 
-    def part(self, stream: int, first: int, end: int) -> Iterator[Piece]:
+    def part(self, stream: int, first: int, end: int) -> Iterator[FileRange]:
         """Yield some consecutive examples of a stream."""
         for piece in self.pieces[stream]:
             begin, stop = max(first, 0), min(end, piece.size)
             if begin < stop:
-                yield Piece(piece.file, piece.first + begin, stop - begin)
+                yield FileRange(piece.file, piece.first + begin, stop - begin)
             first, end = first - piece.size, end - piece.size
 
 
@@ -89,7 +89,7 @@ def draw_streams(counts: Sequence[int], *, batch_size: int, seed: int, epoch: in
     total = sum(counts)
     batches, rest = divmod(total, batch_size)
     rng = np.random.default_rng([seed, epoch])
-    files = [Piece(int(file), 0, counts[file]) for file in rng.permutation(len(counts)) if counts[file]]
+    files = [FileRange(int(file), 0, counts[file]) for file in rng.permutation(len(counts)) if counts[file]]
     # every stream has a row in most batches: of each example in the last batch and of one more in each whole one
     least = max(-(-total * (batches + 1) // (batches * batch_size)), -(-total // MOST))
     if seekable:
@@ -103,24 +103,24 @@ def draw_streams(counts: Sequence[int], *, batch_size: int, seed: int, epoch: in
     return Streams(tuple(map(tuple, pieces)), EqualBatches(1, last), EqualBatches(batches, ends - last))
 
 
-def _ranges(files: Sequence[Piece], offset: int, streams: int) -> list[list[Piece]]:
+def _ranges(files: Sequence[FileRange], offset: int, streams: int) -> list[list[FileRange]]:
     """Lay the files end to end as a ring, and cut it from an offset on into ranges of equal length within one."""
     total = sum(file.size for file in files)
     ring = [*files, *files]
     begins = np.cumsum([0, *(file.size for file in ring)]).tolist()
 
-    def range_of(begin: int, end: int) -> Iterator[Piece]:
+    def range_of(begin: int, end: int) -> Iterator[FileRange]:
         for at in range(bisect.bisect_right(begins, begin) - 1, bisect.bisect_left(begins, end)):
             first = max(begin - begins[at], 0)
-            yield Piece(ring[at].file, first, min(end - begins[at], ring[at].size) - first)
+            yield FileRange(ring[at].file, first, min(end - begins[at], ring[at].size) - first)
 
     cuts = [offset + stream * total // streams for stream in range(streams + 1)]
     return [list(range_of(*cut)) for cut in itertools.pairwise(cuts)]
 
 
-def _groups(files: Sequence[Piece], least: int) -> list[list[Piece]]:
+def _groups(files: Sequence[FileRange], least: int) -> list[list[FileRange]]:
     """Group consecutive files, so that each group has at least so many examples."""
-    groups: list[list[Piece]] = [[]]
+    groups: list[list[FileRange]] = [[]]
     for file in files:
         if sum(piece.size for piece in groups[-1]) >= least:
             groups.append([])
@@ -131,27 +131,27 @@ def _groups(files: Sequence[Piece], least: int) -> list[list[Piece]]:
     return groups
 
 
-def remaining(counts: Sequence[int], together: int, given: int) -> list[Piece]:
+def remaining(counts: Sequence[int], together: int, given: int) -> list[FileRange]:
     """What is left of files that are interleaved, `together` at a time, after so many examples.
 
     `tf.data.Dataset.interleave` of these pieces goes on as that of the files does. It takes one example of each open
     file in turn; a file that has ended misses its turn, and at the next one another file is open in its place.
     """
-    left = [Piece(file, 0, count) for file, count in enumerate(counts)]
-    slots: list[Piece | None] = [None] * min(together, len(left))
+    left = [FileRange(file, 0, count) for file, count in enumerate(counts)]
+    slots: list[FileRange | None] = [None] * min(together, len(left))
     turn = 0
     while given:
         open_slots = [piece for piece in slots if piece is not None]
         rounds = min([given // max(1, len(open_slots)), *(piece.size for piece in open_slots)])
         if rounds and (not left or len(open_slots) == len(slots)):
-            slots = [piece and Piece(piece.file, piece.first + rounds, piece.size - rounds) for piece in slots]
+            slots = [piece and FileRange(piece.file, piece.first + rounds, piece.size - rounds) for piece in slots]
             given -= rounds * len(open_slots)
             continue
         piece = slots[turn]
         if piece is None and left:
             piece = left.pop(0)
         if piece is not None and piece.size:
-            slots[turn] = Piece(piece.file, piece.first + 1, piece.size - 1)
+            slots[turn] = FileRange(piece.file, piece.first + 1, piece.size - 1)
             given -= 1
         else:
             slots[turn] = None

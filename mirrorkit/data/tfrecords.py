@@ -17,7 +17,7 @@ from mirrorkit.data.disk import CURE, crc32, file_errors, reason
 from mirrorkit.data.index_file import read_index, require_features
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.record_index import RecordIndex, count_by_reading, first_length
-from mirrorkit.data.record_reading import RecordReader, Share
+from mirrorkit.data.record_reading import RecordReader, WantedRows
 from mirrorkit.data.record_streams import Streams, draw_streams
 from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import DataError, RecipeError
@@ -216,11 +216,11 @@ class Records(PreparedRecipe):
         vars(bare).update(map=None, augment=(), one_hot=False, global_batch_size=number)
         return next(bare.dataset().as_numpy_iterator())
 
-    def _share(self, context: tf.distribute.InputContext | None) -> Share:
+    def _share(self, context: tf.distribute.InputContext | None) -> WantedRows:
         batches, rest = divmod(self.num_examples, self.global_batch_size)
         rest = 0 if self.drop_remainder else rest
         usual, last = (self.rows_to_make(*own_rows(size, context), size) for size in (self.global_batch_size, rest))
-        return Share(
+        return WantedRows(
             self.global_batch_size, batches, rest, (usual.made_first, usual.made_end), (last.made_first, last.made_end)
         )
 
@@ -237,7 +237,7 @@ class Records(PreparedRecipe):
             )
         return streams
 
-    def _decoded(self, vectors: tf.data.Dataset, share: Share, start: int) -> tf.data.Dataset:
+    def _decoded(self, vectors: tf.data.Dataset, share: WantedRows, start: int) -> tf.data.Dataset:
         """Decode serialized examples one by one, in parallel."""
         assert self.decode is not None
         examples = vectors.unbatch().map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)

@@ -8,7 +8,7 @@ new_weights, new_slots = mk.optim.functional_apply(optimizer, weights, slots, gr
 from __future__ import annotations
 
 # The names "as" themselves are for mirrorkit's other packages.
-from mirrorkit.optim.flat_pieces import Piece as Piece
+from mirrorkit.optim.flat_pieces import FlatPiece as FlatPiece
 from mirrorkit.optim.flat_pieces import build_for_pieces as build_for_pieces
 from mirrorkit.optim.flat_pieces import decays as decays
 from mirrorkit.optim.flat_pieces import ordinary_slots as ordinary_slots

@@ -17,7 +17,7 @@ from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.optim.packed import slots_by_name
 
 
-class Piece(NamedTuple):
+class FlatPiece(NamedTuple):
     """A flat vector that stands for several weights which the optimizer treats alike."""
 
     size: int
@@ -38,7 +38,7 @@ def decays(optimizer: KerasOptimizer, weight: KerasVariable) -> bool:
     return bool(optimizer._use_weight_decay(weight))
 
 
-def build_for_pieces(optimizer: KerasOptimizer, pieces: Sequence[Piece]) -> None:
+def build_for_pieces(optimizer: KerasOptimizer, pieces: Sequence[FlatPiece]) -> None:
     """Build an optimizer whose slots have the sizes of the pieces; in its strategy's scope.
 
     `functional_apply` then takes the values of pieces in place of weights. Nothing of a piece's size is created but the

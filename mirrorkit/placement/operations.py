@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from mirrorkit.placement import kernels
 from mirrorkit.placement.source import line_of
-from mirrorkit.placement.tally import HOST_PLACE, Copy, Finding, Tally, Walk
+from mirrorkit.placement.tally import HOST_PLACE, Copy, FlaggedOperation, Tally, Walk
 
 FUNCTIONS = {  # the attributes that name an operation's functions
     "PartitionedCall": ("f",),
@@ -263,5 +263,5 @@ def function_names(op: Any) -> list[str]:
     return names
 
 
-def _finding(op: Any, what: str) -> Finding:
-    return Finding(op.type, op.name, line_of(op), what)
+def _finding(op: Any, what: str) -> FlaggedOperation:
+    return FlaggedOperation(op.type, op.name, line_of(op), what)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mirrorkit.placement.tally import HOST_PLACE, Finding, Tally
+from mirrorkit.placement.tally import HOST_PLACE, FlaggedOperation, Tally
 
 SMALL = 64 * 1024  # bytes to the devices in a step, beside the batch: learning rate, seeds, indices
 _SHOWN = 5  # copies of a kind, the largest
@@ -60,9 +60,9 @@ class CallPlacement:
         return [f"{self.name}: {line}" for line in found]
 
 
-def _grouped(findings: Sequence[Finding]) -> list[str]:
+def _grouped(findings: Sequence[FlaggedOperation]) -> list[str]:
     """Return a line for each finding; what several replicas have in common is said once."""
-    groups: dict[tuple[str, ...], list[Finding]] = {}
+    groups: dict[tuple[str, ...], list[FlaggedOperation]] = {}
     for finding in findings:
         what = re.sub(r"GPU:\d+", "GPU", finding.what)
         name = re.sub(r"replica_\d+/|_\d+$", "", finding.name)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 HOST_PLACE = "host"  # a GPU's place is "GPU:0"; mirrorkit.data's HOST is the name of a device
 
 
-class Finding(NamedTuple):
+class FlaggedOperation(NamedTuple):
     """An operation that is worth a look."""
 
     op: str  # its type
@@ -30,7 +30,7 @@ class Copy(NamedTuple):
     source: str
     target: str
     size: int
-    finding: Finding
+    finding: FlaggedOperation
 
 
 @dataclass
@@ -49,8 +49,8 @@ class Tally:
     kernels: Counter[tuple[str, str]] = field(default_factory=Counter)
     copies: dict[tuple[int, str], Copy] = field(default_factory=dict)
     reduced: Counter[str] = field(default_factory=Counter)
-    without_kernel: list[Finding] = field(default_factory=list)
-    blocking: list[Finding] = field(default_factory=list)
+    without_kernel: list[FlaggedOperation] = field(default_factory=list)
+    blocking: list[FlaggedOperation] = field(default_factory=list)
     loops: int = 0
 
     def kernels_on(self, device: str) -> int:

@@ -20,7 +20,7 @@ from mirrorkit.train.input.input import Input as Input
 from mirrorkit.train.input.resident import ResidentIterator as ResidentIterator
 from mirrorkit.train.keras_model.layer_state import layers_of as layers_of
 from mirrorkit.train.keras_model.layer_state import training_argument as training_argument
-from mirrorkit.train.keras_model.outputs import Batch as Batch
+from mirrorkit.train.keras_model.outputs import UnpackedBatch as UnpackedBatch
 from mirrorkit.train.keras_model.outputs import unpack_batch as unpack_batch
 from mirrorkit.train.keras_model.seeds import seeds_by_replica
 from mirrorkit.train.loop.loop import Loop

@@ -10,9 +10,9 @@ import pytest
 import mirrorkit as mk
 from mirrorkit import __main__ as command
 from mirrorkit.bench import gpu_plan, gpu_suite
-from mirrorkit.bench.gpu_plan import Group, plan
-from mirrorkit.bench.layout import Layout
+from mirrorkit.bench.gpu_plan import PlannedRows, plan
 from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured
+from mirrorkit.bench.topology import Topology
 from mirrorkit.errors import MirrorkitError
 
 
@@ -32,7 +32,7 @@ def test_speeds_are_multiples_of_fit_where_it_was_measured():
 def test_a_process_that_fails_is_a_row_with_its_error(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setattr(gpu_suite, "_PROCESSES", "remote_subjects")
-    group = Group("equivalence", {"on": "GPUs"}, {2: Job("no_such_function", Layout("one_device", "cpu", 1))})
+    group = PlannedRows("equivalence", {"on": "GPUs"}, {2: Job("no_such_function", Topology("one_device", "cpu", 1))})
     (row,) = gpu_suite.measure(group, Budget(100), seconds=100, repeats=1)
     assert (row["part"], row["on"], row["replicas"]) == ("equivalence", "GPUs", 2)
     assert "AttributeError" in row["error"]

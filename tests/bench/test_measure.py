@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from mirrorkit.bench import measure
-from mirrorkit.bench.layout import Layout
 from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured, train_in_turns
+from mirrorkit.bench.topology import Topology
 from mirrorkit.errors import MirrorkitError
 
 
@@ -43,7 +43,7 @@ class Machine:
 
 
 def jobs(names):
-    return {name: Job(name, Layout("one_device", "cpu", 1)) for name in names}
+    return {name: Job(name, Topology("one_device", "cpu", 1)) for name in names}
 
 
 def test_turns_are_about_two_seconds_long_and_alternate(monkeypatch):
@@ -112,7 +112,7 @@ def test_without_a_budget_epochs_and_repeats_are_as_asked_and_accuracy_comes_las
 def test_input_rates_are_taken_at_the_end_of_workers_that_train_in_step(monkeypatch, inputs):
     machine = Machine(monkeypatch, starts=1, epochs=1)
     kinds = ("one_device", "multi_worker", "parameter_server")
-    several = {kind: Job(kind, Layout(kind, "workers", 1 if kind == "one_device" else 2)) for kind in kinds}
+    several = {kind: Job(kind, Topology(kind, "workers", 1 if kind == "one_device" else 2)) for kind in kinds}
     found = train_in_turns(several, repeats=1, epochs=1, inputs=inputs)
     rates = [measured.input_rates for measured in found.values()]
     assert rates == [None, [3.0, 4.0] if inputs else None, None]

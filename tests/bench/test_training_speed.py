@@ -6,8 +6,8 @@ import pytest
 
 from mirrorkit import bench
 from mirrorkit.bench import measure, training_speed
-from mirrorkit.bench.layout import Hardware, Layout
 from mirrorkit.bench.measure import Measured
+from mirrorkit.bench.topology import Hardware, Topology
 from mirrorkit.errors import MirrorkitError, StrategyError
 
 SMALL = "--model linear --data synthetic --global-batch-size 64 --devices cpu --replicas 2"
@@ -60,7 +60,7 @@ def test_speedup_and_efficiency_are_against_one_replica(measured, monkeypatch):
     assert not report.notes
     ((jobs, options),) = asked
     assert options["repeats"] == 3
-    assert jobs["weak", 2, 128].layout == Layout("mirrored", "gpu", 2)
+    assert jobs["weak", 2, 128].layout == Topology("mirrored", "gpu", 2)
     assert jobs["weak", 2, 128].arguments["global_batch_size"] == 128
 
 

@@ -50,7 +50,9 @@ def test_what_an_ordinary_one_would_have(name: str, rate: Any) -> None:
 def test_slots_and_decay_are_those_of_the_pieces(decayed: bool) -> None:
     """Slots have the size of a piece and its own variable has not; decay is as was said."""
     optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
-    optim.build_for_pieces(optimizer, [optim.Piece(6, "float32", decayed), optim.Piece(3, "bfloat16", not decayed)])
+    optim.build_for_pieces(
+        optimizer, [optim.FlatPiece(6, "float32", decayed), optim.FlatPiece(3, "bfloat16", not decayed)]
+    )
     assert [(tuple(v.shape), v.value.shape, v.dtype) for v in optimizer.variables[2:]] == [
         *[((6,), (6,), "float32")] * 2,
         *[((3,), (3,), "bfloat16")] * 2,

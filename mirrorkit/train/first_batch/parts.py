@@ -28,7 +28,7 @@ from mirrorkit.train.first_batch.rows import (
     COARSE,
     LARGEST,
     SIXTEEN,
-    Call,
+    Forward,
     caller,
     differ,
     in_parts,
@@ -53,7 +53,7 @@ from mirrorkit.train.first_batch.sampled_rows import (
 from mirrorkit.train.first_batch.state import state_faults
 from mirrorkit.train.keras_model.calling import call_model
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
-from mirrorkit.train.keras_model.outputs import Batch, Output, match, per_output
+from mirrorkit.train.keras_model.outputs import Output, UnpackedBatch, match, per_output
 from mirrorkit.train.reduce.gathering import gathering
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.supervised import Supervised
@@ -89,7 +89,7 @@ class About(NamedTuple):
         return has_sixteen_bits(self.model)
 
 
-def compare_parts(step: Supervised, batch: Batch, *, training: bool) -> None:
+def compare_parts(step: Supervised, batch: UnpackedBatch, *, training: bool) -> None:
     """Refuse a step that means something else on several shards than on the whole batch.
 
     Args:
@@ -118,7 +118,7 @@ def compare_parts(step: Supervised, batch: Batch, *, training: bool) -> None:
         outside_replica(compare)
 
 
-def _compare(about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Batch) -> None:
+def _compare(about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: UnpackedBatch) -> None:
     if not tf.nest.flatten(batch.x)[0].shape[0]:
         return
     targets = [None if y is None else kinds_of(y) for y in per_output(about.totals.names, batch.y, "targets")]
@@ -179,7 +179,7 @@ def _compare(about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tens
         )
 
 
-def _caller(about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest) -> Call:
+def _caller(about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest) -> Forward:
     """Return a function that calls the model on any number of rows."""
 
     def compute(weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest, *, training: bool) -> Nest:
@@ -220,7 +220,7 @@ def _tried(name: str, check: Callable[[], Iterable[str]]) -> Iterator[str]:
 
 
 def _of_added(
-    call: Call, about: About, state: Sequence[tf.Tensor], x: Nest, added: Sequence[tf.Tensor]
+    call: Forward, about: About, state: Sequence[tf.Tensor], x: Nest, added: Sequence[tf.Tensor]
 ) -> Iterator[str]:
     """Compare what layers add to the loss, which must be a mean over the rows."""
     try:

@@ -24,7 +24,7 @@ COARSE = 0.3  # more than noise or BatchNormalization make of a mean, and less t
 T = TypeVar("T")
 
 # (x, training, state): outputs, state, added losses
-Call = Callable[..., tuple[Nest, list[tf.Tensor], list[tf.Tensor]]]
+Forward = Callable[..., tuple[Nest, list[tf.Tensor], list[tf.Tensor]]]
 
 
 def caller(
@@ -76,7 +76,7 @@ def caller(
 
 
 def of_rows(
-    call: Call, names: Sequence[str | None], with_loss: Collection[int], seen: Nest, y_pred: Nest
+    call: Forward, names: Sequence[str | None], with_loss: Collection[int], seen: Nest, y_pred: Nest
 ) -> Iterator[str]:
     """Compare outputs for rows with the outputs for the same rows, in the same places, beside others.
 
@@ -98,7 +98,7 @@ def of_rows(
 
 
 def of_places(
-    call: Call, names: Sequence[str | None], others: Sequence[list[tf.Tensor]], seen: Nest, *, training: bool
+    call: Forward, names: Sequence[str | None], others: Sequence[list[tf.Tensor]], seen: Nest, *, training: bool
 ) -> Iterator[str]:
     """Compare outputs for rows with the outputs for the same rows in other places: a share begins with place 0.
 
@@ -133,7 +133,7 @@ def of_places(
             return
 
 
-def _mixed(call: Call, seen: Nest, outputs: Sequence[tf.Tensor]) -> Iterator[int]:
+def _mixed(call: Forward, seen: Nest, outputs: Sequence[tf.Tensor]) -> Iterator[int]:
     """Yield the numbers of the outputs whose rows depend on the other rows."""
     kept_and_rows = [([1], [1, 1, 1]), ([0, 2], [0, 0, 2])]
     again = [numbers(tf.nest.flatten(call(take(seen, rows))[0])) for _, rows in kept_and_rows]
@@ -151,7 +151,7 @@ def _mixed(call: Call, seen: Nest, outputs: Sequence[tf.Tensor]) -> Iterator[int
 
 
 def of_values(
-    call: Call, names: Sequence[str], others: Sequence[list[tf.Tensor]], seen: Nest, y_pred: Nest
+    call: Forward, names: Sequence[str], others: Sequence[list[tf.Tensor]], seen: Nest, y_pred: Nest
 ) -> Iterator[str]:
     """Compare what a loss function returns for rows with what it returns beside other rows, and beside fewer."""
     outputs = tf.nest.flatten(y_pred)
@@ -177,7 +177,7 @@ def of_values(
 
 
 def of_gathered_values(
-    call: Call, names: Sequence[str], others: Sequence[list[tf.Tensor]], seen: Nest, y_pred: Nest, share: float
+    call: Forward, names: Sequence[str], others: Sequence[list[tf.Tensor]], seen: Nest, y_pred: Nest, share: float
 ) -> Iterator[str]:
     """Compare what a loss function over the whole batch returns with what parts return that gather from each other.
 
@@ -198,7 +198,7 @@ def of_gathered_values(
 
 
 def _noises(
-    call: Call, others: Sequence[list[tf.Tensor]], seen: Nest, wholes: Sequence[np.ndarray]
+    call: Forward, others: Sequence[list[tf.Tensor]], seen: Nest, wholes: Sequence[np.ndarray]
 ) -> list[np.floating | float]:
     """Return by how much each output differs where other random numbers are drawn."""
     drawn = [numbers(tf.nest.flatten(call(seen, False, other)[0])) for other in others[:2]]

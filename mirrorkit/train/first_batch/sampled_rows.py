@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import Nest, TensorLike
-from mirrorkit.train.keras_model.outputs import Batch, Output
+from mirrorkit.train.keras_model.outputs import Output, UnpackedBatch
 from mirrorkit.train.totals.losses import mask_of
 
 SEEN = 3  # rows that the model itself sees: of a large model a row costs as much as all the rest
@@ -18,11 +18,11 @@ OTHER_ORDER = np.random.default_rng(1).permutation(ROWS)
 _LABEL = 64  # numbers in a target, at most, that may be a class; more are a picture, and no two are alike
 
 
-def some_rows(batch: Batch) -> Batch:
+def some_rows(batch: UnpackedBatch) -> UnpackedBatch:
     """Take rows from all over the batch; of a small batch, some of them twice."""
     size = tf.nest.flatten(batch.x)[0].shape[0]
     rows = np.linspace(0, size - 1, ROWS).astype(int) if size >= ROWS else np.arange(ROWS) % size
-    return Batch(*[None if part is None else take(part, rows) for part in batch])
+    return UnpackedBatch(*[None if part is None else take(part, rows) for part in batch])
 
 
 def take(nest: Nest, rows: TensorLike) -> Nest:

@@ -19,7 +19,7 @@ COMPONENT = "mirrorkit_component_"  # of the operation that compares its rows wi
 Sizes = tuple[int | None, ...]  # of the batches of one update; None where a size is not known before it runs
 
 
-class Part(NamedTuple):
+class UpdateRun(NamedTuple):
     """Successive updates of which each takes batches of the same sizes; a call makes them by one compiled function."""
 
     first: int  # number of its first batch in the epoch
@@ -82,7 +82,7 @@ class EpochIterator:
         """Take note of batches that are done."""
         self.position += steps
 
-    def parts(self, steps: int, accumulate: int = 1) -> Iterator[Part]:
+    def parts(self, steps: int, accumulate: int = 1) -> Iterator[UpdateRun]:
         """Divide the next `steps` batches into runs of updates that are alike.
 
         Every update takes `accumulate` whole batches; what is left over at the end is an update of its own.
@@ -91,12 +91,12 @@ class EpochIterator:
         whole = min(steps, max(0, self._whole - first))
         updates, left = divmod(whole, accumulate)
         if updates:
-            yield Part(first, updates, (self.size,) * accumulate)
+            yield UpdateRun(first, updates, (self.size,) * accumulate)
         first += updates * accumulate
         rest = (self.size,) * left + (self._last,) * (steps - whole)
         each = (rest[done : done + accumulate] for done in range(0, len(rest), accumulate))
         for sizes, alike in itertools.groupby(each):
-            part = Part(first, len(list(alike)), sizes)
+            part = UpdateRun(first, len(list(alike)), sizes)
             yield part
             first += part.batches
 
@@ -143,7 +143,7 @@ class HostIterator(EpochIterator):
             iterator, self._rest = iter(untuned(kept)), iterator
         super().__init__(iterator, **options)
 
-    def parts(self, steps: int, accumulate: int = 1) -> Iterator[Part]:
+    def parts(self, steps: int, accumulate: int = 1) -> Iterator[UpdateRun]:
         """Divide the next batches; those that were looked at are a part of their own."""
         for part in super().parts(steps, accumulate):
             if self._rest is not None:

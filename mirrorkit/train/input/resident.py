@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
-from mirrorkit.data import HOST, Batches, Made, Resident, bounds
+from mirrorkit.data import HOST, Batches, Resident, RowsToMake, bounds
 from mirrorkit.strategy import replica_devices
-from mirrorkit.train.input.epoch import EpochIterator, Part
+from mirrorkit.train.input.epoch import EpochIterator, UpdateRun
 from mirrorkit.train.requirements.same_rows import with_same_rows
 from mirrorkit.train.step.global_batch import GlobalBatch, some_is_empty, this_replica
 
@@ -122,7 +122,7 @@ class _ResidentBatch:
         element = self._data.finish(element, epoch=self._source["epoch"], step=self._index, rows=made)
         return with_same_rows(element if self._weigh is None else self._weigh(*element), self._index)
 
-    def _places(self, rows: Made, replica: Any) -> tf.Tensor:
+    def _places(self, rows: RowsToMake, replica: Any) -> tf.Tensor:
         """Return where these rows are in the set, or in the replica's shard of it (int64 [B])."""
         orders = self._source["order"]
         order = orders[replica % len(orders)]
@@ -151,7 +151,7 @@ class SentIterator(EpochIterator):
         """Shapes and dtypes of a batch."""
         return self.data.element_spec
 
-    def columns(self, part: Part) -> list[tf.Tensor]:
+    def columns(self, part: UpdateRun) -> list[tf.Tensor]:
         """Return, for each batch of an update, the rows that it takes in each of the part's updates."""
         size, numbers = self.data.global_batch_size, range(part.first, part.first + part.batches)
         rows = [self._order[number * size : (number + 1) * size] for number in numbers]

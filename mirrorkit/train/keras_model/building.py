@@ -11,7 +11,7 @@ from mirrorkit.strategy import class_name
 from mirrorkit.train.keras_model.floatx import in_floatx
 from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
 from mirrorkit.train.keras_model.models import Models
-from mirrorkit.train.keras_model.outputs import Batch
+from mirrorkit.train.keras_model.outputs import UnpackedBatch
 
 
 def is_built(model: KerasModel) -> bool:
@@ -19,7 +19,7 @@ def is_built(model: KerasModel) -> bool:
     return not isinstance(model, keras.layers.Layer) or all(layer.built for layer in layers_of(model))
 
 
-def build(model: KerasModel, batch: Batch, strategy: tf.distribute.Strategy) -> None:
+def build(model: KerasModel, batch: UnpackedBatch, strategy: tf.distribute.Strategy) -> None:
     """Create the variables of a model, in the scope, as a call on such a batch does.
 
     Nothing is computed and no random number is drawn but for the initial weights, which are those of Keras's `fit`.

@@ -9,7 +9,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest
 from mirrorkit.train.keras_model.layer_state import layers_of
-from mirrorkit.train.keras_model.outputs import Batch
+from mirrorkit.train.keras_model.outputs import UnpackedBatch
 
 _log = logging.getLogger("mirrorkit")
 
@@ -39,7 +39,7 @@ class Cast:
         self._is_wanted = any(getattr(layer, "compute_dtype", None) == "float64" for layer in layers_of(model))
         self._told = False
 
-    def __call__(self, parts: Batch) -> Batch:
+    def __call__(self, parts: UnpackedBatch) -> UnpackedBatch:
         """Return the batch as the model takes it."""
         if self._is_wanted or not any(map(is_wide, tf.nest.flatten(tuple(parts)))):
             return parts
@@ -50,5 +50,5 @@ class Cast:
                 keras.config.floatx(),
             )
             self._told = True
-        cast: Batch = in_floatx(parts)
+        cast: UnpackedBatch = in_floatx(parts)
         return cast

@@ -13,7 +13,7 @@ from mirrorkit.errors import StepError
 INPUT_NAME = "mirrorkit_input_"  # of the operation that compares an input's shape with the model's, and its number
 
 
-class Batch(NamedTuple):
+class UnpackedBatch(NamedTuple):
     """A batch taken apart; `y` and `weight` may be absent."""
 
     x: Nest
@@ -35,16 +35,16 @@ class Output(NamedTuple):
     weight: tf.Tensor | None
 
 
-def unpack_batch(batch: Nest) -> Batch:
+def unpack_batch(batch: Nest) -> UnpackedBatch:
     """Take `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)` apart."""
     if not isinstance(batch, (tuple, list)):
-        return Batch(batch)
+        return UnpackedBatch(batch)
     if len(batch) not in (1, 2, 3):
         raise StepError(
             f"A batch must be x, (x, y) or (x, y, sample_weight); found a tuple of {len(batch)} parts. "
             "Put several inputs or targets into a dict."
         )
-    return Batch(*batch)
+    return UnpackedBatch(*batch)
 
 
 def with_known_shapes(model: KerasModel, x: Nest) -> Nest:

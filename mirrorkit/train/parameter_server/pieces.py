@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.errors import StepError
-from mirrorkit.train.input.epoch import EpochIterator, HostIterator, Part
+from mirrorkit.train.input.epoch import EpochIterator, HostIterator, UpdateRun
 from mirrorkit.train.input.resident import SentIterator
 from mirrorkit.train.requirements.same_rows import require_same_rows
 
@@ -37,7 +37,7 @@ class HostPieces:
     def __init__(self, data: HostIterator) -> None:
         self._data = data
 
-    def cut(self, steps: int, accumulate: int, at_once: int) -> Iterator[tuple[Part, Columns]]:
+    def cut(self, steps: int, accumulate: int, at_once: int) -> Iterator[tuple[UpdateRun, Columns]]:
         """Divide the next `steps` batches, or as many as are left, into pieces of at most `at_once` updates.
 
         An update has `accumulate` batches; what is left over at the end of the data is an update of its own.
@@ -53,7 +53,7 @@ class HostPieces:
         if rows:
             yield self._joined(first, rows)
 
-    def specs(self, part: Part, columns: Columns) -> list[Spec]:
+    def specs(self, part: UpdateRun, columns: Columns) -> list[Spec]:
         """Return the specification of each column, for any number of updates."""
         return [
             tf.nest.map_structure(
@@ -86,12 +86,12 @@ class HostPieces:
             if len(row) < wanted:
                 return
 
-    def _joined(self, first: int, rows: list[list[Batch]]) -> tuple[Part, Columns]:
+    def _joined(self, first: int, rows: list[list[Batch]]) -> tuple[UpdateRun, Columns]:
         columns = [
             tf.nest.map_structure(lambda *values: tf.stack(values), *column) for column in zip(*rows, strict=True)
         ]
         sizes = tuple(size if size == self._data.size else None for size in map(_size, rows[0]))
-        return Part(first, len(rows), sizes), columns
+        return UpdateRun(first, len(rows), sizes), columns
 
 
 class SentPieces:
@@ -102,15 +102,15 @@ class SentPieces:
         self.whole = data.data, data.arrays
         self.epoch = data.epoch
 
-    def cut(self, steps: int, accumulate: int, at_once: int) -> Iterator[tuple[Part, Columns]]:
+    def cut(self, steps: int, accumulate: int, at_once: int) -> Iterator[tuple[UpdateRun, Columns]]:
         """Divide the next `steps` batches."""
         for part in self._data.parts(steps, accumulate):
             for done in range(0, part.updates, at_once):
                 updates = min(at_once, part.updates - done)
-                piece = Part(part.first + done * len(part.sizes), updates, part.sizes)
+                piece = UpdateRun(part.first + done * len(part.sizes), updates, part.sizes)
                 yield piece, self._data.columns(piece)
 
-    def specs(self, part: Part, columns: Columns) -> list[Spec]:
+    def specs(self, part: UpdateRun, columns: Columns) -> list[Spec]:
         """Return the specification of each column."""
         return [tf.TensorSpec([None, size], column.dtype) for column, size in zip(columns, part.sizes, strict=True)]
 

@@ -9,17 +9,17 @@ import tensorflow as tf
 
 from mirrorkit._types import KerasVariable
 
-Group: TypeAlias = "list[KerasVariable | tf.Tensor]"
+Values: TypeAlias = "list[KerasVariable | tf.Tensor]"
 
 
 class Changing(NamedTuple):
     """What an update changes, in groups: variables, or their values."""
 
-    weights: Group
-    slots: Group
-    state: Group
-    averages: Group
-    scale: Group
+    weights: Values
+    slots: Values
+    state: Values
+    averages: Values
+    scale: Values
 
     def regroup(self, flat: Sequence[tf.Tensor]) -> Changing:
         """Put a flat list of as many things into the same groups."""
@@ -27,7 +27,7 @@ class Changing(NamedTuple):
         return Changing(*[[next(rest) for _ in group] for group in self])
 
     @property
-    def flat(self) -> Group:
+    def flat(self) -> Values:
         """All groups in one list."""
         return [thing for group in self for thing in group]
 

@@ -15,7 +15,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined
 from mirrorkit.train.keras_model.calling import call_model, require_no_foreign_weights
 from mirrorkit.train.keras_model.layer_state import LayerState
-from mirrorkit.train.keras_model.outputs import Batch, count_examples, match, unpack_batch
+from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples, match, unpack_batch
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
@@ -69,13 +69,13 @@ class Functions:
         self._facts: TraceFacts | None = None
         self.test_changes: list[bool] | None = None  # for each variable of the layer state, without training
 
-    def resolve(self, batch: Batch) -> None:
+    def resolve(self, batch: UnpackedBatch) -> None:
         """Find out, once, which loss and metrics belong to which output, and refuse data that does not fit them."""
         if self._totals is None or not self._totals.has_seen(batch):
             self._totals = outside_replica(lambda: self._resolved(batch))
         self._totals.require_targets(batch)
 
-    def _resolved(self, batch: Batch) -> Totals:
+    def _resolved(self, batch: UnpackedBatch) -> Totals:
         given = self._options
         if given.of_values:
             return self._totals or Totals.of_values(self._values(batch))
@@ -84,7 +84,7 @@ class Functions:
                 return Totals.resolve(self._model, batch, given.losses, given.metrics, given.unchecked)
             return self._totals.checked(self._model, batch, given.unchecked)
 
-    def _values(self, batch: Batch) -> list[str]:
+    def _values(self, batch: UnpackedBatch) -> list[str]:
         """Return the names of the values that the user's loss function gives."""
 
         def values(weights: list[tf.Tensor], state: list[tf.Tensor], x: Nest) -> Nest:

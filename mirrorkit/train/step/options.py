@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, PerOutput
 from mirrorkit.errors import StepError
-from mirrorkit.train.keras_model.outputs import Batch as Parts
-from mirrorkit.train.keras_model.outputs import unpack_batch
+from mirrorkit.train.keras_model.outputs import UnpackedBatch, unpack_batch
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.loop_step import Need
 from mirrorkit.train.step.loss_scale import LossScale
@@ -51,9 +50,9 @@ class Options:
     compiled: object = None  # the model's `compiled_config`, where its arguments are the step's
     whole_batch: bool = False  # the values of an example may depend on all examples of the batch (`all_gather`)
 
-    def unpack(self, batch: Batch) -> Parts:
+    def unpack(self, batch: Batch) -> UnpackedBatch:
         """Take a batch apart into what the model is called on, targets and weights."""
-        return Parts(batch) if self.of_values else unpack_batch(batch)
+        return UnpackedBatch(batch) if self.of_values else unpack_batch(batch)
 
     def require(self, what: Need) -> None:
         """Refuse what only a step with targets, or one with averages, can do."""

@@ -20,8 +20,8 @@ import tensorflow as tf
 from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import (
+    FlatPiece,
     Joined,
-    Piece,
     build_for_pieces,
     decays,
     functional_apply,
@@ -42,7 +42,7 @@ from mirrorkit.train.step.sharded_slots import Pieces, WholeSlot, whole_values
 _WITHOUT = "Or leave out shard_optimizer."
 
 
-class Group:
+class FlatWeights:
     """Weights that an optimizer treats alike, as one flat vector, cut into as many equal pieces as there are replicas.
 
     Args:
@@ -108,9 +108,11 @@ class ShardedOptimizer(ReplicatedOptimizer):
         for i, weight in enumerate(self._weights):
             by_kind.setdefault((weight.dtype, decays(optimizer, weight)), []).append(i)
         replicas = strategy.num_replicas_in_sync
-        self._groups = [Group(of_kind, [self._weights[i] for i in of_kind], replicas) for of_kind in by_kind.values()]
+        self._groups = [
+            FlatWeights(of_kind, [self._weights[i] for i in of_kind], replicas) for of_kind in by_kind.values()
+        ]
         kinds = zip(self._groups, by_kind, strict=True)
-        build_for_pieces(optimizer, [Piece(group.piece, dtype, has_decay) for group, (dtype, has_decay) in kinds])
+        build_for_pieces(optimizer, [FlatPiece(group.piece, dtype, has_decay) for group, (dtype, has_decay) in kinds])
         slots = [list(zip(self._groups, of_kind, strict=True)) for of_kind in slots_by_name(optimizer).values()]
         self._group_of = {id(slot): group for of_kind in slots for group, slot in of_kind}
         self.whole = self._as_without_sharding(slots)
@@ -119,7 +121,7 @@ class ShardedOptimizer(ReplicatedOptimizer):
         optimizer.load_own_variables = functools.partial(self._load, type(optimizer).load_own_variables)
 
     def _as_without_sharding(
-        self, slots: Sequence[Sequence[tuple[Group, KerasVariable]]]
+        self, slots: Sequence[Sequence[tuple[FlatWeights, KerasVariable]]]
     ) -> list[Variable | WholeSlot]:
         places: dict[int, tuple[int, int]] = {}  # of each weight: its group, and its first number in that
         for which, group in enumerate(self._groups):

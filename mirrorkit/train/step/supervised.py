@@ -14,8 +14,7 @@ from mirrorkit.strategy import is_parameter_server, is_tpu, local_replica, requi
 from mirrorkit.train.keras_model.calling import predict_with, require_assignable, with_values
 from mirrorkit.train.keras_model.floatx import Cast
 from mirrorkit.train.keras_model.layer_state import LayerState, is_generator
-from mirrorkit.train.keras_model.outputs import Batch as Parts
-from mirrorkit.train.keras_model.outputs import unpack_batch, with_known_shapes
+from mirrorkit.train.keras_model.outputs import UnpackedBatch, unpack_batch, with_known_shapes
 from mirrorkit.train.keras_model.seeds import draws_at
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.update import Update
@@ -185,7 +184,7 @@ class Supervised:
         if not self.options.of_values:
             check_labels(self.totals, labels)
 
-    def unpack(self, batch: Batch) -> Parts:
+    def unpack(self, batch: Batch) -> UnpackedBatch:
         """Take a batch apart into what the model is called on, targets and weights."""
         parts = self._cast(self.options.unpack(batch))
         return parts if self.options.of_values else parts._replace(x=with_known_shapes(self.trained, parts.x))

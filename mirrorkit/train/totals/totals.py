@@ -16,7 +16,15 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasMetric, KerasModel, Logs, Loss, Nest, PerOutput
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.building import outputs_of
-from mirrorkit.train.keras_model.outputs import Batch, Output, in_order, match, output_names, own_value, per_output
+from mirrorkit.train.keras_model.outputs import (
+    Output,
+    UnpackedBatch,
+    in_order,
+    match,
+    output_names,
+    own_value,
+    per_output,
+)
 from mirrorkit.train.totals.losses import Losses, loss_name
 from mirrorkit.train.totals.metrics import MeanOfOutput, Metrics, taken
 from mirrorkit.train.totals.shapes import loss_faults
@@ -56,7 +64,7 @@ class Totals:
     def resolve(
         cls,
         model: KerasModel,
-        batch: Batch,
+        batch: UnpackedBatch,
         losses: Mapping[str, PerOutput],
         metrics: Mapping[str, PerOutput],
         unchecked: Sequence[str] = (),
@@ -78,11 +86,11 @@ class Totals:
         made._seen.add(_kind(batch))
         return made
 
-    def has_seen(self, batch: Batch) -> bool:
+    def has_seen(self, batch: UnpackedBatch) -> bool:
         """Return whether the shapes and dtypes of this data, but for the rows, were checked."""
         return bool(self.values) or _kind(batch) in self._seen
 
-    def checked(self, model: KerasModel, batch: Batch, unchecked: Sequence[str] = ()) -> Totals:
+    def checked(self, model: KerasModel, batch: UnpackedBatch, unchecked: Sequence[str] = ()) -> Totals:
         """Refuse losses that cannot take the shapes of other data; see `resolve`."""
         y_pred = _symbolic_outputs(model, batch.x)
         _require_shapes(model, batch, self.names, self.losses, unchecked, y_pred)
@@ -98,7 +106,7 @@ class Totals:
         means = [[] if name == "loss" else [MeanOfOutput(name)] for name in names]
         return cls(no_names, losses, Metrics(means if len(names) > 1 else None, None, outputs), names)
 
-    def require_targets(self, batch: Batch) -> None:
+    def require_targets(self, batch: UnpackedBatch) -> None:
         """Refuse data without a target for an output that has a loss."""
         self.losses.require_targets(per_output(self.names, batch.y, "targets"))
 
@@ -160,7 +168,7 @@ class Totals:
         return {**logs, **results}
 
 
-def _kind(batch: Batch) -> str:
+def _kind(batch: UnpackedBatch) -> str:
     return str(tf.nest.map_structure(lambda one: None if one is None else (one.shape[1:], one.dtype), batch))
 
 
@@ -172,7 +180,7 @@ def _symbolic_outputs(model: KerasModel, x: Nest) -> Nest:
 
 
 def _require_shapes(
-    model: KerasModel, batch: Batch, names: Nest, losses: Losses, unchecked: Sequence[str], y_pred: Nest
+    model: KerasModel, batch: UnpackedBatch, names: Nest, losses: Losses, unchecked: Sequence[str], y_pred: Nest
 ) -> None:
     """Refuse losses that cannot take the shapes of targets, outputs and weights."""
 

@@ -20,7 +20,7 @@ SHARED_NOTE = (
 
 
 @dataclass(frozen=True)
-class Layout:
+class Topology:
     """Replicas on one machine."""
 
     kind: str  # as in `mk.strategy.create`
@@ -29,7 +29,7 @@ class Layout:
     logical: bool = False  # whether the GPUs are logical ones, parts of the first
 
     @classmethod
-    def of(cls, device: str, replicas: int) -> Layout:
+    def of(cls, device: str, replicas: int) -> Topology:
         """Mirrored replicas, or one."""
         many = "multi_worker" if device == "workers" else "mirrored"
         return cls("one_device" if replicas == 1 else many, device, replicas)
@@ -62,21 +62,21 @@ class Layout:
         return sorted(found, key=lambda member: not member.answers)
 
 
-def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[Layout]:
+def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[Topology]:
     """Return every strategy that one machine can run: one device first, then each kind with so many replicas.
 
     "cpu" adds workers on cores of their own, as far as this machine has `cores`; "gpu" adds one CPU.
     """
     check(device, counts)
     several = [n for n in sorted(set(counts)) if n > 1]
-    found = [Layout("one_device", device, 1)]
+    found = [Topology("one_device", device, 1)]
     if device == "gpu":
-        found.append(Layout("one_device", "cpu", 1))
+        found.append(Topology("one_device", "cpu", 1))
     if device != "workers":
-        found += [Layout(kind, device, n) for kind in ("mirrored", "central_storage") for n in several]
+        found += [Topology(kind, device, n) for kind in ("mirrored", "central_storage") for n in several]
     if device != "gpu":
         numbers = [n for n in several if n <= cores] if device == "cpu" else several
-        found += [Layout(kind, "workers", n) for kind in ("multi_worker", "parameter_server") for n in numbers]
+        found += [Topology(kind, "workers", n) for kind in ("multi_worker", "parameter_server") for n in numbers]
     return found
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from mirrorkit.bench.layout import Hardware, Layout, for_comparison
+from mirrorkit.bench.topology import Hardware, Topology, for_comparison
 
 
 def test_layouts_of_workers_find_each_other_on_cores_of_their_own():
-    alone, two = Layout.of("workers", 1), Layout.of("workers", 2)
-    assert alone == Layout("one_device", "workers", 1)
+    alone, two = Topology.of("workers", 1), Topology.of("workers", 2)
+    assert alone == Topology("one_device", "workers", 1)
     (member,) = alone.members(batch_size=8)
     assert (member.arguments["devices"], member.core) == ("cpu:1", 0)
     first, second = two.members(batch_size=8)
@@ -23,7 +23,7 @@ def test_layouts_of_workers_find_each_other_on_cores_of_their_own():
 
 
 def test_a_layout_with_a_parameter_server_is_called_in_its_chief_alone():
-    members = Layout("parameter_server", "workers", 2).members()
+    members = Topology("parameter_server", "workers", 2).members()
     tasks = [json.loads(member.environment["TF_CONFIG"])["task"]["type"] for member in members]
     assert [member.answers for member in members] == [True, False, False, False]
     assert tasks[0] == "chief"
@@ -33,8 +33,8 @@ def test_a_layout_with_a_parameter_server_is_called_in_its_chief_alone():
 
 def test_beside_gpus_there_is_a_cpu_which_leaves_the_gpus_alone():
     gpu, cpu, *others = for_comparison("gpu", [1, 2], cores=2)
-    assert gpu == Layout("one_device", "gpu", 1), "the first one is what the others are compared with"
-    assert cpu == Layout("one_device", "cpu", 1)
+    assert gpu == Topology("one_device", "gpu", 1), "the first one is what the others are compared with"
+    assert cpu == Topology("one_device", "cpu", 1)
     assert {layout.device for layout in others} == {"gpu"}
     assert [layout.device for layout in for_comparison("cpu", [1], cores=2)] == ["cpu"]
     (member,), (other,) = cpu.members(), gpu.members()
