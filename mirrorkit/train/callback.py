@@ -27,6 +27,17 @@ class LoopCallback(keras.callbacks.Callback):  # type: ignore[name-defined, misc
         return self._loop
 
     @property
+    def stop_signal(self) -> int | None:
+        """The number of the signal to stop that it has received, 0 for none; None where it catches none."""
+        return None
+
+    def on_stop_signal(self, number: int) -> None:
+        """Save, and leave the training: a worker of this training has received a signal to stop.
+
+        Called on all workers, and between calls of steps.
+        """
+
+    @property
     def call_period(self) -> int | None:
         """The number of training steps after which a call of several steps must end; None for any."""
         return None

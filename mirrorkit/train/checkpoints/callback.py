@@ -13,7 +13,7 @@ from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.owner import Owner
 from mirrorkit.train.checkpoints.restore import local_folder, require_variables
-from mirrorkit.train.checkpoints.signals import StopSignals, agreed_signal
+from mirrorkit.train.checkpoints.signals import StopSignals
 from mirrorkit.train.checkpoints.variables import describe
 from mirrorkit.train.checkpoints.writer import Writer, take
 from mirrorkit.train.step.sharded_slots import are_collective, whole_values
@@ -115,18 +115,11 @@ class Checkpoints(LoopCallback):
         self._writer.raise_failure()
         if isinstance(self.every, int) and self.loop.position.steps // self.every > self._saved[0] // self.every:
             self._save()
-        self._leave_if_asked()
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Leave when asked to; a validation starts again after that."""
-        if self._writer is not None:
-            self._leave_if_asked()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Save the epoch."""
         if self.every == "epoch":
             self._save()
-        self._leave_if_asked()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Save the end of the training, with what other callbacks did to the weights."""
@@ -134,7 +127,6 @@ class Checkpoints(LoopCallback):
         if self._place() != self._began:
             self._save(again=True)
         self._writer.wait()
-        self._leave_if_asked()
 
     def on_non_finite_loss(self, error: NonFiniteLossError) -> None:
         """Save no more: what was saved before is better."""
@@ -184,10 +176,13 @@ class Checkpoints(LoopCallback):
             self._writer.start(position.steps, values, about)
         self._saved = self._place()
 
-    def _leave_if_asked(self) -> None:
-        number = agreed_signal(self.loop.strategy, self._signals)
-        if not number:
-            return
+    @property
+    def stop_signal(self) -> int | None:
+        """What it has received while it saves."""
+        return None if self._writer is None else self._signals.received
+
+    def on_stop_signal(self, number: int) -> None:
+        """Save and leave; a validation starts again after that."""
         self._save()
         assert self._writer is not None
         self._writer.wait()

@@ -7,10 +7,7 @@ import signal
 from types import FrameType
 from typing import Any
 
-import tensorflow as tf
-
 from mirrorkit import stop_signals
-from mirrorkit.strategy import of_all_workers
 
 
 class StopSignals:
@@ -37,11 +34,3 @@ class StopSignals:
         again = " (Ctrl-C again interrupts at once)" if number == signal.SIGINT else ""
         os.write(2, f"\n{signal.Signals(number).name}: saving a checkpoint after this call{again}\n".encode())
         self.received = number
-
-
-def agreed_signal(strategy: tf.distribute.Strategy, signals: StopSignals) -> int:
-    """Return the signal on which to save and leave now, 0 for none.
-
-    It is asked after every call of many steps, on all workers of a cluster: what one of them received, all of them get.
-    """
-    return int(max(of_all_workers(strategy, signals.received)))

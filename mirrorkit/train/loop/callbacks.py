@@ -194,15 +194,32 @@ def choose_modes(hooks: Any, modes: Mapping[str, str]) -> None:
             callback.mode = modes.get(watched.removeprefix("val_"), "auto")
 
 
-def agree_to_stop(strategy: tf.distribute.Strategy, model: Any, is_due: bool = False) -> bool:
-    """Let all workers stop when a callback of one of them wants to: a clock, say, differs between them.
+def agree_to_stop(strategy: tf.distribute.Strategy, model: Any, hooks: Any, is_due: bool = False) -> bool:
+    """Let all workers stop when a callback of one of them wants to, or when one has received a signal.
 
-    A worker that stopped alone would leave the others waiting for it. Returns whether something else `is_due` on one of
-    them, which travels in the same message.
+    A clock, say, differs between them, and a worker that stopped alone would leave the others waiting for it. Returns
+    whether something else `is_due` on one of them. All of it travels in one message.
     """
-    wanted = [int(value) for value in of_all_workers(strategy, bool(model.stop_training) + 2 * is_due)]
+    received = max(_stop_signals(hooks), default=0)
+    own = bool(model.stop_training) + 2 * is_due + 4 * received
+    wanted = [int(value) for value in of_all_workers(strategy, own)]
     model.stop_training = any(value & 1 for value in wanted)
+    if number := max(value >> 2 for value in wanted):
+        for callback in hooks.callbacks:
+            if isinstance(callback, LoopCallback):
+                callback.on_stop_signal(number)
     return any(value & 2 for value in wanted)
+
+
+def leave_on_signal(strategy: tf.distribute.Strategy, model: Any, hooks: Any) -> None:
+    """Agree where nothing else makes the workers agree, if a callback catches signals."""
+    if _stop_signals(hooks):
+        agree_to_stop(strategy, model, hooks)
+
+
+def _stop_signals(hooks: Any) -> list[int]:
+    caught = [callback.stop_signal for callback in hooks.callbacks if isinstance(callback, LoopCallback)]
+    return [number for number in caught if number is not None]
 
 
 def release(hooks: Any) -> None:

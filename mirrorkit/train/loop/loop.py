@@ -24,6 +24,7 @@ from mirrorkit.train.loop.callbacks import (
     agree_to_stop,
     callback_list,
     choose_modes,
+    leave_on_signal,
     release,
     some_act_on_batches,
 )
@@ -206,11 +207,12 @@ class Loop:
                         logs |= {f"val_{name}": value for name, value in val_logs.items()}
                     position.next_epoch()
                     hooks.on_epoch_end(epoch, logs)
-                    agree_to_stop(self.strategy, model)
+                    agree_to_stop(self.strategy, model, hooks)
                     if model.stop_training:
                         break
                 position.ended = epochs
                 hooks.on_train_end(logs)
+                leave_on_signal(self.strategy, model, hooks)
         finally:
             release(hooks)
             self._data = self.finite_watch = None

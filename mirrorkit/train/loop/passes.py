@@ -21,7 +21,7 @@ from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.first_batch.check import first_batch_check
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.input.input import Input
-from mirrorkit.train.loop.callbacks import agree_to_stop
+from mirrorkit.train.loop.callbacks import agree_to_stop, leave_on_signal
 from mirrorkit.train.loop.finite import FiniteWatch
 from mirrorkit.train.loop.report import Epoch, Report
 from mirrorkit.train.loop.resumed import begin_epoch, require_same_epoch
@@ -116,7 +116,7 @@ class Passes:
             logs = self._logs(totals)
             position.advance(result.steps, totals.numpy().tolist())
             hooks.on_train_batch_end(seen, logs)
-            if agree_to_stop(self._strategy, self.step.model, finite.is_due):
+            if agree_to_stop(self._strategy, self.step.model, hooks, finite.is_due):
                 finite.require()
         require_examples(position.batch, int(totals[_EXAMPLES]))
         if record.steps:
@@ -146,6 +146,7 @@ class Passes:
             totals = result.totals
             done += result.steps
             hooks.on_test_batch_end(done - 1, self._logs(totals, "test"))
+            leave_on_signal(self._strategy, self.step.model, hooks)
         require_examples(done, int(totals[_EXAMPLES]))
         logs = self._logs(totals, "test")
         hooks.on_test_end(logs)

@@ -14,7 +14,7 @@ from training_helpers import line_net, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.train.checkpoints import callback as checkpoint_callback
+from mirrorkit.train.loop import callbacks as loop_callbacks
 
 HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -137,17 +137,17 @@ def test_outside_of_the_main_thread_it_saves_and_leaves_signals_alone(fresh: Any
     assert names(tmp_path) == saved_at(5)
 
 
-def test_one_function_decides_whether_to_leave(
+def test_workers_agree_to_leave_in_the_message_in_which_they_agree_to_stop(
     fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cluster's workers must agree: none leaves on its own signal, all leave on another's."""
-    asked: list[int] = []
+    """None leaves on its own signal, all leave on another's; one message for each call."""
+    sent: list[int] = []
 
-    def agreed(strategy: Any, signals: Any) -> int:
-        asked.append(signals.received)
-        return signal.SIGTERM if len(asked) == 2 else 0
+    def of_all_workers(strategy: Any, value: float) -> list[float]:
+        sent.append(int(value))
+        return [4 * signal.SIGTERM if len(sent) == 2 else 0]
 
-    monkeypatch.setattr(checkpoint_callback, "agreed_signal", agreed)
+    monkeypatch.setattr(loop_callbacks, "of_all_workers", of_all_workers)
     with pytest.raises(SystemExit):
         fresh.fit(
             *(recipe,),
@@ -155,7 +155,7 @@ def test_one_function_decides_whether_to_leave(
             verbose=0,
             callbacks=[mk.train.Checkpoints(tmp_path, every=99), Send(signal.SIGTERM, "on_train_batch_begin", at=0)],
         )
-    assert asked == [signal.SIGTERM, signal.SIGTERM]
+    assert sent == [4 * signal.SIGTERM] * 2
     assert names(tmp_path) == saved_at(4)
 
 

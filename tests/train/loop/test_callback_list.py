@@ -116,14 +116,14 @@ def test_all_stop_when_one_wants_to(
 ) -> None:
     monkeypatch.setattr(module, "of_all_workers", lambda strategy, value: [*others, float(value)])
     model = SimpleNamespace(stop_training=mine)
-    agree_to_stop(tf.distribute.get_strategy(), model)
+    agree_to_stop(tf.distribute.get_strategy(), model, keras.callbacks.CallbackList())
     assert model.stop_training is (mine or stops)
 
 
 def test_one_worker_agrees_with_itself() -> None:
     for wanted in (False, True):
         model = SimpleNamespace(stop_training=wanted)
-        agree_to_stop(tf.distribute.get_strategy(), model)
+        agree_to_stop(tf.distribute.get_strategy(), model, keras.callbacks.CallbackList())
         assert model.stop_training is wanted
 
 
