@@ -103,12 +103,12 @@ class Step:
         check_options(clip_norm, clip_value, accumulate=accumulate, ema=ema, bucket_mib=bucket_mib)
         warn_on_logits_mismatch(model, loss)
         self.model = self._trained = model
-        self.optimizer, self.accumulate = optimizer, int(accumulate)
+        self.optimizer = optimizer
         self._options = Options(
             losses={"loss": loss, "loss_weights": loss_weights},
             metrics={"metrics": metrics, "weighted_metrics": weighted_metrics},
             clip=Clip(clip_norm, clip_value),
-            accumulate=self.accumulate,
+            accumulate=int(accumulate),
             loss_scale=LossScale.of(loss_scale),
             ema=ema,
             unchecked=[unchecked] if isinstance(unchecked, str) else list(unchecked),
@@ -202,6 +202,11 @@ class Step:
         return step
 
     @property
+    def accumulate(self) -> int:
+        """How many global batches make one update."""
+        return self._options.accumulate
+
+    @property
     def variables(self) -> list[Variable]:
         """All variables that a step may change: weights, layer state, optimizer slots, averages, loss scale."""
         if self._built is not None:
@@ -227,13 +232,14 @@ class Step:
         """
         self.for_loop(strategy)
 
-    def for_loop(self, strategy: tf.distribute.Strategy, element_spec: Spec = None) -> Supervised:
+    def for_loop(self, strategy: tf.distribute.Strategy, element_spec: Spec = None, shards: int = 1) -> Supervised:
         """Build the step, and return it as `mk.train.Loop` runs it; for mirrorkit's own use.
 
-        With the `element_spec` of the data it builds the model first, where that is not built.
+        With the `element_spec` of the data it builds the model first, where that is not built. With `shards` it expects
+        each global batch in so many parts, as `mk.testing` gives them.
         """
         if self._built is None:
-            options = dataclasses.replace(self._options, accumulate=self.accumulate)
+            options = dataclasses.replace(self._options, accumulate=self._options.accumulate * shards)
             if element_spec is not None and not building.is_built(self._trained):
                 batch = options.unpack(element_spec)
                 check_tensors(tuple(batch))
