@@ -113,9 +113,7 @@ class NanWatch(LoopCallback):
         self._restore(before)
         rows = self._replay(batch).rows() if goes_on else []  # the data may end earlier this time
         strategy = self.loop.strategy
-        for part, shards in enumerate(
-            rows
-        ):  # those of this worker's replicas, with the numbers that the step gave them
+        for part, shards in enumerate(rows):  # of this worker's replicas, with the numbers that the step gave them
             first = part * strategy.num_replicas_in_sync + worker_index(strategy) * len(shards)
             try:
                 found = find_in_shards(self.loop.step, shards, first=first, variables=self._finite.watched)

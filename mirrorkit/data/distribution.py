@@ -77,9 +77,8 @@ def distribute(
     if not isinstance(dataset, tf.data.Dataset):
         raise RecipeError(f"distribute needs a tf.data.Dataset or a recipe, found {type(dataset).__name__}.")
     dataset = dataset_without_none(dataset)
-    if (
-        dataset.options().experimental_distribute.auto_shard_policy == _POLICIES["data"]
-    ):  # a recipe made it, or the user
+    # A recipe set it, or the user.
+    if dataset.options().experimental_distribute.auto_shard_policy == _POLICIES["data"]:
         if autoshard == "file":
             raise RecipeError(
                 "autoshard='file' was asked for, but the dataset says that its files must not be divided. Give "

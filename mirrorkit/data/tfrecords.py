@@ -91,9 +91,8 @@ class Records(PreparedRecipe):
     shuffle_buffer: int = field(default=8192, kw_only=True)
     num_classes: int | None = field(default=None, kw_only=True)
     decode: Decode | None = field(default=None, kw_only=True)
-    num_examples: InitVar[int | Sequence[int] | None] = field(
-        default=None, kw_only=True
-    )  # the attribute is the number found
+    # The attribute is the number found.
+    num_examples: InitVar[int | Sequence[int] | None] = field(default=None, kw_only=True)
     files: tuple[str, ...] = field(init=False)
     counts: tuple[int, ...] = field(init=False)
     compression: str = field(init=False)

@@ -63,9 +63,8 @@ def _remembering(snapshot: Snapshot, things: list[Any]) -> Iterator[None]:
     def remember_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly() and _is_traced(self):  # a call within a trace belongs to the function being traced
             snapshot.add_captured(_trace(self, args, kwargs))
-            snapshot.add(
-                _variables_of(things)
-            )  # a first trace creates and fills variables, of which some are not used yet
+            # A first trace creates and fills variables, of which some are not used yet.
+            snapshot.add(_variables_of(things))
         return call(self, *args, **kwargs)
 
     with mock.patch.object(kind, "__call__", remember_and_call):

@@ -93,9 +93,8 @@ def run_and_combine(
         stays: whether a variable gets the value back that it had.
         check: called with the path of each assigned variable by its id; may refuse.
     """
-    if (
-        has_no_rows(rows) and not always and not tf.executing_eagerly()
-    ):  # as one of unknown size: the others must know what it assigns
+    # Traced as a share of unknown size: the others must know what it assigns.
+    if has_no_rows(rows) and not always and not tf.executing_eagerly():
         rows = tf.nest.map_structure(lambda t: tf.compat.v1.placeholder_with_default(t, [None, *t.shape[1:]]), rows)
     with Assignments(strategy, variables) as scope:
         result = compute(rows) if always else unless_empty(rows, lambda: compute(rows), rows_of_none=outputs)
