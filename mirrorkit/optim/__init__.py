@@ -8,16 +8,16 @@ new_weights, new_slots = mk.optim.functional_apply(optimizer, weights, slots, gr
 from __future__ import annotations
 
 # The names "as" themselves are for mirrorkit's other packages.
-from mirrorkit.optim.flat_pieces import FlatPiece as FlatPiece
-from mirrorkit.optim.flat_pieces import build_for_pieces as build_for_pieces
-from mirrorkit.optim.flat_pieces import decays as decays
-from mirrorkit.optim.flat_pieces import ordinary_slots as ordinary_slots
 from mirrorkit.optim.functional import functional_apply
 from mirrorkit.optim.functional import schedule_of as schedule_of
 from mirrorkit.optim.functional import trainable_variables as trainable_variables
+from mirrorkit.optim.other_weights import StandIn as StandIn
+from mirrorkit.optim.other_weights import build_for as build_for
+from mirrorkit.optim.other_weights import decays as decays
+from mirrorkit.optim.other_weights import twin_for as twin_for
 from mirrorkit.optim.packed import Joined as Joined
 from mirrorkit.optim.packed import Packed as Packed
-from mirrorkit.optim.packed import slots_by_name as slots_by_name
-from mirrorkit.optim.packed import treats_numbers_alike as treats_numbers_alike
+from mirrorkit.optim.slots import slots_by_name as slots_by_name
+from mirrorkit.optim.slots import treats_numbers_alike as treats_numbers_alike
 
 __all__ = ["functional_apply"]

@@ -15,12 +15,11 @@ from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.optim import functional
 from mirrorkit.train.keras_model import layer_state
 from mirrorkit.train.keras_model.layer_state import LayerState
-from mirrorkit.train.reduce import update
-from mirrorkit.train.step import functions, options, sharded_optimizer
+from mirrorkit.train.step import devices, functions, options, replicated_optimizer, several_devices, sharded_optimizer
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.empty_shares import Copies
+from mirrorkit.train.step.empty_shares import Copies, Separate
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.totals import totals
 
@@ -54,7 +53,7 @@ def _after_functional_apply(change: Callable[..., Any]) -> Patch:
             optimizer, slots, *apply(optimizer, weights, slots, gradients, rate=rate)
         )
 
-    return _replaced(functions, "functional_apply", wrap)
+    return _replaced(replicated_optimizer, "functional_apply", wrap)
 
 
 def _mean_of_means(step: Any, sums: Any, replica: int) -> Any:
@@ -109,15 +108,15 @@ def _last_row_wins(gradient: Any, weight: tf.Tensor) -> tf.Tensor:
 
 
 def _in_bfloat16(reduced: Any) -> Any:
-    def reduce(sums: Any, *options: Any) -> Any:
-        return reduced(tf.nest.map_structure(lambda v: tf.cast(tf.cast(v, tf.bfloat16), v.dtype), sums), *options)
+    def reduce(sums: Any, **options: Any) -> Any:
+        return reduced(tf.nest.map_structure(lambda v: tf.cast(tf.cast(v, tf.bfloat16), v.dtype), sums), **options)
 
     return reduce
 
 
-def _of_first_device(reduced: Any, sums: Any, bucket_mib: float, devices: Any) -> Any:
+def _of_first_device(reduced: Any, sums: Any, devices: Any, **options: Any) -> Any:
     names = tf.nest.flatten(devices)
-    both = zip(tf.nest.flatten(reduced(sums, bucket_mib, devices)), tf.nest.flatten(sums), names, strict=True)
+    both = zip(tf.nest.flatten(reduced(sums, devices, **options)), tf.nest.flatten(sums), names, strict=True)
     return tf.nest.pack_sequence_as(sums, [whole if name == min(names) else own for whole, own, name in both])
 
 
@@ -130,7 +129,7 @@ def _losses_on_each(call_model: Any) -> Any:
 
 
 def _run_every_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions, "unless_empty", lambda batch, full: full())  # where the size is not known
+    monkeypatch.setattr(Separate, "run", lambda replicas, rows, full: full())  # where the size is not known
     monkeypatch.setattr(functions, "has_no_rows", lambda batch: False)  # where it is
 
 
@@ -150,7 +149,7 @@ _OFF = [
     _Off(
         "the reduction",
         ("SGD", "momentum", "Adam", "AdamW", "Lion", "several inputs and outputs", "transformer", "all at once"),
-        _replaced(update, "reduced", lambda _: lambda sums, *options: sums),
+        _replaced(devices, "all_reduce", lambda _: lambda sums, **options: sums),
     ),
     _Off(
         "slots are kept",
@@ -185,7 +184,7 @@ _OFF = [
         ('loss_scale="dynamic", mixed_float16, overflows',),
         _computed(_skipped_alone),
     ),
-    _Off("sums in float32", ("mixed_bfloat16",), _replaced(update, "reduced", _in_bfloat16)),
+    _Off("sums in float32", ("mixed_bfloat16",), _replaced(devices, "all_reduce", _in_bfloat16)),
     _Off(
         "weights of examples",
         ("sample weights", "class weights"),
@@ -221,14 +220,14 @@ _OFF = [
     _Off(
         "copies of a batch count once",
         ("synchronized BatchNorm, empty share",),
-        _replaced(
-            Copies, "weigh", lambda weigh: lambda copies, sums: weigh(copies._replace(part=tf.constant(1.0)), sums)
-        ),
+        _replaced(Copies, "weigh", lambda weigh: lambda copies, sums: sums | {"totals": weigh(copies, sums)["totals"]}),
     ),
     _Off(
         "sums of a replica's second device are reduced",
         ("momentum", "transformer"),
-        _replaced(update, "reduced", lambda reduced: functools.partial(_of_first_device, reduced)),
+        _replaced(
+            several_devices, "all_reduce_by_device", lambda reduced: functools.partial(_of_first_device, reduced)
+        ),
         ("layout", 2),
     ),
     _Off(

@@ -12,6 +12,7 @@ import tensorflow as tf
 from mirrorkit import optim
 from mirrorkit._keras import keras
 from mirrorkit.optim import packed
+from mirrorkit.optim import slots as slots_
 from mirrorkit.optim.packed import Packed
 
 _SHAPES = [(5,), (2, 4), (3,), (), (7,), (1, 4), (3, 3), (6, 4)]  # 3 vectors, 3 matrices [n, 4], and two alone
@@ -22,7 +23,7 @@ _JOINED = [[0, 2, 4], [1, 5, 7], [3], [6]]
 _BY_RSQRT = ("Adagrad", "Adadelta", "RMSprop")
 
 _OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    *((cls.__name__, {}) for cls in packed._SLOTS),
+    *((cls.__name__, {}) for cls in slots_._SLOTS),
     ("SGD", {"momentum": 0.9}),
     ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
     ("SGD", {"learning_rate": keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), "momentum": 0.5}),
@@ -114,7 +115,7 @@ def test_weights_of_different_dtypes_are_not_mixed() -> None:
             for name, cls in sorted(vars(keras.optimizers).items())
             if inspect.isclass(cls)
             and issubclass(cls, keras.optimizers.Optimizer)
-            and name not in {cls.__name__ for cls in packed._SLOTS}
+            and name not in {cls.__name__ for cls in slots_._SLOTS}
             and name not in {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}
         ),
         ("Adam", {"clipnorm": 0.1}),
@@ -142,7 +143,7 @@ def test_nothing_is_joined_for_a_subclass() -> None:
 
 def test_nothing_is_joined_where_slots_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later Keras may give an optimizer another slot: its index would be that of a group."""
-    monkeypatch.setitem(packed._SLOTS, keras.optimizers.Adam, ("_momentums",))
+    monkeypatch.setitem(slots_._SLOTS, keras.optimizers.Adam, ("_momentums",))
     variables = _variables()
     assert len(_groups(_make("Adam", {}, variables), variables)) == len(variables)
 

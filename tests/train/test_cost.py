@@ -56,7 +56,7 @@ def test_a_plain_step_holds_nothing_but_the_step(make_loop: Any) -> None:
     def by_hand(weights: Any, slots: Any, gradients: Any, totals: Any) -> Any:
         denominator, _ = totals[step._functions.facts.divisors[0]], totals[EXAMPLES]
         means = [tf.math.divide_no_nan(gradient, denominator) for gradient in gradients]
-        return mk.optim.functional_apply(step._functions._optimizer, weights, slots, means), totals
+        return mk.optim.functional_apply(step._functions._apply._optimizer, weights, slots, means), totals
 
     weights, slots = ([tf.convert_to_tensor(v.value) for v in group] for group in step._functions._variables[:2])
     expected = _operations(by_hand.get_concrete_function(weights, slots, weights, tf.ones([4])).graph)

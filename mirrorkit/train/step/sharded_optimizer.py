@@ -20,14 +20,14 @@ import tensorflow as tf
 from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import (
-    FlatPiece,
     Joined,
-    build_for_pieces,
+    StandIn,
+    build_for,
     decays,
     functional_apply,
-    ordinary_slots,
     slots_by_name,
     treats_numbers_alike,
+    twin_for,
 )
 from mirrorkit.strategy import class_name, is_parameter_server, is_tpu, num_workers
 from mirrorkit.train.reduce.gathering import gather_rows
@@ -112,7 +112,7 @@ class ShardedOptimizer(ReplicatedOptimizer):
             FlatWeights(of_kind, [self._weights[i] for i in of_kind], replicas) for of_kind in by_kind.values()
         ]
         kinds = zip(self._groups, by_kind, strict=True)
-        build_for_pieces(optimizer, [FlatPiece(group.piece, dtype, has_decay) for group, (dtype, has_decay) in kinds])
+        build_for(optimizer, [StandIn((group.piece,), dtype, has_decay) for group, (dtype, has_decay) in kinds])
         slots = [list(zip(self._groups, of_kind, strict=True)) for of_kind in slots_by_name(optimizer).values()]
         self._group_of = {id(slot): group for of_kind in slots for group, slot in of_kind}
         self.whole = self._as_without_sharding(slots)
@@ -130,7 +130,8 @@ class ShardedOptimizer(ReplicatedOptimizer):
         pieces = [[Pieces(self._strategy, slot) for _, slot in of_kind] for of_kind in slots]
         others = [variable for variable in self._optimizer.variables if id(variable) not in self._group_of]
         whole: list[Variable | WholeSlot] = []
-        for slot in outside_replica(lambda: ordinary_slots(self._optimizer, self._weights)):
+        stand_ins = [StandIn((), weight.dtype, False, weight.path) for weight in self._weights]
+        for slot in outside_replica(lambda: twin_for(self._optimizer, stand_ins))[1]:
             if slot.weight is None:
                 whole.append(others[slot.kind])
             else:

@@ -9,7 +9,8 @@ import pytest
 
 from mirrorkit import optim
 from mirrorkit._keras import keras
-from mirrorkit.optim import flat_pieces, packed
+from mirrorkit.optim import other_weights
+from mirrorkit.optim import slots as slots_
 
 _SHAPES = [(5,), (2, 4), ()]
 
@@ -27,7 +28,7 @@ def _weights() -> list[Any]:
         return [*weights, keras.Variable(np.ones(2), dtype="bfloat16", name="half")]
 
 
-@pytest.mark.parametrize("name", [cls.__name__ for cls in packed._SLOTS])
+@pytest.mark.parametrize("name", [cls.__name__ for cls in slots_._SLOTS])
 @pytest.mark.parametrize("rate", [0.1, Unknown(), lambda: 0.1], ids=["number", "schedule", "function"])
 def test_what_an_ordinary_one_would_have(name: str, rate: Any) -> None:
     """Paths, order, and which weight each slot is of."""
@@ -35,7 +36,9 @@ def test_what_an_ordinary_one_would_have(name: str, rate: Any) -> None:
     weights, kind = _weights(), getattr(keras.optimizers, name)
     optimizer, ordinary = kind(rate, name="same", **more), kind(rate, name="same", **more)
     ordinary.build(weights)
-    slots = flat_pieces.ordinary_slots(optimizer, weights)
+    twin, slots = other_weights.twin_for(
+        optimizer, [optim.StandIn(tuple(w.shape), w.dtype, True, w.path) for w in weights]
+    )
     numbered = [v.path for v in ordinary.variables]
     assert [s.path for s in slots if "variable" not in s.path] == [p for p in numbered if "variable" not in p]
     assert len(slots) == len(numbered)
@@ -43,6 +46,8 @@ def test_what_an_ordinary_one_would_have(name: str, rate: Any) -> None:
     others = [v for v in ordinary.variables if not any(v is slot for of_all in lists for slot in of_all)]
     for slot, variable in zip(slots, ordinary.variables, strict=True):
         assert (others[slot.kind] if slot.weight is None else lists[slot.kind][slot.weight]) is variable
+    assert [(v.shape, v.dtype) for v in twin.variables] == [(v.shape, v.dtype) for v in ordinary.variables]
+    assert all(v.value.shape == () for v in twin.variables), "nothing as large as the weights"
     assert not optimizer.built
 
 
@@ -50,9 +55,8 @@ def test_what_an_ordinary_one_would_have(name: str, rate: Any) -> None:
 def test_slots_and_decay_are_those_of_the_pieces(decayed: bool) -> None:
     """Slots have the size of a piece and its own variable has not; decay is as was said."""
     optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
-    optim.build_for_pieces(
-        optimizer, [optim.FlatPiece(6, "float32", decayed), optim.FlatPiece(3, "bfloat16", not decayed)]
-    )
+    pieces = [optim.StandIn((6,), "float32", decayed), optim.StandIn((3,), "bfloat16", not decayed)]
+    optim.build_for(optimizer, pieces)
     assert [(tuple(v.shape), v.value.shape, v.dtype) for v in optimizer.variables[2:]] == [
         *[((6,), (6,), "float32")] * 2,
         *[((3,), (3,), "bfloat16")] * 2,

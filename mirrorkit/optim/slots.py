@@ -1,0 +1,32 @@
+"""Which of Keras's optimizers treat every number of the weights alike, and which slots they have for each weight."""
+
+from __future__ import annotations
+
+from mirrorkit._keras import keras
+from mirrorkit._types import KerasOptimizer, KerasVariable
+
+# Their attributes that hold a slot for each weight: private names of Keras, and `tests/optim/test_packed.py` fails
+# when they move. Exactly these classes: nothing is known of a subclass. Adafactor, Lamb and Muon look at a weight as a
+# whole. Ftrl and ScheduleFreeAdamW were not examined.
+_SLOTS: dict[type, tuple[str, ...]] = {
+    keras.optimizers.SGD: ("momentums",),
+    keras.optimizers.Adam: ("_momentums", "_velocities", "_velocity_hats"),
+    keras.optimizers.AdamW: ("_momentums", "_velocities", "_velocity_hats"),
+    keras.optimizers.Nadam: ("_momentums", "_velocities"),
+    keras.optimizers.Adamax: ("_m", "_u"),
+    keras.optimizers.Adagrad: ("_accumulators",),
+    keras.optimizers.Adadelta: ("_accumulated_grads", "_accumulated_delta_vars"),
+    keras.optimizers.RMSprop: ("_velocities", "_momentums", "_average_gradients"),
+    keras.optimizers.Lion: ("_momentums",),
+}
+
+
+def treats_numbers_alike(optimizer: KerasOptimizer) -> bool:
+    """Return whether an optimizer updates each number of the weights by itself, whatever weight it belongs to."""
+    return type(optimizer) in _SLOTS
+
+
+def slots_by_name(optimizer: KerasOptimizer) -> dict[str, list[KerasVariable]]:
+    """Return the slots of a built optimizer by the attribute that holds them, one for each weight; {} if not known."""
+    lists = {name: list(getattr(optimizer, name, None) or []) for name in _SLOTS.get(type(optimizer), ())}
+    return {name: of_all for name, of_all in lists.items() if of_all}
