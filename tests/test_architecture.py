@@ -27,12 +27,12 @@ def _rows(title: str) -> list[list[str]]:
 
 
 def test_the_rooms_are_those_of_the_package_in_their_order() -> None:
-    told = [room for row in _rows("Rooms") for room in re.findall(r"`([\w/]+)`", row[1])]
+    told = [room for row in _rows("Packages") for room in re.findall(r"`([\w/]+)`", row[1])]
     expected = list(LAYERS)
     at = expected.index("train")
     expected[at : at + 1] = [f"train/{room}" for room in ROOMS_OF_TRAIN]
     assert [room for room in told if room != "train"] == expected
-    assert len(_rows("Rooms")) < len(expected)  # several to a row: a list as long as the code would be none
+    assert len(_rows("Packages")) < len(expected)  # several to a row: a list as long as the code would be none
 
 
 def test_every_room_is_there() -> None:
