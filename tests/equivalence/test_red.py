@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.optim import functional
 from mirrorkit.train.keras_model import layer_state
 from mirrorkit.train.keras_model.layer_state import LayerState
-from mirrorkit.train.step import devices, functions, options, replicated_optimizer, several_devices, sharded_optimizer
+from mirrorkit.train.step import devices, functions, options, replicated_optimizer
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.clock import Clock
@@ -43,8 +44,13 @@ def _computed(change: Callable[[Any, Any, int], Any]) -> Patch:
 
 
 def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
-    """Replace an attribute by what `make` makes of it."""
-    return lambda monkeypatch: monkeypatch.setattr(owner, name, make(getattr(owner, name)))
+    """Replace an attribute by what `make` makes of it; of a variant of a step, its file's name is the owner."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        of = importlib.import_module(f"mirrorkit.train.step.{owner}") if isinstance(owner, str) else owner
+        monkeypatch.setattr(of, name, make(getattr(of, name)))
+
+    return patch
 
 
 def _after_functional_apply(change: Callable[..., Any]) -> Patch:
@@ -226,14 +232,14 @@ _OFF = [
         "sums of a replica's second device are reduced",
         ("momentum", "transformer"),
         _replaced(
-            several_devices, "all_reduce_by_device", lambda reduced: functools.partial(_of_first_device, reduced)
+            "several_devices", "all_reduce_by_device", lambda reduced: functools.partial(_of_first_device, reduced)
         ),
         ("layout", 2),
     ),
     _Off(
         "pieces of the weights come from their replicas",
         ("Adam", "all at once"),
-        _replaced(sharded_optimizer, "gather_rows", lambda _: lambda own, sizes: tf.tile(own, [sizes.shape[0]])),
+        _replaced("sharded_optimizer", "gather_rows", lambda _: lambda own, sizes: tf.tile(own, [sizes.shape[0]])),
         ("shard_optimizer", 3),
     ),
     _Off(
