@@ -154,7 +154,7 @@ def test_mistakes_are_told_before_anything_starts(arguments, message, pretended,
 @pytest.mark.slow  # two dozen processes
 @pytest.mark.timeout(900)
 def test_a_rehearsal_measures_everything(run_benchmark, capsys):
-    written, title = run_benchmark("gpu --devices cpu --models linear --data synthetic --repeats 2")
+    written, title = run_benchmark("gpu --devices cpu --models linear --data synthetic --repeats 1")
     rows = written["rows"]
     for row in rows:
         assert "error" not in row, row
