@@ -27,11 +27,11 @@ from contenders import CONTENDERS
 
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.machine import about
-from mirrorkit.bench.remote import Member, Remote
 from mirrorkit.bench.report import Column, Report, check_places, span
 from mirrorkit.bench.topology import Topology
 from mirrorkit.bench.turns import Turns, in_turns
 from mirrorkit.errors import MirrorkitError
+from mirrorkit.remote import Member, Remote
 
 
 def main() -> None:

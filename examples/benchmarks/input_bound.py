@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from mirrorkit.bench.machine import about
-from mirrorkit.bench.remote import Remote
 from mirrorkit.bench.topology import Topology
 from mirrorkit.bench.turns import in_turns
+from mirrorkit.remote import Remote
 
 
 class Job:

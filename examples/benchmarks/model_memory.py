@@ -22,7 +22,7 @@ from keras import layers as L
 
 import mirrorkit as mk
 from mirrorkit.bench.machine import about, in_a_line
-from mirrorkit.bench.remote import Member, Remote
+from mirrorkit.remote import Member, Remote
 from mirrorkit.variables import copies
 
 WHERE = ("one device", "2 replicas", "layout", "2 replicas with a layout", "2 sharded", "4 sharded")

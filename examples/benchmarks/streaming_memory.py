@@ -22,8 +22,8 @@ import numpy as np
 
 import mirrorkit as mk
 from mirrorkit.bench.machine import about, in_a_line
-from mirrorkit.bench.remote import Member, Remote
 from mirrorkit.bench.report import write_run
+from mirrorkit.remote import Member, Remote
 
 SHAPE = (64, 64, 3)
 

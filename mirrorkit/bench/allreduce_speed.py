@@ -10,11 +10,11 @@ from typing import Any
 
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.machine import about_with_gpus
-from mirrorkit.bench.remote import Remote
 from mirrorkit.bench.report import Column, Report, figures
 from mirrorkit.bench.topology import Hardware, Topology, check
 from mirrorkit.bench.turns import in_turns
 from mirrorkit.errors import DeviceError, StrategyError
+from mirrorkit.remote import Remote
 
 IMPLEMENTATIONS = {
     "cpu": ("auto", "ring", "hierarchical", "one_device"),

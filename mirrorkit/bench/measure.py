@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from mirrorkit.bench.remote import Member, Remote
 from mirrorkit.bench.topology import Topology
 from mirrorkit.bench.turns import in_turns
 from mirrorkit.errors import ArgumentError, MirrorkitError
+from mirrorkit.remote import Member, Remote
 from mirrorkit.whole import is_whole
 
 TRAINING = "mirrorkit.bench.training:Training"

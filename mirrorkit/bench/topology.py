@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mirrorkit.bench.remote import Member
 from mirrorkit.errors import StrategyError
 from mirrorkit.launch import clusters, environments
+from mirrorkit.remote import Member
 from mirrorkit.whole import is_whole
 
 DEVICES = ("cpu", "gpu", "workers")
