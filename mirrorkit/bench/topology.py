@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mirrorkit.errors import StrategyError
@@ -60,6 +60,12 @@ class Topology:
             else:
                 found.append(Member(arguments, environment, None, answers))
         return sorted(found, key=lambda member: not member.answers)
+
+
+def alone(core: int, **arguments: Any) -> Member:
+    """Return a process that trains by itself on one core."""
+    (member,) = Topology.of("workers", 1).members(**arguments)
+    return replace(member, core=core)
 
 
 def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[Topology]:

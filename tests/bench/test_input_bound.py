@@ -25,7 +25,7 @@ def test_workers_beside_independent_jobs(tmp_path):
         timeout=250,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    speeds = dict(re.findall(r"^(workers|apart) +median +([\d,]+) images/s", done.stdout, re.MULTILINE))
+    speeds = dict(re.findall(r"^(workers|apart) +([\d,]+) ", done.stdout, re.MULTILINE))
     assert set(speeds) == {"workers", "apart"}
     assert all(int(speed.replace(",", "")) > 0 for speed in speeds.values())
     assert re.search(r"workers / apart: median \d\.\d+, .* n = 2", done.stdout)
