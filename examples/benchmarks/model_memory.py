@@ -36,11 +36,6 @@ def main() -> None:
     options = parsed(parser)
     with Remote("model_memory:Bytes", Member({"width": options.width})) as remote:
         held = {where: remote.call("of", where=where) for where in WHERE}
-    notes = []
-    for where, of_devices in held.items():
-        largest = max(of_devices.values(), key=lambda parts: parts["weights"] + parts["slots"])
-        bytes_of = f"weights {largest['weights']:,} slots {largest['slots']:,} bytes"
-        notes.append(f"{where}: {len(of_devices)} devices, the fullest: {bytes_of}")
 
     def peak(recompute: bool) -> float:
         member = Member({"width": options.width, "batch": options.batch_size, "recompute": recompute})
@@ -50,10 +45,15 @@ def main() -> None:
     calls = {name: partial(peak, bool(i)) for i, name in enumerate(("all activations kept", "Recompute of each block"))}
     grown = values_in_turns(calls, options.rounds)
     rows = [{"what": name, **figures(values, smaller_is_better=True)} for name, values in grown.items()]
-    rows += [{"what": where, "bytes": of_devices} for where, of_devices in held.items()]
-    columns = [Column("what", "what"), Column("median", "MB", ",.0f"), *SECONDS_COLUMNS[2:]]
-    title = "Memory of a transformer while it trains, MB beyond what the process had before"
-    present(report_of("model_memory", title, columns, rows, unit="MB", notes=notes), options)
+    for where, of_devices in held.items():
+        fullest = max(of_devices.values(), key=lambda parts: parts["weights"] + parts["slots"])
+        rows.append({"what": where, "devices": len(of_devices), **fullest, "bytes": of_devices})
+    columns = [
+        *(Column("what", "what"), Column("median", "MB", ",.0f"), *SECONDS_COLUMNS[2:]),
+        *(Column("devices", "devices", "d"), Column("weights", "weights, bytes", ",d"), Column("slots", "slots", ",d")),
+    ]
+    title = "Memory of a transformer: MB by which a training grows, bytes of weights and slots on the fullest device"
+    present(report_of("model_memory", title, columns, rows, unit="MB"), options)
 
 
 class Bytes:
