@@ -17,13 +17,16 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Imports point up this list only: a module imports from its own line and the lines above.
 LAYERS = [
     *("errors", "_types", "supported", "_keras", "processor"),
-    *("stop_signals", "subprocesses"),
+    *("stop_signals", "subprocesses", "remote"),
     *("whole", "files", "reproducible", "variables"),
-    *("cluster", "devices", "strategy", "batching", "timing"),
-    *("data", "models", "optim", "parallel", "train", "placement", "checks", "launch", "testing", "bench", "doctor"),
+    *("cluster", "launch", "devices", "strategy", "batching", "timing"),
+    *("data", "models", "optim", "parallel", "train"),
+    # The upper storey, which looks at a training from outside.
+    *(TOOLS := ("placement", "checks", "testing", "bench", "doctor")),
     "__main__",
 ]
-
+# The only tools that use another one; what more of them need lies in the lower storey.
+TOOLS_OF_TOOLS = {("checks", "placement"), ("bench", "testing")}
 
 # The same within train.
 ROOMS_OF_TRAIN = [
@@ -71,6 +74,12 @@ def test_imports_point_up_only(path):
     assert layer(path) in LAYERS, f"{layer(path)} has no place yet: give it one in LAYERS"
     below = {name for name in imported if name not in LAYERS[: LAYERS.index(layer(path)) + 1]}
     assert not below, f"{path.relative_to(PACKAGE)} imports {sorted(below)}, which stands below it"
+
+
+def test_no_training_needs_a_tool_and_hardly_a_tool_another():
+    imported = {(layer(path), name) for path in FILES for name in imported_layers(ast.parse(path.read_text()))}
+    users = {(here, name) for here, name in imported if name in TOOLS and name != here}
+    assert {use for use in users if use[0] not in ("__init__", "__main__")} == TOOLS_OF_TOOLS
 
 
 @pytest.mark.parametrize(

@@ -17,21 +17,19 @@ AVX2.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from contenders import CONTENDERS
 
-from mirrorkit.bench.chart import Chart
-from mirrorkit.bench.machine import about
-from mirrorkit.bench.remote import Member, Remote
-from mirrorkit.bench.report import Column, Report, check_places, span
-from mirrorkit.bench.topology import Topology
+from mirrorkit.bench.measure import started
+from mirrorkit.bench.report import Column, figures
+from mirrorkit.bench.script import parsed, parser_of, present, report_of
+from mirrorkit.bench.topology import Topology, alone
 from mirrorkit.bench.turns import Turns, in_turns
-from mirrorkit.errors import MirrorkitError
+from mirrorkit.remote import Member, Remote
 
 
 def main() -> None:
@@ -55,20 +53,12 @@ def main() -> None:
         f"{options.net} on {examples:,} images of {data}, global batch {options.batch_size}, {options.replicas} "
         f"replicas ({options.device}), {options.rounds} rounds: {unit}"
     )
-    names = [row["contender"] for row in rows]
-    medians, ranges = {unit: [row.get("median") for row in rows]}, {unit: [span(row) for row in rows]}
-    chart = Chart(title, names, medians, ranges, y_label=f"{unit} (median, range)", bars=True)
-    machine = about("torch", "tf-models-official", "tf-keras")
-    report = Report("against_peers", title, columns(options), rows, chart, [], machine)
-    print(report)
-    if options.json:
-        report.save_json(options.json)
-    if options.plot:
-        report.save_plot(options.plot)
+    packages = ("torch", "tf-models-official", "tf-keras")
+    present(report_of("against_peers", title, columns(options), rows, unit=unit, packages=packages), options)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--net", choices=["cnn", "linear"], default="cnn")
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=256, help="global: all replicas together")
@@ -83,17 +73,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--examples", type=int, default=60_000, help="take no more than so many")
     parser.add_argument("--plain", action="store_true", help="peers: TensorFlow's default strategy, not mirrorkit's")
     parser.add_argument("--first-step", action="store_true", help="time to the first step; --rounds fresh processes")
-    parser.add_argument("--json", metavar="FILE", help="write all figures there")
-    parser.add_argument("--plot", metavar="FILE", help="PNG or SVG (needs matplotlib)")
-    options = parser.parse_args()
+    options = parsed(parser)
     options.contenders = options.contenders.split(",")
     unknown = [name for name in options.contenders if parts(name)[0] not in CONTENDERS]
     if unknown:
         parser.error(f"unknown contenders {', '.join(unknown)}; there are {', '.join(CONTENDERS)}")
-    try:
-        check_places(options.json, options.plot)
-    except MirrorkitError as error:
-        parser.error(str(error))
     return options
 
 
@@ -108,10 +92,8 @@ def layout(name: str, options: argparse.Namespace) -> tuple[str, Topology]:
     """A contender's name in CONTENDERS, and its replicas."""
     short, number, _ = parts(name)
     if CONTENDERS[short][2]:
-        workers = int(number or 2)
-        return short, Topology("multi_worker" if workers > 1 else "one_device", "workers", workers)
-    replicas = int(number or options.replicas)
-    return short, Topology("one_device" if replicas == 1 else "mirrored", options.device, replicas)
+        return short, Topology.of("workers", int(number or 2))
+    return short, Topology.of(options.device, int(number or options.replicas))
 
 
 def members(name: str, options: argparse.Namespace, work: dict[str, Any]) -> list[Member]:
@@ -120,8 +102,7 @@ def members(name: str, options: argparse.Namespace, work: dict[str, Any]) -> lis
     arguments = {"name": short, "work": {**work, "replicas": own.replicas}}
     found = own.members(**arguments)
     if short == "loop-apart":
-        (alone,) = Topology("one_device", "workers", 1).members(**arguments)
-        found = [replace(alone, core=core) for core in range(own.replicas)]
+        found = [alone(core, **arguments) for core in range(own.replicas)]
     return [replace(member, environment={**member.environment, **parts(name)[2]}) for member in found]
 
 
@@ -140,15 +121,9 @@ def epochs(
         laps, accuracies[name] = contender.call("train", epochs=options.epochs)
         return [per_epoch / seconds for seconds in laps]
 
-    with ExitStack() as stack:
-        # One after the other starts and compiles, so that none is slowed down by another.
-        alive: dict[str, Remote] = {}
-        turns: dict[str, Turns] = {}
-        for name in options.contenders:
-            alive[name] = stack.enter_context(remote(name, options, work))
-            turns |= in_turns({name: lambda name=name: alive[name].call("warm_up")}, 1)
-        calls = {name: lambda name=name: block(name, alive[name]) for name in alive if turns[name].error is None}
-        turns |= in_turns(calls, options.rounds)
+    contenders = {name: partial(remote, name, options, work) for name in options.contenders}
+    with started(contenders, "warm_up") as (remotes, turns):
+        turns |= in_turns({name: partial(block, name, ready) for name, ready in remotes.items()}, options.rounds)
     for turn in turns.values():
         turn.answers = [speed for speeds in turn.answers if speeds for speed in speeds]
     return turns, accuracies
@@ -163,26 +138,20 @@ def first_steps(
         with remote(name, options, work) as contender:
             return contender.call("first_step")
 
-    return in_turns({name: lambda name=name: measure(name) for name in options.contenders}, options.rounds), {}
+    return in_turns({name: partial(measure, name) for name in options.contenders}, options.rounds), {}
 
 
 def compare(turns: dict[str, Turns], accuracies: dict[str, float], *, smaller_is_better: bool) -> list[dict[str, Any]]:
     """A row for each contender; the ratios say how many times better the first one is than it."""
-    best = min if smaller_is_better else max
     rows: list[dict[str, Any]] = []
     for name, turn in turns.items():
-        row: dict[str, Any] = {"contender": name}
-        if turn.error is not None:
-            rows.append({**row, "error": turn.error})
-            continue
-        median = statistics.median(turn.answers)
-        spread = (max(turn.answers) - min(turn.answers)) / median
-        row |= {"values": turn.answers, "n": len(turn.answers), "best": best(turn.answers), "median": median}
-        row |= {"spread": spread, "accuracy": accuracies.get(name)}
-        first = next(r for r in [*rows, row] if "best" in r)
-        ratios = [first[key] / row[key] for key in ("best", "median")]
-        row["ratio"], row["ratio_of_medians"] = (1 / r for r in ratios) if smaller_is_better else ratios
+        row = {"contender": name, **figures(turn.answers, turn.error, smaller_is_better=smaller_is_better)}
         rows.append(row)
+        if turn.error is None:
+            first = next(r for r in rows if "best" in r)
+            ratios = [first[key] / row[key] for key in ("best", "median")]
+            row["ratio"], row["ratio_of_medians"] = (1 / r for r in ratios) if smaller_is_better else ratios
+            row["accuracy"] = accuracies.get(name)
     return rows
 
 

@@ -7,19 +7,17 @@ counts, with compilation and without validation. --epochs is the length of the s
 to compare only the seconds per epoch.
 """
 
-import argparse
-import statistics
 import time
 
 import keras
 
 import mirrorkit as mk
-from mirrorkit.bench.machine import about
-from mirrorkit.bench.report import figures, write_run
+from mirrorkit.bench.report import SECONDS_COLUMNS, Column, figures
+from mirrorkit.bench.script import parsed, parser_of, present, report_of
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--devices", default="cpu:4", help="as for mk.strategy.create")
     parser.add_argument("--batch-size", type=int, default=128, help="global batch")
     parser.add_argument("--epochs", type=int, default=10)
@@ -27,8 +25,7 @@ def main():
     parser.add_argument("--target", type=float, default=0.85, help="test accuracy")
     parser.add_argument("--data", default="cifar10", choices=["cifar10", "synthetic"])
     parser.add_argument("--data-dir", help="folder with the data")
-    parser.add_argument("--json", metavar="FILE", help="write all figures there")
-    options = parser.parse_args()
+    options = parsed(parser)
 
     strategy = mk.strategy.create("auto", devices=options.devices)
     images = mk.data.load(options.data, data_dir=options.data_dir)
@@ -45,20 +42,20 @@ def main():
             print(f"epoch {epoch + 1} {name}: {spent:.1f} s, test accuracy {value:.4f}", flush=True)
             if value >= options.target:
                 reached[name] = sum(seconds[name])
-    if options.json:
-        rows = [
-            {"contender": name, **figures(seconds[name]), "accuracies": accuracy[name], "reached": reached.get(name)}
-            for name in contenders
-        ]
-        title = f"{images.name}, {mk.strategy.describe(strategy)}: seconds of an epoch, and to {options.target:.0%}"
-        write_run(options.json, "cifar10_time_to_accuracy", title, rows, about())
-    for name in contenders:
-        best = f"fastest epoch {min(seconds[name]):.1f} s, median {statistics.median(seconds[name]):.1f} s"
-        target = f"{reached[name]:.0f} s to {options.target:.0%}" if name in reached else f"no {options.target:.0%} yet"
-        print(f"{name}: {best}; {target}, {len(seconds[name])} epochs, test accuracy {accuracy[name][-1]:.4f}")
-    print(f"loop / fit: {min(seconds['loop']) / min(seconds['fit']):.2f} x the time of fit (fastest epochs)")
+    rows = [
+        {
+            **{"contender": name, **figures(seconds[name], smaller_is_better=True), "accuracies": accuracy[name]},
+            **{"accuracy": accuracy[name][-1], "reached": reached.get(name)},
+        }
+        for name in contenders
+    ]
+    columns = (Column("contender", "contender"), *SECONDS_COLUMNS, Column("accuracy", "test accuracy", ".4f"))
+    columns += (Column("reached", f"s to {options.target:.0%}", ".0f"),)
+    notes = [f"loop / fit: {min(seconds['loop']) / min(seconds['fit']):.2f} x the time of fit (fastest epochs)"]
     if len(reached) == 2:
-        print(f"loop / fit: {reached['loop'] / reached['fit']:.2f} x the time to {options.target:.0%}")
+        notes.append(f"loop / fit: {reached['loop'] / reached['fit']:.2f} x the time to {options.target:.0%}")
+    title = f"{images.name}, {mk.strategy.describe(strategy)}: seconds of an epoch, and to {options.target:.0%}"
+    present(report_of("cifar10_time_to_accuracy", title, columns, rows, unit="seconds", notes=notes), options)
 
 
 def parts(strategy, images, options):

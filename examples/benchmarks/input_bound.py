@@ -9,21 +9,20 @@ of the files. In turns (workers, apart, workers, ...): the ratio of images/s say
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mirrorkit.bench.machine import about
-from mirrorkit.bench.remote import Remote
-from mirrorkit.bench.topology import Topology
-from mirrorkit.bench.turns import in_turns
+from mirrorkit.bench.report import SPEED_COLUMNS, Column, figures
+from mirrorkit.bench.script import parsed, parser_of, present, report_of
+from mirrorkit.bench.topology import Topology, alone
+from mirrorkit.bench.turns import values_in_turns
+from mirrorkit.remote import Remote
 
 
 class Job:
@@ -92,13 +91,13 @@ def write(folder: Path, *, images: int, files: int, side: int) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--images", type=int, default=32_768, help="written as JPEG for the measurement")
     parser.add_argument("--side", type=int, default=64, help="of an image, in pixels")
     parser.add_argument("--batch-size", type=int, default=1024, help="global, of the workers together")
     parser.add_argument("--rounds", type=int, default=5, help="epochs of each, after the one that compiles")
-    options = parser.parse_args()
+    options = parsed(parser)
     with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder, ExitStack() as stack:
         parts = [Path(folder, f"part{i}") for i in range(options.workers)]
         share = options.images // options.workers
@@ -112,31 +111,25 @@ def main() -> None:
         def arguments(place: Path, numbers: list[int], batch_size: int) -> dict[str, Any]:
             return {"files": sorted(map(str, place.iterdir())), "counts": numbers, "batch_size": batch_size}
 
-        together = Topology("multi_worker", "workers", options.workers)
         whole_counts = [number for numbers in counts for number in numbers]
-        members = together.members(**arguments(whole, whole_counts, options.batch_size))
-        apart = []
-        for core, (part, numbers) in enumerate(zip(parts, counts, strict=True)):
-            (alone,) = Topology("one_device", "workers", 1).members(
-                **arguments(part, numbers, options.batch_size // options.workers)
-            )
-            apart.append(replace(alone, core=core))
-        jobs = {
-            "workers": stack.enter_context(Remote("input_bound:Job", *members)),
-            "apart": stack.enter_context(Remote("input_bound:Job", *apart)),
+        together = Topology("multi_worker", "workers", options.workers)
+        batch = options.batch_size // options.workers
+        processes = {
+            "workers": together.members(**arguments(whole, whole_counts, options.batch_size)),
+            "apart": [alone(i, **arguments(part, counts[i], batch)) for i, part in enumerate(parts)],
         }
+        jobs = {name: stack.enter_context(Remote("input_bound:Job", *own)) for name, own in processes.items()}
         # what one process says: of the workers all images, of the jobs apart its own part
         times = {"workers": 1, "apart": options.workers}
         calls = {name: lambda name=name: times[name] * jobs[name].call("train") for name in jobs}
-        in_turns(calls, 1, go_on=False)
-        turns = in_turns(calls, options.rounds, go_on=False)
-    print(f"{about()}\n{options.images:,} JPEG images of {options.side}x{options.side}, batch {options.batch_size}")
-    speeds = {name: turn.answers for name, turn in turns.items()}
-    for name, values in speeds.items():
-        print(f"{name:8} median {statistics.median(values):8,.0f} images/s   {[round(value) for value in values]}")
+        speeds = values_in_turns(calls, options.rounds, warm_up=1)
     ratios = [one / other for one, other in zip(speeds["workers"], speeds["apart"], strict=True)]
     spread = f"{min(ratios):.3f} to {max(ratios):.3f}, n = {len(ratios)}"
-    print(f"workers / apart: median {statistics.median(ratios):.3f}, {spread}")
+    note = f"workers / apart: median {statistics.median(ratios):.3f}, {spread}"
+    title = f"{options.images:,} JPEG images of {options.side}x{options.side}, batch {options.batch_size}"
+    rows = [{"jobs": name, **figures(values)} for name, values in speeds.items()]
+    columns = (Column("jobs", "jobs"), *SPEED_COLUMNS)
+    present(report_of("input_bound", title, columns, rows, unit="images/s", notes=[note]), options)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ Ratios are medians and quartiles of pairs with the first limit.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -18,6 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 import mirrorkit as mk
+from mirrorkit.bench.report import Column, figures
+from mirrorkit.bench.script import parsed, parser_of, present, report_of
+from mirrorkit.bench.turns import values_in_turns
 from mirrorkit.optim import packed
 
 OPTIMIZERS = {
@@ -27,31 +30,39 @@ OPTIMIZERS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--nets", nargs="+", default=["mnist_cnn", "resnet20", "resnet56"], help="names of mk.models")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--limits", nargs="+", type=float, default=[0, 16, 64], help="in KiB")
     parser.add_argument("--devices", default="cpu:1")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--updates", type=int, default=50, help="of one measurement")
-    options = parser.parse_args()
+    options = parsed(parser)
 
     strategy = mk.strategy.create(devices=options.devices)
+    rows = []
     for net in options.nets:
         runs = {limit: updates(strategy, net, OPTIMIZERS[options.optimizer], limit) for limit in options.limits}
-        seconds: dict[float, list[float]] = {limit: [] for limit in runs}
-        for repeat in range(options.repeats):
-            for limit in runs if repeat % 2 else reversed(runs):
-                start = time.process_time()
-                runs[limit](options.updates)
-                seconds[limit].append((time.process_time() - start) / options.updates)
-        first = np.array(next(iter(seconds.values())))
-        for limit, values in seconds.items():
-            low, median, high = np.percentile(np.array(values) / first, [25, 50, 75])
-            speed = f"{np.median(values) * 1e6:7.0f} us, ratio {median:.2f} ({low:.2f} to {high:.2f})"
-            print(
-                f"{net:10} {options.optimizer}, {options.devices}, {limit:4g} KiB {speed}, n={len(values)}", flush=True
-            )
+        calls = {limit: partial(seconds, run, options.updates) for limit, run in runs.items()}
+        times = values_in_turns(calls, options.repeats, warm_up=1)
+        first = np.array(next(iter(times.values())))
+        for limit, values in times.items():
+            low, ratio, high = np.percentile(np.array(values) / first, [25, 50, 75]).tolist()
+            row = {"what": f"{net}, {limit:g} KiB", **figures(values, smaller_is_better=True)}
+            rows.append({**row, "microseconds": row["median"] * 1e6, "ratio": ratio, "low": low, "high": high})
+    columns = [
+        *(Column("what", "limit"), Column("microseconds", "us", ".0f"), Column("n", "n", "d")),
+        *(Column("ratio", "ratio", ".2f"), Column("low", "from", ".2f"), Column("high", "to", ".2f")),
+    ]
+    title = f"Processor time of an update, {options.optimizer}, {options.devices}"
+    present(report_of("joined_update", title, columns, rows, unit="seconds of an update"), options)
+
+
+def seconds(run: Callable[[int], Any], count: int) -> float:
+    """Return the processor time of one of so many updates."""
+    start = time.process_time()
+    run(count)
+    return (time.process_time() - start) / count
 
 
 def updates(strategy: tf.distribute.Strategy, net: str, optimizer: Any, limit: float) -> Callable[[int], Any]:

@@ -9,20 +9,19 @@ process, in turns.
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
-import statistics
 import sys
-from pathlib import Path
+from functools import partial
 
 import keras
 import numpy as np
 from keras import layers as L
 
 import mirrorkit as mk
-from mirrorkit.bench.machine import about, in_a_line
-from mirrorkit.bench.remote import Member, Remote
+from mirrorkit.bench.report import SECONDS_COLUMNS, Column, figures
+from mirrorkit.bench.script import parsed, parser_of, present, report_of
+from mirrorkit.bench.turns import values_in_turns
+from mirrorkit.remote import Member, Remote
 from mirrorkit.variables import copies
 
 WHERE = ("one device", "2 replicas", "layout", "2 replicas with a layout", "2 sharded", "4 sharded")
@@ -30,30 +29,31 @@ HALF = 4  # blocks on each device of a layout
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=1024, help="for the activations")
     parser.add_argument("--rounds", type=int, default=5, help="processes for each row of activations")
-    parser.add_argument("--json", metavar="FILE", help="write all figures there")
-    options = parser.parse_args()
-    print(in_a_line(about()))
+    options = parsed(parser)
     with Remote("model_memory:Bytes", Member({"width": options.width})) as remote:
         held = {where: remote.call("of", where=where) for where in WHERE}
+
+    def peak(recompute: bool) -> float:
+        member = Member({"width": options.width, "batch": options.batch_size, "recompute": recompute})
+        with Remote("model_memory:Peak", member) as remote:
+            return remote.call("train")
+
+    calls = {name: partial(peak, bool(i)) for i, name in enumerate(("all activations kept", "Recompute of each block"))}
+    grown = values_in_turns(calls, options.rounds)
+    rows = [{"what": name, **figures(values, smaller_is_better=True)} for name, values in grown.items()]
     for where, of_devices in held.items():
-        largest = max(of_devices.values(), key=lambda parts: parts["weights"] + parts["slots"])
-        print(f"{where:25} {len(of_devices)} devices, the fullest: weights {largest['weights']:10,}", end=" ")
-        print(f"slots {largest['slots']:10,} bytes")
-    grown: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(options.rounds):
-        for recompute, megabytes in grown.items():
-            member = Member({"width": options.width, "batch": options.batch_size, "recompute": recompute})
-            with Remote("model_memory:Peak", member) as remote:
-                megabytes.append(remote.call("train"))
-    for recompute, megabytes in grown.items():
-        name = "Recompute of each block" if recompute else "all activations kept"
-        print(f"{name:25} {statistics.median(megabytes):6.0f} MB ({min(megabytes):.0f} to {max(megabytes):.0f})")
-    if options.json:
-        Path(options.json).write_text(json.dumps({"about": about(), "bytes": held, "grown": grown}, indent=1) + "\n")
+        fullest = max(of_devices.values(), key=lambda parts: parts["weights"] + parts["slots"])
+        rows.append({"what": where, "devices": len(of_devices), **fullest, "bytes": of_devices})
+    columns = [
+        *(Column("what", "what"), Column("median", "MB", ",.0f"), *SECONDS_COLUMNS[2:]),
+        *(Column("devices", "devices", "d"), Column("weights", "weights, bytes", ",d"), Column("slots", "slots", ",d")),
+    ]
+    title = "Memory of a transformer: MB by which a training grows, bytes of weights and slots on the fullest device"
+    present(report_of("model_memory", title, columns, rows, unit="MB"), options)
 
 
 class Bytes:

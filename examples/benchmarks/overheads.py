@@ -6,29 +6,27 @@ Times the whole `fit`, including callbacks, for --epochs epochs. Other work on t
 the fastest runs are compared; the medians are given too.
 """
 
-import argparse
 import contextlib
 import io
-import statistics
 import tempfile
 import time
 
 import keras
 
 import mirrorkit as mk
-from mirrorkit.bench.machine import about
-from mirrorkit.bench.report import figures, write_run
+from mirrorkit.bench.report import SECONDS_COLUMNS, Column, figures
+from mirrorkit.bench.script import parsed, parser_of, present, report_of
+from mirrorkit.bench.turns import values_in_turns
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--devices", default="cpu:4", help="as for mk.strategy.create")
     parser.add_argument("--batch-size", type=int, default=256, help="global batch")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each variant")
     parser.add_argument("--epochs", type=int, default=4, help="of a run")
     parser.add_argument("--data-dir", help="folder with MNIST; the synthetic set stands in where there is none")
-    parser.add_argument("--json", metavar="FILE", help="write all figures there")
-    options = parser.parse_args()
+    options = parsed(parser)
 
     strategy = mk.strategy.create("auto", devices=options.devices)
     digits = mk.data.load("mnist", data_dir=options.data_dir, fallback="synthetic")
@@ -59,23 +57,15 @@ def main():
         "Checkpoints, every epoch": saving,
         "InSync, every 200 steps": lambda: seconds(callbacks=[check]),
     }
-    for variant in variants.values():
-        variant()
-    times = {name: [] for name in variants}
-    for _ in range(options.rounds):
-        for name, variant in variants.items():
-            times[name].append(variant())
-    title = f"{mk.strategy.describe(strategy)}; {per_epoch} steps of {options.batch_size} an epoch of {digits.name}"
-    if options.json:
-        rows = [{"variant": name, **figures(values)} for name, values in times.items()]
-        write_run(options.json, "overheads", f"{title}: seconds of an epoch", rows, about())
-    print(title)
-    print(f"seconds of an epoch in runs of {options.epochs}, n={options.rounds}")
-    least, middle = min(times["nothing"]), statistics.median(times["nothing"])
-    for name, values in times.items():
-        fastest, median = min(values), statistics.median(values)
-        overheads = f"{fastest / least - 1:+.1%} (of medians {median / middle - 1:+.1%})"
-        print(f"{name:26} fastest {fastest:.3f} s, median {median:.3f} s: {overheads}")
+    times = values_in_turns(variants, options.rounds, warm_up=1)
+    rows = [{"variant": name, **figures(values, smaller_is_better=True)} for name, values in times.items()]
+    for row in rows:
+        row |= {f"overhead_{key}": row[key] / rows[0][key] - 1 for key in ("best", "median")}
+    of = f"{mk.strategy.describe(strategy)}; {per_epoch} steps of {options.batch_size} an epoch of {digits.name}"
+    title = f"{of}: seconds of an epoch in runs of {options.epochs}"
+    overhead = Column("overhead_best", "overhead", "+.1%"), Column("overhead_median", "of medians", "+.1%")
+    columns = (Column("variant", "variant"), *SECONDS_COLUMNS, *overhead)
+    present(report_of("overheads", title, columns, rows, unit="seconds of an epoch"), options)
 
 
 if __name__ == "__main__":

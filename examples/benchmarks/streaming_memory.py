@@ -9,7 +9,6 @@ cache, which the system frees when other processes need memory.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import sys
 import tempfile
@@ -21,21 +20,19 @@ import keras
 import numpy as np
 
 import mirrorkit as mk
-from mirrorkit.bench.machine import about, in_a_line
-from mirrorkit.bench.remote import Member, Remote
-from mirrorkit.bench.report import write_run
+from mirrorkit.bench.report import Column, figures
+from mirrorkit.bench.script import parsed, parser_of, present, report_of
+from mirrorkit.remote import Member, Remote
 
 SHAPE = (64, 64, 3)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[400, 4000], help="sizes of the sets, 1e6 bytes")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--folder", help="where there is room for the sets; the system's temporary folder by default")
-    parser.add_argument("--json", metavar="FILE", help="write all figures there")
-    options = parser.parse_args()
-    print(in_a_line(about()))
+    options = parsed(parser)
     rows = []
     for megabytes in options.megabytes:
         with tempfile.TemporaryDirectory(dir=options.folder, prefix="mirrorkit-") as folder:
@@ -43,13 +40,16 @@ def main() -> None:
                 examples = writer.call("write", folder=folder, megabytes=megabytes)
             member = Member({"folder": folder, "batch": options.batch_size})
             with Remote("streaming_memory:Reader", member, timeout=3600) as reader:
-                rows.append({"megabytes": megabytes, "examples": examples, **reader.call("train")})
-        print("{megabytes:6} MB: peak {peak_mb:6.0f} MB, {examples_per_second:8,.0f} images/s".format(**rows[-1]))
+                found = reader.call("train")
+        rows.append({"megabytes": megabytes, "examples": examples, **found, **figures([found["peak_mb"]])})
     peaks = [row["peak_mb"] for row in rows]
-    print(f"difference of the peaks: {max(peaks) - min(peaks):.0f} MB")
-    if options.json:
-        rows = [{**row, "values": [row["peak_mb"]]} for row in rows]
-        write_run(options.json, "streaming_memory", "Peak memory of training on TFRecord shards, MB", rows, about())
+    note = f"difference of the peaks: {max(peaks) - min(peaks):.0f} MB"
+    columns = [
+        *(Column("megabytes", "MB of the set", "d"), Column("peak_mb", "peak, MB", ".0f")),
+        Column("examples_per_second", "images/s", ",.0f"),
+    ]
+    title = "Peak memory of training on TFRecord shards, MB"
+    present(report_of("streaming_memory", title, columns, rows, unit="MB", notes=[note]), options)
 
 
 class Writer:

@@ -17,11 +17,6 @@ from __future__ import annotations
 from mirrorkit.bench.allreduce_speed import collectives
 from mirrorkit.bench.breakdown import Anatomy, anatomy
 from mirrorkit.bench.gpu_suite import gpu
-
-# The names "as" themselves are for mirrorkit's other packages.
-from mirrorkit.bench.machine import SPEED_VARIABLES as SPEED_VARIABLES
-from mirrorkit.bench.remote import Member as Member
-from mirrorkit.bench.remote import Remote as Remote
 from mirrorkit.bench.report import Report
 from mirrorkit.bench.training_speed import scaling, strategies
 

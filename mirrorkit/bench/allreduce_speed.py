@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.machine import about_with_gpus
-from mirrorkit.bench.remote import Remote
+from mirrorkit.bench.measure import started
 from mirrorkit.bench.report import Column, Report, figures
 from mirrorkit.bench.topology import Hardware, Topology, check
 from mirrorkit.bench.turns import in_turns
 from mirrorkit.errors import DeviceError, StrategyError
+from mirrorkit.remote import Remote
 
 IMPLEMENTATIONS = {
     "cpu": ("auto", "ring", "hierarchical", "one_device"),
@@ -75,17 +75,10 @@ def collectives(
             f"{devices!r} of the implementations {', '.join(known)}."
         )
     layout = Topology.of(devices, replicas)
-    remotes: dict[str, Remote] = {}
-    with ExitStack() as stack:
-
-        def start(name: str) -> None:
-            members = layout.members(implementation=name, sizes=list(sizes))
-            remotes[name] = stack.enter_context(Remote(f"{__name__}:AllReduce", *members))
-            remotes[name].call("prepare")
-
-        turns = in_turns({name: partial(start, name) for name in implementations}, 1)
-        running = [name for name in implementations if turns[name].error is None]
-        turns |= in_turns({name: partial(remotes[name].call, "seconds") for name in running}, repeats)
+    members = {name: layout.members(implementation=name, sizes=list(sizes)) for name in implementations}
+    contenders = {name: partial(Remote, f"{__name__}:AllReduce", *own) for name, own in members.items()}
+    with started(contenders, "prepare") as (remotes, turns):
+        turns |= in_turns({name: partial(remote.call, "seconds") for name, remote in remotes.items()}, repeats)
     rows: list[dict[str, Any]] = []
     for name, turn in turns.items():
         own = {"implementation": name, "replicas": replicas}

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mirrorkit.bench.report import Column, rates_line, table
-from mirrorkit.bench.turns import in_turns
+from mirrorkit.bench.turns import values_in_turns
 from mirrorkit.errors import StepError
 from mirrorkit.whole import whole_number
 
@@ -172,8 +172,7 @@ def parts_of(net: Mapping[str, float]) -> dict[str, float]:
 
 
 def _timed(variants: Variants, steps: Mapping[str, int], repeats: int) -> dict[str, list[float]]:
-    turns = in_turns({name: partial(variants.seconds, name, n) for name, n in steps.items()}, repeats, go_on=False)
-    return {name: turn.answers for name, turn in turns.items()}
+    return values_in_turns({name: partial(variants.seconds, name, n) for name, n in steps.items()}, repeats)
 
 
 def _steps_worth(variants: Variants) -> dict[str, int]:

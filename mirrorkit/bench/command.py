@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mirrorkit.bench.report import Report, check_places
+from mirrorkit.bench.script import add_places, present
 
 
 def add(commands: Any) -> None:
@@ -44,8 +45,7 @@ def add(commands: Any) -> None:
         kind.add_argument("--examples", type=int, help="take no more training examples")
         kind.add_argument("--global-batch-size", type=int, help="of one replica in weak scaling (256)")
     for kind in (scaling, strategies, collectives, gpu):
-        kind.add_argument("--json", metavar="FILE", help="write all figures there")
-        kind.add_argument("--plot", metavar="FILE", help="PNG or SVG (needs matplotlib)")
+        add_places(kind)
         kind.set_defaults(run=run)
 
 
@@ -62,12 +62,7 @@ def run(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if name not in apart and value is not None}
     if options.benchmark == "gpu":
         given["each"] = _progress(options.json)
-    report = getattr(bench, options.benchmark)(**given)
-    print(report)
-    if options.json:
-        print(f"figures: {report.save_json(options.json)}")
-    if options.plot:
-        print(f"plot: {report.save_plot(options.plot)}")
+    present(getattr(bench, options.benchmark)(**given), options)
     return 0
 
 

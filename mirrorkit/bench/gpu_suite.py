@@ -12,10 +12,10 @@ from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.gpu_plan import NO_GPU, PlannedRows, plan, set_for
 from mirrorkit.bench.machine import about_with_gpus, in_a_line
 from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured, check_work, train_in_turns
-from mirrorkit.bench.remote import Member, Remote
 from mirrorkit.bench.report import SPEED_COLUMNS, Column, Report, figures, table
 from mirrorkit.bench.training_speed import SCALING_COLUMNS, compare
 from mirrorkit.errors import ArgumentError, DeviceError, MirrorkitError
+from mirrorkit.remote import Member, Remote
 from mirrorkit.whole import is_whole
 
 _PROCESSES = "mirrorkit.bench.gpu_processes"

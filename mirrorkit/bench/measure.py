@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from mirrorkit.bench.remote import Member, Remote
 from mirrorkit.bench.topology import Topology
-from mirrorkit.bench.turns import in_turns
+from mirrorkit.bench.turns import Turns, in_turns
 from mirrorkit.errors import ArgumentError, MirrorkitError
+from mirrorkit.remote import Member, Remote
 from mirrorkit.whole import is_whole
 
 TRAINING = "mirrorkit.bench.training:Training"
@@ -77,6 +77,24 @@ class Budget:
     def patience(self) -> float:
         """Seconds to wait for an answer: a job that hangs, as NCCL sometimes does, must not take all that is left."""
         return min(self.left, self._patience)
+
+
+@contextmanager
+def started(
+    contenders: Mapping[Any, Callable[[], Remote]], method: str
+) -> Iterator[tuple[dict[Any, Remote], dict[Any, Turns]]]:
+    """Start contenders and call `method` of each, such as one that compiles; one after the other, as none is to slow
+    another down. Gives those that are ready, and the turns of all, in which errors stand.
+    """
+    remotes: dict[Any, Remote] = {}
+    with ExitStack() as stack:
+
+        def start(name: Any) -> None:
+            remotes[name] = stack.enter_context(contenders[name]())
+            remotes[name].call(method)
+
+        turns = in_turns({name: partial(start, name) for name in contenders}, 1)
+        yield {name: remotes[name] for name in contenders if turns[name].error is None}, turns
 
 
 def train_in_turns(

@@ -27,6 +27,10 @@ SPEED_COLUMNS = (
     *(Column("median", "examples/s", ",.0f"), Column("best", "best", ",.0f")),
     *(Column("n", "n", "d"), Column("spread", "spread", ".0%")),
 )
+SECONDS_COLUMNS = (
+    *(Column("best", "fastest, s", ".3f"), Column("median", "median", ".3f")),
+    *(Column("n", "n", "d"), Column("spread", "spread", ".0%")),
+)
 
 
 @dataclass
@@ -57,27 +61,15 @@ class Report:
         return "\n".join([*head, table(self.columns, self.rows), *self.notes])
 
     def save_json(self, path: str | os.PathLike[str]) -> Path:
-        """Write all figures and the facts about the machine; returns the path."""
-        return write_run(path, self.benchmark, self.title, self.rows, self.about, self.notes)
+        """Write all figures and the facts about the machine, the one format of all benchmarks; returns the path."""
+        whole = {"benchmark": self.benchmark, "title": self.title, "about": self.about, "rows": self.rows}
+        path = Path(path)
+        path.write_text(json.dumps({**whole, "notes": list(self.notes)}, indent=1) + "\n")
+        return path
 
     def save_plot(self, path: str | os.PathLike[str]) -> Path:
         """Write the plot, a PNG or SVG file (needs matplotlib); returns the path."""
         return self.chart.save(path)
-
-
-def write_run(
-    path: str | os.PathLike[str],
-    benchmark: str,
-    title: str,
-    rows: Sequence[dict[str, Any]],
-    about: dict[str, Any],
-    notes: Sequence[str] = (),
-) -> Path:
-    """Write a run as JSON, the one format of all benchmarks: `values` of a row holds every measurement of it."""
-    whole = {"benchmark": benchmark, "title": title, "about": about, "rows": list(rows), "notes": list(notes)}
-    path = Path(path)
-    path.write_text(json.dumps(whole, indent=1) + "\n")
-    return path
 
 
 def check_places(json: str | None, plot: str | None) -> None:
@@ -105,18 +97,23 @@ def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def figures(
-    values: Sequence[float], error: str | None = None, input_rates: Sequence[float] | None = None
+    values: Sequence[float],
+    error: str | None = None,
+    input_rates: Sequence[float] | None = None,
+    *,
+    smaller_is_better: bool = False,
 ) -> dict[str, Any]:
     """The part of a row that sums up its measurements, or says why there are none.
 
-    Best is the largest value; spread is largest less smallest, as a share of the median. The workers' input rates are
-    in it where they were measured.
+    Best is the largest value, or the smallest; spread is largest less smallest, as a share of the median. The workers'
+    input rates are in it where they were measured.
     """
     if error is not None:
         return {"error": error}
     median = statistics.median(values)
     spread = (max(values) - min(values)) / median
-    found = {"values": values, "n": len(values), "median": median, "best": max(values), "spread": spread}
+    best = min(values) if smaller_is_better else max(values)
+    found = {"values": values, "n": len(values), "median": median, "best": best, "spread": spread}
     return found if input_rates is None else {**found, "input_rates": list(input_rates)}
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mirrorkit.bench.remote import Member
 from mirrorkit.errors import StrategyError
 from mirrorkit.launch import clusters, environments
+from mirrorkit.remote import Member
 from mirrorkit.whole import is_whole
 
 DEVICES = ("cpu", "gpu", "workers")
@@ -60,6 +60,12 @@ class Topology:
             else:
                 found.append(Member(arguments, environment, None, answers))
         return sorted(found, key=lambda member: not member.answers)
+
+
+def alone(core: int, **arguments: Any) -> Member:
+    """Return a process that trains by itself on one core."""
+    (member,) = Topology.of("workers", 1).members(**arguments)
+    return replace(member, core=core)
 
 
 def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[Topology]:

@@ -45,3 +45,12 @@ def in_turns(
                         raise
                     turns[name].error = str(error)
     return turns
+
+
+def values_in_turns(
+    contenders: Mapping[Any, Callable[[], Any]], repeats: int, *, warm_up: int = 0
+) -> dict[Any, list[Any]]:
+    """Return what each contender returned `in_turns`, after `warm_up` rounds that do not count; errors are raised."""
+    for _ in range(warm_up):
+        in_turns(contenders, 1, go_on=False)
+    return {name: turns.answers for name, turns in in_turns(contenders, repeats, go_on=False).items()}

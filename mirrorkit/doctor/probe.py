@@ -13,10 +13,10 @@ from glob import glob
 from typing import Any
 
 from mirrorkit import processor
-from mirrorkit.bench import Member, Remote
 from mirrorkit.doctor import gpus
 from mirrorkit.doctor.finding import Finding, of_message
 from mirrorkit.errors import MirrorkitError
+from mirrorkit.remote import Member, Remote
 
 SECONDS = 45.0  # for a child process to start TensorFlow and answer
 _SMALL, _LARGE = 1024, 4 * 2**20  # float32 numbers in a message: 4 KiB, 16 MiB

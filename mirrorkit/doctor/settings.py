@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 
-from mirrorkit.bench import SPEED_VARIABLES
+from mirrorkit import processor
 from mirrorkit.cluster import JOB_TOKEN, Cluster, detect
 from mirrorkit.doctor.finding import Finding, of_message
 from mirrorkit.errors import ClusterError
@@ -13,7 +13,7 @@ from mirrorkit.errors import ClusterError
 _NAME = "cluster settings"
 # Not all of TF_, which is Terraform's prefix too, with secrets in its variables
 _VARIABLES = (
-    *SPEED_VARIABLES,
+    *processor.SPEED_VARIABLES,
     *("MIRRORKIT_", "CUDA_VISIBLE_DEVICES", "KERAS_BACKEND", "KERAS_HOME", "TF_CONFIG", "TF_USE_LEGACY_KERAS"),
     *("TF_CPP_", "TF_DETERMINISTIC_OPS", "TF_CUDNN_", "TPU_NAME", "LD_LIBRARY_PATH", "JOB_COMPLETION_INDEX"),
     *("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NODEID", "SLURM_STEP_"),

@@ -35,8 +35,7 @@ def looks_like(comparison: Comparison, bar: float, batches: Sequence[Any], refer
     red = [_beyond(found, expected, i, bar) for i in range(updates)]
     first = next((i for i, names in enumerate(red) if names), None)
     cause = (
-        _not_reduced(found)
-        or _state_only(found, red[-1])
+        _not_combined(found, red[-1])
         or _no_sums(expected, batches)
         or (_depends_on_the_cut(found.step) if reference == "batch" else None)
         or _wrong_factor(expected, found)
@@ -58,19 +57,21 @@ def _beyond(found: Run, expected: Run, update: int, bar: float) -> list[str]:
     return sorted((n for n, d in by_name.items() if d > bar), key=lambda n: (n not in found.trainable, -by_name[n]))
 
 
-def _not_reduced(found: Run) -> str | None:
-    if found.replicas_agree:
-        return None
-    name = found.disagreeing[0]
-    if name in found.trainable:
+def _not_combined(found: Run, red: Sequence[str]) -> str | None:
+    """Look for weights or layer state that are some replica's own; both lists have the weights first."""
+    name = next(iter([*found.disagreeing, *red]), None)
+    if name in found.trainable and not found.replicas_agree:
         return (
             f"It looks like a missing reduction: each replica trains its copy of {name!r} on its own share. Add up the "
             "sums of all replicas before the update, with mk.train.Update or mk.train.all_reduce."
         )
+    if name is None or name in found.trainable:
+        return None
+    whose = "the replicas' copies differ" if not found.replicas_agree else "it is not that of the whole batch"
     return (
-        f"It looks like layer state that is not combined: each replica keeps its own {name!r}, computed from its share "
-        "alone, while the weights agree. Do not let the layers assign it: take the new state from "
-        "model.stateless_call, multiply it by the number of examples, reduce it with the sums, and write the mean."
+        f"It looks like layer state that is not combined: the weights agree, but {name!r} does not: {whose}. Do not "
+        "let the layers assign it: take the new state from model.stateless_call, multiply it by the number of "
+        "examples, reduce it with the sums, and write the mean."
     )
 
 
@@ -181,15 +182,6 @@ def _equal_shares_only(found: Run, first: int | None) -> str | None:
         f"wrong from update {first} on, whose {found.sizes[first]} examples are split as "
         f"{', '.join(map(str, batching.per_replica_sizes(found.sizes[first], found.replicas)))}. Add up the sums of "
         "the replicas and divide by the number of examples in the global batch."
-    )
-
-
-def _state_only(found: Run, red: Sequence[str]) -> str | None:
-    if not red or red[0] in found.trainable:
-        return None
-    return (
-        f"It looks like layer state that is not combined: the weights are correct, but {red[0]!r} is not. Multiply "
-        "every replica's new state by its number of examples, reduce it with the sums, and write the mean."
     )
 
 

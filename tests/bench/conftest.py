@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ from xml.etree import ElementTree
 import pytest
 
 from mirrorkit import __main__ as command
+
+BENCHMARKS = Path(__file__).parents[2] / "examples/benchmarks"
 
 
 @pytest.fixture
@@ -38,3 +43,23 @@ def check_rows() -> Callable[[list[dict[str, Any]]], None]:
             assert min(row["values"]) <= row["median"] <= row["best"] == max(row["values"])
 
     return check
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> Callable[..., str]:
+    """`run_script("overheads.py --rounds 2", NAME=value)` runs a script of examples/benchmarks; returns its output."""
+
+    def run(command: str, **environment: str) -> str:
+        script, *arguments = command.split()
+        done = subprocess.run(
+            [sys.executable, BENCHMARKS / script, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parents[1]), "TMPDIR": str(tmp_path), **environment},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return run

@@ -5,30 +5,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "examples/benchmarks/against_peers.py"
+FOLDER = Path(__file__).parents[2] / "examples/benchmarks"
 
 
 @pytest.mark.slow  # five processes compile
-def test_against_peers_puts_the_loop_beside_others_and_names_who_cannot_run(check_rows, tmp_path):
-    figures = tmp_path / "figures.json"
-    arguments = "--net linear --replicas 2 --batch-size 64 --data synthetic --examples 4096 --rounds 2 --epochs 2"
+def test_against_peers_puts_the_loop_beside_others_and_names_who_cannot_run(check_rows, run_script, tmp_path):
+    work = "--net linear --replicas 2 --batch-size 64 --data synthetic --examples 4096 --rounds 2 --epochs 2"
     contenders = "--contenders loop-resident,hand,fit@1,loop-apart,loop@999"
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *arguments.split(), *contenders.split(), "--json", str(figures)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    figures = tmp_path / "figures.json"
+    printed = run_script(f"against_peers.py {work} {contenders} --json {figures}")
     rows = json.loads(figures.read_text())["rows"]
     assert [row["contender"] for row in rows] == ["loop-resident", "hand", "fit@1", "loop-apart", "loop@999"]
     check_rows(rows[:4])
@@ -37,30 +26,22 @@ def test_against_peers_puts_the_loop_beside_others_and_names_who_cannot_run(chec
         assert row["ratio"] == pytest.approx(rows[0]["best"] / row["best"])
         assert row["accuracy"] == pytest.approx(rows[0]["accuracy"], abs=0.05), "the same training"
     assert "999" in rows[4]["error"]
-    assert "DeviceArgumentError" in done.stdout
+    assert "DeviceArgumentError" in printed
 
 
 @pytest.mark.slow  # a process for each
 @pytest.mark.parametrize(("name", "compiles"), [("loop-xla", True), ("fit-xla", True), ("loop-resident", False)])
-def test_xla_compiles_the_contenders_that_are_named_after_it(name, compiles, tmp_path):
+def test_xla_compiles_the_contenders_that_are_named_after_it(name, compiles, run_script, tmp_path):
     work = "--net linear --replicas 1 --batch-size 64 --data synthetic --examples 640 --rounds 1 --epochs 1"
     dump = tmp_path / "xla"
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *work.split(), "--contenders", name],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), "XLA_FLAGS": f"--xla_dump_to={dump}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_script(f"against_peers.py {work} --contenders {name}", XLA_FLAGS=f"--xla_dump_to={dump}")
     assert bool(list(dump.glob("*before_optimizations.txt"))) == compiles
 
 
 @pytest.mark.parametrize("name", ["fit", "loop-resident@1", "loop-workers", "loop-apart@2"])
 def test_a_contender_with_onednn_differs_in_the_environment_alone(name, monkeypatch):
     monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
-    monkeypatch.syspath_prepend(SCRIPT.parent)
+    monkeypatch.syspath_prepend(FOLDER)
     against_peers = importlib.import_module("against_peers")
     options = argparse.Namespace(device="cpu", replicas=4)
     plain, with_onednn = (against_peers.members(written, options, {}) for written in (name, f"{name}+onednn"))
@@ -80,7 +61,7 @@ def test_a_contender_with_onednn_differs_in_the_environment_alone(name, monkeypa
     ],
 )
 def test_mistakes_beside_peers_are_told_before_the_measurement(mistake, message, capsys, monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPT.parent)
+    monkeypatch.syspath_prepend(FOLDER)
     against_peers = importlib.import_module("against_peers")
     monkeypatch.setattr("sys.argv", ["against_peers.py", *mistake])
     with pytest.raises(SystemExit, match="2"):

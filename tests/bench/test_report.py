@@ -5,6 +5,7 @@ import json
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.machine import about, in_a_line
 from mirrorkit.bench.report import Column, Report, figures, span, table
+from mirrorkit.bench.script import report_of
 
 COLUMNS = (Column("name", "name"), Column("speed", "speed", ",.0f"), Column("share", "share", ".0%"))
 ROWS = [{"name": "first", "speed": 12345.6, "values": [1.0, 2.0]}, {"name": "b", "error": "broken\nmore"}]
@@ -21,6 +22,7 @@ def test_a_table_aligns_words_left_and_figures_right_and_leaves_out_what_is_not_
 def test_figures_are_median_best_and_spread():
     found = figures([10.0, 30.0, 20.0])
     assert found == {"values": [10.0, 30.0, 20.0], "n": 3, "median": 20.0, "best": 30.0, "spread": 1.0}
+    assert figures([10.0, 30.0, 20.0], smaller_is_better=True) == found | {"best": 10.0}
     assert span(found) == (10.0, 30.0)
     assert figures([], "broken") == {"error": "broken"}
     assert span({"error": "broken"}) is None
@@ -35,3 +37,10 @@ def test_a_report_prints_everything_and_its_json_holds_every_measurement(tmp_pat
     written = json.loads(report.save_json(tmp_path / "figures.json").read_text())
     assert set(written) == {"benchmark", "title", "about", "rows", "notes"}
     assert written["rows"] == ROWS
+
+
+def test_a_scripts_report_has_a_bar_for_each_row_with_its_range():
+    rows = [{"name": "first", **figures([1.0, 2.0, 4.0])}, {"name": 7, "error": "broken"}]
+    chart = report_of("kind", "What was measured", COLUMNS, rows, unit="images/s").chart
+    assert (chart.x, chart.bars, chart.y_label) == (["first", "7"], True, "images/s (median, range)")
+    assert (chart.series, chart.ranges) == ({"images/s": [2.0, None]}, {"images/s": [(1.0, 4.0), None]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorkit.bench.turns import Turns, in_turns
+from mirrorkit.bench.turns import Turns, in_turns, values_in_turns
 from mirrorkit.errors import ArgumentError, MirrorkitError
 
 
@@ -30,7 +30,14 @@ def test_where_one_must_not_fail_its_error_is_raised():
         raise ArgumentError("no such data")
 
     with pytest.raises(ArgumentError, match="no such data"):
-        in_turns({"a": fail}, 2, go_on=False)
+        values_in_turns({"a": fail}, 2)
+
+
+def test_rounds_that_warm_up_do_not_count():
+    seen = []
+    calls = {name: lambda name=name: seen.append(name) or len(seen) for name in "ab"}
+    assert values_in_turns(calls, 2, warm_up=1) == {"a": [3, 5], "b": [4, 6]}
+    assert seen == [*"ababab"]
 
 
 def test_after_its_time_no_round_of_turns_begins_but_the_first():

@@ -55,14 +55,14 @@ def test_a_slow_input_is_found_and_nothing_of_the_training_is_changed(strategy_o
 
 
 def test_an_epoch_of_less_than_one_update_is_refused(strategy_of):
-    loop = make_loop(strategy_of("mirrored", 2), accumulate=2)
+    loop = make_loop(strategy_of("one_device", 1), accumulate=2)
     with pytest.raises(StepError, match=r"2 whole batches each \(accumulate=2\); an epoch has 1"):
         mk.bench.anatomy(loop, mk.data.batches(split(15), global_batch_size=8), repeats=1)
 
 
 def test_an_epoch_of_one_update_is_measured_again_and_again(strategy_of):
     """Two whole batches; the smaller one at the end is no obstacle."""
-    loop = make_loop(strategy_of("mirrored", 2), accumulate=2)
+    loop = make_loop(strategy_of("one_device", 1), accumulate=2)
     anatomy = mk.bench.anatomy(loop, mk.data.batches(split(23), global_batch_size=8), repeats=2)
     assert anatomy.seconds > 0
 
@@ -71,14 +71,14 @@ def test_rates_are_examples_of_whole_updates_by_the_measured_times(strategy_of, 
     """Two batches of 8 in 50 ms of input alone, and in 100 ms of the whole step; the rest takes no time."""
     times = {"input": 0.05, "whole": 0.1}
     monkeypatch.setattr(variants.Variants, "seconds", lambda self, name, steps: times.get(name, 1e-9))
-    loop = make_loop(strategy_of("mirrored", 2), accumulate=2)
+    loop = make_loop(strategy_of("one_device", 1), accumulate=2)
     anatomy = mk.bench.anatomy(loop, mk.data.batches(split(64), global_batch_size=8), repeats=1)
     assert anatomy.input_rates == [pytest.approx(16 / 0.05)]
     assert anatomy.examples_per_second == pytest.approx(16 / 0.1, rel=1e-3)
 
 
 def test_a_heavy_model_on_resident_data_is_not_input_bound(strategy_of):
-    strategy = strategy_of("mirrored", 2)
+    strategy = strategy_of("one_device", 1)
     with strategy.scope():
         layers = [keras.Input((4,)), *(keras.layers.Dense(400) for _ in range(4)), keras.layers.Dense(1)]
         model, optimizer = keras.Sequential(layers), keras.optimizers.SGD()

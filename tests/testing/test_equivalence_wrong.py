@@ -71,13 +71,15 @@ def test_clipping_the_local_gradient(step: Any, bound: int) -> None:
 
 def test_batchnorm_that_each_replica_keeps_for_itself() -> None:
     message = _fails(lambda: LocalState(net(L.BatchNormalization()), _sgd()))
-    assert "layer state that is not combined: each replica keeps its own" in message
+    assert "layer state that is not combined: the weights agree, but" in message
     assert "moving_mean" in message
+    assert "the replicas' copies differ" in message
 
 
 def test_batchnorm_of_one_replica() -> None:
     message = _fails(lambda: FirstReplicasState(net(L.BatchNormalization()), _sgd()), reference="shards")
-    assert "layer state that is not combined: the weights are correct, but" in message
+    assert "layer state that is not combined: the weights agree, but" in message
+    assert "not that of the whole batch" in message
 
 
 @pytest.mark.slow  # fast: a Step with such layers, in test_equivalence_right.py

@@ -1,4 +1,4 @@
-"""The other end of a `Remote`: `python -m mirrorkit.bench.serve FD` makes an object and calls it on request.
+"""The other end of a `Remote`: `python -m mirrorkit.remote.serve FD` makes an object and calls it on request.
 
 FD is a socket, over which requests and answers go as pickles. What the object prints goes to its log.
 """

@@ -1,4 +1,4 @@
-"""What tests/bench/test_remote.py lets live in other processes."""
+"""What tests/remote/test_remote.py lets live in other processes."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mirrorkit.bench.remote import Member, Remote
 from mirrorkit.errors import MirrorkitError
+from mirrorkit.remote import Member, Remote
 
 HERE = str(Path(__file__).parent)
 

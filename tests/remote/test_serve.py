@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 SCRIPT = """
 import sys
 sys.path.insert(0, {folder!r})
-from mirrorkit.bench.remote import Member, Remote
+from mirrorkit.remote import Member, Remote
 
 remote = Remote("remote_subjects:Counter", Member({{"start": 1}}))
 print(remote.call("pid"), flush=True)

@@ -65,7 +65,7 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
         ours, theirs = Pipe()
         with theirs, open(self._log(index), "wb") as log:
             process = subprocesses.start(
-                [sys.executable, "-m", "mirrorkit.bench.serve", str(theirs.fileno())],
+                [sys.executable, "-m", "mirrorkit.remote.serve", str(theirs.fileno())],
                 environment=subprocesses.with_mirrorkit(environment),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
