@@ -154,7 +154,7 @@ class _Off(NamedTuple):
 _OFF = [
     _Off(
         "the reduction",
-        ("SGD", "momentum", "Adam", "AdamW", "Lion", "several inputs and outputs", "transformer", "all at once"),
+        ("SGD", "several inputs and outputs", "transformer", "all at once"),
         _replaced(devices, "all_reduce", lambda _: lambda sums, **options: sums),
     ),
     _Off(
@@ -170,7 +170,7 @@ _OFF = [
     ),
     _Off(
         "weight decay",
-        ("weight decay", "AdamW", "Lion"),
+        ("weight decay",),
         _replaced(functional._WithoutDistribution, "_apply_weight_decay", lambda _: lambda optimizer, variables: None),
     ),
     _Off("clip_norm after the reduction", ("clip_norm",), _clipped_before("clip_norm")),
@@ -205,7 +205,7 @@ _OFF = [
     _Off("metrics' states add up", ("AUC", "F1"), _computed(_first_replicas_metrics)),
     _Off(
         "sums, not means",
-        ("partial batch", "empty share", "several inputs and outputs", "sample weights", "accumulate"),
+        ("partial batch", "empty share"),
         _computed(_mean_of_means),
     ),
     _Off(
@@ -215,7 +215,7 @@ _OFF = [
     ),
     _Off(
         "layer state is combined",
-        ("BatchNorm", "BatchNorm, empty share", "CNN with BatchNorm"),
+        ("BatchNorm", "CNN with BatchNorm"),
         _computed(_first_replicas_state),
     ),
     _Off(
@@ -230,7 +230,7 @@ _OFF = [
     ),
     _Off(
         "sums of a replica's second device are reduced",
-        ("momentum", "transformer"),
+        ("momentum",),
         _replaced(
             "several_devices", "all_reduce_by_device", lambda reduced: functools.partial(_of_first_device, reduced)
         ),
@@ -238,13 +238,13 @@ _OFF = [
     ),
     _Off(
         "pieces of the weights come from their replicas",
-        ("Adam", "all at once"),
+        ("Adam",),
         _replaced("sharded_optimizer", "gather_rows", lambda _: lambda own, sizes: tf.tile(own, [sizes.shape[0]])),
         ("shard_optimizer", 3),
     ),
     _Off(
         "seeds of their own",
-        ("Dropout", "augmentation layers", "transformer", "all at once"),
+        ("Dropout", "augmentation layers"),
         _replaced(LayerState, "seeded", lambda _: lambda state, values, shard: list(values)),
     ),
 ]
