@@ -182,6 +182,15 @@ def test_random_layers_where_a_replica_has_no_example() -> None:
     assert largest_difference(found, expected) <= ONE_ROUNDING
 
 
+def test_batches_of_unknown_size_where_a_replica_has_no_example() -> None:
+    """Convolutions and pooling take no batch without rows, and a branch would lie on one of the devices."""
+    found, expected = make_loop(cnn, halves(2), 2), make_loop(cnn, None, 2)
+    batches = data(cnn, count=17).dataset().unbatch().batch(16)  # of 16 and of 1
+    for loop in (found, expected):
+        loop.fit(batches, epochs=2, verbose=0)
+    assert largest_difference(found, expected) <= ONE_ROUNDING
+
+
 def test_loss_function_and_prediction() -> None:
     """`Step.from_loss` follows its models' variables."""
 
