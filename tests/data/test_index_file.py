@@ -89,6 +89,12 @@ def test_no_file_outside_of_the_folder_is_read(tmp_path):
             data.records(tmp_path / "a", global_batch_size=5)
 
 
+def test_an_array_may_have_as_many_axes_as_numpy_once_allowed(tmp_path):
+    write(tmp_path)
+    edit(tmp_path, of_x(shape=[1] * 31 + [8]))
+    assert data.records(tmp_path, global_batch_size=5).element_spec[0].shape.rank == 33  # and the batch's
+
+
 @pytest.mark.parametrize("gzip", [False, True])
 @pytest.mark.parametrize(("told", "shuffle"), [(10, True), (14, False), (16, False), (16, True)])
 def test_an_index_that_counts_other_examples_than_its_file_holds_is_refused(tmp_path, gzip, told, shuffle):

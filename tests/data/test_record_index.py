@@ -128,6 +128,11 @@ def test_a_sum_is_compared_with_the_files(tmp_path):
         print(RecordIndex(files, "", 8).counts)
 
 
+def test_the_counts_are_known_where_they_are_told_for_each_file():
+    told = [(["a"], 5), (["a"], [5]), (["a", "b"], [2, 3]), (["a", "b"], 5), (["a"], None)]
+    assert [RecordIndex(files, "GZIP", counts).known for files, counts in told] == [True, True, True, False, False]
+
+
 def test_too_few_examples_in_a_file_are_said(tmp_path):
     index = RecordIndex([write(tmp_path / "a", [3] * 4)], "", [5])
     with pytest.raises(DataError, match="a should hold 5 examples, found 4"):

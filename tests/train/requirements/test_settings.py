@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.train import Step
@@ -45,6 +47,16 @@ def test_what_differs_has_a_name(other, names):
     one, two = (settings(**{name: make() for name, make in {**USUAL, **given}.items()}) for given in ({}, other))
     assert set(names) <= set(differences(one, two))
     assert all(name.split("/")[0].split()[0] == names[0].split("/")[0].split()[0] for name in differences(one, two))
+
+
+def test_a_step_with_outputs_of_its_own_differs_from_one_without() -> None:
+    def of(**options: Any) -> dict[str, Any]:
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        step = Step.from_loss(model, keras.optimizers.Adam(), lambda x: tf.reduce_mean(model(x) ** 2, -1), **options)
+        return settings_of(model, step.optimizer, dataclasses.replace(step._options, predict=options.get("predict")))
+
+    assert differences(of(), of(predict=lambda x: x)) == ["predict of the step"]
+    assert differences(of(predict=lambda x: x + 1), of(predict=lambda x: x)) == []
 
 
 def test_an_option_of_a_layer_has_a_name():
