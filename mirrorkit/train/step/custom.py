@@ -161,6 +161,9 @@ class Custom:
         """Return the names of the logs."""
         return [f"the log {name!r} of {type(self._step).__name__}" for name in self._names["train"]]
 
+    def begin(self, what: Pass) -> None:
+        """Do nothing: totals begin at zero."""
+
     def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Train on one batch; see `LoopStep`."""
         (batch,) = batches

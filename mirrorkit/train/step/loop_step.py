@@ -69,6 +69,9 @@ class LoopStep(Protocol):
     def modes(self) -> Mapping[str, str]:
         """For each log name "max" or "min", whichever is better, where that is known; after `prepare`."""
 
+    def begin(self, what: Pass) -> None:
+        """Begin an epoch, or an evaluation, at its first batch; after `prepare`."""
+
     def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Make one update of these batches and return its totals; in cross-replica context.
 

@@ -22,16 +22,19 @@ from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerO
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica
 from mirrorkit.train.keras_model import building
+from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.models import shown
+from mirrorkit.train.keras_model.outputs import unpack_batch
 from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.requirements.arguments import check_optimizer, check_options
 from mirrorkit.train.requirements.data import check_tensors
-from mirrorkit.train.requirements.model import check_overrides
+from mirrorkit.train.requirements.model import check_overrides, overrides_training
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.averages import no_averages
-from mirrorkit.train.step.compiled import compiled_config, compiled_parts
+from mirrorkit.train.step.compiled import compiled_config, compiled_parts, require_compiled
 from mirrorkit.train.step.global_batch import OwnRows
+from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.options import Clip, Options
 from mirrorkit.train.step.own_loss import LossModel, prediction
@@ -117,7 +120,7 @@ class Step:
             shard_optimizer=shard_optimizer,
         )
         variants.check_options(self._options, optimizer)
-        self._built: Supervised | None = None
+        self._built: Supervised | KerasStep | None = None
         self._uses: dict[Any, int] = {}  # earlier calls of `compute` since the last `update`, by replica and part
 
     @classmethod
@@ -131,9 +134,27 @@ class Step:
         Raises:
             StepError: the model is not compiled, or compiled without a loss.
         """
-        check_overrides(model)  # first: such a model may need no loss
+        if overrides_training(model):
+            return cls._of_keras(model, options)
         step = cls(model, **{**compiled_parts(model), **options})
         step._options = dataclasses.replace(step._options, compiled=compiled_config(model))
+        return step
+
+    @classmethod
+    def _of_keras(cls, model: KerasModel, options: dict[str, Any]) -> Step:
+        """Return the step of a model that says itself how it trains."""
+        if wrong := sorted(set(options) - {"unchecked"}):
+            raise StepError(
+                f"Step.from_compiled was given {', '.join(wrong)} for {type(model).__name__}, which overrides what "
+                "Keras's training calls: what it computes is its own. Write that into its train_step, or give clipping "
+                "to its optimizers."
+            )
+        require_compiled(model)
+        step = cls.__new__(cls)
+        step.model = step._trained = model
+        step.optimizer = model.optimizer
+        step._options = Options.of_keras(**options)
+        step._built, step._uses = None, {}
         return step
 
     @classmethod
@@ -232,12 +253,17 @@ class Step:
         """
         self.for_loop(strategy)
 
-    def for_loop(self, strategy: tf.distribute.Strategy, element_spec: Spec = None, shards: int = 1) -> Supervised:
+    def for_loop(
+        self, strategy: tf.distribute.Strategy, element_spec: Spec = None, shards: int = 1
+    ) -> Supervised | KerasStep:
         """Build the step, and return it as `mk.train.Loop` runs it; for mirrorkit's own use.
 
         With the `element_spec` of the data it builds the model first, where that is not built. With `shards` it expects
         each global batch in so many parts, as `mk.testing` gives them.
         """
+        if self._built is None and self._options.runs_keras:
+            _build_parts(self._trained, element_spec, strategy)
+            self._built = KerasStep(strategy, self._trained, self._options.unchecked)
         if self._built is None:
             options = dataclasses.replace(self._options, accumulate=self._options.accumulate * shards)
             if element_spec is not None and not building.is_built(self._trained):
@@ -252,6 +278,25 @@ class Step:
         if self._built.strategy is not strategy:
             raise StepError("This step was built for another strategy. Create another model, optimizer and step.")
         return self._built
+
+    def supervised(self, strategy: tf.distribute.Strategy, shards: int = 1) -> Supervised:
+        """Return what `for_loop` does, of a step that computes a loss and its gradient by itself; for mirrorkit's use.
+
+        Raises:
+            StepError: the model has a `train_step` of its own.
+        """
+        step = self.for_loop(strategy, shards=shards)
+        if not isinstance(step, Supervised):
+            raise StepError(
+                f"{type(self._trained).__name__} overrides what Keras's training calls, and such a model trains in a "
+                "mk.train.Loop only. For a training loop of your own use Step.from_loss(model, optimizer, loss_fn)."
+            )
+        return step
+
+    @property
+    def runs_keras(self) -> bool:
+        """Whether it runs the model's own `train_step`, in place of computing a loss and its gradient."""
+        return self._options.runs_keras
 
     @tf.autograph.experimental.do_not_convert
     def compute(self, batch: Batch, part: int | tf.Tensor = 0) -> Sums:
@@ -273,7 +318,7 @@ class Step:
     @tf.autograph.experimental.do_not_convert
     def update(self, strategy: tf.distribute.Strategy, sums: Sums) -> Logs:
         """Reduce what `compute` returned on all replicas and write the new values; returns the step's logs."""
-        step = self.for_loop(strategy)
+        step = self.supervised(strategy)
         self._uses.clear()
         return step.logs(step.update(sums))
 
@@ -338,4 +383,11 @@ class Step:
     def _require_built(self) -> Supervised:
         if self._built is None:
             raise StepError("This step is not built yet. Call step.build(strategy), or make a Loop with it.")
-        return self._built
+        return self.supervised(self._built.strategy)
+
+
+def _build_parts(model: KerasModel, element_spec: Spec, strategy: tf.distribute.Strategy) -> None:
+    """Build what Keras's `fit` would; a model whose parts alone are called, such as a GAN, needs none of its own."""
+    if element_spec is None or all(layer.built for layer in layers_of(model)[1:]):
+        return
+    building.build(model, unpack_batch(element_spec), strategy)
