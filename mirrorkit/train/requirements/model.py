@@ -91,17 +91,16 @@ def _has_weights(layer: KerasLayer) -> bool:
 _FROM_LOSS = "mk.train.Step.from_loss(model, optimizer, loss_fn), with loss_fn(batch) -> values [rows]"
 
 
-_OWN_STEP = f"{_FROM_LOSS}, or a step of your own (build, compute, update; docs/custom-loop.md)"
+_AS_IT_IS = "model.compile(...) and mk.train.Step.from_compiled(model), which runs it as it is"
 
 
 _OVERRIDDEN = {  # what Keras's fit and evaluate call, and what to write in place of an override
-    "train_step": _OWN_STEP,
-    "test_step": f"metrics for Step(..., metrics=[...]), or {_FROM_LOSS} or a dict of them, for validation too",
-    "compute_loss": "a loss (y_true, y_pred) -> values [batch] for Step(..., loss=...), add_loss in a layer, or "
-    + _FROM_LOSS,
-    "compute_metrics": "keras.metrics.Metric objects for Step(..., metrics=[...])",
-    "get_metrics_result": "keras.metrics.Metric objects for Step(..., metrics=[...])",
-    "make_train_function": _OWN_STEP,
+    "train_step": f"{_AS_IT_IS}, or {_FROM_LOSS}",
+    "test_step": f"{_AS_IT_IS}, or {_FROM_LOSS} or a dict of them, for validation too",
+    "compute_loss": f"{_AS_IT_IS}, or {_FROM_LOSS}",
+    "compute_metrics": f"{_AS_IT_IS}, or keras.metrics.Metric objects for Step(..., metrics=[...])",
+    "get_metrics_result": f"{_AS_IT_IS}, or keras.metrics.Metric objects for Step(..., metrics=[...])",
+    "make_train_function": f"train_step and {_AS_IT_IS}, or {_FROM_LOSS}",
     "make_test_function": "an evaluation of your own of loop.predict(...)",
 }
 

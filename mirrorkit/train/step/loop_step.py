@@ -1,6 +1,6 @@
 """The seam between `Loop` and what it runs: whatever has these methods can be trained, evaluated and predicted with.
 
-`Supervised` (a `mk.train.Step`) and `Custom` (a user's own step) are the two that have them.
+`Supervised` (a `mk.train.Step`), `KerasStep` (a model's own `train_step`) and `Custom` (a user's own step) have them.
 """
 
 from __future__ import annotations

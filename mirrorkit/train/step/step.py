@@ -127,12 +127,21 @@ class Step:
     def from_compiled(cls, model: KerasModel, **options: Any) -> Step:
         """Take optimizer, loss and metrics from a model on which `compile` was called in the strategy's scope.
 
+        A model that overrides `train_step`, `test_step`, `compute_loss`, `compute_metrics` or `get_metrics_result` says
+        itself how it trains: a `Loop` runs its methods as they are, each replica on its rows of the batch, under
+        one_device, mirrored and multi_worker. What they compute over rows must be a mean over rows: then the gradients
+        that reach `optimizer.apply`, single numbers that a metric is given, and what is written into variables are
+        averaged over all rows, and metrics over rows added up. On several replicas the first batch is checked for it.
+        The logs are those of the last batch, as in Keras.
+
         Args:
             model: a compiled Keras model.
-            **options: further arguments of `Step`, such as `clip_norm`.
+            **options: further arguments of `Step`, such as `clip_norm`; of a model that trains by itself `unchecked`
+                alone, where "rows" leaves out the check of the first batch.
 
         Raises:
-            StepError: the model is not compiled, or compiled without a loss.
+            StepError: the model is not compiled, or compiled without a loss; by `Loop.fit`: its own step cannot mean
+                the same on several replicas.
         """
         if overrides_training(model):
             return cls._of_keras(model, options)
