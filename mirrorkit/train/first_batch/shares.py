@@ -18,6 +18,7 @@ from mirrorkit.errors import MirrorkitError, StepError
 from mirrorkit.strategy import first_replica, local_replica
 from mirrorkit.train.first_batch.rows import LARGEST, SIXTEEN
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
+from mirrorkit.train.replica_code.keras_calls import functions_inlined
 from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.step.global_batch import this_replica
 from mirrorkit.train.step.keras_step import KerasStep
@@ -109,7 +110,9 @@ def _run(step: KerasStep, rows: _Rows, what: Pass) -> _Ran:
     with unchanged(step.variables):
         step.begin(what)
         function = tf.function(lambda: first_replica(step.strategy, step.strategy.run(on_replica)), autograph=False)
-        gradients = [[value.numpy() for value in of_one] for of_one in function()]
+        with functions_inlined():
+            compiled = function.get_concrete_function()
+        gradients = [[value.numpy() for value in of_one] for of_one in compiled()]
         values = [copies(variable)[0].numpy() for variable in _state(step)]
         logs = copies(step.log_values(what))[0].numpy()
     return _Ran(gradients, values, logs)

@@ -38,10 +38,25 @@ def noting_optimizers() -> Iterator[Found]:
         _noted.pop()
 
 
+@contextmanager
+def functions_inlined() -> Iterator[None]:
+    """Let the user's tf.functions become part of the function that is traced.
+
+    Within one of their own replicas could not wait for each other, and one that is traced asks no more where it runs.
+    """
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
 @functools.cache
 def wrap_keras() -> None:
     """Let optimizers, means and losses ask for the `ReplicaScope` around them."""
-    _wrap(keras.optimizers.Optimizer, "apply", _apply)
+    for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        _wrap(kind, "apply", _apply)
     for kind in (keras.metrics.Mean, keras.metrics.Sum):
         _wrap(kind, "update_state", _update_state)
     _wrap(keras.layers.BatchNormalization, "call", _normalize)
@@ -97,6 +112,7 @@ def _update(scope: ReplicaScope, optimizer: KerasOptimizer, grads: list[Any], va
     """Average the gradients over all rows, and make the same update of this replica's copies as every other replica."""
     if not grads:
         return
+    assert not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)  # refused when the step was traced
     scope.require_outermost(f"{type(optimizer).__name__}.apply is called")
     own_variables = trainable_variables(optimizer)
     given = own_variables if variables is None else list(variables)

@@ -73,8 +73,8 @@ class Custom:
         if isinstance(step, keras.Model):
             raise StepError(
                 f"{type(step).__name__} is a Keras model, and Loop takes a step. Use mk.train.Step(model, optimizer, "
-                "loss=...) or Step.from_compiled(model), which runs a train_step of the model's own too. A step of your "
-                "own, such as a GAN, is a plain class that holds its models."
+                "loss=...) or Step.from_compiled(model), which runs a train_step of the model's own too. A step of "
+                "your own, such as a GAN, is a plain class that holds its models."
             )
         missing = [name for name in needed if not hasattr(step, name)]
         if missing:

@@ -12,15 +12,17 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, Spec, Variable
+from mirrorkit._types import Batch, ConcreteFunction, KerasModel, KerasOptimizer, Logs, Nest, Spec, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name, first_replica, local_replica, require_same
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import count_examples
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.replica_code.draws import drawing, require_repeatable
-from mirrorkit.train.replica_code.keras_calls import noting_optimizers, wrap_keras
+from mirrorkit.train.replica_code.keras_calls import functions_inlined, noting_optimizers, wrap_keras
 from mirrorkit.train.replica_code.scope import ReplicaScope, Share, on_share
+from mirrorkit.train.replica_code.written import require_known
+from mirrorkit.train.requirements.arguments import check_switches
 from mirrorkit.train.requirements.model import check_variables
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
@@ -125,15 +127,13 @@ class KerasStep:
         usual = vars(keras.Model()).keys()
         before = _plain_attributes(self.model)
         with self.strategy.scope(), noting_optimizers() as found:
-            names = self._traced_names(what, element_spec)
+            names, traced = self._traced(what, element_spec)
             for optimizer, weights in found.values():
-                if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-                    raise StepError(
-                        "LossScaleOptimizer decides on one replica whether a step is skipped. Use "
-                        'keras.config.set_dtype_policy("mixed_bfloat16"), which needs no loss scale.'
-                    )
+                _check(optimizer)
                 if not optimizer.built:
                     optimizer.build(weights)
+            self._updated += [v for optimizer, weights in found.values() for v in (*weights, *optimizer.variables)]
+            self._optimizers += [optimizer for optimizer, _ in found.values()]
             self._logs[what] = keras.Variable([0.0] * len(names), trainable=False, name=f"logs_of_{what}_step")
         if changed := [name for name, v in _plain_attributes(self.model).items() if before.get(name) != v]:
             changed = [name for name in changed if name not in usual]
@@ -142,10 +142,9 @@ class KerasStep:
                 f"{what}_step of {type(self.model).__name__} changes the Python attributes {changed}, which a compiled "
                 "step sees once. Keep what changes in a keras.Variable of the model, made with add_weight."
             )
-        self._optimizers += [optimizer for optimizer, _ in found.values()]
-        for optimizer, weights in found.values():
-            self._updated += [*weights, *optimizer.variables]
         check_variables(self.strategy, self.variables)
+        require_repeatable(traced)
+        require_known(traced, self.variables)
         self._names[what] = names
 
     def names(self, what: Pass) -> list[str]:
@@ -182,11 +181,13 @@ class KerasStep:
             totals, _ = self.run("train", batch)
             return tf.stack([tf.cast(batch.examples(), tf.float32), totals])
 
-        return first_replica(self.strategy, self.strategy.run(on_replica))
+        with functions_inlined():
+            return first_replica(self.strategy, self.strategy.run(on_replica))
 
     def test(self, batch: GlobalBatch) -> tf.Tensor:
         """Run the model's `test_step`; see `LoopStep`."""
-        total, _ = self.run("test", batch)
+        with functions_inlined():
+            total, _ = self.run("test", batch)
         replicas = self.strategy.num_replicas_in_sync
         return tf.stack([tf.cast(batch.examples(), tf.float32), total]) / replicas
 
@@ -214,7 +215,7 @@ class KerasStep:
         wrap_keras()
         _, share = self._share("test", batch)
         own = batch.rows()
-        with on_share(share) as scope, drawing(scope):
+        with on_share(share) as scope, drawing(scope), functions_inlined():
             return self.model.predict_step(_as_keras(own))
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
@@ -233,8 +234,8 @@ class KerasStep:
         python: Callable[..., Any] = getattr(step, "python_function", step)
         return python
 
-    def _traced_names(self, what: Pass, element_spec: Spec) -> list[str]:
-        """Trace the model's step on the replicas, each as if it were alone, and return the names of its logs."""
+    def _traced(self, what: Pass, element_spec: Spec) -> tuple[list[str], ConcreteFunction]:
+        """Trace the model's step on the replicas, each as if it were alone; return the names of its logs too."""
         step, names = self._function(what), set[str]()
 
         def on_replica(batch: Batch) -> tf.Tensor:
@@ -244,8 +245,9 @@ class KerasStep:
             return tf.constant(0)
 
         traced = tf.function(lambda batch: self.strategy.run(on_replica, args=(batch,)), autograph=False)
-        require_repeatable(traced.get_concrete_function(element_spec))
-        return sorted(names)
+        with functions_inlined():
+            function = traced.get_concrete_function(element_spec)
+        return sorted(names), function
 
     def _share(self, what: Pass, batch: GlobalBatch) -> tuple[Batch, Share]:
         """Return the rows that this replica computes, and how they count; no replica is without rows."""
@@ -286,6 +288,16 @@ def _checked(logs: Any, step: Callable[..., Any]) -> Mapping[str, tf.Tensor]:
     if wrong:
         raise StepError(f"{step.__name__} logs {wrong}, which are no single numbers. Return their means.")
     return values
+
+
+def _check(optimizer: KerasOptimizer) -> None:
+    try:
+        check_switches(optimizer)
+    except StepError as error:
+        raise StepError(
+            f"{error} Beside a train_step of the model's own there are no such options: leave the switch out; in place "
+            'of float16 use keras.config.set_dtype_policy("mixed_bfloat16").'
+        ) from error
 
 
 def _says(model: KerasModel, name: str) -> bool:

@@ -156,6 +156,31 @@ class DrawsFromAState(Base):
         return super().train_step((x + tf.random.stateless_normal(tf.shape(x), [1, 2]) + tf.random.gamma([], 1.0), y))
 
 
+class WritesAVariableThatKerasDoesNotKnow(Base):
+    def __init__(self):
+        super().__init__()
+        self.seen = tf.Variable(0.0, trainable=False)
+
+    def train_step(self, data):
+        self.seen.assign_add(1.0)
+        return super().train_step(data)
+
+
+class InSixteenBits(Base):
+    def __init__(self):
+        super().__init__()
+        net = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, dtype="mixed_float16")])
+        self.net = keras.Sequential([net, keras.layers.Activation("linear", dtype="float32")])
+
+    def compile(self, optimizer):
+        super().compile(keras.optimizers.LossScaleOptimizer(optimizer))
+
+
+class Accumulates(Base):
+    def compile(self, optimizer):
+        super().compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+
+
 class LogsNoNumber(Base):
     def train_step(self, data):
         return {**super().train_step(data), "errors": tf.reduce_mean(data[1], axis=0)}
@@ -188,6 +213,9 @@ FAULTY = {
     AppliesInACond: "SGD.apply is called within a tf.cond",
     Counts: r"train_step of {} changes the Python attributes \['seen'\]",
     DrawsFromAState: "draws random numbers with TensorFlow's RandomGamma",
+    WritesAVariableThatKerasDoesNotKnow: "writes the tf.Variable '.*', which Keras does not know",
+    InSixteenBits: "LossScaleOptimizer decides on one replica.*mixed_bfloat16",
+    Accumulates: r"SGD\(gradient_accumulation_steps=2\) is not supported.*leave the switch out",
     LogsNoNumber: r"train_step logs \['errors'\], which are no single numbers",
     LogsNothing: "train_step must return its logs",
 }

@@ -407,10 +407,92 @@ def simsiam():
     return model
 
 
+class Critic(keras.Model):
+    """Its update is in a tf.function of its own, after which it clips its weights; a constraint, an AUC."""
+
+    def __init__(self):
+        super().__init__()
+        bounded = L.Dense(8, "tanh", kernel_constraint=keras.constraints.MaxNorm(0.7))
+        self.net = keras.Sequential([keras.Input((6,)), bounded, L.Dense(3)])
+        self.auc, self.tracker = keras.metrics.AUC(name="auc"), keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker, self.auc]
+
+    @tf.function
+    def update(self, x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.net(x) - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        for weight in weights:
+            weight.assign(tf.clip_by_value(weight, -0.3, 0.3))
+        return loss
+
+    def train_step(self, data):
+        x, y = data
+        self.tracker.update_state(self.update(x, y))
+        self.auc.update_state(tf.cast(y > 0, tf.float32), tf.sigmoid(self.net(x)))
+        self.optimizer.learning_rate.assign(0.95 * self.optimizer.learning_rate)
+        return {"loss": self.tracker.result(), "auc": self.auc.result(), "rate": self.optimizer.learning_rate}
+
+
+def critic():
+    model = Critic()
+    model.compile(keras.optimizers.Adam(1e-2))
+    return model
+
+
+class Late(keras.Model):
+    """Not built before its first batch; compile's loss and metrics by `compute_loss` and `metrics`."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = L.Dense(8, "tanh"), L.Dense(3)
+
+    def call(self, x):
+        return self.two(self.one(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred)
+        return {m.name: m.result() for m in self.metrics}
+
+
+def late():
+    model = Late()
+    model.compile(keras.optimizers.Adam(1e-2), loss="mse", metrics=["mae"])
+    return model
+
+
 MODELS = {
     make.__name__: make
     for make in (
-        *(wgan, dcgan, conditional_gan, cyclegan, vae, vq, distillation, mean_teacher, simsiam, penalized, two_tasks),
+        *(
+            wgan,
+            dcgan,
+            conditional_gan,
+            cyclegan,
+            vae,
+            vq,
+            distillation,
+            mean_teacher,
+            simsiam,
+            penalized,
+            two_tasks,
+            critic,
+            late,
+        ),
     )
 }
 

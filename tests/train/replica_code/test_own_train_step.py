@@ -42,7 +42,7 @@ def largest(one: Any, other: Any) -> float:
     return float(np.max(np.abs(one - other) / np.maximum(1.0, np.abs(other)), initial=0.0))
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("replicas", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
 @pytest.mark.parametrize("name", own_models.MODELS)
 def test_it_trains_as_keras_does(strategy_of: Any, name: str, replicas: int) -> None:
     history, weights = keras_run(own_models.MODELS[name])
