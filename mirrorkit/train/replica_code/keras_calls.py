@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,9 @@ from mirrorkit.train.replica_code.scope import ReplicaScope, this_scope
 
 Found = dict[int, tuple[KerasOptimizer, list[KerasVariable]]]  # by the id of the optimizer, in order of use
 
+_lock = threading.Lock()  # replicas are traced in turns, each in a thread
+_inlining = 0  # blocks of `functions_inlined` that are open
+_ran_eagerly = False  # outside of them
 _noted: list[Found] = []  # of the innermost `noting_optimizers`
 
 
@@ -44,12 +48,19 @@ def functions_inlined() -> Iterator[None]:
 
     Within one of their own replicas could not wait for each other, and one that is traced asks no more where it runs.
     """
-    before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(True)
+    global _inlining, _ran_eagerly
+    with _lock:
+        if _inlining == 0:
+            _ran_eagerly = tf.config.functions_run_eagerly()
+            tf.config.run_functions_eagerly(True)
+        _inlining += 1
     try:
         yield
     finally:
-        tf.config.run_functions_eagerly(before)
+        with _lock:
+            _inlining -= 1
+            if _inlining == 0:
+                tf.config.run_functions_eagerly(_ran_eagerly)
 
 
 @functools.cache

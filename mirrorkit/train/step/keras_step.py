@@ -90,8 +90,13 @@ class KerasStep:
 
     @property
     def saved_variables(self) -> list[Variable]:
-        """What checkpoints hold of it."""
-        return self.variables
+        """What checkpoints hold of it: all but the logs of the last evaluation."""
+        if "train" not in self._names:
+            raise StepError(
+                f"Which optimizers the train_step of {type(self.model).__name__} uses is known when it has seen data: "
+                "call loop.warm_up(data) before loop.restore. `fit` with Checkpoints restores by itself."
+            )
+        return [variable for variable in self.variables if variable is not self._logs.get("test")]
 
     def can(self, what: Need) -> bool:
         """Return whether it can do this; a model whose parts alone are called says nothing of how to evaluate it."""

