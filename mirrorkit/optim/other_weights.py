@@ -7,7 +7,7 @@ names for that; `tests/optim/test_other_weights.py` fails when they move.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -24,6 +24,7 @@ class StandIn(NamedTuple):
     dtype: str
     decays: bool  # whether weight decay applies to it
     path: str = "stand_in"  # after which Keras names its slots
+    constraint: Callable[[KerasVariable], tf.Tensor] | None = None
 
 
 class Slot(NamedTuple):
@@ -90,6 +91,7 @@ def _variable(weight: StandIn) -> KerasVariable:
     """Make a variable of one number."""
     variable = keras.Variable("zeros", shape=(), dtype=weight.dtype, trainable=False, name="stand_in")
     variable._path = weight.path
+    variable.constraint = weight.constraint
     return variable
 
 

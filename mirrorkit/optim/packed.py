@@ -121,7 +121,7 @@ class Packed(Joined):
 def _stand_in(optimizer: KerasOptimizer, weights: Sequence[KerasVariable], group: list[int]) -> StandIn:
     first = weights[group[0]]
     if len(group) == 1:
-        return StandIn(tuple(first.shape), first.dtype, decays(optimizer, first), first.path)
+        return StandIn(tuple(first.shape), first.dtype, decays(optimizer, first), first.path, first.constraint)
     shape = (sum(weights[i].shape[0] for i in group), *first.shape[1:])
     return StandIn(shape, first.dtype, decays(optimizer, first))
 

@@ -99,6 +99,17 @@ def test_same_as_one_by_one(name: str, options: dict[str, Any]) -> None:
     _assert_same(optimizer, variables)
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_a_constraint_of_a_weight_beside_joined_ones_is_kept(name: str) -> None:
+    variables = _variables()
+    variables[0].constraint = keras.constraints.MaxNorm(0.01)
+    optimizer = _make(name, {}, variables)
+    assert optimizer.variables, "not built"
+    assert any(0 not in group for group in _groups(optimizer, variables))
+    assert float(np.max(np.linalg.norm(_train(optimizer, variables, joined=True)[0], axis=0))) < 0.011
+    _assert_same(optimizer, variables)
+
+
 def test_weights_of_different_dtypes_are_not_mixed() -> None:
     variables = _variables(("float32", "bfloat16"))
     optimizer = _make("AdamW", {"weight_decay": 0.2}, variables)
