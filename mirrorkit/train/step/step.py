@@ -21,18 +21,14 @@ import tensorflow as tf
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerOutput, Spec, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica
-from mirrorkit.train.keras_model import building
-from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.models import shown
-from mirrorkit.train.keras_model.outputs import unpack_batch
 from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.requirements.arguments import check_optimizer, check_options
-from mirrorkit.train.requirements.data import check_tensors
 from mirrorkit.train.requirements.model import check_overrides, overrides_training
-from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.averages import no_averages
-from mirrorkit.train.step.compiled import compiled_config, compiled_parts, require_compiled
+from mirrorkit.train.step.built import build_step, options_of_keras, require_supervised
+from mirrorkit.train.step.compiled import compiled_config, compiled_parts
 from mirrorkit.train.step.global_batch import OwnRows
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loss_scale import LossScale
@@ -127,12 +123,11 @@ class Step:
     def from_compiled(cls, model: KerasModel, **options: Any) -> Step:
         """Take optimizer, loss and metrics from a model on which `compile` was called in the strategy's scope.
 
-        A model that overrides `train_step`, `test_step`, `compute_loss`, `compute_metrics` or `get_metrics_result` says
-        itself how it trains: a `Loop` runs its methods as they are, each replica on its rows of the batch, under
-        one_device, mirrored and multi_worker. What they compute over rows must be a mean over rows: then the gradients
-        that reach `optimizer.apply`, single numbers that a metric is given, and what is written into variables are
-        averaged over all rows, and metrics over rows added up. On several replicas the first batch is checked for it.
-        The logs are those of the last batch, as in Keras.
+        Of a model that overrides `train_step`, `test_step`, `compute_loss`, `compute_metrics` or `get_metrics_result` a
+        `Loop` runs these as they are, each replica on its rows of the batch, under one_device, mirrored and
+        multi_worker. What they compute over rows must be a mean over rows; on several replicas the first batch is
+        checked for it. Gradients, single numbers given to metrics, and what is written into variables are averaged
+        over all rows, and other metrics added up. The logs are those of the last batch, as in Keras.
 
         Args:
             model: a compiled Keras model.
@@ -144,26 +139,13 @@ class Step:
                 the same on several replicas.
         """
         if overrides_training(model):
-            return cls._of_keras(model, options)
+            step = cls.__new__(cls)
+            step.model = step._trained = model
+            step.optimizer, step._options = model.optimizer, options_of_keras(model, options)
+            step._built, step._uses = None, {}
+            return step
         step = cls(model, **{**compiled_parts(model), **options})
         step._options = dataclasses.replace(step._options, compiled=compiled_config(model))
-        return step
-
-    @classmethod
-    def _of_keras(cls, model: KerasModel, options: dict[str, Any]) -> Step:
-        """Return the step of a model that says itself how it trains."""
-        if wrong := sorted(set(options) - {"unchecked"}):
-            raise StepError(
-                f"Step.from_compiled was given {', '.join(wrong)} for {type(model).__name__}, which overrides what "
-                "Keras's training calls: what it computes is its own. Write that into its train_step, or give clipping "
-                "to its optimizers."
-            )
-        require_compiled(model)
-        step = cls.__new__(cls)
-        step.model = step._trained = model
-        step.optimizer = model.optimizer
-        step._options = Options.of_keras(**options)
-        step._built, step._uses = None, {}
         return step
 
     @classmethod
@@ -270,37 +252,16 @@ class Step:
         With the `element_spec` of the data it builds the model first, where that is not built. With `shards` it expects
         each global batch in so many parts, as `mk.testing` gives them.
         """
-        if self._built is None and self._options.runs_keras:
-            _build_parts(self._trained, element_spec, strategy)
-            self._built = KerasStep(strategy, self._trained, self._options.unchecked)
         if self._built is None:
             options = dataclasses.replace(self._options, accumulate=self._options.accumulate * shards)
-            if element_spec is not None and not building.is_built(self._trained):
-                batch = options.unpack(element_spec)
-                check_tensors(tuple(batch))
-                require_same_rows(batch.x if batch.y is None else batch.present)
-                building.build(self._trained, batch, strategy)
-            self._built = Supervised(strategy, self._trained, self.optimizer, options, shown=self.model)
-            if isinstance(self._trained, LossModel):  # now, when all are built
-                _log.info("Step.from_loss trains %s.", ", ".join(self._trained.trained_parts))
-            self.model.built = True  # Keras saves no weights of a model whose parts alone were called
+            self._built = build_step(strategy, self._trained, self.optimizer, options, self.model, element_spec)
         if self._built.strategy is not strategy:
             raise StepError("This step was built for another strategy. Create another model, optimizer and step.")
         return self._built
 
     def supervised(self, strategy: tf.distribute.Strategy, shards: int = 1) -> Supervised:
-        """Return what `for_loop` does, of a step that computes a loss and its gradient by itself; for mirrorkit's use.
-
-        Raises:
-            StepError: the model has a `train_step` of its own.
-        """
-        step = self.for_loop(strategy, shards=shards)
-        if not isinstance(step, Supervised):
-            raise StepError(
-                f"{type(self._trained).__name__} overrides what Keras's training calls, and such a model trains in a "
-                "mk.train.Loop only. For a training loop of your own use Step.from_loss(model, optimizer, loss_fn)."
-            )
-        return step
+        """Return what `for_loop` does, of a step that computes a loss and its gradient; for mirrorkit's own use."""
+        return require_supervised(self.for_loop(strategy, shards=shards))
 
     @property
     def runs_keras(self) -> bool:
@@ -393,10 +354,3 @@ class Step:
         if self._built is None:
             raise StepError("This step is not built yet. Call step.build(strategy), or make a Loop with it.")
         return self.supervised(self._built.strategy)
-
-
-def _build_parts(model: KerasModel, element_spec: Spec, strategy: tf.distribute.Strategy) -> None:
-    """Build what Keras's `fit` would; a model whose parts alone are called, such as a GAN, needs none of its own."""
-    if element_spec is None or all(layer.built for layer in layers_of(model)[1:]):
-        return
-    building.build(model, unpack_batch(element_spec), strategy)
