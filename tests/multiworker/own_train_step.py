@@ -10,7 +10,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "train" / "replica_code"))
 import keras
 import numpy as np
 import own_models
-import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit.variables import copies
@@ -26,7 +25,7 @@ def main(folder: Path) -> None:
         with strategy.scope():
             model = own_models.MODELS[name]()
         loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
-        data = tf.data.Dataset.from_tensor_slices(own_models.data()).batch(16)
+        data = mk.data.batches(mk.data.arrays(*own_models.data()), global_batch_size=16)  # each reads its own rows
         history = loop.fit(data, epochs=3, verbose=0).history
         found |= {f"{name}/logs/{log}": values for log, values in history.items()}
         found |= {f"{name}/{i}": copies(weight)[0].numpy() for i, weight in enumerate(model.weights)}

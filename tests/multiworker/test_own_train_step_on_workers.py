@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import own_train_step
 import pytest
+import tensorflow as tf
 from launching import launched
 
 pytestmark = pytest.mark.slow
@@ -30,5 +31,5 @@ def _by_keras(name: str) -> tuple[dict[str, Any], list[np.ndarray]]:
     own_models = own_train_step.own_models
     keras.utils.set_random_seed(0)
     model = own_models.MODELS[name]()
-    data = own_train_step.tf.data.Dataset.from_tensor_slices(own_models.data()).batch(16)
+    data = tf.data.Dataset.from_tensor_slices(own_models.data()).batch(16)
     return model.fit(data, epochs=3, verbose=0).history, [weight.numpy() for weight in model.weights]

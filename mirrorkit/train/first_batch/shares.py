@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest
 from mirrorkit.errors import MirrorkitError, StepError
-from mirrorkit.strategy import first_replica, local_replica
+from mirrorkit.strategy import first_replica, local_replica, num_workers
 from mirrorkit.train.first_batch.rows import LARGEST, SIXTEEN
+from mirrorkit.train.first_batch.same_results import rows_of_chief
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
 from mirrorkit.train.replica_code.keras_calls import functions_inlined
 from mirrorkit.train.replica_code.scope import Share
@@ -73,12 +74,14 @@ class _Ran(NamedTuple):
 def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> None:
     """Refuse a model's step that on shares of a batch does not come to what it does on all rows."""
     replicas = step.strategy.num_replicas_in_sync
-    rows = min(int(tf.nest.flatten(batch)[0].shape[0]), 2 * replicas + 1)
+    few = tf.nest.map_structure(lambda tensor: tensor[: 2 * replicas + 1], batch)
+    if num_workers(step.strategy) > 1:  # of which each may have rows of its own
+        few = rows_of_chief(step.strategy, few, 2 * replicas + 1)
+    rows = 0 if few is None else int(tf.nest.flatten(few)[0].shape[0])
     if rows <= replicas:
         return
     sizes = [2 if replica < rows - replicas else 1 for replica in range(replicas)]
     sizes[0] += rows - sum(sizes)
-    few = tf.nest.map_structure(lambda tensor: tensor[:rows], batch)
     name = f"{what}_step of {type(step.model).__name__}"
     try:
         whole = _run(step, _Rows(few, sizes, everywhere=True), what)

@@ -66,6 +66,6 @@ def require_supervised(step: Supervised | KerasStep) -> Supervised:
     if isinstance(step, Supervised):
         return step
     raise StepError(
-        f"{type(step.model).__name__} overrides what Keras's training calls, and such a model trains in a mk.train.Loop "
-        "only. For a training loop of your own use Step.from_loss(model, optimizer, loss_fn)."
+        f"{type(step.model).__name__} overrides what Keras's training calls, and such a model trains in a "
+        "mk.train.Loop only. For a training loop of your own use Step.from_loss(model, optimizer, loss_fn)."
     )
