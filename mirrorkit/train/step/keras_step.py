@@ -139,7 +139,7 @@ class KerasStep:
                     optimizer.build(weights)
             self._updated += [v for optimizer, weights in found.values() for v in (*weights, *optimizer.variables)]
             self._optimizers += [optimizer for optimizer, _ in found.values()]
-            self._logs[what] = keras.Variable([0.0] * len(names), trainable=False, name=f"logs_of_{what}_step")
+            self._logs[what] = keras.Variable([0.0] * len(names), trainable=False, name=f"logs_of_{what}")
         if changed := [name for name, v in _plain_attributes(self.model).items() if before.get(name) != v]:
             changed = [name for name in changed if name not in usual]
         if changed:
@@ -235,7 +235,7 @@ class KerasStep:
 
     def _function(self, what: Pass) -> Callable[..., Any]:
         """Return the model's step; of a tf.function what it was made of, since replicas wait for each other in it."""
-        step: Any = getattr(self.model, f"{what}_step")
+        step: Any = self.model.train_step if what == "train" else self.model.test_step
         python: Callable[..., Any] = getattr(step, "python_function", step)
         return python
 

@@ -125,24 +125,20 @@ class Step:
 
         Of a model that overrides `train_step`, `test_step`, `compute_loss`, `compute_metrics` or `get_metrics_result` a
         `Loop` runs these as they are, each replica on its rows of the batch, under one_device, mirrored and
-        multi_worker. What they compute over rows must be a mean over rows; on several replicas the first batch is
-        checked for it. Gradients, single numbers given to metrics, and what is written into variables are averaged
-        over all rows, and other metrics added up. The logs are those of the last batch, as in Keras.
+        multi_worker (docs/porting.md). What they compute over rows must be a mean over rows: on several replicas the
+        first batch is checked for it. The logs are those of the last batch, as in Keras.
 
         Args:
             model: a compiled Keras model.
-            **options: further arguments of `Step`, such as `clip_norm`; of a model that trains by itself `unchecked`
-                alone, where "rows" leaves out the check of the first batch.
+            **options: arguments of `Step`, such as `clip_norm`; of a model that trains by itself `unchecked="rows"`.
 
         Raises:
-            StepError: the model is not compiled, or compiled without a loss; by `Loop.fit`: its own step cannot mean
-                the same on several replicas.
+            StepError: the model is not compiled, or compiled without a loss.
         """
         if overrides_training(model):
             step = cls.__new__(cls)
-            step.model = step._trained = model
-            step.optimizer, step._options = model.optimizer, options_of_keras(model, options)
-            step._built, step._uses = None, {}
+            step.model, step._trained, step.optimizer = model, model, model.optimizer
+            step._options, step._built, step._uses = options_of_keras(model, options), None, {}
             return step
         step = cls(model, **{**compiled_parts(model), **options})
         step._options = dataclasses.replace(step._options, compiled=compiled_config(model))
@@ -259,14 +255,14 @@ class Step:
             raise StepError("This step was built for another strategy. Create another model, optimizer and step.")
         return self._built
 
+    @property
+    def runs_keras(self) -> bool:
+        """Whether it runs the model's own `train_step`."""
+        return self._options.runs_keras
+
     def supervised(self, strategy: tf.distribute.Strategy, shards: int = 1) -> Supervised:
         """Return what `for_loop` does, of a step that computes a loss and its gradient; for mirrorkit's own use."""
         return require_supervised(self.for_loop(strategy, shards=shards))
-
-    @property
-    def runs_keras(self) -> bool:
-        """Whether it runs the model's own `train_step`, in place of computing a loss and its gradient."""
-        return self._options.runs_keras
 
     @tf.autograph.experimental.do_not_convert
     def compute(self, batch: Batch, part: int | tf.Tensor = 0) -> Sums:
@@ -302,10 +298,7 @@ class Step:
 
     @tf.autograph.experimental.do_not_convert
     def predict(self, batch: Batch, part: int | tf.Tensor = 0) -> Nest:
-        """Return the model's outputs for this replica's share; call it through `strategy.run`.
-
-        `part` is as of `test`.
-        """
+        """Return the model's outputs for this replica's share, as `test` its totals; call it through `strategy.run`."""
         return self._require_built().predict(OwnRows(batch), part)
 
     def logs(self, totals: tf.Tensor) -> Logs:
