@@ -30,7 +30,17 @@ TOOLS_OF_TOOLS = {("checks", "placement"), ("bench", "testing")}
 
 # The same within train.
 ROOMS_OF_TRAIN = [
-    *("callback", "reduce", "keras_model", "requirements", "totals", "step", "first_batch", "checkpoints"),
+    *(
+        "callback",
+        "reduce",
+        "keras_model",
+        "replica_code",
+        "requirements",
+        "totals",
+        "step",
+        "first_batch",
+        "checkpoints",
+    ),
     *("input", "calls", "parameter_server", "loop", "exporting"),
 ]
 

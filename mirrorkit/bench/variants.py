@@ -34,7 +34,7 @@ class Variants:
 
     def __init__(self, strategy: tf.distribute.Strategy, step: Step, data: Any) -> None:
         self._strategy = strategy
-        self._step = step.for_loop(strategy)
+        self._step = step.supervised(strategy)
         self._epochs = Epochs(strategy, data)
         self._step.prepare(self._epochs.element_spec)
         self._calls = Calls(strategy, self._step)

@@ -100,7 +100,7 @@ def find_in_shards(
     for variable in [*getattr(step, "variables", []), *slots] if variables is None else variables:
         if found := _look("variable", repr(path(variable)), distinct(variable)):
             return found
-    if isinstance(step, Step) and step.strategy is not None and step.for_loop(step.strategy).is_whole:
+    if _computes_a_loss(step) and step.strategy is not None and step.supervised(step.strategy).is_whole:
         shards = [tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *shards)]  # none is alone
     for number, shard in enumerate(shards, start=first):
         batch = _unpack(step, shard)
@@ -115,9 +115,14 @@ def find_in_shards(
 
 def _unpack(step: Any, batch: Any) -> UnpackedBatch:
     """Take a batch apart as the step does."""
-    if isinstance(step, Step) and step.strategy is not None:
-        return step.for_loop(step.strategy).unpack(batch)
-    return unpack_batch(batch)
+    if _computes_a_loss(step) and step.strategy is not None:
+        return step.supervised(step.strategy).unpack(batch)
+    return UnpackedBatch(batch) if isinstance(step, Step) else unpack_batch(batch)
+
+
+def _computes_a_loss(step: Any) -> bool:
+    """Whether it is a `Step`, and not of a model that has a train_step of its own."""
+    return isinstance(step, Step) and not step.runs_keras
 
 
 def _in_batch(batch: UnpackedBatch) -> Iterator[NonFinite]:
@@ -128,19 +133,21 @@ def _in_batch(batch: UnpackedBatch) -> Iterator[NonFinite]:
 
 
 def _in_computation(step: Any, rows: Any, batch: UnpackedBatch, shard: int) -> Iterator[NonFinite]:
-    if isinstance(step, Step):
+    if _computes_a_loss(step):
         yield from _forth_and_back(step.model, lambda w, s: _objective_of_step(step, w, s, rows, shard))
     elif isinstance(step, keras.Model):
         yield from _forth_and_back(step, lambda w, s: _objective_of_model(step, w, s, batch))
     elif hasattr(step, "compute"):
         yield from _in_own_step(step, batch)
-    elif not hasattr(step, "train"):  # several updates in one method: only variables and batch can be looked at
+    elif not (
+        hasattr(step, "train") or isinstance(step, Step)
+    ):  # several updates in one method: only variables and batch can be looked at
         raise StepError(f"find_non_finite takes a step, a loop or a Keras model, found {type(step).__name__}.")
 
 
 def _objective_of_step(step: Step, weights: Any, state: Any, rows: Any, shard: int) -> tf.Tensor:
     assert step.strategy is not None  # the step has been built
-    return step.for_loop(step.strategy).objective(weights, state, rows, shard)
+    return step.supervised(step.strategy).objective(weights, state, rows, shard)
 
 
 def _objective_of_model(model: Any, weights: Any, state: Any, batch: UnpackedBatch) -> tf.Tensor | None:

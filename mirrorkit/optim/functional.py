@@ -66,6 +66,7 @@ def functional_apply(
     gradients: Sequence[tf.Tensor],
     *,
     rate: tf.Tensor | None = None,
+    of: Sequence[KerasVariable] | None = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Compute what `optimizer.apply(gradients)` would leave behind, without touching a variable.
 
@@ -78,6 +79,7 @@ def functional_apply(
         slots: values of `optimizer.variables` (iterations and learning rate among them), in that order.
         gradients: one dense tensor for each weight, of its shape, already summed or averaged over the replicas.
         rate: what the optimizer's schedule gives for this update, where it is known.
+        of: the variables that the gradients are of, where these are not all.
 
     Returns:
         The new weights and the new slots, in the order and the dtypes of what was given.
@@ -92,7 +94,7 @@ def functional_apply(
     values = [*weights, *slots]
     with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))) as scope:
         try:
-            twin.apply(list(gradients))
+            twin.apply(list(gradients), None if of is None else list(of))
         except MirrorkitError:
             raise
         except Exception as error:  # whatever an optimizer of the user's may raise

@@ -127,7 +127,7 @@ def train(
     trained, shards = step, arrangement.shards
     if shards > 1 and isinstance(step, Step):
         # Accumulation is one device that computes N shards for an update, with the same numbers for the seeds.
-        step.for_loop(strategy, shards=shards)
+        step.supervised(strategy, shards)
     elif shards > 1:
         trained = _InShards(step, shards)
     loop = Loop(strategy, trained, steps_per_call=1)

@@ -670,6 +670,17 @@ def _own(name: str, make: Any, model: Any, before: Any, after: Any) -> Script:
     return Script(name=name, data=split(make), before=before, after=after, parts=([OwnStep, model], []))
 
 
+def as_it_is(strategy: Any, train: Rows, test: Rows) -> Trained:
+    """The first thing that one tries: the model with its train_step."""
+    with strategy.scope():
+        encoder = embedding_net()
+        model = Siamese(encoder)
+        model.compile(_o.Adam(0.01), jit_compile=False)
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    fitted = loop.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
+    return Trained([encoder], [model.optimizer], fitted.history, np.asarray(encoder(test[0])))
+
+
 ENTRIES = [
     _own("VAE, its noise in the data", with_noise, VAE, vae_before, vae_after),
     Script(
@@ -691,6 +702,7 @@ ENTRIES = [
     _own("policy gradient on recorded plays", plays, Reinforce, reinforce_before, reinforce_after),
     Script(name="a training loop by hand", data=split(regression), before=loop_before, after=loop_after),
     Script(name="GAN", data=split(with_noise), before=gan_before, after=gan_after, parts=([], [Gan])),
+    Script(name="train_step overridden, as it is", data=split(two_views), before=siamese_before, after=as_it_is),
 ]
 if hasattr(mk.train, "all_gather"):
     ENTRIES += [

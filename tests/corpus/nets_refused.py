@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from entries import BATCH, EPOCHS, TWO, WORKERS, Fit, Rows, Script, Trained, batched, dense, logits, net, recipe, split
 from nets_dense import classes, itself, regression, two_classes
-from nets_own_steps import Siamese, embedding_net, siamese_before, two_views
+from nets_own_steps import embedding_net
 from nets_pictures import segments
 from nets_sequences import LENGTH, WORDS, series, transformer
 
@@ -137,17 +137,6 @@ def marked_with_minus_one(rng: np.random.Generator, count: int) -> Rows:
     return x, np.where(x % 4 == 0, -1, np.roll(x, -1, axis=1))
 
 
-def as_it_is(strategy: Any, train: Rows, test: Rows) -> Trained:
-    """The first thing that one tries: the model with its train_step."""
-    with strategy.scope():
-        encoder = embedding_net()
-        model = Siamese(encoder)
-        model.compile(_o.Adam(0.01), jit_compile=False)
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
-    fitted = loop.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
-    return Trained([encoder], [model.optimizer], fitted.history, loop.predict(batched(test)))
-
-
 def _by_hand(loss_fn: Callable[..., Any]) -> Callable[[Rows, Rows], Trained]:
     """A training loop with this loss."""
 
@@ -214,13 +203,6 @@ def gathered_after(strategy: Any, train: Rows, test: Rows) -> Trained:
 
 _small = net(dense(6, "tanh"), dense(1))
 ENTRIES = [
-    Script(
-        name="train_step overridden, as it is",
-        data=split(two_views),
-        before=siamese_before,
-        after=as_it_is,
-        refused="Step.from_loss",
-    ),
     Fit(
         name="SpectralNormalization",
         data=split(regression),

@@ -11,7 +11,9 @@ from mirrorkit.train.first_batch.own_draws import require_own_draws
 from mirrorkit.train.first_batch.parts import compare_parts
 from mirrorkit.train.first_batch.predictions import check_predictions
 from mirrorkit.train.first_batch.same_results import require_same_results
+from mirrorkit.train.first_batch.shares import compare_shares
 from mirrorkit.train.step.custom import Custom
+from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import FirstOf, LoopStep, Pass
 from mirrorkit.train.step.supervised import Supervised
 
@@ -39,6 +41,12 @@ def _of_custom_step(step: Custom, what: FirstOf = "train") -> Callable[[Batch], 
     return None if what != "train" or skipped else functools.partial(_check_draws, step)
 
 
+@first_batch_check.register(KerasStep)
+def _of_keras(step: KerasStep, what: FirstOf = "train") -> Callable[[Batch], None] | None:
+    skipped = step.strategy.num_replicas_in_sync == 1 or "rows" in step.unchecked or what in step.checked
+    return None if what == "predict" or skipped else functools.partial(_check_shares, step, what)
+
+
 def _check_batch(step: Supervised, what: Pass, batch: Batch) -> None:
     step.prepare(batch)
     unchecked, totals = step.options.unchecked, step.totals
@@ -47,6 +55,11 @@ def _check_batch(step: Supervised, what: Pass, batch: Batch) -> None:
         raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
     compare_parts(step, step.unpack(batch), training=what == "train")
     require_same_results(step, batch, training=what == "train")
+    step.checked.add(what)
+
+
+def _check_shares(step: KerasStep, what: Pass, batch: Batch) -> None:
+    compare_shares(step, batch, what)
     step.checked.add(what)
 
 

@@ -42,7 +42,7 @@ def require_same_results(step: Supervised, batch: Nest, *, training: bool) -> No
     strategy = step.strategy
     if num_workers(strategy) == 1:
         return
-    rows = _rows_of_chief(strategy, batch)
+    rows = rows_of_chief(strategy, batch, _ROWS)
     if rows is None:
         return
     weights = step.values().weights if training else []
@@ -83,14 +83,14 @@ def _computed(step: Supervised, rows: Nest, training: bool) -> np.ndarray:
     return np.concatenate([np.full([1, 2], float(loss)), fingerprints(dense)])
 
 
-def _rows_of_chief(strategy: tf.distribute.Strategy, batch: Nest) -> Nest | None:
-    """Return a few rows of the chief's batch on every worker; None where they are not all numbers."""
+def rows_of_chief(strategy: tf.distribute.Strategy, batch: Nest, count: int) -> Nest | None:
+    """Return the first rows of the chief's batch on every worker; None where they are not all numbers."""
     flat = tf.nest.flatten(batch)
     kinds = [f"{type(one).__name__} {one.dtype.name} of rank {one.shape.rank}" for one in flat]
     require_same(strategy, "first batch", {f"tensor {number}": kind for number, kind in enumerate(kinds)})
     if not all(isinstance(one, tf.Tensor) and _is_number(one.dtype) for one in flat):  # ragged, sparse, strings
         return None
-    own = [np.asarray(tensor[:_ROWS]) for tensor in flat]
+    own = [np.asarray(tensor[:count]) for tensor in flat]
     shapes = json.loads(of_chief(strategy, json.dumps([array.shape for array in own]).encode()))
     data = of_chief(strategy, b"".join(array.tobytes() for array in own))
     rows, begin = [], 0

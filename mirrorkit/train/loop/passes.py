@@ -137,6 +137,7 @@ class Passes:
         self._check_labels(data)
         batches = data.epoch(0, look_at=1, check=first_batch_check(self.step, "test"))
         totals, done = self._zeros("test"), 0
+        self.step.begin("test")
         hooks.on_test_begin()
         while done != data.steps:
             hooks.on_test_batch_begin(done)
@@ -166,8 +167,9 @@ class Passes:
 
     def rehearse(self, training: Input, testing: Input | None) -> None:
         """Run every function once or twice, and leave all variables as they were."""
+        with unchanged([]):
+            self.step.prepare(training.element_spec)  # which may make variables
         with unchanged(self.step.variables):
-            self.step.prepare(training.element_spec)
             check = first_batch_check(self.step)
             if check is not None and (batch := training.first()) is not None:
                 check(batch)
@@ -214,6 +216,7 @@ class Passes:
         self.step.prepare(data.element_spec)
         if position.batch == 0:
             begin_epoch(position, data, self.step)
+            self.step.begin("train")
             return self._zeros()
         require_same_epoch(position, data, self.step)
         return tf.constant(position.totals, tf.float64)

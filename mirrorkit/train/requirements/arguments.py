@@ -19,13 +19,18 @@ def check_optimizer(optimizer: KerasOptimizer) -> None:
         )
     if type(optimizer).__name__ == "MultiOptimizer":
         raise StepError("MultiOptimizer is not supported in a Step. Use one optimizer for all variables.")
-    _require_no_inner(optimizer)
     for name in ("apply_gradients", "scale_loss"):
         if not next(kind for kind in type(optimizer).__mro__ if name in vars(kind)).__module__.startswith("keras."):
             raise StepError(
                 f"{type(optimizer).__name__} overrides {name}, which Keras's own training calls and a mirrorkit step "
                 "does not: it would be ignored. Change the gradients in update_step, or in a step of your own."
             )
+    check_switches(optimizer)
+
+
+def check_switches(optimizer: KerasOptimizer) -> None:
+    """Refuse those of an optimizer's switches that cannot work where each replica makes the same update."""
+    _require_no_inner(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise StepError(
             "LossScaleOptimizer decides on one replica whether a step is skipped, so replicas drift apart. Pass its "
@@ -48,7 +53,7 @@ def check_optimizer(optimizer: KerasOptimizer) -> None:
             f"{optimizer.ema_momentum}) and `with step.averaged():`, or call "
             "optimizer.finalize_variable_values(model.trainable_variables) when training is over.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -91,25 +91,33 @@ def _has_weights(layer: KerasLayer) -> bool:
 _FROM_LOSS = "mk.train.Step.from_loss(model, optimizer, loss_fn), with loss_fn(batch) -> values [rows]"
 
 
-_OWN_STEP = f"{_FROM_LOSS}, or a step of your own (build, compute, update; docs/custom-loop.md)"
+_AS_IT_IS = "model.compile(...) and mk.train.Step.from_compiled(model), which runs it as it is"
 
 
 _OVERRIDDEN = {  # what Keras's fit and evaluate call, and what to write in place of an override
-    "train_step": _OWN_STEP,
-    "test_step": f"metrics for Step(..., metrics=[...]), or {_FROM_LOSS} or a dict of them, for validation too",
-    "compute_loss": "a loss (y_true, y_pred) -> values [batch] for Step(..., loss=...), add_loss in a layer, or "
-    + _FROM_LOSS,
-    "compute_metrics": "keras.metrics.Metric objects for Step(..., metrics=[...])",
-    "get_metrics_result": "keras.metrics.Metric objects for Step(..., metrics=[...])",
-    "make_train_function": _OWN_STEP,
+    "train_step": f"{_AS_IT_IS}, or {_FROM_LOSS}",
+    "test_step": f"{_AS_IT_IS}, or {_FROM_LOSS} or a dict of them, for validation too",
+    "compute_loss": f"{_AS_IT_IS}, or {_FROM_LOSS}",
+    "compute_metrics": f"{_AS_IT_IS}, or keras.metrics.Metric objects for Step(..., metrics=[...])",
+    "get_metrics_result": f"{_AS_IT_IS}, or keras.metrics.Metric objects for Step(..., metrics=[...])",
+    "make_train_function": f"train_step and {_AS_IT_IS}, or {_FROM_LOSS}",
     "make_test_function": "an evaluation of your own of loop.predict(...)",
 }
 
 
-def check_overrides(model: KerasModel) -> None:
-    """Refuse a model that overrides what Keras's `fit` and `evaluate` call, and a step does not."""
-    for name, cure in _OVERRIDDEN.items():
-        _require_keras_own(model, name, cure)
+_RUN = ("train_step", "test_step", "compute_loss", "compute_metrics", "get_metrics_result")  # what a step runs
+
+
+def overrides_training(model: KerasModel) -> bool:
+    """Whether a model says itself how it trains or is evaluated, so that its own code is to be run."""
+    check_overrides(model, [name for name in _OVERRIDDEN if name not in _RUN])
+    return isinstance(model, keras.Model) and any(not _is_keras_own(model, name) for name in _RUN)
+
+
+def check_overrides(model: KerasModel, names: Sequence[str] = tuple(_OVERRIDDEN)) -> None:
+    """Refuse a model that overrides one of these, which Keras's `fit` and `evaluate` call and a step does not."""
+    for name in names:
+        _require_keras_own(model, name, _OVERRIDDEN[name])
 
 
 def check_predicts_as_keras(model: KerasModel) -> None:
@@ -118,10 +126,12 @@ def check_predicts_as_keras(model: KerasModel) -> None:
         _require_keras_own(model, name, "that work as the model's last layers, or call the model yourself")
 
 
+def _is_keras_own(model: KerasModel, name: str) -> bool:
+    return getattr(getattr(model, name), "__func__", None) is getattr(keras.Model, name)
+
+
 def _require_keras_own(model: KerasModel, name: str, cure: str) -> None:
-    if isinstance(model, keras.Model) and getattr(getattr(model, name), "__func__", None) is not getattr(
-        keras.Model, name
-    ):
+    if isinstance(model, keras.Model) and not _is_keras_own(model, name):
         raise StepError(
             f"{type(model).__name__} overrides {name}, which Keras's own training calls and a mirrorkit step does not: "
             f"it would be ignored. Write {cure}."

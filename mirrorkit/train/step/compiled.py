@@ -10,8 +10,8 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.step.loss_scale import LossScale
 
 
-def compiled_parts(model: KerasModel) -> dict[str, Any]:
-    """Return optimizer, loss, metrics and loss scale of a compiled model as keyword arguments of `Step`."""
+def require_compiled(model: KerasModel) -> None:
+    """Refuse a model on which `compile` was not called."""
     if not getattr(model, "compiled", False):
         raise StepError(
             "The model is not compiled. Call model.compile(...) in the strategy's scope, or use mk.train.Step(model, "
@@ -19,6 +19,11 @@ def compiled_parts(model: KerasModel) -> dict[str, Any]:
             "the scope and give its model to Step or Step.from_loss with a new optimizer; mk.train.Checkpoints keep "
             "the optimizer's state too."
         )
+
+
+def compiled_parts(model: KerasModel) -> dict[str, Any]:
+    """Return optimizer, loss, metrics and loss scale of a compiled model as keyword arguments of `Step`."""
+    require_compiled(model)
     # private to Keras; the public get_compile_config has copies, of registered functions and classes only
     given = model._compile_config.config
     names = ("loss", "metrics", "weighted_metrics", "loss_weights")

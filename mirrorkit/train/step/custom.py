@@ -73,8 +73,8 @@ class Custom:
         if isinstance(step, keras.Model):
             raise StepError(
                 f"{type(step).__name__} is a Keras model, and Loop takes a step. Use mk.train.Step(model, optimizer, "
-                "loss=...) or Step.from_compiled(model); for a train_step of its own Step.from_loss(model, optimizer, "
-                "loss_fn). A step of your own, such as a GAN, is a plain class that holds its models."
+                "loss=...) or Step.from_compiled(model), which runs a train_step of the model's own too. A step of "
+                "your own, such as a GAN, is a plain class that holds its models."
             )
         missing = [name for name in needed if not hasattr(step, name)]
         if missing:
@@ -160,6 +160,9 @@ class Custom:
     def describe_totals(self) -> list[str]:
         """Return the names of the logs."""
         return [f"the log {name!r} of {type(self._step).__name__}" for name in self._names["train"]]
+
+    def begin(self, what: Pass) -> None:
+        """Do nothing: totals begin at zero."""
 
     def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Train on one batch; see `LoopStep`."""

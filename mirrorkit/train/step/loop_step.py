@@ -1,6 +1,6 @@
 """The seam between `Loop` and what it runs: whatever has these methods can be trained, evaluated and predicted with.
 
-`Supervised` (a `mk.train.Step`) and `Custom` (a user's own step) are the two that have them.
+`Supervised` (a `mk.train.Step`), `KerasStep` (a model's own `train_step`) and `Custom` (a user's own step) have them.
 """
 
 from __future__ import annotations
@@ -68,6 +68,9 @@ class LoopStep(Protocol):
     @property
     def modes(self) -> Mapping[str, str]:
         """For each log name "max" or "min", whichever is better, where that is known; after `prepare`."""
+
+    def begin(self, what: Pass) -> None:
+        """Begin an epoch, or an evaluation, at its first batch; after `prepare`."""
 
     def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Make one update of these batches and return its totals; in cross-replica context.

@@ -11,6 +11,7 @@ import tensorflow as tf
 from mirrorkit._types import Batch, Nest, PerOutput
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, unpack_batch
+from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.loop_step import Need
 from mirrorkit.train.step.loss_scale import LossScale
@@ -49,6 +50,14 @@ class Options:
     predict: Callable[[Batch], Nest] | None = None  # from a batch, in place of the model
     compiled: object = None  # the model's `compiled_config`, where its arguments are the step's
     whole_batch: bool = False  # the values of an example may depend on all examples of the batch (`all_gather`)
+    runs_keras: bool = False  # the model's own train_step
+
+    @classmethod
+    def of_keras(cls, unchecked: str | Sequence[str] = ()) -> Options:
+        """Return those of a model that says itself how it trains."""
+        names = [unchecked] if isinstance(unchecked, str) else list(unchecked)
+        nothing: dict[str, PerOutput] = {}
+        return cls(nothing, nothing, Clip(None, None), 1, None, None, names, BUCKET_MIB, False, runs_keras=True)
 
     def unpack(self, batch: Batch) -> UnpackedBatch:
         """Take a batch apart into what the model is called on, targets and weights."""

@@ -21,17 +21,16 @@ import tensorflow as tf
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerOutput, Spec, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica
-from mirrorkit.train.keras_model import building
 from mirrorkit.train.keras_model.models import shown
 from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.requirements.arguments import check_optimizer, check_options
-from mirrorkit.train.requirements.data import check_tensors
-from mirrorkit.train.requirements.model import check_overrides
-from mirrorkit.train.requirements.same_rows import require_same_rows
+from mirrorkit.train.requirements.model import check_overrides, overrides_training
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.averages import no_averages
+from mirrorkit.train.step.built import build_step, options_of_keras, require_supervised
 from mirrorkit.train.step.compiled import compiled_config, compiled_parts
 from mirrorkit.train.step.global_batch import OwnRows
+from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.options import Clip, Options
 from mirrorkit.train.step.own_loss import LossModel, prediction
@@ -117,21 +116,30 @@ class Step:
             shard_optimizer=shard_optimizer,
         )
         variants.check_options(self._options, optimizer)
-        self._built: Supervised | None = None
+        self._built: Supervised | KerasStep | None = None
         self._uses: dict[Any, int] = {}  # earlier calls of `compute` since the last `update`, by replica and part
 
     @classmethod
     def from_compiled(cls, model: KerasModel, **options: Any) -> Step:
         """Take optimizer, loss and metrics from a model on which `compile` was called in the strategy's scope.
 
+        Of a model that overrides `train_step`, `test_step`, `compute_loss`, `compute_metrics` or `get_metrics_result` a
+        `Loop` runs these as they are, each replica on its rows of the batch, under one_device, mirrored and
+        multi_worker (docs/porting.md). What they compute over rows must be a mean over rows: on several replicas the
+        first batch is checked for it. The logs are those of the last batch, as in Keras.
+
         Args:
             model: a compiled Keras model.
-            **options: further arguments of `Step`, such as `clip_norm`.
+            **options: arguments of `Step`, such as `clip_norm`; of a model that trains by itself `unchecked="rows"`.
 
         Raises:
             StepError: the model is not compiled, or compiled without a loss.
         """
-        check_overrides(model)  # first: such a model may need no loss
+        if overrides_training(model):
+            step = cls.__new__(cls)
+            step.model, step._trained, step.optimizer = model, model, model.optimizer
+            step._options, step._built, step._uses = options_of_keras(model, options), None, {}
+            return step
         step = cls(model, **{**compiled_parts(model), **options})
         step._options = dataclasses.replace(step._options, compiled=compiled_config(model))
         return step
@@ -232,7 +240,9 @@ class Step:
         """
         self.for_loop(strategy)
 
-    def for_loop(self, strategy: tf.distribute.Strategy, element_spec: Spec = None, shards: int = 1) -> Supervised:
+    def for_loop(
+        self, strategy: tf.distribute.Strategy, element_spec: Spec = None, shards: int = 1
+    ) -> Supervised | KerasStep:
         """Build the step, and return it as `mk.train.Loop` runs it; for mirrorkit's own use.
 
         With the `element_spec` of the data it builds the model first, where that is not built. With `shards` it expects
@@ -240,18 +250,19 @@ class Step:
         """
         if self._built is None:
             options = dataclasses.replace(self._options, accumulate=self._options.accumulate * shards)
-            if element_spec is not None and not building.is_built(self._trained):
-                batch = options.unpack(element_spec)
-                check_tensors(tuple(batch))
-                require_same_rows(batch.x if batch.y is None else batch.present)
-                building.build(self._trained, batch, strategy)
-            self._built = Supervised(strategy, self._trained, self.optimizer, options, shown=self.model)
-            if isinstance(self._trained, LossModel):  # now, when all are built
-                _log.info("Step.from_loss trains %s.", ", ".join(self._trained.trained_parts))
-            self.model.built = True  # Keras saves no weights of a model whose parts alone were called
+            self._built = build_step(strategy, self._trained, self.optimizer, options, self.model, element_spec)
         if self._built.strategy is not strategy:
             raise StepError("This step was built for another strategy. Create another model, optimizer and step.")
         return self._built
+
+    @property
+    def runs_keras(self) -> bool:
+        """Whether it runs the model's own `train_step`."""
+        return self._options.runs_keras
+
+    def supervised(self, strategy: tf.distribute.Strategy, shards: int = 1) -> Supervised:
+        """Return what `for_loop` does, of a step that computes a loss and its gradient; for mirrorkit's own use."""
+        return require_supervised(self.for_loop(strategy, shards=shards))
 
     @tf.autograph.experimental.do_not_convert
     def compute(self, batch: Batch, part: int | tf.Tensor = 0) -> Sums:
@@ -273,7 +284,7 @@ class Step:
     @tf.autograph.experimental.do_not_convert
     def update(self, strategy: tf.distribute.Strategy, sums: Sums) -> Logs:
         """Reduce what `compute` returned on all replicas and write the new values; returns the step's logs."""
-        step = self.for_loop(strategy)
+        step = self.supervised(strategy)
         self._uses.clear()
         return step.logs(step.update(sums))
 
@@ -287,10 +298,7 @@ class Step:
 
     @tf.autograph.experimental.do_not_convert
     def predict(self, batch: Batch, part: int | tf.Tensor = 0) -> Nest:
-        """Return the model's outputs for this replica's share; call it through `strategy.run`.
-
-        `part` is as of `test`.
-        """
+        """Return the model's outputs for this replica's share, as `test` its totals; call it through `strategy.run`."""
         return self._require_built().predict(OwnRows(batch), part)
 
     def logs(self, totals: tf.Tensor) -> Logs:
@@ -338,4 +346,4 @@ class Step:
     def _require_built(self) -> Supervised:
         if self._built is None:
             raise StepError("This step is not built yet. Call step.build(strategy), or make a Loop with it.")
-        return self._built
+        return self.supervised(self._built.strategy)

@@ -233,6 +233,9 @@ class Supervised:
         """Reduce what `sums` returned on each replica, write the new values, and return the totals; cross-replica."""
         return self._update(sums)
 
+    def begin(self, what: Pass) -> None:
+        """Do nothing: totals begin at zero."""
+
     def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Make one update; see `LoopStep`."""
         if len(batches) > 1 and not is_parameter_server(self.strategy):

@@ -1,0 +1,160 @@
+"""Check that a model's own step computes means over rows: that of all rows of a few must be that of unequal shares.
+
+On the replicas themselves the step is run twice from the same state: with all rows on each of them, then with a share
+on each. Draws are the same for a row in both, and BatchNormalization takes its moving statistics. What must agree is
+what crosses replicas: the gradients given to each update, what is written into variables, and the logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._types import Batch, Nest
+from mirrorkit.errors import MirrorkitError, StepError
+from mirrorkit.strategy import first_replica, local_replica, num_workers
+from mirrorkit.train.first_batch.rows import LARGEST, SIXTEEN
+from mirrorkit.train.first_batch.same_results import rows_of_chief
+from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
+from mirrorkit.train.replica_code.keras_calls import functions_inlined
+from mirrorkit.train.replica_code.scope import Share
+from mirrorkit.train.step.global_batch import this_replica
+from mirrorkit.train.step.keras_step import KerasStep
+from mirrorkit.train.step.loop_step import Pass
+from mirrorkit.variables import copies, path, unchanged
+
+_LATER = 0.05  # of an update after the first, whose weights an optimizer may have moved by rounding alone
+
+_CURE = (
+    "On several replicas each runs it on its share of the rows, and the gradients, single numbers given to a metric, "
+    "and states are averaged, weighed by rows; so they must be means over rows (tf.reduce_mean, a keras Loss), not "
+    "sums, norms or comparisons of rows with each other. For a loss over the whole batch use "
+    'Step.from_loss(model, optimizer, loss_fn, whole_batch=True); Step.from_compiled(model, unchecked="rows") leaves '
+    "this check out."
+)
+
+
+class _Rows(NamedTuple):
+    """A few rows as a `GlobalBatch`: `sizes` of them on the replicas, or all on each."""
+
+    batch: Batch
+    sizes: list[int]
+    everywhere: bool
+
+    def rows(self) -> Batch:
+        """See `GlobalBatch`."""
+        own, first, _ = self.place()
+        return tf.nest.map_structure(lambda tensor: tensor[first : first + own], self.batch)
+
+    def rows_or_all(self) -> tuple[Batch, bool]:
+        """See `GlobalBatch`."""
+        return self.rows(), self.everywhere
+
+    def examples(self) -> tf.Tensor:
+        """See `GlobalBatch`."""
+        return tf.constant(sum(self.sizes))
+
+    def place(self) -> tuple[int, int, int]:
+        """Return how many rows this replica has, the first of them, and how many there are."""
+        replica, total = int(this_replica()[0]), sum(self.sizes)
+        return (total, 0, total) if self.everywhere else (self.sizes[replica], sum(self.sizes[:replica]), total)
+
+
+class _Ran(NamedTuple):
+    """What a run came to; the values of variables are from after it."""
+
+    gradients: list[list[np.ndarray]]  # of each update
+    values: list[np.ndarray]
+    logs: np.ndarray
+
+
+def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> None:
+    """Refuse a model's step that on shares of a batch does not come to what it does on all rows."""
+    replicas = step.strategy.num_replicas_in_sync
+    few = tf.nest.map_structure(lambda tensor: tensor[: 2 * replicas + 1], batch)
+    if num_workers(step.strategy) > 1:  # of which each may have rows of its own
+        few = rows_of_chief(step.strategy, few, 2 * replicas + 1)
+    rows = 0 if few is None else int(tf.nest.flatten(few)[0].shape[0])
+    if rows <= replicas:
+        return
+    sizes = [2 if replica < rows - replicas else 1 for replica in range(replicas)]
+    sizes[0] += rows - sum(sizes)
+    name = f"{what}_step of {type(step.model).__name__}"
+    try:
+        whole = _run(step, _Rows(few, sizes, everywhere=True), what)
+        parts = _run(step, _Rows(few, sizes, everywhere=False), what)
+    except MirrorkitError:
+        raise
+    except Exception as error:  # whatever a user's step may raise
+        raise StepError(
+            f"{name} cannot be run on {rows} rows and on shares of them: {type(error).__name__}: {error} On several "
+            "replicas it is given fewer rows than a batch has. Take their number from the data "
+            "(tf.shape(x)[0]), not from a constant batch size."
+        ) from error
+    for found in _differences(step, whole, parts, what):
+        raise StepError(f"{name} does not mean the same on shares of a batch: {found} {_CURE}")
+
+
+def _run(step: KerasStep, rows: _Rows, what: Pass) -> _Ran:
+    replicas = step.strategy.num_replicas_in_sync
+
+    def on_replica() -> Nest:
+        own, _, total = rows.place()
+        weight, once = (1 / replicas, 1 / replicas) if rows.everywhere else (own / total, 1.0)
+        share = Share(
+            local_replica(step.strategy), replicas, weight, once, lambda: tf.zeros([2], tf.int64), rows.place()
+        )
+        _, scope = step.run(what, rows, share)
+        return [list(gradients) for gradients in scope.applied]
+
+    with unchanged(step.variables):
+        step.begin(what)
+        function = tf.function(lambda: first_replica(step.strategy, step.strategy.run(on_replica)), autograph=False)
+        with functions_inlined():
+            compiled = function.get_concrete_function()
+        gradients = [[value.numpy() for value in of_one] for of_one in compiled()]
+        values = [copies(variable)[0].numpy() for variable in _state(step)]
+        logs = copies(step.log_values(what))[0].numpy()
+    return _Ran(gradients, values, logs)
+
+
+def _state(step: KerasStep) -> list[tf.Variable]:
+    """Return what the model's code writes by itself, not through an optimizer."""
+    return [variable for variable in step.variables if id(variable) not in step.updated]
+
+
+def _differences(step: KerasStep, whole: _Ran, parts: _Ran, what: Pass) -> Iterator[str]:
+    share = SIXTEEN if has_sixteen_bits(step.model) else LARGEST
+    for number, (one, other) in enumerate(zip(whole.gradients, parts.gradients, strict=True)):
+        sizes = [max(_norm(one), _norm(other)), max(share, _LATER) if number else share]
+        apart = _norm([a - b for a, b in zip(one, other, strict=True)])
+        if not apart <= sizes[0] * sizes[1] + 1e-7:
+            yield (
+                f"the gradients of its update {number + 1} have the norm {_norm(one):.4g} on all rows, and "
+                f"{_norm(other):.4g} when averaged over shares, {apart:.4g} apart."
+            )
+    loose = max(share, _LATER) if len(whole.gradients) > 1 else share
+    for variable, value, of_parts in zip(_state(step), whole.values, parts.values, strict=True):
+        if not _near(value, of_parts, loose):
+            then = f"{_shown(value)} after all rows, and at {_shown(of_parts)} after shares"
+            yield f"it leaves {path(variable)!r} at {then}."
+    for name, log, of_shares in zip(step.names(what), whole.logs, parts.logs, strict=True):
+        if not _near(log, of_shares, loose):
+            yield f"it logs {name!r} as {log:.6g} on all rows, and as {of_shares:.6g} on shares."
+
+
+def _norm(values: list[np.ndarray]) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(np.asarray(value, np.float64))) for value in values)))
+
+
+def _near(one: np.ndarray, other: np.ndarray, share: float) -> bool:
+    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    size = max(np.max(np.abs(one), initial=0.0), np.max(np.abs(other), initial=0.0))
+    return bool(np.allclose(one, other, rtol=0, atol=share * size + 1e-6, equal_nan=True))
+
+
+def _shown(values: np.ndarray) -> str:
+    return f"{float(np.ravel(values)[0]):.6g}" if np.size(values) == 1 else f"a norm of {_norm([values]):.6g}"

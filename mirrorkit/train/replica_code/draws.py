@@ -1,0 +1,130 @@
+"""TensorFlow's random numbers in a model's own code: of this replica, step and use, so that a resumed run repeats them.
+
+`tf.random.normal` and its like draw from a state of the process that no checkpoint holds. Within a `ReplicaScope` they
+are stateless draws; Keras's own, which have a seed that is saved, are told apart by replica alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._types import ConcreteFunction
+from mirrorkit.errors import StepError
+from mirrorkit.train.keras_model.seeds import draws_at, fold
+from mirrorkit.train.replica_code.scope import ReplicaScope, this_scope
+
+_STATELESS = ("normal", "uniform", "truncated_normal")
+# Kinds of operations that draw from a state.
+_STATEFUL = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "Rng", "Stateful")
+_NO_DRAWS = {"StatefulPartitionedCall"}
+
+
+@functools.cache
+def wrap_draws() -> None:
+    """Let `tf.random` ask for the `ReplicaScope` around it; without one it does what it always did."""
+    for name in _STATELESS:
+        _wrap(tf.random, name, functools.partial(_stateless, getattr(tf.random, f"stateless_{name}")))
+        _wrap(tf.random, f"stateless_{name}", _sampled)
+    _wrap(tf.random, "shuffle", _shuffled)
+    _wrap(tf.nn, "dropout", _dropped_by_state)
+    _wrap(tf.nn.experimental, "stateless_dropout", _dropped)
+
+
+def _wrap(module: Any, name: str, within: Callable[..., tf.Tensor]) -> None:
+    original = getattr(module, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **options: Any) -> tf.Tensor:
+        scope = this_scope()
+        return original(*args, **options) if scope is None else within(scope, original, *args, **options)
+
+    setattr(module, name, wrapped)
+
+
+def _seed(scope: ReplicaScope, given: Any) -> tf.Tensor:
+    scope.draws += 1
+    seed = tf.constant([0 if given is None else hash(given) % 2**31, scope.draws], tf.int64)
+    return fold(seed, *tf.unstack(scope.share.place()))
+
+
+def _stateless(
+    stateless: Callable[..., tf.Tensor],
+    scope: ReplicaScope,
+    original: Callable[..., tf.Tensor],
+    shape: Any,
+    *args: Any,
+    seed: Any = None,
+    **options: Any,
+) -> tf.Tensor:
+    return _sampled(scope, stateless, shape, _seed(scope, seed), *args, **options)
+
+
+def _sampled(
+    scope: ReplicaScope, original: Callable[..., tf.Tensor], shape: Any, seed: Any, *args: Any, **options: Any
+) -> tf.Tensor:
+    """Draw; while the first batch is checked, for all rows of it, and take those of this share."""
+    sizes = tf.convert_to_tensor(shape, tf.int32)
+    if scope.share.rows is None or sizes.shape[0] == 0 or scope.share.rows[0] == 0:
+        return original(shape, seed, *args, **options)
+    own, first, rows = scope.share.rows
+    times, rest = sizes[0] // own, sizes[1:]
+    drawn = original(tf.concat([[times, rows], rest], 0), seed, *args, **options)[:, first : first + own]
+    of_rows = tf.reshape(drawn, tf.concat([[times * own], rest], 0))
+    others = original(tf.concat([[sizes[0] - times * own], rest], 0), seed, *args, **options)
+    return tf.ensure_shape(tf.concat([of_rows, others], 0), original(shape, seed, *args, **options).shape)
+
+
+def _dropped(
+    scope: ReplicaScope, original: Callable[..., tf.Tensor], x: Any, rate: Any, seed: Any, **options: Any
+) -> tf.Tensor:
+    if scope.share.rows is None:
+        return original(x, rate, seed, **options)
+    shape = options.get("noise_shape")
+    if shape is None:
+        shape = tf.shape(x)
+    elif not tf.is_tensor(shape):
+        shape = [tf.shape(x)[i] if n is None else n for i, n in enumerate(shape)]
+    kept = tf.cast(tf.random.stateless_uniform(shape, seed) >= rate, x.dtype)
+    return x * kept / tf.cast(1 - rate, x.dtype)
+
+
+def _dropped_by_state(
+    scope: ReplicaScope, original: Callable[..., tf.Tensor], x: Any, rate: Any, noise_shape: Any = None, **given: Any
+) -> tf.Tensor:
+    seed = _seed(scope, given.get("seed"))
+    return tf.nn.experimental.stateless_dropout(x, rate, seed=seed, noise_shape=noise_shape)
+
+
+def _shuffled(
+    scope: ReplicaScope, original: Callable[..., tf.Tensor], value: Any, seed: Any = None, name: Any = None
+) -> tf.Tensor:
+    return tf.random.experimental.stateless_shuffle(value, _seed(scope, seed))
+
+
+@contextmanager
+def drawing(scope: ReplicaScope) -> Iterator[None]:
+    """Let Keras's random layers and seed generators draw other numbers on each replica; on one, those of Keras."""
+    wrap_draws()
+    if scope.share.replicas == 1 or scope.share.rows is not None:
+        yield
+        return
+    with draws_at(lambda: [scope.share.place()[-1]]):
+        yield
+
+
+def require_repeatable(traced: ConcreteFunction) -> None:
+    """Refuse a step that draws from a state which no checkpoint holds."""
+    graphs = [traced.graph.as_graph_def()]
+    nodes = [*graphs[0].node, *(node for function in graphs[0].library.function for node in function.node_def)]
+    drawn: Sequence[str] = sorted({node.op for node in nodes if node.op.startswith(_STATEFUL)} - _NO_DRAWS)
+    if drawn:
+        raise StepError(
+            f"The model's train_step draws random numbers with TensorFlow's {', '.join(drawn)}, whose state no "
+            "checkpoint holds and replicas may share. Call tf.random.normal, uniform or truncated_normal by these "
+            "names, or keras.random with a keras.random.SeedGenerator of the model."
+        )

@@ -1,0 +1,148 @@
+"""The places where Keras's training talks to the other replicas, which a model's own code on a replica must not do.
+
+They are wrapped once, and do what they always did wherever no `ReplicaScope` is around. Private to Keras is where the
+loss is divided by the number of replicas; `tests/train/replica_code/test_keras_calls.py` fails when it moves.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit._types import KerasOptimizer, KerasVariable
+from mirrorkit.errors import StepError
+from mirrorkit.optim import functional_apply, trainable_variables
+from mirrorkit.train.reduce.reduction import all_reduce
+from mirrorkit.train.replica_code.scope import ReplicaScope, this_scope
+
+Found = dict[int, tuple[KerasOptimizer, list[KerasVariable]]]  # by the id of the optimizer, in order of use
+
+_lock = threading.Lock()  # replicas are traced in turns, each in a thread
+_inlining = 0  # blocks of `functions_inlined` that are open
+_ran_eagerly = False  # outside of them
+_noted: list[Found] = []  # of the innermost `noting_optimizers`
+
+
+@contextmanager
+def noting_optimizers() -> Iterator[Found]:
+    """Let optimizers update nothing within the block; yields those that were to, and the variables they were given."""
+    wrap_keras()
+    found: Found = {}
+    _noted.append(found)
+    try:
+        yield found
+    finally:
+        _noted.pop()
+
+
+@contextmanager
+def functions_inlined() -> Iterator[None]:
+    """Let the user's tf.functions become part of the function that is traced.
+
+    Within one of their own replicas could not wait for each other, and one that is traced asks no more where it runs.
+    """
+    global _inlining, _ran_eagerly
+    with _lock:
+        if _inlining == 0:
+            _ran_eagerly = tf.config.functions_run_eagerly()
+            tf.config.run_functions_eagerly(True)
+        _inlining += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inlining -= 1
+            if _inlining == 0:
+                tf.config.run_functions_eagerly(_ran_eagerly)
+
+
+@functools.cache
+def wrap_keras() -> None:
+    """Let optimizers, means and losses ask for the `ReplicaScope` around them."""
+    for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        _wrap(kind, "apply", _apply)
+    for kind in (keras.metrics.Mean, keras.metrics.Sum):
+        _wrap(kind, "update_state", _update_state)
+    _wrap(keras.layers.BatchNormalization, "call", _normalize)
+    losses = importlib.import_module("keras.src.losses.loss")
+    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+        _wrap(losses, name, lambda original, value: original(value) if this_scope() is None else value)
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        return wrapper(original, *args, **options)
+
+    setattr(owner, name, wrapped)
+
+
+def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = None) -> Any:
+    """A single number is the mean over the rows of a share: it counts as they do."""
+    scope = this_scope()
+    if scope is not None and sample_weight is None:
+        values = tf.convert_to_tensor(values)
+        if values.shape.rank == 0:
+            sample_weight = tf.cast(scope.share.weight / scope.share.once, metric.dtype)
+    return original(metric, values, sample_weight=sample_weight)
+
+
+def _normalize(original: Any, layer: Any, *args: Any, **options: Any) -> Any:
+    """While the first batch is checked, with the moving statistics: those of a share are known to be others."""
+    scope = this_scope()
+    if scope is None or scope.share.rows is None:
+        return original(layer, *args, **options)
+    inputs, *rest = args  # training, mask
+    given = dict(zip(("training", "mask"), rest, strict=False)) | options
+    return original(layer, inputs, **{**given, "training": False})
+
+
+def _apply(original: Any, optimizer: KerasOptimizer, grads: Sequence[Any], *args: Any, **options: Any) -> Any:
+    scope = this_scope()
+    given = [*args, *options.values()]  # at most the variables
+    variables = list(given[0]) if given and given[0] is not None else None
+    if _noted:
+        used = trainable_variables(optimizer) if variables is None else variables
+        _noted[-1].setdefault(id(optimizer), (optimizer, used))
+        return None
+    if scope is None:
+        return original(optimizer, grads, variables)
+    return _update(scope, optimizer, list(grads), variables)
+
+
+def _update(scope: ReplicaScope, optimizer: KerasOptimizer, grads: list[Any], variables: Any) -> None:
+    """Average the gradients over all rows, and make the same update of this replica's copies as every other replica."""
+    if not grads:
+        return
+    assert not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)  # refused when the step was traced
+    scope.require_outermost(f"{type(optimizer).__name__}.apply is called")
+    own_variables = trainable_variables(optimizer)
+    given = own_variables if variables is None else list(variables)
+    pairs = [(gradient, variable) for gradient, variable in zip(grads, given, strict=True) if gradient is not None]
+    if not pairs:
+        raise StepError(f"No gradients were given to {type(optimizer).__name__} for any variable.")
+    scope.combine()
+    with scope.outside():
+        weight = scope.share.weight
+        sums = all_reduce([tf.convert_to_tensor(g) * tf.cast(weight, g.dtype) for g, _ in pairs])
+        scope.applied.append(sums)
+        slots = optimizer.variables
+        of_weights, of_slots = ([scope.own(v) for v in kind] for kind in (own_variables, slots))
+        new_weights, new_slots = functional_apply(
+            optimizer,
+            [tf.convert_to_tensor(v) for v in of_weights],
+            [tf.convert_to_tensor(v) for v in of_slots],
+            sums,
+            of=[variable for _, variable in pairs],
+        )
+        for variable, new in zip([*of_weights, *of_slots], [*new_weights, *new_slots], strict=True):
+            variable.assign(new)

@@ -1,0 +1,158 @@
+"""The variables of a model while its own code runs on a replica: each replica writes its copy, and all become equal.
+
+What the code writes from its share of a batch is an average over the rows of the share, or for metrics a sum. It is
+combined over the replicas when it is next read, or at the end of the step, in one message for all that was written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit._types import KerasVariable
+from mirrorkit.errors import StepError
+from mirrorkit.train.keras_model.layer_state import advance, combined
+from mirrorkit.train.reduce.reduction import all_reduce
+from mirrorkit.variables import copies, path
+
+_within = threading.local()  # a strategy traces each replica in a thread of its own
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a global batch that one replica computes.
+
+    Attributes:
+        replica: its number among those of this process.
+        replicas: how many there are in all.
+        weight: its rows by all rows, a float32 scalar; 1/N where every replica computes all rows.
+        once: what sums over rows count; below 1 only where every replica computes all rows.
+        place: the numbers that tell its draws from those of others and of other steps, int64 [N].
+        rows: while the first batch is checked, its rows, the first of them, and how many the batch has; else None.
+    """
+
+    replica: int
+    replicas: int
+    weight: float | tf.Tensor
+    once: float | tf.Tensor
+    place: Callable[[], tf.Tensor]
+    rows: tuple[int, int, int] | None = None
+
+
+class _Written(NamedTuple):
+    variable: KerasVariable
+    own: tf.Variable  # this replica's copy
+    before: tf.Tensor
+
+
+class ReplicaScope(keras.StatelessScope):  # type: ignore[name-defined, misc]
+    """Within it Keras variables are read and written as the class above says; in replica context, in a graph.
+
+    Keras asks a `StatelessScope` for each value it reads and tells it each value it writes; unlike its base class this
+    one writes at once.
+
+    Attributes:
+        share: what this replica computes.
+        applied: the gradients that each update of an optimizer was given, averaged over all rows.
+        draws: how many draws were made.
+    """
+
+    def __init__(self, share: Share) -> None:
+        super().__init__(collect_losses=True)
+        self.share = share
+        self.applied: list[Sequence[tf.Tensor]] = []
+        self.draws = 0
+        self._graph = tf.compat.v1.get_default_graph()
+        self._written: dict[int, _Written] = {}  # since replicas were last equal, by the id of the variable
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Let Keras variables be plain ones within the block."""
+        before = getattr(_within, "scope", None)
+        _within.scope = None
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
+            _within.scope = before
+
+    def own(self, variable: KerasVariable) -> tf.Variable:
+        """Return this replica's copy."""
+        found = copies(variable)
+        return found[0] if len(found) == 1 else found[self.share.replica]
+
+    def get_current_value(self, variable: KerasVariable) -> Any:
+        """Return what Keras reads: the variable, after all replicas came to one value."""
+        if id(variable) in self._written:
+            self.combine()
+        with self.outside():
+            return variable.value
+
+    def add_update(self, update: tuple[KerasVariable, tf.Tensor]) -> None:
+        """Write this replica's copy."""
+        variable, value = update
+        with self.outside():
+            own = self.own(variable)
+            if id(variable) not in self._written:
+                with self._graph.as_default():  # it is needed after a loop or branch that writes
+                    self._written[id(variable)] = _Written(variable, own, tf.identity(own))
+            own.assign(tf.cast(value, own.dtype))
+
+    def combine(self) -> None:
+        """Give all copies of what was written one value."""
+        written, self._written = list(self._written.values()), {}
+        if self.share.replicas == 1 or not written:
+            return
+        self.require_outermost(f"the variable {path(written[0].variable)!r} is read after it was written")
+        with self.outside():
+            weights = [self.share.once if _adds_up(one.variable) else self.share.weight for one in written]
+            # A mask may hold infinity.
+            sums = [tf.math.multiply_no_nan(_change(one), weight) for one, weight in zip(written, weights, strict=True)]
+            for one, total in zip(written, all_reduce(sums), strict=True):
+                if _adds_up(one.variable):
+                    one.own.assign(one.before + tf.cast(total, one.own.dtype))
+                else:
+                    one.own.assign(combined(one.before, total, tf.constant(1.0)))
+
+    def require_outermost(self, what: str) -> None:
+        """Refuse what would make replicas wait for each other within a branch or loop, which one may not come to."""
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise StepError(
+                f"In the model's train_step {what} within a tf.cond, a tf.while_loop or a tf.function, where replicas "
+                "cannot wait for each other. Do it in the body of train_step itself; for a choice, apply gradients "
+                "that tf.where makes 0."
+            )
+
+
+def _adds_up(variable: KerasVariable) -> bool:
+    """Whether it is a metric's, which holds sums over examples."""
+    return bool(getattr(variable, "synchronization", None) == "on_read")
+
+
+def _change(written: _Written) -> tf.Tensor:
+    now = tf.convert_to_tensor(written.own)
+    return tf.cast(now - written.before, tf.float32) if _adds_up(written.variable) else advance(written.before, now)
+
+
+@contextmanager
+def on_share(share: Share) -> Iterator[ReplicaScope]:
+    """Run Keras code on one replica's share; at the end of the block all copies of what it wrote are equal."""
+    with ReplicaScope(share) as scope:
+        _within.scope = scope
+        try:
+            yield scope
+            scope.combine()
+        finally:
+            _within.scope = None
+
+
+def this_scope() -> ReplicaScope | None:
+    """Return the scope that the code of this thread runs in."""
+    return getattr(_within, "scope", None)

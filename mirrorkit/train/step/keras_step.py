@@ -1,0 +1,315 @@
+"""A Keras model's own `train_step` and `test_step`, run as they are on each replica's share of a batch."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit._types import Batch, ConcreteFunction, KerasModel, KerasOptimizer, Logs, Nest, Spec, Variable
+from mirrorkit.errors import StepError
+from mirrorkit.strategy import class_name, first_replica, local_replica, require_same
+from mirrorkit.train.keras_model.layer_state import layers_of
+from mirrorkit.train.keras_model.outputs import count_examples
+from mirrorkit.train.reduce.reduction import all_reduce
+from mirrorkit.train.replica_code.draws import drawing, require_repeatable
+from mirrorkit.train.replica_code.keras_calls import functions_inlined, noting_optimizers, wrap_keras
+from mirrorkit.train.replica_code.scope import ReplicaScope, Share, on_share
+from mirrorkit.train.replica_code.written import require_known
+from mirrorkit.train.requirements.arguments import check_switches
+from mirrorkit.train.requirements.model import check_variables
+from mirrorkit.train.requirements.same_rows import require_same_rows
+from mirrorkit.train.requirements.settings import settings_of_variables
+from mirrorkit.train.step.assigned import has_copies, own_copy
+from mirrorkit.train.step.averages import no_averages
+from mirrorkit.train.step.clock import Clock
+from mirrorkit.train.step.compiled import compiled_config, require_same_compile
+from mirrorkit.train.step.global_batch import GlobalBatch
+from mirrorkit.train.step.loop_step import Need, Pass
+from mirrorkit.variables import copies
+
+_CALLS: dict[Need, str] = {"evaluate": "test_step", "predict": "predict_step"}
+
+
+class KerasStep:
+    """The `LoopStep` of a model that says itself how it trains.
+
+    Its logs are what the model's step returned for the last batch, in which Keras's metrics hold the whole epoch so
+    far; they lie in a variable. Its totals are the number of examples and the sum of all logs.
+    """
+
+    accumulate = 1
+    loss_index = 1  # not finite when one of the logs is not
+    modes: Mapping[str, str] = {}
+    averages = None
+    accumulators: Sequence[Variable] = ()
+    scale: Sequence[Variable] = ()
+
+    def __init__(self, strategy: tf.distribute.Strategy, model: KerasModel, unchecked: Sequence[str] = ()) -> None:
+        if not has_copies(strategy):
+            raise StepError(
+                f"{type(model).__name__} has a train_step of its own, in which each replica writes its own copy of a "
+                f"variable; {class_name(strategy)} has one copy for all. Use mirrored or multi_worker, or "
+                "Step.from_loss(model, optimizer, loss_fn)."
+            )
+        check_variables(strategy, model.variables)
+        require_same(
+            strategy, "step", {"class of the model": type(model).__name__} | settings_of_variables(model.variables)
+        )
+        self.strategy, self.model, self.unchecked = strategy, model, unchecked
+        self.clock = Clock()  # it counts by a variable of its own
+        self.checked: set[str] = set()
+        self._compiled = compiled_config(model)
+        self._optimizers: list[KerasOptimizer] = []
+        self._updated: list[Variable] = []
+        self._names: dict[Pass, list[str]] = {}  # of the logs
+        self._logs: dict[Pass, Variable] = {}  # of the last batch
+        with strategy.scope():
+            self._steps = keras.Variable(0, dtype="int64", trainable=False, name="steps_of_train_step")
+            seed = zlib.crc32(repr(random.getstate()).encode()) % 2**31
+            self._seed = keras.Variable(seed, dtype="int64", trainable=False, name="seed_of_train_step")
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The model's, its metrics' and its optimizers', and what the step counts."""
+        metrics = [*keras.Model.metrics.fget(self.model), *self.model.metrics]
+        found = [
+            *self.model.variables,
+            *(variable for layer in layers_of(self.model) for variable in layer.metrics_variables),
+            *(variable for metric in metrics for variable in metric.variables),
+            *(variable for optimizer in self._optimizers for variable in optimizer.variables),
+            *(self._steps, self._seed, *self._logs.values()),
+        ]
+        return list({id(variable): variable for variable in found}.values())
+
+    @property
+    def saved_variables(self) -> list[Variable]:
+        """What checkpoints hold of it: all but the logs of the last evaluation."""
+        if "train" not in self._names:
+            raise StepError(
+                f"Which optimizers the train_step of {type(self.model).__name__} uses is known when it has seen data: "
+                "call loop.warm_up(data) before loop.restore. `fit` with Checkpoints restores by itself."
+            )
+        return [variable for variable in self.variables if variable is not self._logs.get("test")]
+
+    def can(self, what: Need) -> bool:
+        """Return whether it can do this; a model whose parts alone are called says nothing of how to evaluate it."""
+        if what in _CALLS:
+            return _says(self.model, "call") or _says(self.model, _CALLS[what])
+        return what not in ("averaged", "jit_compile")
+
+    def require(self, what: Need) -> None:
+        """Refuse averages, and to compile whole calls with XLA."""
+        if what == "averaged":
+            raise no_averages("A model with a train_step of its own")
+        if what == "jit_compile":
+            raise StepError("Loop(jit_compile=True) cannot compile a model's own train_step. Leave it out.")
+        if not self.can(what):
+            raise StepError(
+                f"{what} was asked for, but {type(self.model).__name__} has neither `call` nor `{_CALLS[what]}`. "
+                "Define one of them."
+            )
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """It has none; see `require`."""
+        raise no_averages("A model with a train_step of its own")
+
+    def check_labels(self, labels: Nest) -> None:
+        """Take any: what they mean is the model's to know."""
+
+    def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
+        """Trace the model's step once: which optimizers it uses, what it logs; build what Keras's `fit` builds."""
+        require_same_compile(self.model, self._compiled)
+        require_same_rows(element_spec)
+        if what in self._names:
+            return
+        usual = vars(keras.Model()).keys()
+        before = _plain_attributes(self.model)
+        with self.strategy.scope(), noting_optimizers() as found:
+            names, traced = self._traced(what, element_spec)
+            for optimizer, weights in found.values():
+                _check(optimizer)
+                if not optimizer.built:
+                    optimizer.build(weights)
+            self._updated += [v for optimizer, weights in found.values() for v in (*weights, *optimizer.variables)]
+            self._optimizers += [optimizer for optimizer, _ in found.values()]
+            self._logs[what] = keras.Variable([0.0] * len(names), trainable=False, name=f"logs_of_{what}")
+        if changed := [name for name, v in _plain_attributes(self.model).items() if before.get(name) != v]:
+            changed = [name for name in changed if name not in usual]
+        if changed:
+            raise StepError(
+                f"{what}_step of {type(self.model).__name__} changes the Python attributes {changed}, which a compiled "
+                "step sees once. Keep what changes in a keras.Variable of the model, made with add_weight."
+            )
+        check_variables(self.strategy, self.variables)
+        require_repeatable(traced)
+        require_known(traced, self.variables)
+        self._names[what] = names
+
+    def names(self, what: Pass) -> list[str]:
+        """Return the names of the logs, in order; after `prepare`."""
+        return self._names[what]
+
+    def log_values(self, what: Pass) -> Variable:
+        """Return the variable that holds the logs of the last batch; after `prepare`."""
+        return self._logs[what]
+
+    @property
+    def updated(self) -> set[int]:
+        """The ids of variables that optimizers write, and of those that the step counts with."""
+        return {id(v) for v in [*self._updated, self._steps, self._seed, *self._logs.values()]}
+
+    def totals_size(self, what: Pass = "train") -> int:
+        """Return the number of values in the totals."""
+        return 2
+
+    def describe_totals(self) -> list[str]:
+        """Return what the totals add up."""
+        return [f"the log {name!r} of {type(self.model).__name__}" for name in self._names["train"]]
+
+    def begin(self, what: Pass) -> None:
+        """Empty the metrics, as Keras does before an epoch and an evaluation."""
+        with self.strategy.scope():
+            self.model.reset_metrics()
+
+    def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
+        """Run the model's `train_step`; see `LoopStep`."""
+        (batch,) = batches
+
+        def on_replica() -> tf.Tensor:
+            totals, _ = self.run("train", batch)
+            return tf.stack([tf.cast(batch.examples(), tf.float32), totals])
+
+        with functions_inlined():
+            return first_replica(self.strategy, self.strategy.run(on_replica))
+
+    def test(self, batch: GlobalBatch) -> tf.Tensor:
+        """Run the model's `test_step`; see `LoopStep`."""
+        with functions_inlined():
+            total, _ = self.run("test", batch)
+        replicas = self.strategy.num_replicas_in_sync
+        return tf.stack([tf.cast(batch.examples(), tf.float32), total]) / replicas
+
+    def run(self, what: Pass, batch: GlobalBatch, share: Share | None = None) -> tuple[tf.Tensor, ReplicaScope]:
+        """Run a step of the model on this replica's rows; return the sum of all logs, and what the scope saw."""
+        wrap_keras()
+        own = local_replica(self.strategy)
+        if share is None:
+            rows, share = self._share(what, batch)
+        else:
+            rows = batch.rows()
+        step = self._function(what)
+        with on_share(share) as scope, drawing(scope):
+            logs = _checked(step(_as_keras(rows)), step)
+            values = [tf.cast(logs[name], tf.float32) for name in sorted(logs)]
+            values = tf.stack(values) if values else tf.zeros([0])
+        logged = all_reduce(values * share.weight)
+        own_copy(self._logs[what], own).assign(logged)
+        if what == "train":
+            own_copy(self._steps, own).assign_add(1)
+        return tf.reduce_sum(logged), scope
+
+    def predict(self, batch: GlobalBatch) -> Nest:
+        """Run the model's `predict_step` on this replica's rows."""
+        wrap_keras()
+        _, share = self._share("test", batch)
+        own = batch.rows()
+        with on_share(share) as scope, drawing(scope), functions_inlined():
+            return self.model.predict_step(_as_keras(own))
+
+    def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
+        """Return what the model's step returned for the last batch."""
+        if what not in self._names:
+            return {}
+        return dict(zip(self._names[what], copies(self._logs[what])[0].numpy(), strict=True))
+
+    def as_trained(self) -> AbstractContextManager[None]:
+        """Change nothing: its weights are those that are trained."""
+        return contextlib.nullcontext()
+
+    def _function(self, what: Pass) -> Callable[..., Any]:
+        """Return the model's step; of a tf.function what it was made of, since replicas wait for each other in it."""
+        step: Any = self.model.train_step if what == "train" else self.model.test_step
+        python: Callable[..., Any] = getattr(step, "python_function", step)
+        return python
+
+    def _traced(self, what: Pass, element_spec: Spec) -> tuple[list[str], ConcreteFunction]:
+        """Trace the model's step on the replicas, each as if it were alone; return the names of its logs too."""
+        step, names = self._function(what), set[str]()
+
+        def on_replica(batch: Batch) -> tf.Tensor:
+            share = Share(local_replica(self.strategy), 1, 1.0, 1.0, lambda: tf.zeros([1], tf.int64))
+            with on_share(share) as scope, drawing(scope):
+                names.update(_checked(step(_as_keras(batch)), step))
+            return tf.constant(0)
+
+        traced = tf.function(lambda batch: self.strategy.run(on_replica, args=(batch,)), autograph=False)
+        with functions_inlined():
+            function = traced.get_concrete_function(element_spec)
+        return sorted(names), function
+
+    def _share(self, what: Pass, batch: GlobalBatch) -> tuple[Batch, Share]:
+        """Return the rows that this replica computes, and how they count; no replica is without rows."""
+        context = tf.distribute.get_replica_context()
+        replicas, number = context.num_replicas_in_sync, context.replica_id_in_sync_group
+        rows, is_all = batch.rows_or_all()
+        weight: Any = 1.0
+        once: Any = 1.0
+        if replicas > 1:
+            weight = tf.cast(count_examples(rows), tf.float32) / tf.cast(batch.examples(), tf.float32)
+            if is_all is not False:
+                weight = tf.where(is_all, 1 / replicas, weight)
+                once = tf.where(is_all, 1 / replicas, 1.0)
+        local = local_replica(self.strategy)
+        steps, seed = own_copy(self._steps, local), own_copy(self._seed, local)
+
+        def place() -> tf.Tensor:
+            of_test = list(self.clock.outside("test", 0).apart) if what == "test" else []
+            return tf.stack([tf.identity(seed), tf.identity(steps), *of_test, tf.cast(number, tf.int64)])
+
+        return rows, Share(local, replicas, weight, once, place)
+
+
+def _as_keras(batch: Batch) -> Batch:
+    """Return what Keras gives a `train_step`: of data without targets the inputs themselves."""
+    return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 1 else batch
+
+
+def _checked(logs: Any, step: Callable[..., Any]) -> Mapping[str, tf.Tensor]:
+    """Return what a step returned, with dicts of metrics flattened, where all are single numbers by name."""
+    if not isinstance(logs, Mapping):
+        raise StepError(f"{step.__name__} must return its logs, a dict of numbers by name; found {logs!r}.")
+    flat: dict[str, tf.Tensor] = {}
+    for name, value in logs.items():
+        flat |= value if isinstance(value, Mapping) else {name: value}
+    values = {str(name): tf.convert_to_tensor(value) for name, value in flat.items()}
+    wrong = [name for name, value in values.items() if value.shape.rank != 0]
+    if wrong:
+        raise StepError(f"{step.__name__} logs {wrong}, which are no single numbers. Return their means.")
+    return values
+
+
+def _check(optimizer: KerasOptimizer) -> None:
+    try:
+        check_switches(optimizer)
+    except StepError as error:
+        raise StepError(
+            f"{error} Beside a train_step of the model's own there are no such options: leave the switch out; in place "
+            'of float16 use keras.config.set_dtype_policy("mixed_bfloat16").'
+        ) from error
+
+
+def _says(model: KerasModel, name: str) -> bool:
+    """Return whether a model defines a method that Keras's base class has too."""
+    return getattr(type(model), name) is not getattr(keras.Model, name)
+
+
+def _plain_attributes(model: KerasModel) -> dict[str, Any]:
+    """Return the numbers, texts and flags among a model's own attributes."""
+    return {name: v for name, v in vars(model).items() if isinstance(v, (int, float, str)) and not name.startswith("_")}

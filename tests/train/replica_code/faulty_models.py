@@ -1,0 +1,264 @@
+# ruff: noqa: B905 - as users write it
+"""Own steps that mean something else on shares of a batch, or cannot run on several replicas, and the errors."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+from own_models import VAE, WGAN, dense
+
+
+class Base(keras.Model):
+    """A net, its loss by `objective`, and an update; subclasses get one thing wrong."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = dense(6, 8, 3)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def call(self, x):
+        return self.net(x)
+
+    def objective(self, x, y):
+        return tf.reduce_mean((self.net(x) - y) ** 2)
+
+    def changed(self, gradients):
+        return gradients
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.objective(x, y)
+        gradients = self.changed(tape.gradient(loss, self.trainable_variables))
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class SumOfRows(Base):
+    def objective(self, x, y):
+        return tf.reduce_sum((self.net(x) - y) ** 2)
+
+
+class NotAScalar(Base):
+    def objective(self, x, y):
+        return tf.reduce_mean((self.net(x) - y) ** 2, axis=-1)
+
+
+class ClipsByItself(Base):
+    def changed(self, gradients):
+        return tf.clip_by_global_norm(gradients, 1e-3)[0]
+
+
+class InBatchNegatives(Base):
+    def objective(self, x, y):
+        logits = self.net(x) @ tf.transpose(y)
+        labels = tf.range(tf.shape(x)[0])
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+
+class MeanOverAMask(Base):
+    def objective(self, x, y):
+        mask = tf.cast(x[:, :1] > 0, tf.float32)
+        return tf.reduce_sum(mask * (self.net(x) - y) ** 2) / (tf.reduce_sum(mask) + 1e-3)
+
+
+class BatchStatistics(Base):
+    def objective(self, x, y):
+        return tf.reduce_mean((self.net(x - tf.reduce_mean(x, axis=0)) - y) ** 2)
+
+
+class SecondPass(Base):
+    """Sharpness-aware: a step along the gradient of the batch, then the gradient there."""
+
+    def train_step(self, data):
+        x, y = data
+        weights = self.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = self.objective(x, y)
+        first = tape.gradient(loss, weights)
+        norm = tf.linalg.global_norm(first)
+        moves = [0.5 * g / norm for g in first]
+        for w, move in zip(weights, moves):
+            w.assign_add(move)
+        with tf.GradientTape() as tape:
+            again = self.objective(x, y)
+        gradients = tape.gradient(again, weights)
+        for w, move in zip(weights, moves):
+            w.assign_sub(move)
+        self.optimizer.apply_gradients(zip(gradients, weights))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class CodeBookOfSums(Base):
+    def __init__(self):
+        super().__init__()
+        self.counts = self.add_weight(shape=(3,), initializer="ones", trainable=False, name="counts")
+
+    def train_step(self, data):
+        _, y = data
+        self.counts.assign(0.9 * self.counts + 0.1 * tf.reduce_sum(tf.one_hot(tf.argmax(y, 1), 3), axis=0))
+        return super().train_step(data)
+
+
+class SumInTheTracker(Base):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "errors": tf.reduce_sum(tf.abs(data[1]))}
+
+
+class FromMemory(Base):
+    """The largest of the batch."""
+
+    def objective(self, x, y):
+        return tf.reduce_max(tf.reduce_mean((self.net(x) - y) ** 2, axis=-1))
+
+
+class ConstantBatchSize(Base):
+    def train_step(self, data):
+        x, y = data
+        return super().train_step((x + 0.1 * tf.random.normal((16, 6)), y))
+
+
+class AppliesInACond(Base):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.objective(x, y)
+        gradients = tape.gradient(loss, self.trainable_variables)
+
+        def apply():
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+            return 0
+
+        tf.cond(loss > 0.0, apply, lambda: 0)
+        return {"loss": loss}
+
+
+class Counts(Base):
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def train_step(self, data):
+        self.seen += 1
+        return super().train_step(data)
+
+
+class DrawsFromAState(Base):
+    def train_step(self, data):
+        x, y = data
+        return super().train_step((x + tf.random.stateless_normal(tf.shape(x), [1, 2]) + tf.random.gamma([], 1.0), y))
+
+
+class WritesAVariableThatKerasDoesNotKnow(Base):
+    def __init__(self):
+        super().__init__()
+        self.seen = tf.Variable(0.0, trainable=False)
+
+    def train_step(self, data):
+        self.seen.assign_add(1.0)
+        return super().train_step(data)
+
+
+class InSixteenBits(Base):
+    def __init__(self):
+        super().__init__()
+        net = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, dtype="mixed_float16")])
+        self.net = keras.Sequential([net, keras.layers.Activation("linear", dtype="float32")])
+
+    def compile(self, optimizer):
+        super().compile(keras.optimizers.LossScaleOptimizer(optimizer))
+
+
+class Accumulates(Base):
+    def compile(self, optimizer):
+        super().compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+
+
+class LogsNoNumber(Base):
+    def train_step(self, data):
+        return {**super().train_step(data), "errors": tf.reduce_mean(data[1], axis=0)}
+
+
+class LogsNothing(Base):
+    def train_step(self, data):
+        super().train_step(data)
+
+
+def compiled(kind):
+    model = kind()
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9))
+    return model
+
+
+_ROWS = r"train_step of {} does not mean the same on shares of a batch: "
+FAULTY = {
+    SumOfRows: _ROWS + "the gradients of its update 1 have the norm",
+    NotAScalar: _ROWS + "the gradients of its update 1",
+    ClipsByItself: _ROWS + "the gradients of its update 1",
+    InBatchNegatives: _ROWS + "the gradients of its update 1",
+    MeanOverAMask: _ROWS + "the gradients of its update 1",
+    BatchStatistics: _ROWS + "the gradients of its update 1",
+    SecondPass: _ROWS + "the gradients of its update 1",
+    FromMemory: _ROWS + "the gradients of its update 1",
+    CodeBookOfSums: _ROWS + "it leaves '.*counts' at",
+    SumInTheTracker: _ROWS + "it logs 'errors' as",
+    ConstantBatchSize: "train_step of {} cannot be run on .* rows and on shares .*constant batch size",
+    AppliesInACond: "SGD.apply is called within a tf.cond",
+    Counts: r"train_step of {} changes the Python attributes \['seen'\]",
+    DrawsFromAState: "draws random numbers with TensorFlow's RandomGamma",
+    WritesAVariableThatKerasDoesNotKnow: "writes the tf.Variable '.*', which Keras does not know",
+    InSixteenBits: "LossScaleOptimizer decides on one replica.*mixed_bfloat16",
+    Accumulates: r"SGD\(gradient_accumulation_steps=2\) is not supported.*leave the switch out",
+    LogsNoNumber: r"train_step logs \['errors'\], which are no single numbers",
+    LogsNothing: "train_step must return its logs",
+}
+
+
+class DrawsNoise(VAE):
+    """Right: a draw for each row."""
+
+    def train_step(self, data):
+        x, _ = data
+        return super().train_step((x, tf.random.normal((tf.shape(x)[0], 3))))
+
+
+class DropsAndNormalizes(Base):
+    """Right: BatchNormalization, Dropout and a seed generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.BatchNormalization()])
+        self.net.add(keras.layers.Dropout(0.3))
+        self.net.add(keras.layers.Dense(3))
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def objective(self, x, y):
+        x += 0.1 * keras.random.normal(tf.shape(x), seed=self.seeds)
+        return tf.reduce_mean((self.net(x, training=True) - y) ** 2)
+
+
+class Mixes(Base):
+    """Right: one number drawn for the whole batch, as a share is mixed with itself."""
+
+    def objective(self, x, y):
+        part = tf.random.uniform(())
+        return tf.reduce_mean((self.net(part * x) - part * y) ** 2)
+
+
+class Penalty(WGAN):
+    """Right: a point between for each row."""
+
+    def train_step(self, data):
+        real, z = data
+        between = tf.random.uniform((tf.shape(real)[0], 1))
+        return super().train_step((between * real, z))
+
+
+RIGHT = [DrawsNoise, DropsAndNormalizes, Mixes, Penalty]

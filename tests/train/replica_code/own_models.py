@@ -1,0 +1,502 @@
+# ruff: noqa: B905 - as users write it
+"""Models with a `train_step` of their own, as scripts for Keras write them: nothing in them knows of mirrorkit."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+L = keras.layers
+
+
+def dense(inputs, *widths, activation="tanh", last=None):
+    parts = [keras.Input((inputs,)), *(L.Dense(width, activation=activation) for width in widths[:-1])]
+    return keras.Sequential([*parts, L.Dense(widths[-1], activation=last)])
+
+
+class WGAN(keras.Model):
+    """Nested tapes, two optimizers, three updates in a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.d, self.g = dense(6, 16, 1), dense(3, 16, 6)
+        self.d_loss_t, self.g_loss_t = keras.metrics.Mean(name="d_loss"), keras.metrics.Mean(name="g_loss")
+
+    def compile(self, d_opt, g_opt):
+        super().compile()
+        self.d_opt, self.g_opt = d_opt, g_opt
+
+    @property
+    def metrics(self):
+        return [self.d_loss_t, self.g_loss_t]
+
+    def train_step(self, data):
+        real, z = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                fake = self.g(z, training=True)
+                with tf.GradientTape() as inner:
+                    mid = 0.5 * (real + fake)
+                    inner.watch(mid)
+                    p = self.d(mid, training=True)
+                norm = tf.sqrt(tf.reduce_sum(tf.square(inner.gradient(p, [mid])[0]), axis=1) + 1e-12)
+                loss = tf.reduce_mean(self.d(fake, training=True)) - tf.reduce_mean(self.d(real, training=True))
+                loss += 10 * tf.reduce_mean((norm - 1) ** 2)
+            gradients = tape.gradient(loss, self.d.trainable_variables)
+            self.d_opt.apply_gradients(zip(gradients, self.d.trainable_variables))
+        with tf.GradientTape() as tape:
+            g_loss = -tf.reduce_mean(self.d(self.g(z, training=True), training=True))
+        gradients = tape.gradient(g_loss, self.g.trainable_variables)
+        self.g_opt.apply_gradients(zip(gradients, self.g.trainable_variables))
+        self.d_loss_t.update_state(loss)
+        self.g_loss_t.update_state(g_loss)
+        return {m.name: m.result() for m in self.metrics}
+
+
+def wgan():
+    model = WGAN()
+    model.compile(keras.optimizers.Adam(1e-2, beta_1=0.5), keras.optimizers.Adam(1e-2, beta_1=0.5))
+    return model
+
+
+class DCGAN(WGAN):
+    """A loss object given to compile; real and fake in one batch of labels."""
+
+    def compile(self, d_opt, g_opt, loss_fn):
+        super().compile(d_opt, g_opt)
+        self.loss_fn = loss_fn
+
+    def train_step(self, data):
+        real, z = data
+        batch_size = tf.shape(real)[0]
+        both = tf.concat([self.g(z), real], axis=0)
+        labels = tf.concat([tf.ones((batch_size, 1)), tf.zeros((batch_size, 1))], axis=0)
+        with tf.GradientTape() as tape:
+            d_loss = self.loss_fn(labels, self.d(both))
+        grads = tape.gradient(d_loss, self.d.trainable_weights)
+        self.d_opt.apply_gradients(zip(grads, self.d.trainable_weights))
+        with tf.GradientTape() as tape:
+            g_loss = self.loss_fn(tf.zeros((batch_size, 1)), self.d(self.g(z)))
+        self.g_opt.apply(tape.gradient(g_loss, self.g.trainable_weights), self.g.trainable_weights)
+        self.d_loss_t.update_state(d_loss)
+        self.g_loss_t.update_state(g_loss)
+        return {"d_loss": self.d_loss_t.result(), "g_loss": self.g_loss_t.result()}
+
+
+def dcgan():
+    model = DCGAN()
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-2), keras.optimizers.RMSprop(1e-2), loss)
+    return model
+
+
+class ConditionalGAN(DCGAN):
+    """Labels beside the pictures, and beside the noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.d, self.g = dense(8, 16, 1), dense(5, 16, 6)
+
+    def train_step(self, data):
+        real, z = data
+        kind = tf.one_hot(tf.cast(real[:, 0] > 0, tf.int32), 2)
+        with tf.GradientTape(persistent=True) as tape:
+            fake = tf.concat([self.g(tf.concat([z, kind], -1), training=True), kind], -1)
+            judged, true = self.d(fake, training=True), self.d(tf.concat([real, kind], -1), training=True)
+            d_loss = 0.5 * (self.loss_fn(tf.zeros_like(judged), judged) + self.loss_fn(tf.ones_like(true), true))
+            g_loss = self.loss_fn(tf.ones_like(judged), judged)
+        d, g = self.d.trainable_variables, self.g.trainable_variables
+        of_d, of_g = tape.gradient(d_loss, d), tape.gradient(g_loss, g)
+        self.d_opt.apply_gradients(zip(of_d, d))
+        self.g_opt.apply_gradients(zip(of_g, g))
+        self.d_loss_t.update_state(d_loss)
+        self.g_loss_t.update_state(g_loss)
+        return {m.name: m.result() for m in self.metrics}
+
+
+def conditional_gan():
+    model = ConditionalGAN()
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-2), keras.optimizers.Adam(1e-2), loss)
+    return model
+
+
+class CycleGAN(keras.Model):
+    """Four nets, four optimizers, a persistent tape, and logs of the last batch as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.there, self.back = dense(6, 8, 3), dense(3, 8, 6)
+        self.judge_x, self.judge_y = dense(6, 8, 1), dense(3, 8, 1)
+
+    def compile(self, rate):
+        super().compile()
+        self.optimizers = [keras.optimizers.Adam(rate, beta_1=0.5) for _ in range(4)]
+        self.cycle, self.adversarial = keras.losses.MeanAbsoluteError(), keras.losses.MeanSquaredError()
+
+    def call(self, inputs):
+        return self.there(inputs)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            fake_y, fake_x = self.there(x, training=True), self.back(y, training=True)
+            of_fakes = self.judge_x(fake_x, training=True), self.judge_y(fake_y, training=True)
+            of_real = self.judge_x(x, training=True), self.judge_y(y, training=True)
+            cycled = self.cycle(x, self.back(fake_y)) + self.cycle(y, self.there(fake_x))
+            tricks = [self.adversarial(tf.ones_like(p), p) for p in of_fakes]
+            g_losses = [tricks[1] + 10.0 * cycled, tricks[0] + 10.0 * cycled]
+            d_losses = [
+                0.5 * (self.adversarial(tf.ones_like(r), r) + self.adversarial(tf.zeros_like(f), f))
+                for r, f in zip(of_real, of_fakes)
+            ]
+        nets = [self.there, self.back, self.judge_x, self.judge_y]
+        grads = [tape.gradient(loss, net.trainable_variables) for loss, net in zip([*g_losses, *d_losses], nets)]
+        for optimizer, grad, net in zip(self.optimizers, grads, nets):
+            optimizer.apply_gradients(zip(grad, net.trainable_variables))
+        return {"G_loss": g_losses[0], "F_loss": g_losses[1], "D_X_loss": d_losses[0], "D_Y_loss": d_losses[1]}
+
+
+def cyclegan():
+    model = CycleGAN()
+    model.compile(5e-3)
+    return model
+
+
+class VAE(keras.Model):
+    """Sums over pixels, means over rows, three trackers; the noise comes with the data."""
+
+    def __init__(self, beta=0.5):
+        super().__init__()
+        self.encoder, self.decoder, self.beta = dense(6, 16, 4), dense(2, 16, 6), beta
+        self.total = keras.metrics.Mean(name="loss")
+        self.reconstruction, self.kl = keras.metrics.Mean(name="reconstruction"), keras.metrics.Mean(name="kl")
+
+    @property
+    def metrics(self):
+        return [self.total, self.reconstruction, self.kl]
+
+    def _losses_of(self, data):
+        x, noise = data
+        mean, log_var = tf.split(self.encoder(x), 2, axis=-1)
+        decoded = self.decoder(mean + tf.exp(0.5 * log_var) * noise[:, :2])
+        reconstruction = tf.reduce_mean(tf.reduce_sum((x - decoded) ** 2, axis=1))
+        kl = tf.reduce_mean(tf.reduce_sum(-0.5 * (1 + log_var - tf.square(mean) - tf.exp(log_var)), axis=1))
+        return reconstruction + self.beta * kl, reconstruction, kl
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            losses = self._losses_of(data)
+        grads = tape.gradient(losses[0], self.trainable_weights)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_weights))
+        for metric, value in zip(self.metrics, losses):
+            metric.update_state(value)
+        return {"loss": self.total.result(), "reconstruction": self.reconstruction.result(), "kl": self.kl.result()}
+
+    def test_step(self, data):
+        for metric, value in zip(self.metrics, self._losses_of(data)):
+            metric.update_state(value)
+        return {m.name: m.result() for m in self.metrics}
+
+
+def vae():
+    model = VAE()
+    model.compile(optimizer=keras.optimizers.Adam(1e-2))
+    return model
+
+
+class Distiller(keras.Model):
+    """A frozen teacher, compile's loss and metrics, `compute_loss` overridden, Keras's own `train_step`."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = dense(6, 8, 3), dense(6, 12, 3)
+        self.teacher.trainable = False
+
+    def call(self, x, training=None):
+        return self.student(x, training=training)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        hard = super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        soft = tf.nn.softmax(self.teacher(x, training=False) / 3.0)
+        return 0.3 * hard + 0.7 * keras.losses.KLDivergence()(soft, tf.nn.softmax(y_pred / 3.0)) * 9.0
+
+
+def distillation():
+    model = Distiller()
+    loss = keras.losses.MeanSquaredError()
+    model.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9), loss=loss, metrics=["mae", keras.metrics.RootMeanSquaredError()]
+    )
+    return model
+
+
+class MeanTeacher(keras.Model):
+    """Writes its teacher's weights by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = dense(6, 8, 3), dense(6, 8, 3)
+        self.teacher.set_weights(self.student.get_weights())
+        self.teacher.trainable = False
+
+    def call(self, x):
+        return self.teacher(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            out = self.student(x, training=True)
+            loss = tf.reduce_mean((out - y) ** 2) + tf.reduce_mean((out - self.teacher(x)) ** 2)
+        weights = self.student.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        for slow, fast in zip(self.teacher.weights, self.student.weights):
+            slow.assign(0.9 * slow + 0.1 * fast)
+        return {"raw": loss}  # of the last batch
+
+
+def mean_teacher():
+    model = MeanTeacher()
+    model.compile(keras.optimizers.AdamW(1e-2))
+    return model
+
+
+class Penalized(keras.Model):
+    """An autoencoder whose code is to change little: the gradient of a gradient; a layer with add_loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.coder = keras.Sequential(
+            [keras.Input((6,)), L.Dense(8, "tanh", kernel_regularizer="l2"), L.ActivityRegularization(0.01), L.Dense(2)]
+        )
+        self.decoder = dense(2, 8, 6)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def call(self, x):
+        return self.decoder(self.coder(x))
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                code = self.coder(x, training=True)
+            slope = inner.batch_jacobian(code, x)
+            loss = tf.reduce_mean((self.decoder(code) - x) ** 2) + 0.1 * tf.reduce_mean(slope**2)
+            loss += sum(self.losses)
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+def penalized():
+    model = Penalized()
+    model.compile(keras.optimizers.Adam(1e-2, clipnorm=0.5))
+    return model
+
+
+class TwoTasks(keras.Model):
+    """One trunk, two heads, an optimizer for each; a metric over rows, with weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.one, self.two = dense(6, 8, 8, last="tanh"), dense(8, 1), dense(8, 3)
+        self.error, self.rows = keras.metrics.MeanAbsoluteError(name="error"), keras.metrics.Sum(name="rows")
+
+    def compile(self, first, second):
+        super().compile()
+        self.first, self.second = first, second
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            shared = self.trunk(x, training=True)
+            loss_one = tf.reduce_mean(keras.losses.mean_squared_error(y[:, :1], self.one(shared)))
+            loss_two = tf.reduce_mean(keras.losses.mean_squared_error(y, self.two(shared)))
+        weights = self.trunk.trainable_variables + self.one.trainable_variables
+        self.first.apply_gradients(zip(tape.gradient(loss_one, weights), weights))
+        weights = self.two.trainable_variables
+        self.second.apply_gradients(zip(tape.gradient(loss_two, weights), weights))
+        self.error.update_state(y, self.two(shared), sample_weight=tf.abs(y[:, 0]))
+        self.rows.update_state(tf.ones_like(y[:, 0]))
+        return {"one": loss_one, "two": loss_two, **self.get_metrics_result()}
+
+
+def two_tasks():
+    model = TwoTasks()
+    rate = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.8)
+    model.compile(keras.optimizers.SGD(rate), keras.optimizers.Adagrad(0.1))
+    return model
+
+
+class VQ(keras.Model):
+    """A straight-through estimator and a code book that is trained by its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = dense(6, 8, 2), dense(2, 8, 6)
+        self.book = self.add_weight(shape=(2, 5), initializer="random_uniform", name="book")
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            code = self.encoder(x)
+            book = tf.convert_to_tensor(self.book)
+            distance = tf.reduce_sum(code**2, 1, keepdims=True) + tf.reduce_sum(book**2, 0) - 2 * code @ book
+            taken = tf.one_hot(tf.argmin(distance, 1), 5) @ tf.transpose(book)
+            loss = 0.25 * tf.reduce_mean((tf.stop_gradient(taken) - code) ** 2)
+            loss += tf.reduce_mean((taken - tf.stop_gradient(code)) ** 2)
+            loss += tf.reduce_mean((self.decoder(code + tf.stop_gradient(taken - code)) - x) ** 2)
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+def vq():
+    model = VQ()
+    model.compile(keras.optimizers.Adam(1e-2))
+    return model
+
+
+class SimSiam(keras.Model):
+    """Two views of each row; a stopped gradient; `train_step` is a tf.function."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.predictor = dense(6, 8, 4), dense(4, 4, 4)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    @tf.function
+    def train_step(self, data):
+        x, noise = data
+        one, two = x + 0.1 * tf.pad(noise, [[0, 0], [0, 3]]), 1.1 * x
+        with tf.GradientTape() as tape:
+            z1, z2 = self.encoder(one), self.encoder(two)
+            p1, p2 = self.predictor(z1), self.predictor(z2)
+
+            def near(p, z):
+                p, z = tf.math.l2_normalize(p, 1), tf.math.l2_normalize(tf.stop_gradient(z), 1)
+                return -tf.reduce_mean(tf.reduce_sum(p * z, axis=1))
+
+            loss = 0.5 * (near(p1, z2) + near(p2, z1))
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+def simsiam():
+    model = SimSiam()
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9))
+    return model
+
+
+class Critic(keras.Model):
+    """Its update is in a tf.function of its own, after which it clips its weights; a constraint, an AUC."""
+
+    def __init__(self):
+        super().__init__()
+        bounded = L.Dense(8, "tanh", kernel_constraint=keras.constraints.MaxNorm(0.7))
+        self.net = keras.Sequential([keras.Input((6,)), bounded, L.Dense(3)])
+        self.auc, self.tracker = keras.metrics.AUC(name="auc"), keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker, self.auc]
+
+    @tf.function
+    def update(self, x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.net(x) - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        for weight in weights:
+            weight.assign(tf.clip_by_value(weight, -0.3, 0.3))
+        return loss
+
+    def train_step(self, data):
+        x, y = data
+        self.tracker.update_state(self.update(x, y))
+        self.auc.update_state(tf.cast(y > 0, tf.float32), tf.sigmoid(self.net(x)))
+        self.optimizer.learning_rate.assign(0.95 * self.optimizer.learning_rate)
+        return {"loss": self.tracker.result(), "auc": self.auc.result(), "rate": self.optimizer.learning_rate}
+
+
+def critic():
+    model = Critic()
+    model.compile(keras.optimizers.Adam(1e-2))
+    return model
+
+
+class Late(keras.Model):
+    """Not built before its first batch; compile's loss and metrics by `compute_loss` and `metrics`."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = L.Dense(8, "tanh"), L.Dense(3)
+
+    def call(self, x):
+        return self.two(self.one(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred)
+        return {m.name: m.result() for m in self.metrics}
+
+
+def late():
+    model = Late()
+    model.compile(keras.optimizers.Adam(1e-2), loss="mse", metrics=["mae"])
+    return model
+
+
+MODELS = {
+    make.__name__: make
+    for make in (
+        *(
+            wgan,
+            dcgan,
+            conditional_gan,
+            cyclegan,
+            vae,
+            vq,
+            distillation,
+            mean_teacher,
+            simsiam,
+            penalized,
+            two_tasks,
+            critic,
+            late,
+        ),
+    )
+}
+
+
+def data(rows=50):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(rows, 6)).astype("float32"), rng.normal(size=(rows, 3)).astype("float32")

@@ -1,0 +1,155 @@
+"""A model's own step is a step like any other: validation, prediction, callbacks, checkpoints, warm-up, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import faulty_models
+import numpy as np
+import own_models
+import pytest
+from test_own_train_step import keras_run, largest, loop_of
+from training_helpers import plain_dataset
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.variables import copies
+
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+def _dataset(rows: int = 50) -> Any:
+    return plain_dataset(*own_models.data(rows), batch=16)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_validation_is_by_its_own_test_step(strategy_of: Any, replicas: int) -> None:
+    history, _ = keras_run(own_models.vae, validation=_dataset(41))
+    loop = loop_of(own_models.vae, strategy_of("mirrored" if replicas > 1 else "one_device", replicas))
+    report = loop.fit(_dataset(), epochs=3, validation_data=_dataset(41), verbose=0)
+    assert report.history.keys() == history.keys()
+    for name in history:
+        assert largest(report.history[name], history[name]) < 1e-5, name
+    again = loop.evaluate(_dataset(41))
+    assert {f"val_{name}": pytest.approx(value) for name, value in again.items()} == {
+        name: values[-1] for name, values in report.history.items() if name.startswith("val_")
+    }
+
+
+def test_metrics_given_to_compile_are_those_of_all_rows(strategy_of: Any) -> None:
+    loop = loop_of(own_models.distillation, strategy_of("mirrored", 3))
+    loop.fit(_dataset(), epochs=1, verbose=0)
+    _, y = own_models.data(41)
+    found = loop.evaluate(_dataset(41))
+    outputs = loop.predict(_dataset(41))
+    assert outputs.shape == (41, 3)
+    assert found["mae"] == pytest.approx(np.mean(np.abs(outputs - y)), rel=1e-5)
+    assert found["root_mean_squared_error"] == pytest.approx(np.sqrt(np.mean((outputs - y) ** 2)), rel=1e-5)
+
+
+class _Watch(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append((epoch, dict(logs), self.model.g.predict(np.zeros((2, 3)), verbose=0).shape))
+
+
+def test_callbacks_have_the_model_with_all_its_parts(strategy_of: Any) -> None:
+    loop, watch = loop_of(own_models.wgan, strategy_of("mirrored", 2)), _Watch()
+    report = loop.fit(_dataset(), epochs=2, callbacks=[watch], verbose=0)
+    assert [(epoch, shape) for epoch, _, shape in watch.seen] == [(0, (2, 6)), (1, (2, 6))]
+    assert [logs["d_loss"] for _, logs, _ in watch.seen] == report.history["d_loss"]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("kind", [faulty_models.DrawsNoise, faulty_models.DropsAndNormalizes])
+def test_a_run_goes_on_with_the_same_bits(strategy_of: Any, tmp_path: Any, kind: Any, replicas: int) -> None:
+    strategy = strategy_of("mirrored" if replicas > 1 else "one_device", replicas)
+
+    def run(epochs: int, *callbacks: Any) -> Any:
+        loop = loop_of(lambda: faulty_models.compiled(kind), strategy)
+        data = mk.data.batches(mk.data.arrays(*own_models.data()), global_batch_size=16, shuffle=True, seed=1)
+        report = loop.fit(data, epochs=epochs, callbacks=list(callbacks), verbose=0)
+        return loop, report.history
+
+    whole, expected = run(4)
+    with pytest.raises(KeyboardInterrupt):
+        run(4, mk.train.Checkpoints(tmp_path, every=3), _BreakAt(7))
+    again, history = run(4, mk.train.Checkpoints(tmp_path, every=3))
+    for variable, other in zip(whole.step.variables, again.step.variables, strict=True):
+        if getattr(variable, "synchronization", None) == "on_read" or "logs_of" in variable.path:
+            continue  # means over a batch, of which Keras's fit does not repeat the last bit either
+        for one, two in zip(copies(variable), copies(other), strict=True):
+            assert np.array_equal(one.numpy(), two.numpy()), variable.path
+    assert all(largest(history[name], expected[name]) < 1e-6 for name in expected)
+
+
+def test_it_is_restored_after_it_has_seen_data(strategy_of: Any, tmp_path: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    first = loop_of(own_models.vae, strategy)
+    first.fit(_dataset(), epochs=1, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    loop = loop_of(own_models.vae, strategy)
+    with pytest.raises(StepError, match=r"train_step of VAE uses is known when it has seen data: call loop\.warm_up"):
+        loop.restore(tmp_path)
+    loop.warm_up(_dataset())
+    assert loop.restore(tmp_path).epoch == 1
+    assert loop.evaluate(_dataset(41)) == first.evaluate(_dataset(41))
+
+
+class _BreakAt(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.left = step
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_warm_up_leaves_everything_as_it_was(strategy_of: Any) -> None:
+    loop = loop_of(own_models.wgan, strategy_of("mirrored", 2))
+    loop.warm_up(_dataset())
+    other = loop_of(own_models.wgan, strategy_of("mirrored", 2))
+    one, two = (each.fit(_dataset(), epochs=1, verbose=0).history for each in (loop, other))
+    assert one == two
+
+
+def test_one_copy_for_all_replicas_is_refused(strategy_of: Any) -> None:
+    with pytest.raises(StepError, match=r"WGAN has a train_step of its own.*CentralStorageStrategy has one copy"):
+        loop_of(own_models.wgan, strategy_of("central_storage", 2)).fit(_dataset(), verbose=0)
+
+
+def test_to_evaluate_or_predict_it_needs_a_call(strategy_of: Any) -> None:
+    loop = loop_of(own_models.wgan, strategy_of("mirrored", 2))
+    with pytest.raises(StepError, match="evaluate was asked for, but WGAN has neither `call` nor `test_step`"):
+        loop.evaluate(_dataset())
+    with pytest.raises(StepError, match="predict was asked for, but WGAN has neither `call` nor `predict_step`"):
+        loop.predict(_dataset())
+
+
+def test_options_of_a_step_are_refused(strategy_of: Any) -> None:
+    with strategy_of("mirrored", 2).scope():
+        model = own_models.wgan()
+    with pytest.raises(StepError, match="was given accumulate, clip_norm for WGAN, which overrides"):
+        mk.train.Step.from_compiled(model, clip_norm=1.0, accumulate=2)
+
+
+def test_it_is_no_step_of_a_custom_training_loop(strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        step = mk.train.Step.from_compiled(own_models.wgan())
+    step.build(strategy)
+    with pytest.raises(StepError, match=r"trains in a mk\.train\.Loop only"):
+        step.compute(own_models.data(4))
+
+
+def test_averages_and_whole_calls_by_xla_are_refused(strategy_of: Any) -> None:
+    loop = loop_of(own_models.vae, strategy_of("one_device", 1))
+    with pytest.raises(StepError, match="A model with a train_step of its own"):
+        loop.fit(_dataset(), validation_data=_dataset(), validation_averaged=True, verbose=0)
+    with pytest.raises(StepError, match=r"Loop\(jit_compile=True\) cannot compile a model's own train_step"):
+        mk.train.Loop(loop.strategy, loop.step, jit_compile=True)

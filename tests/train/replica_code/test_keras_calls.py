@@ -1,0 +1,75 @@
+"""What is wrapped of Keras and TensorFlow: within a replica's scope it acts as one device would, elsewhere as ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.strategy import first_replica
+from mirrorkit.train.replica_code.draws import wrap_draws
+from mirrorkit.train.replica_code.keras_calls import wrap_keras
+from mirrorkit.train.replica_code.scope import Share, on_share
+
+Y, Y_PRED = np.float32([[1.0], [3.0]]), np.float32([[0.0], [0.0]])
+
+
+def _alone() -> Share:
+    return Share(0, 1, 1.0, 1.0, lambda: tf.constant([0, 0], tf.int64))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_loss_is_divided_by_the_replicas_elsewhere_only(strategy_of: Any, own: bool) -> None:
+    wrap_keras()
+    strategy = strategy_of("mirrored", 2)
+
+    def on_replica() -> tf.Tensor:
+        if not own:
+            return keras.losses.MeanSquaredError()(Y, Y_PRED)
+        with on_share(_alone()):
+            return keras.losses.MeanSquaredError()(Y, Y_PRED)
+
+    loss = tf.function(lambda: first_replica(strategy, strategy.run(on_replica)), autograph=False)()
+    assert float(loss) == (5.0 if own else 2.5)
+
+
+def test_elsewhere_optimizers_metrics_and_draws_are_as_ever() -> None:
+    wrap_keras()
+    wrap_draws()
+    variable, mean = keras.Variable([1.0]), keras.metrics.Mean()
+    optimizer = keras.optimizers.SGD(0.5)
+    optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+    optimizer.apply([tf.constant([1.0])])
+    assert variable.numpy() == [0.0]
+    mean.update_state(4.0)
+    mean.update_state([1.0, 1.0])
+    assert float(mean.result()) == 2.0
+    tf.random.set_seed(1)
+    one, two = tf.random.normal((4,)), tf.random.normal((4,))
+    assert not np.array_equal(one, two)
+    tf.random.set_seed(1)
+    assert np.array_equal(one, tf.random.normal((4,)))
+
+
+@pytest.mark.parametrize("name", ["normal", "uniform", "truncated_normal", "shuffle"])
+def test_within_it_draws_repeat_and_differ_by_place_and_use(name: str) -> None:
+    wrap_draws()
+    draw = getattr(tf.random, name)
+
+    def twice(*place: int) -> Any:
+        with on_share(_at(*place)):
+            given = tf.range(100) if name == "shuffle" else (100,)
+            return draw(given), draw(given)
+
+    def _at(*place: int) -> Share:
+        return Share(0, 1, 1.0, 1.0, lambda: tf.constant(place, tf.int64))
+
+    compiled = {place: tf.function(lambda place=place: twice(*place), autograph=False)() for place in ((0, 0), (0, 1))}
+    one, two = compiled[0, 0]
+    again, _ = tf.function(lambda: twice(0, 0), autograph=False)()
+    assert np.array_equal(one, again)
+    assert not np.array_equal(one, two)
+    assert not np.array_equal(one, compiled[0, 1][0])

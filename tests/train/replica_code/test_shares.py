@@ -1,0 +1,55 @@
+"""What the first batch shows of a model's own step: those that mean something else on a share are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import faulty_models
+import own_models
+import pytest
+from own_models import WGAN
+from test_own_train_step import loop_of
+from training_helpers import plain_dataset
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+def _dataset() -> Any:
+    return plain_dataset(*own_models.data(48), batch=16)
+
+
+@pytest.mark.parametrize("kind", faulty_models.FAULTY, ids=lambda kind: kind.__name__)
+def test_a_step_that_is_no_mean_over_rows_is_refused(strategy_of: Any, kind: Any) -> None:
+    loop = loop_of(lambda: faulty_models.compiled(kind), strategy_of("mirrored", 2))
+    before = [variable.numpy() for variable in loop.step.model.trainable_variables]
+    with pytest.raises(StepError, match=faulty_models.FAULTY[kind].format(kind.__name__)):
+        loop.fit(_dataset(), epochs=1, verbose=0)
+    after = [variable.numpy() for variable in loop.step.model.trainable_variables]
+    assert all((a == b).all() for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("kind", faulty_models.RIGHT, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_step_that_draws_is_not_refused(strategy_of: Any, kind: Any, replicas: int) -> None:
+    def make() -> Any:
+        if issubclass(kind, WGAN):
+            model = kind()
+            model.compile(keras.optimizers.Adam(1e-3), keras.optimizers.Adam(1e-3))
+            return model
+        return faulty_models.compiled(kind)
+
+    loop = loop_of(make, strategy_of("mirrored", replicas))
+    loop.fit(_dataset(), epochs=2, verbose=0)
+    mk.checks.in_sync(strategy_of("mirrored", replicas), loop.step)
+
+
+def test_the_check_can_be_left_out(strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = faulty_models.compiled(faulty_models.SumInTheTracker)
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model, unchecked="rows"))
+    assert "errors" in loop.fit(_dataset(), epochs=1, verbose=0).history
