@@ -88,5 +88,5 @@ def test_a_compile_of_the_models_own(strategy_of: Any) -> None:
 
 def test_a_model_in_place_of_a_step(strategy_of: Any) -> None:
     strategy = strategy_of("one_device", 1)
-    with pytest.raises(StepError, match=r"Sequential is a Keras model, and Loop takes a step.*from_loss"):
+    with pytest.raises(StepError, match=r"Sequential is a Keras model, and Loop takes a step.*from_compiled"):
         mk.train.Loop(strategy, net("net"))
