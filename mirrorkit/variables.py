@@ -26,6 +26,12 @@ def copies(variable: Any) -> list[Any]:
     return [variable] if strategy is None else list(strategy.experimental_local_results(variable))
 
 
+def own_copy(variable: Any, replica: int) -> Any:
+    """Return the copy of a local replica; the variable itself where there is one."""
+    own = copies(variable)
+    return own[0] if len(own) == 1 else own[replica]
+
+
 def mark_sharded(variable: Any) -> None:
     """Remember that each replica's copy of a variable holds another part of something, not the same values."""
     native(variable)._mirrorkit_sharded = True
@@ -37,7 +43,7 @@ def mark_given(variable: Any, value: Any) -> None:
 
 
 def given(variable: Any) -> Any:
-    """Return that number; None of a variable that is no single number, or has one worker."""
+    """Return that number; None if the variable is not a scalar or there is only one worker."""
     return getattr(native(variable), "_mirrorkit_given", None)
 
 

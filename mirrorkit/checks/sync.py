@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mirrorkit.checks.bits import checksums, from_words, to_words
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import class_name, first_replica, is_parameter_server, local_replica
+from mirrorkit.strategy import class_name, first_replica, has_copies, local_replica
 from mirrorkit.train import TraceOnce
 from mirrorkit.variables import copies, is_sharded, native, path
 
@@ -126,8 +126,7 @@ class Replicas:
                     f"The variable {path(variable)!r} was not created in the scope of this {class_name(strategy)}, "
                     "so its replicas cannot be compared. Pass the strategy that created it."
                 )
-        central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
-        self._copies = 1 if central or is_parameter_server(strategy) else strategy.num_replicas_in_sync
+        self._copies = strategy.num_replicas_in_sync if has_copies(strategy) else 1
 
     @functools.cached_property
     def _all_checksums(self) -> Callable[[], tf.Tensor]:

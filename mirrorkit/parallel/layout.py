@@ -14,7 +14,7 @@ from mirrorkit import strategy as _strategy
 from mirrorkit.devices import Devices, resolve
 from mirrorkit.errors import StepError
 from mirrorkit.parallel.keras_internals import in_creation, seeing_creations
-from mirrorkit.strategy import class_name, is_parameter_server, is_tpu, num_workers, replica_devices
+from mirrorkit.strategy import class_name, is_on_own_devices, replica_devices
 from mirrorkit.variables import mark_placed
 from mirrorkit.whole import is_whole
 
@@ -173,8 +173,7 @@ def _check_rules(rules: Mapping[str, int], default: int | None) -> None:
 
 
 def _check_strategy(strategy: tf.distribute.Strategy) -> None:
-    central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
-    if central or is_parameter_server(strategy) or is_tpu(strategy) or num_workers(strategy) > 1:
+    if not is_on_own_devices(strategy):
         raise StepError(
             f"A layout goes with one device or mirrored, found {class_name(strategy)}. Create the strategy with "
             "layout.strategy(). A table that is larger than one parameter server is a mk.parallel.PartitionedTable."

@@ -18,13 +18,16 @@ from mirrorkit.strategy.barrier import saying_what_is_missing as saying_what_is_
 from mirrorkit.strategy.barrier import texts_of_all_workers as texts_of_all_workers
 from mirrorkit.strategy.barrier import wait_for_all
 from mirrorkit.strategy.barrier import waiting_for_the_chief as waiting_for_the_chief
-from mirrorkit.strategy.creation import class_name as class_name
 from mirrorkit.strategy.creation import create, describe
 from mirrorkit.strategy.exchange import arrays_of_all_workers as arrays_of_all_workers
 from mirrorkit.strategy.exchange import each_worker as each_worker
 from mirrorkit.strategy.exchange import of_all_workers
 from mirrorkit.strategy.exchange import place as place
 from mirrorkit.strategy.forked import require_own_process as require_own_process
+from mirrorkit.strategy.kinds import class_name as class_name
+from mirrorkit.strategy.kinds import has_copies as has_copies
+from mirrorkit.strategy.kinds import is_central_storage as is_central_storage
+from mirrorkit.strategy.kinds import is_on_own_devices as is_on_own_devices
 from mirrorkit.strategy.lost import ENDED_BY_OTHERS as ENDED_BY_OTHERS
 from mirrorkit.strategy.lost import name_lost_workers as name_lost_workers
 from mirrorkit.strategy.lost import naming_lost_workers

@@ -17,6 +17,7 @@ from mirrorkit.errors import DeviceError, StrategyError
 from mirrorkit.strategy import communication as _communication
 from mirrorkit.strategy import multi_worker, parameter_server, tpu
 from mirrorkit.strategy.forked import require_own_process
+from mirrorkit.strategy.kinds import class_name
 from mirrorkit.strategy.workers import num_workers, replica_devices
 
 _log = logging.getLogger("mirrorkit")
@@ -85,13 +86,6 @@ def describe(strategy: tf.distribute.Strategy) -> str:
     names = " ".join(name.rpartition("device:")[2] for name in replica_devices(strategy))
     each = f" of each of {workers} workers" if workers > 1 else ""
     return f"{class_name(strategy)}, {n} replica{'s' if n > 1 else ''} on {names}{each}"
-
-
-def class_name(strategy: tf.distribute.Strategy) -> str:
-    """Return the public name of a strategy's class."""
-    # TensorFlow's own name for this class is CollectiveAllReduceStrategy.
-    is_multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return "MultiWorkerMirroredStrategy" if is_multi_worker else type(strategy).__name__.lstrip("_")
 
 
 class _Request(NamedTuple):

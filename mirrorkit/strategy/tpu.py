@@ -7,7 +7,6 @@ network is first tried from another process, which can be ended.
 from __future__ import annotations
 
 import glob
-import logging
 import os
 import re
 import subprocess
@@ -18,8 +17,6 @@ import tensorflow as tf
 
 from mirrorkit.cluster import unreachable
 from mirrorkit.errors import DeviceError
-
-_log = logging.getLogger("mirrorkit")
 
 _CONNECT_SECONDS = 5.0
 _NAMES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")

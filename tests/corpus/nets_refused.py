@@ -272,7 +272,7 @@ ENTRIES = [
         data=lambda: tuple((x[:32], y[:32]) for x, y in split(series)()),
         model=lambda: stateful(),
         optimizer=lambda: _o.Adam(0.01),
-        refused="lstm/rnn_state",
+        refused="The layer 'lstm' has stateful=True",
     ),
     Fit(
         name="Dice loss over the batch",

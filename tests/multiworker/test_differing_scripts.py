@@ -27,7 +27,7 @@ SAYS = {
     "another option of the loss": STEP + "losses/loss/label_smoothing of the step is 0.0 on worker 0 and 0.1",
     "another option of a metric": STEP + "metrics/metrics/0/threshold of the step is 0.5 on worker 0 and 0.7",
     "another metric": STEP + "metrics/metrics/0 of the step is 'accuracy' on worker 0 and 'mae' on worker 1.",
-    "another clip_norm": STEP + "clip_norm of the step is 2.0 on worker 0 and 1.0 on worker 1.",
+    "another clip_norm": STEP + "clip/norm of the step is 2.0 on worker 0 and 1.0 on worker 1.",
     "accumulate": STEP + "accumulate of the step is 1 on worker 0 and 2 on worker 1.",
     "ema": STEP + "ema of the step is None on worker 0 and 0.9 on worker 1.",
     "jit_compile": STEP + "jit_compile of the step is False on worker 0 and True on worker 1.",

@@ -15,10 +15,10 @@ import tensorflow as tf
 from typing_extensions import TypeVar
 
 from mirrorkit._types import Nest, Sums, Variable
-from mirrorkit.strategy import first_replica, is_parameter_server, local_replica
+from mirrorkit.strategy import first_replica, is_central_storage, is_parameter_server, local_replica
 from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.reduce.reduction import all_reduce
-from mirrorkit.variables import copies, native
+from mirrorkit.variables import native, own_copy
 
 Output = TypeVar("Output", default=Any)  # what a function returns beside the new values: logs, mostly
 
@@ -58,7 +58,7 @@ class Update(Generic[Output]):
         self._variables = [native(variable) for variable in variables]
         self._function = function
         # One central copy can only be written outside of the replicas; every other strategy keeps a copy on each.
-        self._central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+        self._central = is_central_storage(strategy)
         # Workers of parameter servers write while others compute: each adds the difference to what it had read, which
         # is atomic, so that no update is lost.
         self._adds_up = is_parameter_server(strategy)
@@ -107,5 +107,4 @@ class Update(Generic[Output]):
         if self._adds_up and variable.dtype != tf.bool and id(variable) not in self._last_wins:
             variable.assign_add(new - old)
             return
-        own = copies(variable)
-        (own[0] if len(own) == 1 else own[replica]).assign(new)
+        own_copy(variable, replica).assign(new)

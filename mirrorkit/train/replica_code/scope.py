@@ -6,8 +6,9 @@ combined over the replicas when it is next read, or at the end of the step, in o
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,11 +16,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasVariable
+from mirrorkit._types import KerasVariable, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.layer_state import advance, combined
 from mirrorkit.train.reduce.reduction import all_reduce
-from mirrorkit.variables import copies, path
+from mirrorkit.variables import own_copy, path
 
 _within = threading.local()  # a strategy traces each replica in a thread of its own
 
@@ -45,31 +46,35 @@ class Share:
     rows: tuple[int, int, int] | None = None
 
 
-class _Written(NamedTuple):
+class Assigned(NamedTuple):
+    """A variable that was assigned."""
+
     variable: KerasVariable
     own: tf.Variable  # this replica's copy
     before: tf.Tensor
 
 
-class ReplicaScope(keras.StatelessScope):  # type: ignore[name-defined, misc]
-    """Within it Keras variables are read and written as the class above says; in replica context, in a graph.
+class Assignments(keras.StatelessScope):  # type: ignore[name-defined, misc]
+    """Within it Keras assigns this replica's copy of a variable; in replica context.
 
-    Keras asks a `StatelessScope` for each value it reads and tells it each value it writes; unlike its base class this
-    one writes at once.
+    Keras tells a `StatelessScope` each value that it assigns; unlike its base class this one assigns at once.
+
+    Args:
+        replica: the number of the replica among those of this process.
+        variables: those whose copies are looked up now. Later they may not be found: within a layer of mixed precision,
+            Keras gives a cast value in place of a variable.
+        collect_losses: as of a `StatelessScope`.
 
     Attributes:
-        share: what this replica computes.
-        applied: the gradients that each update of an optimizer was given, averaged over all rows.
-        draws: how many draws were made.
+        noted: what was assigned, by the id of the variable.
     """
 
-    def __init__(self, share: Share) -> None:
-        super().__init__(collect_losses=True)
-        self.share = share
-        self.applied: list[Sequence[tf.Tensor]] = []
-        self.draws = 0
-        self._graph = tf.compat.v1.get_default_graph()
-        self._written: dict[int, _Written] = {}  # since replicas were last equal, by the id of the variable
+    def __init__(self, replica: int, variables: Iterable[Variable] = (), *, collect_losses: bool = False) -> None:
+        super().__init__(collect_losses=collect_losses)
+        self._replica = replica
+        self._own = {id(variable): own_copy(variable, replica) for variable in variables}
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self.noted: dict[int, Assigned] = {}
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -85,38 +90,56 @@ class ReplicaScope(keras.StatelessScope):  # type: ignore[name-defined, misc]
 
     def own(self, variable: KerasVariable) -> tf.Variable:
         """Return this replica's copy."""
-        found = copies(variable)
-        return found[0] if len(found) == 1 else found[self.share.replica]
+        return self._own[id(variable)] if id(variable) in self._own else own_copy(variable, self._replica)
+
+    def add_update(self, update: tuple[KerasVariable, tf.Tensor]) -> None:
+        """Assign this replica's copy."""
+        variable, value = update
+        with self.outside():
+            if id(variable) not in self.noted:
+                own = self.own(variable)
+                # The value before is needed after a loop or branch that assigns.
+                with contextlib.nullcontext() if self._graph is None else self._graph.as_default():
+                    self.noted[id(variable)] = Assigned(variable, own, tf.identity(own))
+            own = self.noted[id(variable)].own
+            own.assign(tf.cast(value, own.dtype))
+
+
+class ReplicaScope(Assignments):
+    """Within it a model's own step runs: what it assigned is the same on all replicas when it is read; in a graph.
+
+    Attributes:
+        share: what this replica computes.
+        noted: what was assigned since replicas were last equal.
+        applied: the gradients that each update of an optimizer was given, averaged over all rows.
+        draws: how many draws were made.
+    """
+
+    def __init__(self, share: Share, variables: Iterable[Variable] = ()) -> None:
+        super().__init__(share.replica, variables, collect_losses=True)
+        self.share = share
+        self.applied: list[Sequence[tf.Tensor]] = []
+        self.draws = 0
 
     def get_current_value(self, variable: KerasVariable) -> Any:
         """Return what Keras reads: the variable, after all replicas came to one value."""
-        if id(variable) in self._written:
+        if id(variable) in self.noted:
             self.combine()
         with self.outside():
             return variable.value
 
-    def add_update(self, update: tuple[KerasVariable, tf.Tensor]) -> None:
-        """Write this replica's copy."""
-        variable, value = update
-        with self.outside():
-            own = self.own(variable)
-            if id(variable) not in self._written:
-                with self._graph.as_default():  # it is needed after a loop or branch that writes
-                    self._written[id(variable)] = _Written(variable, own, tf.identity(own))
-            own.assign(tf.cast(value, own.dtype))
-
     def combine(self) -> None:
         """Give all copies of what was written one value."""
-        written, self._written = list(self._written.values()), {}
+        written, self.noted = list(self.noted.values()), {}
         if self.share.replicas == 1 or not written:
             return
         self.require_outermost(f"the variable {path(written[0].variable)!r} is read after it was written")
         with self.outside():
-            weights = [self.share.once if _adds_up(one.variable) else self.share.weight for one in written]
+            weights = [self.share.once if adds_up(one.variable) else self.share.weight for one in written]
             # A mask may hold infinity.
             sums = [tf.math.multiply_no_nan(_change(one), weight) for one, weight in zip(written, weights, strict=True)]
             for one, total in zip(written, all_reduce(sums), strict=True):
-                if _adds_up(one.variable):
+                if adds_up(one.variable):
                     one.own.assign(one.before + tf.cast(total, one.own.dtype))
                 else:
                     one.own.assign(combined(one.before, total, tf.constant(1.0)))
@@ -131,20 +154,20 @@ class ReplicaScope(keras.StatelessScope):  # type: ignore[name-defined, misc]
             )
 
 
-def _adds_up(variable: KerasVariable) -> bool:
-    """Whether it is a metric's, which holds sums over examples."""
+def adds_up(variable: KerasVariable) -> bool:
+    """Return whether a variable is a metric's, of which replicas keep parts of a sum."""
     return bool(getattr(variable, "synchronization", None) == "on_read")
 
 
-def _change(written: _Written) -> tf.Tensor:
+def _change(written: Assigned) -> tf.Tensor:
     now = tf.convert_to_tensor(written.own)
-    return tf.cast(now - written.before, tf.float32) if _adds_up(written.variable) else advance(written.before, now)
+    return tf.cast(now - written.before, tf.float32) if adds_up(written.variable) else advance(written.before, now)
 
 
 @contextmanager
-def on_share(share: Share) -> Iterator[ReplicaScope]:
+def on_share(share: Share, variables: Iterable[Variable]) -> Iterator[ReplicaScope]:
     """Run Keras code on one replica's share; at the end of the block all copies of what it wrote are equal."""
-    with ReplicaScope(share) as scope:
+    with ReplicaScope(share, variables) as scope:
         _within.scope = scope
         try:
             yield scope

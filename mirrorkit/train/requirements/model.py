@@ -30,6 +30,7 @@ def check_model(model: KerasModel, *, scaled: bool) -> None:
                 f"{part.name!r}, which Step.from_loss was given, is not built, so it has no variables yet. Give it an "
                 "Input, or call it once on a batch in the strategy's scope."
             )
+    check_stateless(model)
     for layer in layers_of(model):
         _require_metrics(layer)
         if getattr(layer, "variable_dtype", None) == "float16":
@@ -57,6 +58,16 @@ def check_model(model: KerasModel, *, scaled: bool) -> None:
         raise StepError(f"The model {model.name!r} has no variables: nothing in it can be trained. Give it a layer.")
     if not model.trainable_variables:
         raise StepError(f"The model {model.name!r} has no trainable variables. Set model.trainable = True.")
+
+
+def check_stateless(model: KerasModel) -> None:
+    """Refuse recurrent layers with `stateful=True`."""
+    for layer in layers_of(model):
+        if getattr(layer, "stateful", False):
+            raise StepError(
+                f"The layer {layer.name!r} has stateful=True: it keeps a state for each row of a batch for the next "
+                "batch, and replicas do not keep the rows apart. Create it without stateful=True."
+            )
 
 
 def _require_metrics(layer: KerasLayer) -> None:

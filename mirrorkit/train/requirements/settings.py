@@ -30,13 +30,12 @@ def settings_of(model: KerasModel, optimizer: KerasOptimizer, options: Any) -> d
             name = _without_numbers(layer.name)
             found |= _flat(f"of layer {name!r} ({number})", {"class": type(layer).__name__, **_config(layer)})
     found |= _flat("of the optimizer", {"class": type(optimizer).__name__, **_config(optimizer)})
-    # By now all have the chief's: the value of a variable that the configuration shows is not what a script gave.
+    # By now every worker holds the chief's values, so the configuration does not show what this worker's script gave.
     for variable in optimizer.variables:
         if isinstance(given(variable), float):
             found[f"{variable.name} of the optimizer"] = float(f"{given(variable):.7g}")  # of a float32
     asked = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    asked |= {"predict": options.predict is not None, "unchecked": None, "clip": None, "compiled": None}
-    asked |= {"clip_norm": options.clip.norm, "clip_value": options.clip.value}
+    asked |= {"predict": options.predict is not None, "unchecked": None, "compiled": None}
     return found | _flat("of the step", plain(asked))
 
 
@@ -72,6 +71,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, str):
         # A path may be another on each machine, and so may the code of a lambda, which holds the path of its file.
         return "a path" if os.path.isabs(value) else value if len(value) <= _LONGEST else "a long text"
+    if hasattr(value, "_asdict"):  # a NamedTuple
+        return plain(value._asdict())
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items() if key not in _OWN}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

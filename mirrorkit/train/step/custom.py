@@ -13,13 +13,13 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasModel, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import require_same
+from mirrorkit.strategy import has_copies, require_same
 from mirrorkit.train.keras_model.models import Models
 from mirrorkit.train.keras_model.seeds import seeds_by_replica
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
-from mirrorkit.train.step.assigned import has_copies, run_and_combine
+from mirrorkit.train.step.assigned import run_and_combine
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.devices import are_placed

@@ -8,10 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._types import Nest, Sums, Variable
-from mirrorkit.strategy import class_name, is_parameter_server, is_tpu, num_workers, replica_devices
+from mirrorkit.strategy import class_name, has_copies, is_on_own_devices, replica_devices
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce
-from mirrorkit.train.step.assigned import has_copies
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.empty_shares import Communicating, Separate
 from mirrorkit.train.step.facts import TraceFacts
@@ -79,8 +78,7 @@ class OneDevice:
 
 def are_placed(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) -> bool:
     """Return whether a replica's variables of floats lie elsewhere than on its device, in this process."""
-    central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
-    if central or is_parameter_server(strategy) or is_tpu(strategy) or num_workers(strategy) > 1:
+    if not is_on_own_devices(strategy):
         return False
     replicas = replica_devices(strategy)
     # A variable that no layout has placed counts only if it is a weight: TensorFlow puts others on the host at times.

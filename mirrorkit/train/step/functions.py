@@ -1,6 +1,6 @@
 """The arithmetic of a step: pure functions of tensors, traced once and the same on every replica.
 
-`train_sums` and `test_totals` give what one shard adds; `new_values` what follows from the sums over all shards.
+`train_sums` and `test_sums` give what one shard adds; `new_values` what follows from the sums over all shards.
 """
 
 from __future__ import annotations

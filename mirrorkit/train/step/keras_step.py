@@ -14,7 +14,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, ConcreteFunction, KerasModel, KerasOptimizer, Logs, Nest, Spec, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import class_name, first_replica, local_replica, require_same
+from mirrorkit.strategy import class_name, first_replica, has_copies, local_replica, require_same
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import count_examples
 from mirrorkit.train.reduce.reduction import all_reduce
@@ -23,16 +23,15 @@ from mirrorkit.train.replica_code.keras_calls import functions_inlined, noting_o
 from mirrorkit.train.replica_code.scope import ReplicaScope, Share, on_share
 from mirrorkit.train.replica_code.written import require_known
 from mirrorkit.train.requirements.arguments import check_switches
-from mirrorkit.train.requirements.model import check_variables
+from mirrorkit.train.requirements.model import check_stateless, check_variables
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
-from mirrorkit.train.step.assigned import has_copies, own_copy
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.compiled import compiled_config, require_same_compile
 from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.loop_step import Need, Pass
-from mirrorkit.variables import copies
+from mirrorkit.variables import copies, own_copy
 
 _CALLS: dict[Need, str] = {"evaluate": "test_step", "predict": "predict_step"}
 
@@ -58,6 +57,7 @@ class KerasStep:
                 f"variable; {class_name(strategy)} has one copy for all. Use mirrored or multi_worker, or "
                 "Step.from_loss(model, optimizer, loss_fn)."
             )
+        check_stateless(model)
         check_variables(strategy, model.variables)
         require_same(
             strategy, "step", {"class of the model": type(model).__name__} | settings_of_variables(model.variables)
@@ -205,7 +205,7 @@ class KerasStep:
         else:
             rows = batch.rows()
         step = self._function(what)
-        with on_share(share) as scope, drawing(scope):
+        with on_share(share, self.variables) as scope, drawing(scope):
             logs = _checked(step(_as_keras(rows)), step)
             values = [tf.cast(logs[name], tf.float32) for name in sorted(logs)]
             values = tf.stack(values) if values else tf.zeros([0])
@@ -220,7 +220,7 @@ class KerasStep:
         wrap_keras()
         _, share = self._share("test", batch)
         own = batch.rows()
-        with on_share(share) as scope, drawing(scope), functions_inlined():
+        with on_share(share, self.variables) as scope, drawing(scope), functions_inlined():
             return self.model.predict_step(_as_keras(own))
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
@@ -245,7 +245,7 @@ class KerasStep:
 
         def on_replica(batch: Batch) -> tf.Tensor:
             share = Share(local_replica(self.strategy), 1, 1.0, 1.0, lambda: tf.zeros([1], tf.int64))
-            with on_share(share) as scope, drawing(scope):
+            with on_share(share, self.variables) as scope, drawing(scope):
                 names.update(_checked(step(_as_keras(batch)), step))
             return tf.constant(0)
 

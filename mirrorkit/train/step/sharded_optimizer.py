@@ -29,7 +29,7 @@ from mirrorkit.optim import (
     treats_numbers_alike,
     twin_for,
 )
-from mirrorkit.strategy import class_name, is_parameter_server, is_tpu, num_workers
+from mirrorkit.strategy import class_name, has_copies, is_tpu, num_workers
 from mirrorkit.train.reduce.gathering import gather_rows
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.changing import Changing
@@ -177,8 +177,7 @@ class ShardedOptimizer(ReplicatedOptimizer):
     def check_model(cls, strategy: tf.distribute.Strategy, model: KerasModel) -> None:
         """Refuse strategies and models for which the slots cannot be sharded."""
         weights = model.trainable_variables
-        central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
-        if central or is_parameter_server(strategy) or is_tpu(strategy):
+        if not has_copies(strategy) or is_tpu(strategy):
             raise StepError(
                 f"shard_optimizer=True needs replicas that each hold the weights: 'mirrored' or 'multi_worker'; found "
                 f"{class_name(strategy)}. Use one of these strategies. {_WITHOUT}"

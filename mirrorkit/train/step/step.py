@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,8 +36,6 @@ from mirrorkit.train.step.own_loss import LossModel, prediction
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.totals.losses import warn_on_logits_mismatch
-
-_log = logging.getLogger("mirrorkit")
 
 
 class Step:

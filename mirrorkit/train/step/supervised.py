@@ -30,7 +30,7 @@ from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.accumulation import RunningSums
-from mirrorkit.train.step.assigned import own_copy, run_and_combine
+from mirrorkit.train.step.assigned import run_and_combine
 from mirrorkit.train.step.averages import Averages, no_averages
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
@@ -43,7 +43,7 @@ from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.totals.labels import check_labels
 from mirrorkit.train.totals.totals import EXAMPLES, LOSS, Totals
-from mirrorkit.variables import native
+from mirrorkit.variables import native, own_copy
 
 
 class Supervised:

@@ -33,7 +33,7 @@ DIFFERING = [
         {"loss": lambda: keras.losses.BinaryCrossentropy(label_smoothing=0.1)},
         ["losses/loss/label_smoothing of the step"],
     ),
-    ({"clip_norm": lambda: 1.0}, ["clip_norm of the step"]),
+    ({"clip_norm": lambda: 1.0}, ["clip/norm of the step"]),
     ({"accumulate": lambda: 2}, ["accumulate of the step"]),
     ({"ema": lambda: 0.5}, ["ema of the step"]),
     ({"loss_scale": lambda: 8.0}, ["loss_scale/initial of the step"]),
