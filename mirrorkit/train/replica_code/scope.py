@@ -165,7 +165,7 @@ def _change(written: Assigned) -> tf.Tensor:
 
 
 @contextmanager
-def on_share(share: Share, variables: Iterable[Variable]) -> Iterator[ReplicaScope]:
+def on_share(share: Share, variables: Iterable[Variable] = ()) -> Iterator[ReplicaScope]:
     """Run Keras code on one replica's share; at the end of the block all copies of what it wrote are equal."""
     with ReplicaScope(share, variables) as scope:
         _within.scope = scope

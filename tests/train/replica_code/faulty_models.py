@@ -181,6 +181,18 @@ class Accumulates(Base):
         super().compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
 
 
+class KeepsAStateOfRows(Base):
+    def __init__(self):
+        super().__init__()
+        inputs = keras.Input((2, 3), batch_size=16)
+        lstm = keras.layers.LSTM(3, stateful=True, name="rows")(inputs)
+        self.net = keras.Model(inputs, lstm)
+
+    def train_step(self, data):
+        x, y = data
+        return super().train_step((tf.reshape(x, (-1, 2, 3)), y))
+
+
 class LogsNoNumber(Base):
     def train_step(self, data):
         return {**super().train_step(data), "errors": tf.reduce_mean(data[1], axis=0)}
@@ -216,6 +228,7 @@ FAULTY = {
     WritesAVariableThatKerasDoesNotKnow: "writes the tf.Variable '.*', which Keras does not know",
     InSixteenBits: "LossScaleOptimizer decides on one replica.*mixed_bfloat16",
     Accumulates: r"SGD\(gradient_accumulation_steps=2\) is not supported.*leave the switch out",
+    KeepsAStateOfRows: "The layer 'rows' has stateful=True",
     LogsNoNumber: r"train_step logs \['errors'\], which are no single numbers",
     LogsNothing: "train_step must return its logs",
 }

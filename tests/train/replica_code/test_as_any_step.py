@@ -99,6 +99,30 @@ def test_it_is_restored_after_it_has_seen_data(strategy_of: Any, tmp_path: Any) 
     assert loop.evaluate(_dataset(41)) == first.evaluate(_dataset(41))
 
 
+class _Means(keras.layers.Layer):  # type: ignore[name-defined, misc]
+    def build(self, shape: Any) -> None:
+        self.means = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
+
+    def call(self, x: Any) -> Any:
+        self.means.assign(keras.ops.mean(x, axis=0))
+        return x
+
+
+class _Sixteen(faulty_models.Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.means = _Means(dtype="mixed_bfloat16")
+        self.net = keras.Sequential([keras.Input((6,)), self.means, keras.layers.Dense(3)])
+
+
+def test_a_layer_of_mixed_precision_assigns_its_state(strategy_of: Any) -> None:
+    loop = loop_of(lambda: faulty_models.compiled(_Sixteen), strategy_of("mirrored", 2))
+    x = np.arange(48, dtype="float32").reshape(8, 6) % 7  # of which 16 bits hold every mean
+    loop.fit(plain_dataset(x, x[:, :3], batch=8), epochs=1, verbose=0)
+    for copy in copies(loop.step.model.means.means):
+        np.testing.assert_array_equal(copy.numpy(), np.mean(x, 0))
+
+
 class _BreakAt(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
     def __init__(self, step: int) -> None:
         super().__init__()
