@@ -26,8 +26,10 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "train" / "replica_code"))
 
 import numpy as np
+import own_models
 import tensorflow as tf
 from cases import BATCH, CASES, PARTIAL
 from cells import Outcome
@@ -178,6 +180,28 @@ def from_compiled() -> Outcome:
     return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0))
 
 
+def constrained() -> Outcome:
+    """One weight has a constraint, and weights beside it are joined in the update."""
+    strategy = _strategy()
+    with strategy.scope():
+        first = L.Dense(8, "tanh", kernel_constraint=keras.constraints.MaxNorm(0.3))
+        model = keras.Sequential([keras.Input((4,)), first, *(L.Dense(8, "tanh") for _ in range(4)), L.Dense(3)])
+        optimizer = keras.optimizers.Adam(0.02)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss))
+    return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0))
+
+
+def own_train_step() -> Outcome:
+    """A Keras model's own, run as it is."""
+    data = tf.data.Dataset.from_tensor_slices(own_models.data(50)).batch(16)
+    strategy = _strategy()
+    with strategy.scope():
+        model = own_models.wgan()
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    return _outcome(loop, loop.fit(data, epochs=2, verbose=0))
+
+
 def from_loss() -> Outcome:
     strategy = _strategy()
     with strategy.scope():
@@ -300,7 +324,8 @@ def _on_parameter_servers(file: str) -> None:
 OTHERS: list[Callable[[], Outcome]] = [
     *(augmented, mapped, resident, resident_shards, records, own_function),
     *(dataset, dataset_of_unknown_length, dataset_repeated, callbacks),
-    *(compiled_loop, compiled_step, from_compiled, from_loss, contrastive, gan, own_step, own_loop),
+    *(compiled_loop, compiled_step, from_compiled, constrained, own_train_step, from_loss),
+    *(contrastive, gan, own_step, own_loop),
     *(evaluated_and_predicted, warm, resumed, parameter_servers),
 ]
 
