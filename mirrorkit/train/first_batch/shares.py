@@ -2,12 +2,14 @@
 
 On the replicas themselves the step is run twice from the same state: with all rows on each of them, then with a share
 on each. Draws are the same for a row in both, and BatchNormalization takes its moving statistics. What must agree is
-what crosses replicas: the gradients given to each update, what is written into variables, and the logs.
+what crosses replicas: the gradients given to each update, what is written into variables, and the logs. That is done
+with several sets of rows, since a step may do otherwise from a threshold on (the accuracy of a batch, say).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +28,7 @@ from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.variables import copies, path, unchanged
 
+_SETS = 3  # of rows
 _LATER = 0.05  # of an update after the first, whose weights an optimizer may have moved by rounding alone
 
 _CURE = (
@@ -74,18 +77,24 @@ class _Ran(NamedTuple):
 def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> None:
     """Refuse a model's step that on shares of a batch does not come to what it does on all rows."""
     replicas = step.strategy.num_replicas_in_sync
-    few = tf.nest.map_structure(lambda tensor: tensor[: 2 * replicas + 1], batch)
+    most = _SETS * (2 * replicas + 1)
+    some = tf.nest.map_structure(lambda tensor: tensor[:most], batch)
     if num_workers(step.strategy) > 1:  # of which each may have rows of its own
-        few = rows_of_chief(step.strategy, few, 2 * replicas + 1)
-    rows = 0 if few is None else int(tf.nest.flatten(few)[0].shape[0])
+        some = rows_of_chief(step.strategy, some, most)
+    there = 0 if some is None else int(tf.nest.flatten(some)[0].shape[0])
+    rows = min(there, 2 * replicas + 1)
     if rows <= replicas:
         return
     sizes = [2 if replica < rows - replicas else 1 for replica in range(replicas)]
     sizes[0] += rows - sum(sizes)
+    sets = [
+        tf.nest.map_structure(lambda tensor, first=first: tensor[first : first + rows], some)
+        for first in range(0, there - rows + 1, rows)
+    ]
     name = f"{what}_step of {type(step.model).__name__}"
     try:
-        whole = _run(step, _Rows(few, sizes, everywhere=True), what)
-        parts = _run(step, _Rows(few, sizes, everywhere=False), what)
+        wholes = _run(step, sets, functools.partial(_Rows, sizes=sizes, everywhere=True), what)
+        all_parts = _run(step, sets, functools.partial(_Rows, sizes=sizes, everywhere=False), what)
     except MirrorkitError:
         raise
     except Exception as error:  # whatever a user's step may raise
@@ -94,31 +103,39 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> None:
             "replicas it is given fewer rows than a batch has. Take their number from the data "
             "(tf.shape(x)[0]), not from a constant batch size."
         ) from error
-    for found in _differences(step, whole, parts, what):
-        raise StepError(f"{name} does not mean the same on shares of a batch: {found} {_CURE}")
+    for whole, parts in zip(wholes, all_parts, strict=True):
+        for found in _differences(step, whole, parts, what):
+            raise StepError(f"{name} does not mean the same on shares of a batch: {found} {_CURE}")
 
 
-def _run(step: KerasStep, rows: _Rows, what: Pass) -> _Ran:
+def _run(step: KerasStep, sets: Sequence[Batch], given: Callable[[Batch], _Rows], what: Pass) -> list[_Ran]:
+    """Return what each set of rows comes to, from the same state."""
     replicas = step.strategy.num_replicas_in_sync
 
-    def on_replica() -> Nest:
+    def on_replica(batch: Batch) -> Nest:
+        rows = given(batch)
         own, _, total = rows.place()
-        weight, once = (1 / replicas, 1 / replicas) if rows.everywhere else (own / total, 1.0)
-        share = Share(
-            local_replica(step.strategy), replicas, weight, once, lambda: tf.zeros([2], tf.int64), rows.place()
-        )
+        replica = local_replica(step.strategy)
+        once = 0.0 if rows.everywhere and this_replica()[0] else 1.0
+        share = Share(replica, replicas, own, total, once, lambda: tf.zeros([2], tf.int64), rows.place())
         _, scope = step.run(what, rows, share)
         return [list(gradients) for gradients in scope.applied]
 
-    with unchanged(step.variables):
-        step.begin(what)
-        function = tf.function(lambda: first_replica(step.strategy, step.strategy.run(on_replica)), autograph=False)
-        with functions_inlined():
-            compiled = function.get_concrete_function()
-        gradients = [[value.numpy() for value in of_one] for of_one in compiled()]
-        values = [copies(variable)[0].numpy() for variable in _state(step)]
-        logs = copies(step.log_values(what))[0].numpy()
-    return _Ran(gradients, values, logs)
+    @tf.function(autograph=False)
+    def on_all(batch: Batch) -> Nest:
+        return first_replica(step.strategy, step.strategy.run(on_replica, args=(batch,)))
+
+    ran = []
+    for batch in sets:
+        with unchanged(step.variables):
+            step.begin(what)
+            with functions_inlined():
+                compiled = on_all.get_concrete_function(batch)
+            gradients = [[value.numpy() for value in of_one] for of_one in compiled(*tf.nest.flatten(batch))]
+            values = [copies(variable)[0].numpy() for variable in _state(step)]
+            logs = copies(step.log_values(what))[0].numpy()
+        ran.append(_Ran(gradients, values, logs))
+    return ran
 
 
 def _state(step: KerasStep) -> list[tf.Variable]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from mirrorkit._keras import keras
@@ -30,12 +32,7 @@ def build(model: KerasModel, batch: UnpackedBatch, strategy: tf.distribute.Strat
         batch: specs of what the model is called on, of targets and of weights.
         strategy: that of the training.
     """
-    for part in model.parts if isinstance(model, Models) else [model]:
-        if isinstance(part, keras.Model) and part.distribute_strategy is not strategy:
-            raise StepError(
-                f"The model {part.name!r} was not created in the scope of this {class_name(strategy)}. Create model "
-                "and optimizer inside `with strategy.scope():`, and load_model there too."
-            )
+    require_in_scope(model, strategy)
     try:
         with strategy.scope():
             outputs_of(model, in_floatx(batch.x))
@@ -51,13 +48,38 @@ def build(model: KerasModel, batch: UnpackedBatch, strategy: tf.distribute.Strat
         ) from error
 
 
+def require_in_scope(model: KerasModel, strategy: tf.distribute.Strategy) -> None:
+    """Refuse a model that was created outside of the strategy's scope, where its variables would be too."""
+    for part in model.parts if isinstance(model, Models) else [model]:
+        if isinstance(part, keras.Model) and part.distribute_strategy is not strategy:
+            raise StepError(
+                f"The model {part.name!r} was not created in the scope of this {class_name(strategy)}. Create model "
+                "and optimizer inside `with strategy.scope():`, and load_model there too."
+            )
+
+
 def outputs_of(model: KerasModel, x: Spec) -> Nest:
-    """Call a model on any number of rows without computing anything; returns its outputs as `keras.KerasTensor`s."""
+    """Call a model on any number of rows without computing anything; returns its outputs as `keras.KerasTensor`s.
+
+    It is called as Keras's `fit` does to build it, and as in training if some layers are called only then.
+    """
+
+    def call(x: Nest) -> Nest:
+        outputs = model(x, **training_argument(model, False))
+        if not is_built(model):
+            model(x, **training_argument(model, True))
+        return outputs
+
+    return outputs_of_function(call, x)
+
+
+def outputs_of_function(function: Callable[[Nest], Nest], x: Spec) -> Nest:
+    """Call any function of a batch so; variables that layers create in it are there afterwards."""
 
     def symbolic(spec: tf.TensorSpec) -> object:
         return keras.KerasTensor((None, *spec.shape[1:]), dtype=spec.dtype.name)
 
-    call = _Call(model)
+    call = _Call(function)
     try:
         return call.compute_output_spec(tf.nest.map_structure(symbolic, x))
     except Exception:
@@ -67,20 +89,17 @@ def outputs_of(model: KerasModel, x: Spec) -> Nest:
 
 
 class _Call(keras.Operation):  # type: ignore[name-defined, misc]
-    """A call of a model; the model's own `compute_output_spec` may know its outputs without calling any layer."""
+    """A call of a function; a model's own `compute_output_spec` may know its outputs without calling any layer."""
 
-    def __init__(self, model: KerasModel) -> None:
+    def __init__(self, function: Callable[[Nest], Nest]) -> None:
         super().__init__(name="call")
-        self._model = model
+        self._function = function
         self.failure: Exception | None = None
 
     def call(self, x: Nest) -> Nest:
-        """Call the model as Keras's `fit` does to build it, and as in training if some layers are called only then."""
+        """Call the function."""
         try:
-            outputs = self._model(x, **training_argument(self._model, False))
-            if not is_built(self._model):
-                self._model(x, **training_argument(self._model, True))
-            return outputs
+            return self._function(x)
         except Exception as error:
             self.failure = error
             raise

@@ -69,9 +69,9 @@ def _sampled(
 ) -> tf.Tensor:
     """Draw; while the first batch is checked, for all rows of it, and take those of this share."""
     sizes = tf.convert_to_tensor(shape, tf.int32)
-    if scope.share.rows is None or sizes.shape[0] == 0 or scope.share.rows[0] == 0:
+    if scope.share.checked is None or sizes.shape[0] == 0 or scope.share.checked[0] == 0:
         return original(shape, seed, *args, **options)
-    own, first, rows = scope.share.rows
+    own, first, rows = scope.share.checked
     times, rest = sizes[0] // own, sizes[1:]
     drawn = original(tf.concat([[times, rows], rest], 0), seed, *args, **options)[:, first : first + own]
     of_rows = tf.reshape(drawn, tf.concat([[times * own], rest], 0))
@@ -82,7 +82,7 @@ def _sampled(
 def _dropped(
     scope: ReplicaScope, original: Callable[..., tf.Tensor], x: Any, rate: Any, seed: Any, **options: Any
 ) -> tf.Tensor:
-    if scope.share.rows is None:
+    if scope.share.checked is None:
         return original(x, rate, seed, **options)
     shape = options.get("noise_shape")
     if shape is None:
@@ -110,7 +110,7 @@ def _shuffled(
 def drawing(scope: ReplicaScope) -> Iterator[None]:
     """Let Keras's random layers and seed generators draw other numbers on each replica; on one, those of Keras."""
     wrap_draws()
-    if scope.share.replicas == 1 or scope.share.rows is not None:
+    if scope.share.replicas == 1 or scope.share.checked is not None:
         yield
         return
     with draws_at(lambda: [scope.share.place()[-1]]):

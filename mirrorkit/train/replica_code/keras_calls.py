@@ -19,7 +19,6 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply, trainable_variables
-from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.replica_code.scope import ReplicaScope, this_scope
 
 Found = dict[int, tuple[KerasOptimizer, list[KerasVariable]]]  # by the id of the optimizer, in order of use
@@ -92,14 +91,14 @@ def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = 
     if scope is not None and sample_weight is None:
         values = tf.convert_to_tensor(values)
         if values.shape.rank == 0:
-            sample_weight = tf.cast(scope.share.weight / scope.share.once, metric.dtype)
+            sample_weight = tf.cast(scope.share.part, metric.dtype)
     return original(metric, values, sample_weight=sample_weight)
 
 
 def _normalize(original: Any, layer: Any, *args: Any, **options: Any) -> Any:
     """While the first batch is checked, with the moving statistics: those of a share are known to be others."""
     scope = this_scope()
-    if scope is None or scope.share.rows is None:
+    if scope is None or scope.share.checked is None:
         return original(layer, *args, **options)
     inputs, *rest = args  # training, mask
     given = dict(zip(("training", "mask"), rest, strict=False)) | options
@@ -127,21 +126,20 @@ def _update(scope: ReplicaScope, optimizer: KerasOptimizer, grads: list[Any], va
     scope.require_outermost(f"{type(optimizer).__name__}.apply is called")
     own_variables = trainable_variables(optimizer)
     given = own_variables if variables is None else list(variables)
-    pairs = [(gradient, variable) for gradient, variable in zip(grads, given, strict=True) if gradient is not None]
+    pairs = [(tf.convert_to_tensor(g), variable) for g, variable in zip(grads, given, strict=True) if g is not None]
     if not pairs:
         raise StepError(f"No gradients were given to {type(optimizer).__name__} for any variable.")
     scope.combine()
     with scope.outside():
-        weight = scope.share.weight
-        sums = all_reduce([tf.convert_to_tensor(g) * tf.cast(weight, g.dtype) for g, _ in pairs])
-        scope.applied.append(sums)
+        means = scope.share.mean([tf.ensure_shape(gradient, variable.shape) for gradient, variable in pairs])
+        scope.applied.append(means)
         slots = optimizer.variables
         of_weights, of_slots = ([scope.own(v) for v in kind] for kind in (own_variables, slots))
         new_weights, new_slots = functional_apply(
             optimizer,
             [tf.convert_to_tensor(v) for v in of_weights],
             [tf.convert_to_tensor(v) for v in of_slots],
-            sums,
+            means,
             of=[variable for _, variable in pairs],
         )
         for variable, new in zip([*of_weights, *of_slots], [*new_weights, *new_slots], strict=True):

@@ -32,18 +32,35 @@ class Share:
     Attributes:
         replica: its number among those of this process.
         replicas: how many there are in all.
-        weight: its rows by all rows, a float32 scalar; 1/N where every replica computes all rows.
-        once: what sums over rows count; below 1 only where every replica computes all rows.
+        rows: how many rows it computes, a float32 scalar.
+        total: how many rows the batch has, likewise.
+        once: 1, or 0 where every replica computes all rows and another one counts.
         place: the numbers that tell its draws from those of others and of other steps, int64 [N].
-        rows: while the first batch is checked, its rows, the first of them, and how many the batch has; else None.
+        checked: while the first batch is checked, its rows, the first of them, and how many the batch has; else None.
     """
 
     replica: int
     replicas: int
-    weight: float | tf.Tensor
+    rows: float | tf.Tensor
+    total: float | tf.Tensor
     once: float | tf.Tensor
     place: Callable[[], tf.Tensor]
-    rows: tuple[int, int, int] | None = None
+    checked: tuple[int, int, int] | None = None
+
+    @property
+    def part(self) -> float | tf.Tensor:
+        """Its rows by all rows."""
+        return self.rows / self.total
+
+    def mean(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the mean over all rows of what each replica has as a mean over its own.
+
+        Whole numbers that are the same on all replicas stay so: they are divided after the sum.
+        """
+        if self.replicas == 1:
+            return values
+        sums = [tf.math.multiply_no_nan(value, tf.cast(self.rows * self.once, value.dtype)) for value in values]
+        return [value / tf.cast(self.total, value.dtype) for value in all_reduce(sums)]
 
 
 class Assigned(NamedTuple):
@@ -108,6 +125,11 @@ class Assignments(keras.StatelessScope):  # type: ignore[name-defined, misc]
 class ReplicaScope(Assignments):
     """Within it a model's own step runs: what it assigned is the same on all replicas when it is read; in a graph.
 
+    Args:
+        share: what this replica computes.
+        variables: see `Assignments`.
+        plain: `tf.Variable`s that the step writes. Keras tells nothing of them; they are combined at the end.
+
     Attributes:
         share: what this replica computes.
         noted: what was assigned since replicas were last equal.
@@ -115,9 +137,11 @@ class ReplicaScope(Assignments):
         draws: how many draws were made.
     """
 
-    def __init__(self, share: Share, variables: Iterable[Variable] = ()) -> None:
+    def __init__(self, share: Share, variables: Iterable[Variable] = (), plain: Iterable[tf.Variable] = ()) -> None:
         super().__init__(share.replica, variables, collect_losses=True)
         self.share = share
+        owned = [(variable, own_copy(variable, share.replica)) for variable in plain]
+        self._plain = [Assigned(variable, own, tf.identity(own)) for variable, own in owned]
         self.applied: list[Sequence[tf.Tensor]] = []
         self.draws = 0
 
@@ -135,14 +159,19 @@ class ReplicaScope(Assignments):
             return
         self.require_outermost(f"the variable {path(written[0].variable)!r} is read after it was written")
         with self.outside():
-            weights = [self.share.once if adds_up(one.variable) else self.share.weight for one in written]
+            rows, once = self.share.rows * self.share.once, self.share.once
             # A mask may hold infinity.
-            sums = [tf.math.multiply_no_nan(_change(one), weight) for one, weight in zip(written, weights, strict=True)]
+            sums = [tf.math.multiply_no_nan(_change(one), once if adds_up(one.variable) else rows) for one in written]
             for one, total in zip(written, all_reduce(sums), strict=True):
                 if adds_up(one.variable):
                     one.own.assign(one.before + tf.cast(total, one.own.dtype))
                 else:
-                    one.own.assign(combined(one.before, total, tf.constant(1.0)))
+                    one.own.assign(combined(one.before, total, tf.cast(self.share.total, tf.float32)))
+
+    def end(self) -> None:
+        """Give all copies of what was written one value, at the end of the step."""
+        self.noted |= {id(one.variable): one for one in self._plain}
+        self.combine()
 
     def require_outermost(self, what: str) -> None:
         """Refuse what would make replicas wait for each other within a branch or loop, which one may not come to."""
@@ -160,18 +189,20 @@ def adds_up(variable: KerasVariable) -> bool:
 
 
 def _change(written: Assigned) -> tf.Tensor:
-    now = tf.convert_to_tensor(written.own)
+    now = tf.ensure_shape(tf.convert_to_tensor(written.own), written.before.shape)
     return tf.cast(now - written.before, tf.float32) if adds_up(written.variable) else advance(written.before, now)
 
 
 @contextmanager
-def on_share(share: Share, variables: Iterable[Variable] = ()) -> Iterator[ReplicaScope]:
+def on_share(
+    share: Share, variables: Iterable[Variable] = (), plain: Iterable[tf.Variable] = ()
+) -> Iterator[ReplicaScope]:
     """Run Keras code on one replica's share; at the end of the block all copies of what it wrote are equal."""
-    with ReplicaScope(share, variables) as scope:
+    with ReplicaScope(share, variables, plain) as scope:
         _within.scope = scope
         try:
             yield scope
-            scope.combine()
+            scope.end()
         finally:
             _within.scope = None
 

@@ -12,7 +12,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.models import Models
-from mirrorkit.variables import native
+from mirrorkit.variables import native, path
 
 
 def check_model(model: KerasModel, *, scaled: bool) -> None:
@@ -179,7 +179,7 @@ def check_variables(strategy: tf.distribute.Strategy, variables: Sequence[Variab
     for variable in variables:
         if not strategy.extended.variable_created_in_scope(native(variable)):
             raise StepError(
-                f"The variable {variable.path!r} was not created in the scope of this {class_name(strategy)}. "
+                f"The variable {path(variable)!r} was not created in the scope of this {class_name(strategy)}. "
                 "Create model and optimizer inside `with strategy.scope():`, and load_model there too."
             )
 

@@ -10,8 +10,7 @@ import tensorflow as tf
 from mirrorkit._types import KerasModel, KerasOptimizer, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model import building
-from mirrorkit.train.keras_model.layer_state import layers_of
-from mirrorkit.train.keras_model.outputs import unpack_batch
+from mirrorkit.train.replica_code.step_function import build_as_it_trains
 from mirrorkit.train.requirements.data import check_tensors
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.step.compiled import require_compiled
@@ -33,9 +32,8 @@ def build_step(
 ) -> Supervised | KerasStep:
     """Return the step that computes; `shown` is the model that callbacks see, `element_spec` that of the data."""
     if options.runs_keras:
-        # A model whose parts alone are called, such as a GAN, needs to be built no more than these.
-        if element_spec is not None and not all(layer.built for layer in layers_of(model)[1:]):
-            building.build(model, unpack_batch(element_spec), strategy)
+        if element_spec is not None:
+            build_as_it_trains(model, element_spec, strategy)
         return KerasStep(strategy, model, options.unchecked)
     if element_spec is not None and not building.is_built(model):
         batch = options.unpack(element_spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,13 +15,14 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, ConcreteFunction, KerasModel, KerasOptimizer, Logs, Nest, Spec, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name, first_replica, has_copies, local_replica, require_same
+from mirrorkit.train.keras_model.floatx import Cast
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import count_examples
-from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.replica_code.draws import drawing, require_repeatable
 from mirrorkit.train.replica_code.keras_calls import functions_inlined, noting_optimizers, wrap_keras
 from mirrorkit.train.replica_code.scope import ReplicaScope, Share, on_share
-from mirrorkit.train.replica_code.written import require_known
+from mirrorkit.train.replica_code.step_function import as_keras, checked_logs, flat_logs, step_of
+from mirrorkit.train.replica_code.written import plain_variables, written_variables
 from mirrorkit.train.requirements.arguments import check_switches
 from mirrorkit.train.requirements.model import check_stateless, check_variables
 from mirrorkit.train.requirements.same_rows import require_same_rows
@@ -63,11 +64,13 @@ class KerasStep:
             strategy, "step", {"class of the model": type(model).__name__} | settings_of_variables(model.variables)
         )
         self.strategy, self.model, self.unchecked = strategy, model, unchecked
+        self._cast = Cast(model)
         self.clock = Clock()  # it counts by a variable of its own
         self.checked: set[str] = set()
         self._compiled = compiled_config(model)
         self._optimizers: list[KerasOptimizer] = []
         self._updated: list[Variable] = []
+        self._plain: list[tf.Variable] = []  # those of TensorFlow that it writes
         self._names: dict[Pass, list[str]] = {}  # of the logs
         self._logs: dict[Pass, Variable] = {}  # of the last batch
         with strategy.scope():
@@ -84,6 +87,7 @@ class KerasStep:
             *(variable for layer in layers_of(self.model) for variable in layer.metrics_variables),
             *(variable for metric in metrics for variable in metric.variables),
             *(variable for optimizer in self._optimizers for variable in optimizer.variables),
+            *self._plain,
             *(self._steps, self._seed, *self._logs.values()),
         ]
         return list({id(variable): variable for variable in found}.values())
@@ -101,7 +105,7 @@ class KerasStep:
     def can(self, what: Need) -> bool:
         """Return whether it can do this; a model whose parts alone are called says nothing of how to evaluate it."""
         if what in _CALLS:
-            return _says(self.model, "call") or _says(self.model, _CALLS[what])
+            return _defines(self.model, "call") or _defines(self.model, _CALLS[what])
         return what not in ("averaged", "jit_compile")
 
     def require(self, what: Need) -> None:
@@ -147,9 +151,9 @@ class KerasStep:
                 f"{what}_step of {type(self.model).__name__} changes the Python attributes {changed}, which a compiled "
                 "step sees once. Keep what changes in a keras.Variable of the model, made with add_weight."
             )
-        check_variables(self.strategy, self.variables)
         require_repeatable(traced)
-        require_known(traced, self.variables)
+        self._plain += written_variables(traced, self.variables, plain_variables(self.model))
+        check_variables(self.strategy, self.variables)
         self._names[what] = names
 
     def names(self, what: Pass) -> list[str]:
@@ -204,12 +208,12 @@ class KerasStep:
             rows, share = self._share(what, batch)
         else:
             rows = batch.rows()
-        step = self._function(what)
-        with on_share(share, self.variables) as scope, drawing(scope):
-            logs = _checked(step(_as_keras(rows)), step)
+        step = step_of(self.model, what)
+        with on_share(share, self.variables, self._plain) as scope, drawing(scope):
+            logs = self._reported(checked_logs(step(self._as_keras(rows)), step))
             values = [tf.cast(logs[name], tf.float32) for name in sorted(logs)]
             values = tf.stack(values) if values else tf.zeros([0])
-        logged = all_reduce(values * share.weight)
+            (logged,) = share.mean([values])
         own_copy(self._logs[what], own).assign(logged)
         if what == "train":
             own_copy(self._steps, own).assign_add(1)
@@ -221,7 +225,7 @@ class KerasStep:
         _, share = self._share("test", batch)
         own = batch.rows()
         with on_share(share, self.variables) as scope, drawing(scope), functions_inlined():
-            return self.model.predict_step(_as_keras(own))
+            return self.model.predict_step(self._as_keras(own))
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Return what the model's step returned for the last batch."""
@@ -233,20 +237,19 @@ class KerasStep:
         """Change nothing: its weights are those that are trained."""
         return contextlib.nullcontext()
 
-    def _function(self, what: Pass) -> Callable[..., Any]:
-        """Return the model's step; of a tf.function what it was made of, since replicas wait for each other in it."""
-        step: Any = self.model.train_step if what == "train" else self.model.test_step
-        python: Callable[..., Any] = getattr(step, "python_function", step)
-        return python
+    def _reported(self, logs: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
+        """Return what Keras's `fit` puts into the history: the metrics, where these have the names of the logs."""
+        metrics = flat_logs(self.model.get_metrics_result())
+        return metrics if metrics.keys() == logs.keys() else logs
 
     def _traced(self, what: Pass, element_spec: Spec) -> tuple[list[str], ConcreteFunction]:
         """Trace the model's step on the replicas, each as if it were alone; return the names of its logs too."""
-        step, names = self._function(what), set[str]()
+        step, names = step_of(self.model, what), set[str]()
 
         def on_replica(batch: Batch) -> tf.Tensor:
-            share = Share(local_replica(self.strategy), 1, 1.0, 1.0, lambda: tf.zeros([1], tf.int64))
+            share = Share(local_replica(self.strategy), 1, 1.0, 1.0, 1.0, lambda: tf.zeros([1], tf.int64))
             with on_share(share, self.variables) as scope, drawing(scope):
-                names.update(_checked(step(_as_keras(batch)), step))
+                names.update(checked_logs(step(self._as_keras(batch)), step))
             return tf.constant(0)
 
         traced = tf.function(lambda batch: self.strategy.run(on_replica, args=(batch,)), autograph=False)
@@ -254,18 +257,16 @@ class KerasStep:
             function = traced.get_concrete_function(element_spec)
         return sorted(names), function
 
+    def _as_keras(self, batch: Batch) -> Batch:
+        return self._cast(as_keras(batch))
+
     def _share(self, what: Pass, batch: GlobalBatch) -> tuple[Batch, Share]:
         """Return the rows that this replica computes, and how they count; no replica is without rows."""
         context = tf.distribute.get_replica_context()
         replicas, number = context.num_replicas_in_sync, context.replica_id_in_sync_group
         rows, is_all = batch.rows_or_all()
-        weight: Any = 1.0
-        once: Any = 1.0
-        if replicas > 1:
-            weight = tf.cast(count_examples(rows), tf.float32) / tf.cast(batch.examples(), tf.float32)
-            if is_all is not False:
-                weight = tf.where(is_all, 1 / replicas, weight)
-                once = tf.where(is_all, 1 / replicas, 1.0)
+        once = 1.0 if is_all is False else tf.where(is_all & (number > 0), 0.0, 1.0)
+        own, total = (tf.cast(count, tf.float32) for count in (count_examples(rows), batch.examples()))
         local = local_replica(self.strategy)
         steps, seed = own_copy(self._steps, local), own_copy(self._seed, local)
 
@@ -273,26 +274,7 @@ class KerasStep:
             of_test = list(self.clock.outside("test", 0).apart) if what == "test" else []
             return tf.stack([tf.identity(seed), tf.identity(steps), *of_test, tf.cast(number, tf.int64)])
 
-        return rows, Share(local, replicas, weight, once, place)
-
-
-def _as_keras(batch: Batch) -> Batch:
-    """Return what Keras gives a `train_step`: of data without targets the inputs themselves."""
-    return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 1 else batch
-
-
-def _checked(logs: Any, step: Callable[..., Any]) -> Mapping[str, tf.Tensor]:
-    """Return what a step returned, with dicts of metrics flattened, where all are single numbers by name."""
-    if not isinstance(logs, Mapping):
-        raise StepError(f"{step.__name__} must return its logs, a dict of numbers by name; found {logs!r}.")
-    flat: dict[str, tf.Tensor] = {}
-    for name, value in logs.items():
-        flat |= value if isinstance(value, Mapping) else {name: value}
-    values = {str(name): tf.convert_to_tensor(value) for name, value in flat.items()}
-    wrong = [name for name, value in values.items() if value.shape.rank != 0]
-    if wrong:
-        raise StepError(f"{step.__name__} logs {wrong}, which are no single numbers. Return their means.")
-    return values
+        return rows, Share(local, replicas, own, total, once, place)
 
 
 def _check(optimizer: KerasOptimizer) -> None:
@@ -305,11 +287,11 @@ def _check(optimizer: KerasOptimizer) -> None:
         ) from error
 
 
-def _says(model: KerasModel, name: str) -> bool:
-    """Return whether a model defines a method that Keras's base class has too."""
-    return getattr(type(model), name) is not getattr(keras.Model, name)
-
-
 def _plain_attributes(model: KerasModel) -> dict[str, Any]:
     """Return the numbers, texts and flags among a model's own attributes."""
     return {name: v for name, v in vars(model).items() if isinstance(v, (int, float, str)) and not name.startswith("_")}
+
+
+def _defines(model: KerasModel, name: str) -> bool:
+    """Return whether a model defines a method that Keras's base class has too."""
+    return getattr(type(model), name) is not getattr(keras.Model, name)

@@ -335,6 +335,55 @@ def two_tasks():
     return model
 
 
+class Tracks(VAE):
+    """Variables of TensorFlow, which Keras knows nothing of: a counter, and a mean of what it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.means = tf.Variable(0.0), {"x": tf.Variable(tf.zeros((6,)))}
+
+    def train_step(self, data):
+        x, _ = data
+        logs = super().train_step(data)
+        self.seen.assign_add(1.0)
+        self.means["x"].assign(0.9 * self.means["x"] + 0.1 * tf.reduce_mean(x, axis=0))
+        return {**logs, "seen": self.seen, "mean": tf.reduce_mean(self.means["x"])}
+
+
+def tracks():
+    model = Tracks()
+    model.compile(optimizer=keras.optimizers.Adam(1e-2))
+    return model
+
+
+class Reshapes(keras.Model):
+    """Not built, and its call takes other inputs than its step; logs a loss of the last batch by a metric's name."""
+
+    def __init__(self):
+        super().__init__()
+        self.units, self.head = L.Dense(4, "tanh"), L.Dense(1)
+
+    def call(self, x):
+        return self.head(tf.reduce_mean(self.units(tf.ensure_shape(x, (None, 3, 2))), axis=1))
+
+    def train_step(self, data):
+        x, y = data
+        x = tf.reshape(x, (-1, 3, 2))
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y[:, :1], y_pred=self(x))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        zero = tf.cast(0 * x[0, 0, 0], tf.int32)  # so that TensorFlow does not know the shapes
+        gradients = [tf.reshape(gradient, tf.shape(gradient) + zero) for gradient in gradients]
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+def reshapes():
+    model = Reshapes()
+    model.compile(keras.optimizers.SGD(0.1), loss="mse")
+    return model
+
+
 class VQ(keras.Model):
     """A straight-through estimator and a code book that is trained by its loss."""
 
@@ -475,26 +524,8 @@ def late():
     return model
 
 
-MODELS = {
-    make.__name__: make
-    for make in (
-        *(
-            wgan,
-            dcgan,
-            conditional_gan,
-            cyclegan,
-            vae,
-            vq,
-            distillation,
-            mean_teacher,
-            simsiam,
-            penalized,
-            two_tasks,
-            critic,
-            late,
-        ),
-    )
-}
+_ALL = [wgan, dcgan, conditional_gan, cyclegan, vae, vq, distillation, mean_teacher, simsiam, penalized, two_tasks]
+MODELS = {make.__name__: make for make in (*_ALL, critic, late, tracks, reshapes)}
 
 
 def data(rows=50):

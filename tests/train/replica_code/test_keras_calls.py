@@ -18,7 +18,7 @@ Y, Y_PRED = np.float32([[1.0], [3.0]]), np.float32([[0.0], [0.0]])
 
 
 def _alone() -> Share:
-    return Share(0, 1, 1.0, 1.0, lambda: tf.constant([0, 0], tf.int64))
+    return Share(0, 1, 1.0, 1.0, 1.0, lambda: tf.constant([0, 0], tf.int64))
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -65,7 +65,7 @@ def test_within_it_draws_repeat_and_differ_by_place_and_use(name: str) -> None:
             return draw(given), draw(given)
 
     def _at(*place: int) -> Share:
-        return Share(0, 1, 1.0, 1.0, lambda: tf.constant(place, tf.int64))
+        return Share(0, 1, 1.0, 1.0, 1.0, lambda: tf.constant(place, tf.int64))
 
     compiled = {place: tf.function(lambda place=place: twice(*place), autograph=False)() for place in ((0, 0), (0, 1))}
     one, two = compiled[0, 0]

@@ -13,7 +13,7 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.variables import copies
 
-EPOCHS, BATCH = 3, 16  # of 50 examples: the last batch has two
+EPOCHS, BATCH = 2, 16  # of 50 examples: the last batch has two
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
@@ -42,8 +42,15 @@ def largest(one: Any, other: Any) -> float:
     return float(np.max(np.abs(one - other) / np.maximum(1.0, np.abs(other)), initial=0.0))
 
 
-@pytest.mark.parametrize("replicas", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
-@pytest.mark.parametrize("name", own_models.MODELS)
+FAST = ["wgan", "distillation", "mean_teacher", "tracks", "reshapes"]
+CASES = [
+    *((name, 3) for name in FAST),
+    *(pytest.param(name, 3, marks=pytest.mark.slow) for name in own_models.MODELS if name not in FAST),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [("wgan", 1), ("wgan", 2), ("tracks", 1), ("late", 1)]),
+]
+
+
+@pytest.mark.parametrize(("name", "replicas"), CASES)
 def test_it_trains_as_keras_does(strategy_of: Any, name: str, replicas: int) -> None:
     history, weights = keras_run(own_models.MODELS[name])
     control, reordered = keras_run(own_models.MODELS[name], order=_within_batches())

@@ -22,7 +22,11 @@ def _dataset() -> Any:
     return plain_dataset(*own_models.data(48), batch=16)
 
 
-@pytest.mark.parametrize("kind", faulty_models.FAULTY, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.slow] * (kind in faulty_models.OFTEN)) for kind in faulty_models.FAULTY],
+    ids=lambda kind: kind.__name__,
+)
 def test_a_step_that_is_no_mean_over_rows_is_refused(strategy_of: Any, kind: Any) -> None:
     loop = loop_of(lambda: faulty_models.compiled(kind), strategy_of("mirrored", 2))
     before = [variable.numpy() for variable in loop.step.model.trainable_variables]
@@ -32,8 +36,17 @@ def test_a_step_that_is_no_mean_over_rows_is_refused(strategy_of: Any, kind: Any
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("kind", faulty_models.RIGHT, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize(
+    ("kind", "replicas"),
+    [
+        (faulty_models.DropsAndNormalizes, 3),
+        *(
+            pytest.param(kind, 2 + number % 2, marks=pytest.mark.slow)
+            for number, kind in enumerate(faulty_models.RIGHT)
+            if kind is not faulty_models.DropsAndNormalizes
+        ),
+    ],
+)
 def test_a_step_that_draws_is_not_refused(strategy_of: Any, kind: Any, replicas: int) -> None:
     def make() -> Any:
         if issubclass(kind, WGAN):
@@ -43,7 +56,7 @@ def test_a_step_that_draws_is_not_refused(strategy_of: Any, kind: Any, replicas:
         return faulty_models.compiled(kind)
 
     loop = loop_of(make, strategy_of("mirrored", replicas))
-    loop.fit(_dataset(), epochs=2, verbose=0)
+    loop.fit(_dataset(), epochs=1, verbose=0)
     mk.checks.in_sync(strategy_of("mirrored", replicas), loop.step)
 
 
