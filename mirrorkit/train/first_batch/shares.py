@@ -1,15 +1,14 @@
 """Check that a model's own step computes means over rows: that of all rows of a few must be that of unequal shares.
 
-On the replicas themselves the step is run twice from the same state: with all rows on each of them, then with a share
-on each. Draws are the same for a row in both, and BatchNormalization takes its moving statistics. What must agree is
-what crosses replicas: the gradients given to each update, what is written into variables, and the logs. That is done
+On the replicas themselves the step is run twice from the same state: with all rows on the first of them, then with a
+share on each. Draws are the same for a row in both, and BatchNormalization takes its moving statistics. What must agree
+is what crosses replicas: the gradients given to each update, what is written into variables, and the logs. That is done
 with several sets of rows, since a step may do otherwise from a threshold on (the accuracy of a batch, say).
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +40,7 @@ _CURE = (
 
 
 class _Rows(NamedTuple):
-    """A few rows as a `GlobalBatch`: `sizes` of them on the replicas, or all on each."""
+    """A few rows as a `GlobalBatch`: `sizes` of them on the replicas, or all of them everywhere."""
 
     batch: Batch
     sizes: list[int]
@@ -93,8 +92,8 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> None:
     ]
     name = f"{what}_step of {type(step.model).__name__}"
     try:
-        wholes = _run(step, sets, functools.partial(_Rows, sizes=sizes, everywhere=True), what)
-        all_parts = _run(step, sets, functools.partial(_Rows, sizes=sizes, everywhere=False), what)
+        wholes = _run(step, sets, sizes, what, everywhere=True)
+        all_parts = _run(step, sets, sizes, what, everywhere=False)
     except MirrorkitError:
         raise
     except Exception as error:  # whatever a user's step may raise
@@ -108,22 +107,27 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> None:
             raise StepError(f"{name} does not mean the same on shares of a batch: {found} {_CURE}")
 
 
-def _run(step: KerasStep, sets: Sequence[Batch], given: Callable[[Batch], _Rows], what: Pass) -> list[_Ran]:
-    """Return what each set of rows comes to, from the same state."""
-    replicas = step.strategy.num_replicas_in_sync
+def _run(step: KerasStep, sets: Sequence[Batch], sizes: list[int], what: Pass, *, everywhere: bool) -> list[_Ran]:
+    """Return what each set of rows comes to, from the same state; `everywhere`, the first replica computes all rows."""
+    replicas = 1 if everywhere else step.strategy.num_replicas_in_sync
+    applied: list[Sequence[tf.Tensor]] = []
 
-    def on_replica(batch: Batch) -> Nest:
-        rows = given(batch)
-        own, _, total = rows.place()
-        replica = local_replica(step.strategy)
-        once = 0.0 if rows.everywhere and this_replica()[0] else 1.0
-        share = Share(replica, replicas, own, total, once, lambda: tf.zeros([2], tf.int64), rows.place())
+    def on_replica(batch: Batch) -> tf.Tensor:
+        local = local_replica(step.strategy)
+        if everywhere and local:
+            return tf.constant(0)
+        rows = _Rows(batch, sizes, everywhere)
+        own, _, total = place = rows.place()
+        share = Share(local, replicas, own, total, 1.0, lambda: tf.zeros([2], tf.int64), place)
         _, scope = step.run(what, rows, share)
-        return [list(gradients) for gradients in scope.applied]
+        if local == 0:
+            applied[:] = scope.applied
+        return tf.constant(0)
 
     @tf.function(autograph=False)
     def on_all(batch: Batch) -> Nest:
-        return first_replica(step.strategy, step.strategy.run(on_replica, args=(batch,)))
+        first_replica(step.strategy, step.strategy.run(on_replica, args=(batch,)))
+        return [list(gradients) for gradients in applied]  # one graph holds what all replicas compute
 
     ran = []
     for batch in sets:

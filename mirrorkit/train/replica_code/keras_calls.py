@@ -19,6 +19,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply, trainable_variables
+from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.replica_code.scope import ReplicaScope, this_scope
 
 Found = dict[int, tuple[KerasOptimizer, list[KerasVariable]]]  # by the id of the optimizer, in order of use
@@ -133,14 +134,23 @@ def _update(scope: ReplicaScope, optimizer: KerasOptimizer, grads: list[Any], va
     with scope.outside():
         means = scope.share.mean([tf.ensure_shape(gradient, variable.shape) for gradient, variable in pairs])
         scope.applied.append(means)
-        slots = optimizer.variables
-        of_weights, of_slots = ([scope.own(v) for v in kind] for kind in (own_variables, slots))
-        new_weights, new_slots = functional_apply(
-            optimizer,
-            [tf.convert_to_tensor(v) for v in of_weights],
-            [tf.convert_to_tensor(v) for v in of_slots],
-            means,
-            of=[variable for _, variable in pairs],
-        )
-        for variable, new in zip([*of_weights, *of_slots], [*new_weights, *new_slots], strict=True):
-            variable.assign(new)
+        changing = [*own_variables, *optimizer.variables]
+        key = (id(optimizer), *(id(variable) for _, variable in pairs))
+        if key not in scope.updates:
+            scope.updates[key] = TraceOnce(_pure_update(optimizer, [variable for _, variable in pairs]), reads=True)
+        own = [scope.own(variable) for variable in changing]
+        new = scope.updates[key]([tf.convert_to_tensor(variable) for variable in own], means)
+        for variable, value in zip(own, new, strict=True):
+            if value is not None:
+                variable.assign(value)
+
+
+def _pure_update(optimizer: KerasOptimizer, of: Sequence[KerasVariable]) -> Callable[..., list[tf.Tensor | None]]:
+    """Return an update by gradients of these variables, from the optimizer's variables and its own to their values."""
+    size = len(trainable_variables(optimizer))
+
+    def update(values: list[tf.Tensor], means: list[tf.Tensor]) -> list[tf.Tensor | None]:
+        weights, slots = functional_apply(optimizer, values[:size], values[size:], means, of=of)
+        return [None if new is old else new for old, new in zip(values, [*weights, *slots], strict=True)]
+
+    return update

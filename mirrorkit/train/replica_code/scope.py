@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -20,6 +20,7 @@ from mirrorkit._types import KerasVariable, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.layer_state import advance, combined
 from mirrorkit.train.reduce.reduction import all_reduce
+from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.variables import own_copy, path
 
 _within = threading.local()  # a strategy traces each replica in a thread of its own
@@ -122,25 +123,38 @@ class Assignments(keras.StatelessScope):  # type: ignore[name-defined, misc]
             own.assign(tf.cast(value, own.dtype))
 
 
+@dataclass(frozen=True)
+class OfModel:
+    """What a scope must know of a model.
+
+    Attributes:
+        variables: Keras's.
+        plain: `tf.Variable`s that the step writes. Keras tells nothing of them; they are combined at the end.
+        updates: of each optimizer, by its id and those of the variables that it is given gradients of, its update as a
+            pure function, traced once for all replicas.
+    """
+
+    variables: Sequence[Variable] = ()
+    plain: Sequence[tf.Variable] = ()
+    updates: dict[tuple[int, ...], TraceOnce] = field(default_factory=dict)
+
+
 class ReplicaScope(Assignments):
     """Within it a model's own step runs: what it assigned is the same on all replicas when it is read; in a graph.
 
-    Args:
-        share: what this replica computes.
-        variables: see `Assignments`.
-        plain: `tf.Variable`s that the step writes. Keras tells nothing of them; they are combined at the end.
-
     Attributes:
         share: what this replica computes.
+        updates: see `OfModel`.
         noted: what was assigned since replicas were last equal.
         applied: the gradients that each update of an optimizer was given, averaged over all rows.
         draws: how many draws were made.
     """
 
-    def __init__(self, share: Share, variables: Iterable[Variable] = (), plain: Iterable[tf.Variable] = ()) -> None:
-        super().__init__(share.replica, variables, collect_losses=True)
+    def __init__(self, share: Share, model: OfModel) -> None:
+        super().__init__(share.replica, model.variables, collect_losses=True)
         self.share = share
-        owned = [(variable, own_copy(variable, share.replica)) for variable in plain]
+        self.updates = model.updates
+        owned = [(variable, own_copy(variable, share.replica)) for variable in model.plain]
         self._plain = [Assigned(variable, own, tf.identity(own)) for variable, own in owned]
         self.applied: list[Sequence[tf.Tensor]] = []
         self.draws = 0
@@ -194,11 +208,9 @@ def _change(written: Assigned) -> tf.Tensor:
 
 
 @contextmanager
-def on_share(
-    share: Share, variables: Iterable[Variable] = (), plain: Iterable[tf.Variable] = ()
-) -> Iterator[ReplicaScope]:
+def on_share(share: Share, model: OfModel) -> Iterator[ReplicaScope]:
     """Run Keras code on one replica's share; at the end of the block all copies of what it wrote are equal."""
-    with ReplicaScope(share, variables, plain) as scope:
+    with ReplicaScope(share, model) as scope:
         _within.scope = scope
         try:
             yield scope

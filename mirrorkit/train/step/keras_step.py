@@ -18,9 +18,10 @@ from mirrorkit.strategy import class_name, first_replica, has_copies, local_repl
 from mirrorkit.train.keras_model.floatx import Cast
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import count_examples
+from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.replica_code.draws import drawing, require_repeatable
 from mirrorkit.train.replica_code.keras_calls import functions_inlined, noting_optimizers, wrap_keras
-from mirrorkit.train.replica_code.scope import ReplicaScope, Share, on_share
+from mirrorkit.train.replica_code.scope import OfModel, ReplicaScope, Share, on_share
 from mirrorkit.train.replica_code.step_function import as_keras, checked_logs, flat_logs, step_of
 from mirrorkit.train.replica_code.written import plain_variables, written_variables
 from mirrorkit.train.requirements.arguments import check_switches
@@ -71,6 +72,7 @@ class KerasStep:
         self._optimizers: list[KerasOptimizer] = []
         self._updated: list[Variable] = []
         self._plain: list[tf.Variable] = []  # those of TensorFlow that it writes
+        self._updates: dict[tuple[int, ...], TraceOnce] = {}
         self._names: dict[Pass, list[str]] = {}  # of the logs
         self._logs: dict[Pass, Variable] = {}  # of the last batch
         with strategy.scope():
@@ -209,7 +211,7 @@ class KerasStep:
         else:
             rows = batch.rows()
         step = step_of(self.model, what)
-        with on_share(share, self.variables, self._plain) as scope, drawing(scope):
+        with on_share(share, self._known()) as scope, drawing(scope):
             logs = self._reported(checked_logs(step(self._as_keras(rows)), step))
             values = [tf.cast(logs[name], tf.float32) for name in sorted(logs)]
             values = tf.stack(values) if values else tf.zeros([0])
@@ -224,7 +226,7 @@ class KerasStep:
         wrap_keras()
         _, share = self._share("test", batch)
         own = batch.rows()
-        with on_share(share, self.variables) as scope, drawing(scope), functions_inlined():
+        with on_share(share, self._known()) as scope, drawing(scope), functions_inlined():
             return self.model.predict_step(self._as_keras(own))
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
@@ -237,18 +239,23 @@ class KerasStep:
         """Change nothing: its weights are those that are trained."""
         return contextlib.nullcontext()
 
+    def _known(self) -> OfModel:
+        return OfModel(self.variables, self._plain, self._updates)
+
     def _reported(self, logs: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
         """Return what Keras's `fit` puts into the history: the metrics, where these have the names of the logs."""
         metrics = flat_logs(self.model.get_metrics_result())
         return metrics if metrics.keys() == logs.keys() else logs
 
     def _traced(self, what: Pass, element_spec: Spec) -> tuple[list[str], ConcreteFunction]:
-        """Trace the model's step on the replicas, each as if it were alone; return the names of its logs too."""
+        """Trace the model's step on the first replica, as if it were alone; return the names of its logs too."""
         step, names = step_of(self.model, what), set[str]()
 
         def on_replica(batch: Batch) -> tf.Tensor:
+            if local_replica(self.strategy):  # all are alike
+                return tf.constant(0)
             share = Share(local_replica(self.strategy), 1, 1.0, 1.0, 1.0, lambda: tf.zeros([1], tf.int64))
-            with on_share(share, self.variables) as scope, drawing(scope):
+            with on_share(share, self._known()) as scope, drawing(scope):
                 names.update(checked_logs(step(self._as_keras(batch)), step))
             return tf.constant(0)
 

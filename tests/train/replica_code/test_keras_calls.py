@@ -12,7 +12,7 @@ from mirrorkit._keras import keras
 from mirrorkit.strategy import first_replica
 from mirrorkit.train.replica_code.draws import wrap_draws
 from mirrorkit.train.replica_code.keras_calls import wrap_keras
-from mirrorkit.train.replica_code.scope import Share, on_share
+from mirrorkit.train.replica_code.scope import OfModel, Share, on_share
 
 Y, Y_PRED = np.float32([[1.0], [3.0]]), np.float32([[0.0], [0.0]])
 
@@ -29,7 +29,7 @@ def test_a_loss_is_divided_by_the_replicas_elsewhere_only(strategy_of: Any, own:
     def on_replica() -> tf.Tensor:
         if not own:
             return keras.losses.MeanSquaredError()(Y, Y_PRED)
-        with on_share(_alone()):
+        with on_share(_alone(), OfModel()):
             return keras.losses.MeanSquaredError()(Y, Y_PRED)
 
     loss = tf.function(lambda: first_replica(strategy, strategy.run(on_replica)), autograph=False)()
