@@ -14,12 +14,13 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit._keras import keras
 from mirrorkit._types import Batch, Nest
 from mirrorkit.errors import MirrorkitError, StepError
 from mirrorkit.strategy import first_replica, local_replica, num_workers
 from mirrorkit.train.first_batch.rows import LARGEST, SIXTEEN
 from mirrorkit.train.first_batch.same_results import rows_of_chief
-from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
+from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
 from mirrorkit.train.replica_code.keras_calls import functions_inlined
 from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.step.global_batch import this_replica
@@ -27,7 +28,7 @@ from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.variables import copies, path, unchanged
 
-_SETS = 3  # of rows
+_SETS = 2  # of rows
 _LATER = 0.05  # of an update after the first, whose weights an optimizer may have moved by rounding alone
 
 _CURE = (
@@ -124,21 +125,25 @@ def _run(step: KerasStep, sets: Sequence[Batch], sizes: list[int], what: Pass, *
             applied[:] = scope.applied
         return tf.constant(0)
 
-    @tf.function(autograph=False)
     def on_all(batch: Batch) -> Nest:
         first_replica(step.strategy, step.strategy.run(on_replica, args=(batch,)))
-        return [list(gradients) for gradients in applied]  # one graph holds what all replicas compute
+        return [list(gradients) for gradients in applied]
 
+    def compiled(batch: Batch) -> Nest:
+        return function.get_concrete_function(batch)(*tf.nest.flatten(batch))
+
+    function = tf.function(on_all, autograph=False)
+    # To compile takes longer than to run once, but for recurrent layers, of which each time step is a layer.
+    run = compiled if any(isinstance(layer, keras.layers.RNN) for layer in layers_of(step.model)) else on_all
     ran = []
     for batch in sets:
         with unchanged(step.variables):
             step.begin(what)
             with functions_inlined():
-                compiled = on_all.get_concrete_function(batch)
-            gradients = [[value.numpy() for value in of_one] for of_one in compiled(*tf.nest.flatten(batch))]
+                gradients = run(batch)
             values = [copies(variable)[0].numpy() for variable in _state(step)]
             logs = copies(step.log_values(what))[0].numpy()
-        ran.append(_Ran(gradients, values, logs))
+        ran.append(_Ran([[value.numpy() for value in of_one] for of_one in gradients], values, logs))
     return ran
 
 

@@ -91,7 +91,7 @@ class Assignments(keras.StatelessScope):  # type: ignore[name-defined, misc]
         super().__init__(collect_losses=collect_losses)
         self._replica = replica
         self._own = {id(variable): own_copy(variable, replica) for variable in variables}
-        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._graph = _graph()
         self.noted: dict[int, Assigned] = {}
 
     @contextmanager
@@ -189,12 +189,17 @@ class ReplicaScope(Assignments):
 
     def require_outermost(self, what: str) -> None:
         """Refuse what would make replicas wait for each other within a branch or loop, which one may not come to."""
-        if tf.compat.v1.get_default_graph() is not self._graph:
+        if _graph() is not self._graph:
             raise StepError(
                 f"In the model's train_step {what} within a tf.cond, a tf.while_loop or a tf.function, where replicas "
                 "cannot wait for each other. Do it in the body of train_step itself; for a choice, apply gradients "
                 "that tf.where makes 0."
             )
+
+
+def _graph() -> tf.Graph | None:
+    """Return the graph that operations go into; None where they are run at once."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def adds_up(variable: KerasVariable) -> bool:
@@ -208,7 +213,7 @@ def _change(written: Assigned) -> tf.Tensor:
 
 
 @contextmanager
-def on_share(share: Share, model: OfModel) -> Iterator[ReplicaScope]:
+def on_share(share: Share, model: OfModel = OfModel()) -> Iterator[ReplicaScope]:
     """Run Keras code on one replica's share; at the end of the block all copies of what it wrote are equal."""
     with ReplicaScope(share, model) as scope:
         _within.scope = scope
