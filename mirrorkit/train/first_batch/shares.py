@@ -9,7 +9,7 @@ with several sets of rows, since a step may do otherwise from a threshold on (th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -129,10 +129,11 @@ def _run(step: KerasStep, sets: Sequence[Batch], sizes: list[int], what: Pass, *
         first_replica(step.strategy, step.strategy.run(on_replica, args=(batch,)))
         return [list(gradients) for gradients in applied]
 
+    function: Any = tf.function(on_all, autograph=False)
+
     def compiled(batch: Batch) -> Nest:
         return function.get_concrete_function(batch)(*tf.nest.flatten(batch))
 
-    function = tf.function(on_all, autograph=False)
     # To compile takes longer than to run once, but for recurrent layers, of which each time step is a layer.
     run = compiled if any(isinstance(layer, keras.layers.RNN) for layer in layers_of(step.model)) else on_all
     ran = []

@@ -15,9 +15,11 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasVariable, Nest
 from mirrorkit.errors import StepError
+from mirrorkit.train.keras_model.kept import kept_by
 from mirrorkit.train.keras_model.keras_operations import without_waits
 from mirrorkit.train.keras_model.layer_state import is_generator, layers_of, training_argument
 from mirrorkit.train.keras_model.seeds import seeds_on_host
+from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.reduce.tracing import foreign_state
 
 
@@ -33,7 +35,7 @@ def call_model(
     given = list(zip(model.trainable_variables, weights, strict=True))
     given += zip(model.non_trainable_variables, state, strict=True)
     scope = _Scope(state_mapping=given, collect_losses=True)
-    with seeds_on_host(), without_waits(), scope:
+    with seeds_on_host(), without_waits(), keeping(kept_by(layers_of(model))), scope:
         before = dict(scope.state_mapping)
         outputs, added = read((model(x, **training_argument(model, training)), list(model.losses)))
     assigned = {key for key, value in scope.state_mapping.items() if value is not before.get(key)}

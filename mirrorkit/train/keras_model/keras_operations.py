@@ -24,26 +24,29 @@ from mirrorkit.data import HOST
 from mirrorkit.train.reduce.reduction import all_reduce
 
 Function: TypeAlias = Callable[..., tf.Tensor]
+Total: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 _within = threading.local()  # a strategy traces each replica in a thread of its own
 
 
 @contextmanager
-def without_waits(*, of_metric: KerasMetric = None) -> Iterator[None]:
+def without_waits(*, of_metric: KerasMetric = None, total: Total | None = None) -> Iterator[None]:
     """Let Keras's operations stay on the device within the block, and send one message where they send several.
 
-    `of_metric` is what the block computes, where it is a metric. The winner's index becomes int64 in Keras's own; a
-    metric of the user's may count on int32.
+    Args:
+        of_metric: what the block computes, where it is a metric. The winner's index becomes int64 in Keras's own; a
+            metric of the user's may count on int32.
+        total: what sums over the replicas in synchronized layers.
     """
     _wrap()
     names = {"signbit", "take", "affine_transform", "compute_moments_sync"}
     if type(of_metric).__module__.startswith("keras."):
         names.add("argmax")
-    before = getattr(_within, "names", ())
-    _within.names = names
+    before = getattr(_within, "names", ()), getattr(_within, "total", None)
+    _within.names, _within.total = names, total or before[1]
     try:
         yield
     finally:
-        _within.names = before
+        _within.names, _within.total = before
 
 
 @functools.cache
@@ -112,7 +115,8 @@ def _compute_moments_sync(
 def _total(values: list[tf.Tensor]) -> list[tf.Tensor]:
     """Sum each value over the replicas, by one message."""
     sizes = [value.shape.num_elements() for value in values]
-    parts = tf.split(_sum(tf.concat([tf.reshape(value, [-1]) for value in values], 0)), sizes)
+    total: Total = getattr(_within, "total", None) or _sum
+    parts = tf.split(total(tf.concat([tf.reshape(value, [-1]) for value in values], 0)), sizes)
     return [tf.reshape(part, value.shape) for part, value in zip(parts, values, strict=True)]
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
+from mirrorkit.train.reduce.switching import switching
 
 Gather = Callable[[Nest], Nest]  # from a replica's rows to those of all
 
@@ -106,7 +107,8 @@ def gather_rows(rows: Nest, sizes: tf.Tensor) -> Nest:
 def gather_sizes(size: tf.Tensor) -> tf.Tensor:
     """Return the numbers of all replicas, [replicas], or [replicas, n] of n numbers, int64; in replica context."""
     own = tf.identity(tf.cast(size, tf.int64))[tf.newaxis]
-    return tf.distribute.get_replica_context().all_gather(own, axis=0)
+    with switching():
+        return tf.distribute.get_replica_context().all_gather(own, axis=0)
 
 
 def _gather(tensor: tf.Tensor, sizes: tf.Tensor, is_all: bool | tf.Tensor) -> tf.Tensor:
@@ -142,7 +144,8 @@ def _gather(tensor: tf.Tensor, sizes: tf.Tensor, is_all: bool | tf.Tensor) -> tf
 def _concat(own: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     if not _by_size():
-        return context.all_gather(own, axis=0)
+        with switching():
+            return context.all_gather(own, axis=0)
     longest = tf.maximum(tf.reduce_max(sizes), 1)  # TensorFlow's ring would crash on a message without numbers
     message = tf.pad(own, [[0, longest - sizes[context.replica_id_in_sync_group]], *[[0, 0]] * (own.shape.rank - 1)])
     if message.shape[1:].num_elements() == 0:
@@ -161,7 +164,8 @@ def _concat(own: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
 def _sum(whole: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     if not _by_size():
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, whole)
+        with switching():
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, whole)
     if whole.shape[1:].num_elements() == 0:
         return whole
     rows = tf.shape(whole)[0]

@@ -11,6 +11,7 @@ import tensorflow as tf
 from mirrorkit._types import Nest, Sums
 from mirrorkit.strategy import gathers
 from mirrorkit.train.reduce.packing import BUCKET_MIB, pack, unpack
+from mirrorkit.train.reduce.switching import switching
 
 # In bytes: up to this size a message is gathered. Every worker gets those of all and adds them up itself, in n - 1 hops
 # of n workers; a ring takes twice as many, with less in each. On 2, 3 and 4 workers of one machine gathering took 0.5
@@ -63,7 +64,8 @@ def _sum(message: tf.Tensor) -> tf.Tensor:
         return message
     if size <= _SHORT and message.dtype in _GATHERED and gathers(context.strategy):
         return _gather(message)
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, message)
+    with switching():
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, message)
 
 
 @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]

@@ -99,7 +99,7 @@ def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = 
 def _normalize(original: Any, layer: Any, *args: Any, **options: Any) -> Any:
     """While the first batch is checked, with the moving statistics: those of a share are known to be others."""
     scope = this_scope()
-    if scope is None or scope.share.checked is None:
+    if scope is None or scope.share.checked is None or layer.synchronized:
         return original(layer, *args, **options)
     inputs, *rest = args  # training, mask
     given = dict(zip(("training", "mask"), rest, strict=False)) | options

@@ -187,6 +187,27 @@ class ReplicaScope(Assignments):
         self.noted |= {id(one.variable): one for one in self._plain}
         self.combine()
 
+    def total(self, message: tf.Tensor) -> tf.Tensor:
+        """Sum over the replicas within the model, as synchronized layers do.
+
+        What a replica has is the gradient of a mean over its own rows, and counts by their number when gradients are
+        averaged. So the gradients of others that arrive here count by their rows, against its own.
+        """
+        if self.share.replicas == 1:
+            return message
+        rows = tf.cast(self.share.rows, message.dtype)
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
+        def total(own: tf.Tensor) -> tf.Tensor:
+            return all_reduce(tf.stop_gradient(own)), weighed
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
+        def weighed(gradient: tf.Tensor) -> tf.Tensor:
+            return all_reduce(tf.stop_gradient(gradient) * rows) / rows, total
+
+        summed: tf.Tensor = total(message)
+        return summed
+
     def require_outermost(self, what: str) -> None:
         """Refuse what would make replicas wait for each other within a branch or loop, which one may not come to."""
         if _graph() is not self._graph:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,8 +16,11 @@ from mirrorkit._types import Batch, ConcreteFunction, KerasModel, KerasOptimizer
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name, first_replica, has_copies, local_replica, require_same
 from mirrorkit.train.keras_model.floatx import Cast
+from mirrorkit.train.keras_model.kept import kept_by
+from mirrorkit.train.keras_model.keras_operations import without_waits
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import count_examples
+from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.replica_code.draws import drawing, require_repeatable
 from mirrorkit.train.replica_code.keras_calls import functions_inlined, noting_optimizers, wrap_keras
@@ -211,7 +214,7 @@ class KerasStep:
         else:
             rows = batch.rows()
         step = step_of(self.model, what)
-        with on_share(share, self._known()) as scope, drawing(scope):
+        with self._scope(share) as scope:
             logs = self._reported(checked_logs(step(self._as_keras(rows)), step))
             values = [tf.cast(logs[name], tf.float32) for name in sorted(logs)]
             values = tf.stack(values) if values else tf.zeros([0])
@@ -226,7 +229,7 @@ class KerasStep:
         wrap_keras()
         _, share = self._share("test", batch)
         own = batch.rows()
-        with on_share(share, self._known()) as scope, drawing(scope), functions_inlined():
+        with self._scope(share), functions_inlined():
             return self.model.predict_step(self._as_keras(own))
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
@@ -239,8 +242,17 @@ class KerasStep:
         """Change nothing: its weights are those that are trained."""
         return contextlib.nullcontext()
 
-    def _known(self) -> OfModel:
-        return OfModel(self.variables, self._plain, self._updates)
+    @contextlib.contextmanager
+    def _scope(self, share: Share) -> Iterator[ReplicaScope]:
+        """Within it code of the model runs on this replica's share."""
+        model = OfModel(self.variables, self._plain, self._updates)
+        with (
+            keeping(kept_by(layers_of(self.model))),
+            on_share(share, model) as scope,
+            without_waits(total=scope.total),
+            drawing(scope),
+        ):
+            yield scope
 
     def _reported(self, logs: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
         """Return what Keras's `fit` puts into the history: the metrics, where these have the names of the logs."""
@@ -255,7 +267,7 @@ class KerasStep:
             if local_replica(self.strategy):  # all are alike
                 return tf.constant(0)
             share = Share(local_replica(self.strategy), 1, 1.0, 1.0, 1.0, lambda: tf.zeros([1], tf.int64))
-            with on_share(share, self._known()) as scope, drawing(scope):
+            with self._scope(share):
                 names.update(checked_logs(step(self._as_keras(batch)), step))
             return tf.constant(0)
 
