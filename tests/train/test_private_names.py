@@ -6,6 +6,7 @@ seen. Those of the optimizers have tests of their own in tests/optim.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,25 @@ def test_functions_of_keras_that_are_replaced_are_looked_up_at_each_call(name: s
         }[name]()
     assert called == [name]
     assert callable(getattr(keras_operations, f"_{name}"))
+
+
+def test_a_layer_knows_its_losses_by_their_ids() -> None:
+    layer = keras.layers.ActivityRegularization(1.0)
+    with keras.StatelessScope(collect_losses=True):
+        layer(tf.ones((2, 3)))
+        assert len(layer._loss_ids) == len(layer.losses) == 1
+        layer._loss_ids.clear()
+        assert not layer.losses
+
+
+def test_a_draw_without_a_seed_asks_for_the_global_generator() -> None:
+    called: list[bool] = []
+    generators = importlib.import_module("keras.src.random.seed_generator")
+    original = generators.global_seed_generator
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generators, "global_seed_generator", lambda: called.append(True) or original())
+        keras.random.normal((1,))
+    assert called == [True]
 
 
 @pytest.mark.parametrize("operation", sorted(tracing._STATEFUL_RANDOM))

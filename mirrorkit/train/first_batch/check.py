@@ -59,8 +59,8 @@ def _check_batch(step: Supervised, what: Pass, batch: Batch) -> None:
 
 
 def _check_shares(step: KerasStep, what: Pass, batch: Batch) -> None:
-    compare_shares(step, batch, what)
-    step.checked.add(what)
+    if compare_shares(step, batch, what):
+        step.checked.add(what)
 
 
 def _check_predictions(step: Supervised, batch: Batch) -> None:

@@ -22,7 +22,7 @@ from mirrorkit.train.first_batch.rows import LARGEST, SIXTEEN
 from mirrorkit.train.first_batch.same_results import rows_of_chief
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
 from mirrorkit.train.replica_code.keras_calls import functions_inlined
-from mirrorkit.train.replica_code.scope import Share
+from mirrorkit.train.replica_code.scope import Checked, Share
 from mirrorkit.train.step.global_batch import this_replica
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import Pass
@@ -74,8 +74,11 @@ class _Ran(NamedTuple):
     logs: np.ndarray
 
 
-def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> None:
-    """Refuse a model's step that on shares of a batch does not come to what it does on all rows."""
+def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
+    """Refuse a model's step that on shares of a batch does not come to what it does on all rows.
+
+    Returns whether there were rows enough to compare: of fewer than there are replicas each replica computes all.
+    """
     replicas = step.strategy.num_replicas_in_sync
     most = _SETS * (2 * replicas + 1)
     some = tf.nest.map_structure(lambda tensor: tensor[:most], batch)
@@ -83,8 +86,8 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> None:
         some = rows_of_chief(step.strategy, some, most)
     there = 0 if some is None else int(tf.nest.flatten(some)[0].shape[0])
     rows = min(there, 2 * replicas + 1)
-    if rows <= replicas:
-        return
+    if rows < replicas:
+        return False
     sizes = [2 if replica < rows - replicas else 1 for replica in range(replicas)]
     sizes[0] += rows - sum(sizes)
     sets = [
@@ -93,8 +96,9 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> None:
     ]
     name = f"{what}_step of {type(step.model).__name__}"
     try:
-        wholes = _run(step, sets, sizes, what, everywhere=True)
-        all_parts = _run(step, sets, sizes, what, everywhere=False)
+        are_rows: list[bool] = []  # the draws
+        wholes = _run(step, sets, sizes, what, are_rows, everywhere=True)
+        all_parts = _run(step, sets, sizes, what, are_rows, everywhere=False)
     except MirrorkitError:
         raise
     except Exception as error:  # whatever a user's step may raise
@@ -106,9 +110,12 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> None:
     for whole, parts in zip(wholes, all_parts, strict=True):
         for found in _differences(step, whole, parts, what):
             raise StepError(f"{name} does not mean the same on shares of a batch: {found} {_CURE}")
+    return True
 
 
-def _run(step: KerasStep, sets: Sequence[Batch], sizes: list[int], what: Pass, *, everywhere: bool) -> list[_Ran]:
+def _run(
+    step: KerasStep, sets: Sequence[Batch], sizes: list[int], what: Pass, are_rows: list[bool], *, everywhere: bool
+) -> list[_Ran]:
     """Return what each set of rows comes to, from the same state; `everywhere`, the first replica computes all rows."""
     replicas = 1 if everywhere else step.strategy.num_replicas_in_sync
     applied: list[Sequence[tf.Tensor]] = []
@@ -118,8 +125,9 @@ def _run(step: KerasStep, sets: Sequence[Batch], sizes: list[int], what: Pass, *
         if everywhere and local:
             return tf.constant(0)
         rows = _Rows(batch, sizes, everywhere)
-        own, _, total = place = rows.place()
-        share = Share(local, replicas, own, total, 1.0, lambda: tf.zeros([2], tf.int64), place)
+        own, first, total = rows.place()
+        checked = Checked(own, first, total, are_rows)
+        share = Share(local, replicas, own, total, 1.0, lambda: tf.zeros([2], tf.int64), checked)
         _, scope = step.run(what, rows, share)
         if local == 0:
             applied[:] = scope.applied

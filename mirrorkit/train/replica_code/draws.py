@@ -1,12 +1,14 @@
 """TensorFlow's random numbers in a model's own code: of this replica, step and use, so that a resumed run repeats them.
 
-`tf.random.normal` and its like draw from a state of the process that no checkpoint holds. Within a `ReplicaScope` they
-are stateless draws; Keras's own, which have a seed that is saved, are told apart by replica alone.
+`tf.random.normal` and its like, and `keras.random.normal` without a seed, draw from a state of the process that no
+checkpoint holds. Within a `ReplicaScope` they are stateless draws; those of a `SeedGenerator`, whose state is saved,
+are told apart by replica alone.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +35,20 @@ def wrap_draws() -> None:
     _wrap(tf.random, "shuffle", _shuffled)
     _wrap(tf.nn, "dropout", _dropped_by_state)
     _wrap(tf.nn.experimental, "stateless_dropout", _dropped)
+    # Private to Keras: where its draws without a seed take one from, a variable that each thread makes for itself.
+    generators = importlib.import_module("keras.src.random.seed_generator")
+    _wrap(generators, "global_seed_generator", lambda scope, original: _Seeds(scope))
+
+
+class _Seeds:
+    """In place of Keras's global generator: the seeds of draws that are given none."""
+
+    def __init__(self, scope: ReplicaScope) -> None:
+        self._scope = scope
+
+    def next(self, ordered: bool = True) -> tf.Tensor:
+        """Return another seed, int64 [2]."""
+        return _seed(self._scope, None)
 
 
 def _wrap(module: Any, name: str, within: Callable[..., tf.Tensor]) -> None:
@@ -67,13 +83,24 @@ def _stateless(
 def _sampled(
     scope: ReplicaScope, original: Callable[..., tf.Tensor], shape: Any, seed: Any, *args: Any, **options: Any
 ) -> tf.Tensor:
-    """Draw; while the first batch is checked, for all rows of it, and take those of this share."""
+    """Draw; while the first batch is checked, for all rows of it, and take those of this share.
+
+    What has the shape of a variable is no draw of rows. Whether it is, the run with all rows says, whose number is not
+    so easily that of anything else.
+    """
     sizes = tf.convert_to_tensor(shape, tf.int32)
-    if scope.share.checked is None or sizes.shape[0] == 0 or scope.share.checked[0] == 0:
+    checked = scope.share.checked
+    if checked is None or sizes.shape[0] == 0:
         return original(shape, seed, *args, **options)
-    own, first, rows = scope.share.checked
+    own, first = checked.own, checked.first
+    if own == checked.rows:
+        static = tf.get_static_value(sizes)
+        checked.are_rows.append(static is None or tuple(static) not in scope.shapes)
+    scope.sampled += 1
+    if not checked.are_rows[scope.sampled - 1]:
+        return original(shape, seed, *args, **options)
     times, rest = sizes[0] // own, sizes[1:]
-    drawn = original(tf.concat([[times, rows], rest], 0), seed, *args, **options)[:, first : first + own]
+    drawn = original(tf.concat([[times, checked.rows], rest], 0), seed, *args, **options)[:, first : first + own]
     of_rows = tf.reshape(drawn, tf.concat([[times * own], rest], 0))
     others = original(tf.concat([[sizes[0] - times * own], rest], 0), seed, *args, **options)
     return tf.ensure_shape(tf.concat([of_rows, others], 0), original(shape, seed, *args, **options).shape)

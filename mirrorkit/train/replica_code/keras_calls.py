@@ -68,8 +68,7 @@ def wrap_keras() -> None:
     """Let optimizers, means and losses ask for the `ReplicaScope` around them."""
     for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         _wrap(kind, "apply", _apply)
-    for kind in (keras.metrics.Mean, keras.metrics.Sum):
-        _wrap(kind, "update_state", _update_state)
+    _wrap(keras.metrics.Mean, "update_state", _update_state)
     _wrap(keras.layers.BatchNormalization, "call", _normalize)
     losses = importlib.import_module("keras.src.losses.loss")
     for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
@@ -111,6 +110,8 @@ def _apply(original: Any, optimizer: KerasOptimizer, grads: Sequence[Any], *args
     given = [*args, *options.values()]  # at most the variables
     variables = list(given[0]) if given and given[0] is not None else None
     if _noted:
+        if scope is not None:
+            scope.require_outermost(f"{type(optimizer).__name__}.apply is called")
         used = trainable_variables(optimizer) if variables is None else variables
         _noted[-1].setdefault(id(optimizer), (optimizer, used))
         return None

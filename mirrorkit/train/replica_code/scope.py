@@ -27,6 +27,23 @@ _within = threading.local()  # a strategy traces each replica in a thread of its
 
 
 @dataclass(frozen=True)
+class Checked:
+    """A share of the first batch while that is checked.
+
+    Attributes:
+        own: how many rows it has.
+        first: the first of them.
+        rows: how many the batch has.
+        are_rows: of each draw, in order, whether it is of rows; known once all rows were computed.
+    """
+
+    own: int
+    first: int
+    rows: int
+    are_rows: list[bool]
+
+
+@dataclass(frozen=True)
 class Share:
     """The part of a global batch that one replica computes.
 
@@ -37,7 +54,7 @@ class Share:
         total: how many rows the batch has, likewise.
         once: 1, or 0 where every replica computes all rows and another one counts.
         place: the numbers that tell its draws from those of others and of other steps, int64 [N].
-        checked: while the first batch is checked, its rows, the first of them, and how many the batch has; else None.
+        checked: while the first batch is checked, what draws must know; else None.
     """
 
     replica: int
@@ -46,7 +63,7 @@ class Share:
     total: float | tf.Tensor
     once: float | tf.Tensor
     place: Callable[[], tf.Tensor]
-    checked: tuple[int, int, int] | None = None
+    checked: Checked | None = None
 
     @property
     def part(self) -> float | tf.Tensor:
@@ -147,7 +164,8 @@ class ReplicaScope(Assignments):
         updates: see `OfModel`.
         noted: what was assigned since replicas were last equal.
         applied: the gradients that each update of an optimizer was given, averaged over all rows.
-        draws: how many draws were made.
+        draws: how many draws were made that have no seed of their own.
+        sampled: how many were made in all.
     """
 
     def __init__(self, share: Share, model: OfModel) -> None:
@@ -157,7 +175,8 @@ class ReplicaScope(Assignments):
         owned = [(variable, own_copy(variable, share.replica)) for variable in model.plain]
         self._plain = [Assigned(variable, own, tf.identity(own)) for variable, own in owned]
         self.applied: list[Sequence[tf.Tensor]] = []
-        self.draws = 0
+        self.draws = self.sampled = 0
+        self.shapes = {tuple(variable.shape) for variable in model.variables}
 
     def get_current_value(self, variable: KerasVariable) -> Any:
         """Return what Keras reads: the variable, after all replicas came to one value."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,18 +31,17 @@ def as_keras(batch: Nest) -> Nest:
 def build_as_it_trains(model: KerasModel, element_spec: Spec, strategy: tf.distribute.Strategy) -> None:
     """Create what is missing of a model's layers as its `train_step` does, as in Keras; else by a call of the model."""
 
-    def parts_are_built() -> bool:  # where only these are called, as in a GAN, the model itself need not be
-        return all(layer.built for layer in layers_of(model)[1:])
-
     def train(batch: Nest) -> tf.Tensor:
         step_of(model, "train")(batch)
         return tf.zeros([])
 
-    if not parts_are_built():
-        require_in_scope(model, strategy)
-        with contextlib.suppress(Exception), strategy.scope(), noting_optimizers(), functions_inlined():
+    if all(layer.built for layer in layers_of(model)[1:]):  # the model itself need not be, where it has no `call`
+        return
+    require_in_scope(model, strategy)
+    try:
+        with strategy.scope(), noting_optimizers(), functions_inlined():
             outputs_of_function(train, Cast(model)(as_keras(element_spec)))
-    if not parts_are_built():
+    except Exception:  # of data to evaluate or predict with, say
         build(model, unpack_batch(element_spec), strategy)
 
 

@@ -62,6 +62,11 @@ class KerasStep:
                 f"variable; {class_name(strategy)} has one copy for all. Use mirrored or multi_worker, or "
                 "Step.from_loss(model, optimizer, loss_fn)."
             )
+        if model.run_eagerly:
+            raise StepError(
+                f"{type(model).__name__} was compiled with run_eagerly=True, and its train_step is compiled here: what "
+                "it does in Python, it would do once. Leave out run_eagerly; keep what changes in variables."
+            )
         check_stateless(model)
         check_variables(strategy, model.variables)
         require_same(
@@ -215,14 +220,13 @@ class KerasStep:
             rows = batch.rows()
         step = step_of(self.model, what)
         with self._scope(share) as scope:
-            logs = self._reported(checked_logs(step(self._as_keras(rows)), step))
-            values = [tf.cast(logs[name], tf.float32) for name in sorted(logs)]
-            values = tf.stack(values) if values else tf.zeros([0])
-            (logged,) = share.mean([values])
+            returned = checked_logs(step(self._as_keras(rows)), step)
+            logs = self._reported(returned)
+            logged, total = share.mean([_vector(logs), tf.reduce_sum(_vector(returned))])
         own_copy(self._logs[what], own).assign(logged)
         if what == "train":
             own_copy(self._steps, own).assign_add(1)
-        return tf.reduce_sum(logged), scope
+        return total + tf.reduce_sum(logged), scope
 
     def predict(self, batch: GlobalBatch) -> Nest:
         """Run the model's `predict_step` on this replica's rows."""
@@ -294,6 +298,11 @@ class KerasStep:
             return tf.stack([tf.identity(seed), tf.identity(steps), *of_test, tf.cast(number, tf.int64)])
 
         return rows, Share(local, replicas, own, total, once, place)
+
+
+def _vector(logs: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    values = [tf.cast(logs[name], tf.float32) for name in sorted(logs)]
+    return tf.stack(values) if values else tf.zeros([0])
 
 
 def _check(optimizer: KerasOptimizer) -> None:

@@ -188,6 +188,11 @@ class InSixteenBits(Base):
         super().compile(keras.optimizers.LossScaleOptimizer(optimizer))
 
 
+class RunsEagerly(Base):
+    def compile(self, optimizer):
+        super().compile(optimizer, run_eagerly=True)
+
+
 class Accumulates(Base):
     def compile(self, optimizer):
         super().compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
@@ -240,6 +245,7 @@ FAULTY = {
     DrawsFromAState: "draws random numbers with TensorFlow's RandomGamma",
     WritesAVariableThatIsNowhere: "writes the tf.Variable '.*', which is neither Keras's nor an attribute",
     InSixteenBits: "LossScaleOptimizer decides on one replica.*mixed_bfloat16",
+    RunsEagerly: "RunsEagerly was compiled with run_eagerly=True",
     Accumulates: r"SGD\(gradient_accumulation_steps=2\) is not supported.*leave the switch out",
     KeepsAStateOfRows: "The layer 'rows' has stateful=True",
     LogsNoNumber: r"train_step logs \['errors'\], which are no single numbers",
@@ -291,4 +297,15 @@ class Penalty(WGAN):
         return super().train_step((between * real, z))
 
 
-RIGHT = [DrawsNoise, DropsAndNormalizes, Mixes, Penalty]
+class NoisyGradients(Base):
+    """Right: the same noise on every replica, in the shape of the weights; and noise of rows from such a seed."""
+
+    def objective(self, x, y):
+        self.at = [tf.cast(self.optimizer.iterations, tf.int32), 7]
+        return super().objective(x + tf.random.stateless_normal(tf.shape(x), self.at), y)
+
+    def changed(self, gradients):
+        return [g + 0.1 * tf.random.stateless_normal(g.shape, self.at) for g in gradients]
+
+
+RIGHT = [NoisyGradients, DrawsNoise, DropsAndNormalizes, Mixes, Penalty]

@@ -324,7 +324,7 @@ class TwoTasks(keras.Model):
         weights = self.two.trainable_variables
         self.second.apply_gradients(zip(tape.gradient(loss_two, weights), weights))
         self.error.update_state(y, self.two(shared), sample_weight=tf.abs(y[:, 0]))
-        self.rows.update_state(tf.ones_like(y[:, 0]))
+        self.rows.update_state(tf.reduce_sum(tf.ones_like(y[:, 0])))
         return {"one": loss_one, "two": loss_two, **self.get_metrics_result()}
 
 
@@ -381,6 +381,43 @@ class Reshapes(keras.Model):
 def reshapes():
     model = Reshapes()
     model.compile(keras.optimizers.SGD(0.1), loss="mse")
+    return model
+
+
+class Synchronized(keras.Model):
+    """Statistics of all rows, after a loss that a layer adds; keeps tensors in attributes between the updates."""
+
+    def __init__(self):
+        super().__init__()
+        layers = [L.Dense(8), L.ActivityRegularization(l2=0.1), L.BatchNormalization(synchronized=True), L.Dense(3)]
+        self.net = keras.Sequential([keras.Input((6,)), *layers])
+        self.scale = self.add_weight(shape=(), initializer="ones")
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def compile(self, optimizer):
+        super().compile(optimizer)
+        self.of_scale = keras.optimizers.SGD(0.1)
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            self.error = tf.reduce_mean((self.scale * self.net(x, training=True) - y) ** 2)
+            self.added = tf.add_n(self.losses)
+            loss = self.error + self.added
+        weights = self.net.trainable_variables
+        self.of_scale.apply([tape.gradient(loss, self.scale)], [self.scale])
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.tracker.update_state(self.error)
+        return {"loss": self.tracker.result(), "added": self.added, "still": tf.add_n(self.losses)}
+
+
+def synchronized():
+    model = Synchronized()
+    model.compile(keras.optimizers.SGD(0.05))
     return model
 
 
@@ -525,7 +562,7 @@ def late():
 
 
 _ALL = [wgan, dcgan, conditional_gan, cyclegan, vae, vq, distillation, mean_teacher, simsiam, penalized, two_tasks]
-MODELS = {make.__name__: make for make in (*_ALL, critic, late, tracks, reshapes)}
+MODELS = {make.__name__: make for make in (*_ALL, critic, late, tracks, reshapes, synchronized)}
 
 
 def data(rows=50):

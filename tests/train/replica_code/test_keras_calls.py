@@ -54,10 +54,13 @@ def test_elsewhere_optimizers_metrics_and_draws_are_as_ever() -> None:
     assert np.array_equal(one, tf.random.normal((4,)))
 
 
-@pytest.mark.parametrize("name", ["normal", "uniform", "truncated_normal", "shuffle"])
+DRAWS = {name: getattr(tf.random, name) for name in ("normal", "uniform", "truncated_normal", "shuffle")}
+
+
+@pytest.mark.parametrize("name", [*DRAWS, "keras.random.normal"])
 def test_within_it_draws_repeat_and_differ_by_place_and_use(name: str) -> None:
     wrap_draws()
-    draw = getattr(tf.random, name)
+    draw = getattr(tf.random, name) if name in DRAWS else keras.random.normal
 
     def twice(*place: int) -> Any:
         with on_share(_at(*place)):

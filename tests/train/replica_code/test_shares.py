@@ -60,6 +60,12 @@ def test_a_step_that_draws_is_not_refused(strategy_of: Any, kind: Any, replicas:
     mk.checks.in_sync(strategy_of("mirrored", replicas), loop.step)
 
 
+def test_batches_of_as_many_rows_as_replicas_are_compared(strategy_of: Any) -> None:
+    loop = loop_of(lambda: faulty_models.compiled(faulty_models.SumOfRows), strategy_of("mirrored", 2))
+    with pytest.raises(StepError, match="the gradients of its update 1"):
+        loop.fit(plain_dataset(*own_models.data(2), batch=2), epochs=1, verbose=0)
+
+
 def test_the_check_can_be_left_out(strategy_of: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():
