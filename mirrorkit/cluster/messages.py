@@ -127,10 +127,8 @@ def next_line(connection: socket.socket, received: bytearray, *, limit: int, dea
     NotOurs says that the line is too long, a TimeoutError that it did not come by the deadline (of time.monotonic).
     """
     searched = 0
-    while (end := received.find(b"\n", searched)) < 0:
+    while (line := take_line(received, limit=limit, searched=searched)) is None:
         searched = len(received)
-        if searched > limit:
-            raise NotOurs
         if (left := deadline - time.monotonic()) <= 0:
             raise TimeoutError
         connection.settimeout(left)
@@ -138,8 +136,16 @@ def next_line(connection: socket.socket, received: bytearray, *, limit: int, dea
         if not data:
             raise ConnectionError("it left")
         received += data
-    if end > limit:
+    return line
+
+
+def take_line(received: bytearray, *, limit: int, searched: int = 0) -> bytes | None:
+    """Take the first line out of `received`; return None where its end, beyond `searched`, has not come yet."""
+    end = received.find(b"\n", searched)
+    if (len(received) if end < 0 else end) > limit:
         raise NotOurs
+    if end < 0:
+        return None
     line = bytes(received[:end])
     del received[: end + 1]
     return line

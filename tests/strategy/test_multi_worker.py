@@ -17,28 +17,7 @@ from mirrorkit.launch import layout
 from mirrorkit.strategy import multi_worker
 from mirrorkit.variables import given
 
-PS = mk.cluster.Cluster(workers=("a:1",), ps=("b:1",), chief="c:1", task_type="chief")
-
-
 WORKERS = mk.cluster.Cluster(workers=("a:1", "b:1"))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "is not in a cluster. Start it by `python -m mirrorkit launch --workers 2 script.py`"),
-        ({"cluster": PS}, "Take 'parameter_server'"),
-        ({"cluster": mk.cluster.Cluster(workers=("a:1", "b:1"), task_type="evaluator")}, "does not train"),
-        ({"cluster": WORKERS, "devices": "cpu:4"}, "Start more workers instead"),
-        ({"cluster": WORKERS, "devices": ["gpu:0"]}, "'gpu:2', 2"),
-        ({"cluster": WORKERS, "devices": "gpu:99"}, "sees . GPUs"),
-        ({"cluster": WORKERS, "communication": "hierarchical"}, "there are 'auto', 'ring', 'nccl'"),
-        ({"cluster": WORKERS, "communication": "nccl", "devices": "cpu"}, "without GPUs. Take 'ring'"),
-    ],
-)
-def test_multi_worker_refuses_what_it_cannot_be_before_it_waits_for_anyone(options, message):
-    with pytest.raises(StrategyError, match=message):
-        mk.strategy.create("multi_worker", **options)
 
 
 def test_a_worker_that_never_comes_is_named():
