@@ -25,16 +25,17 @@ MOMENTS = (STEP, SAVE, START)
 _COLUMNS = "{:<18} {:>9} {:>9} {:>10}  {:<12} {}"
 
 
-def series(
-    kills: int, epochs: int, folder: Path, seed: int, part: str = "process", training: Sequence[str] = ()
-) -> tuple[list[soak.Struck], list[str]]:
-    """Kill a part of the soak so often; return what happened and all that was wrong.
-
-    `training` are further arguments of the training.
-    """
+def kills(part: str, count: int) -> list[Strike]:
+    """So many kills of a process, or of a worker, at the three kinds of moments in turn."""
     on = {"process": "the process", "workers": "a worker"}[part]
-    plan = [Strike(on, KILL, MOMENTS[number % len(MOMENTS)]) for number in range(kills)]
-    one = soak.Soak(part, plan, epochs, folder, seed, options=training, told=row_of)
+    return [Strike(on, KILL, MOMENTS[number % len(MOMENTS)]) for number in range(count)]
+
+
+def series(
+    part: str, plan: Sequence[Strike], epochs: int, folder: Path, seed: int = 0, options: Sequence[str] = ()
+) -> tuple[list[soak.Struck], list[str]]:
+    """Strike a part of the soak; return what happened and all that was wrong. `options` are those of the training."""
+    one = soak.Soak(part, plan, epochs, folder, seed, options=options, told=row_of)
     problems = one.run()
     return one.done, [problem for struck in one.done for problem in (*struck.left, *struck.problems)] + problems
 
@@ -55,12 +56,13 @@ def main() -> int:
     parser.add_argument("--with", dest="how", choices=["layout", "shard_optimizer"], help="how one process trains")
     options = parser.parse_args()
     part, further = "workers" if options.workers else "process", ["--with", options.how] if options.how else []
+    plan = kills(part, options.kills)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         print(
             "   kill  " + _COLUMNS.format("at", "began at", "reached", "newest", "it left", "checkpoints"), flush=True
         )
-        lives, problems = series(options.kills, options.epochs, Path(folder), options.seed, part, further)
+        lives, problems = series(part, plan, options.epochs, Path(folder), options.seed, further)
     torn = sum(life.unfinished for life in lives)
     print(
         f"{len(lives)} kills ({torn} within a save), {options.epochs * soak.STEPS_PER_EPOCH} steps, "

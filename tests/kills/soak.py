@@ -152,8 +152,10 @@ class Soak:
         task = before[pid].task if pid in before else ""
         problems = [f"{line}, though nobody struck" for line in re.findall(FAILED, self._new())]
         self.heard = self.said.stat().st_size
-        newest, struck_at = newest_of(self.checkpoints), time.monotonic()
-        pattern = strikes.said_after(self.part, strike, task)
+        newest, pattern = newest_of(self.checkpoints), strikes.said_after(self.part, strike, task)
+        if strike.moment == strikes.SAVE:  # which takes milliseconds: nothing else comes in between
+            until(lambda: unfinished_in(self.checkpoints), "a save", by=job, every=0.001)
+        struck_at = time.monotonic()
         if strike.deed == strikes.FULL:
             self._until(lambda: not strikes.fill(self.checkpoints) or self._has_said(pattern), job)
             if ends != JOB:
@@ -198,7 +200,7 @@ class Soak:
         return Struck(self.part, *about, left, problems)
 
     def _moment(self, strike: Strike, job: subprocess.Popen[bytes], left: int) -> tuple[int, dict[int, Seen]]:
-        """Wait for the moment; return which process to strike, and all that there are."""
+        """Wait for the moment, or the step after which to wait for a save; return whom to strike, and who is there."""
         wanted = f"worker {self.rng.randrange(2)}" if strike.on == "a worker" else TASKS.get(strike.on, "")
         done = max(newest_of(self.checkpoints), self.reached)
         target = watching.next_target(done, self.epochs * STEPS_PER_EPOCH, left, self.rng)
@@ -218,8 +220,6 @@ class Soak:
         if wanted:
             until(chosen, wanted, by=job)
         pid = chosen()[0] if wanted else job.pid
-        if strike.moment == strikes.SAVE:
-            until(lambda: unfinished_in(self.checkpoints), "a save", by=job, every=0.001)
         return pid, before
 
     def _all_serve(self) -> bool:

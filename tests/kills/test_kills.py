@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-import kill_series
 import numpy as np
 import pytest
 import watching
+from kill_series import MOMENTS, kills, series
+from strikes import STEP, STOP, TERM, Strike
 
 
 @pytest.mark.slow
@@ -15,9 +17,10 @@ import watching
 @pytest.mark.timeout(1200)
 def test_three_kills_change_no_bit_and_tear_no_checkpoint(tmp_path: Path) -> None:
     """Of four replicas, each of which has a quarter of the optimizer's slots; the workers below have all of them."""
-    lives, problems = kill_series.series(3, 6, tmp_path, seed=0, training=["--with", "shard_optimizer"])
+    plan = kills("process", 3)
+    lives, problems = series("process", plan, 6, tmp_path, options=["--with", "shard_optimizer"])
     assert not problems
-    assert [life.moment for life in lives] == list(kill_series.MOMENTS)
+    assert [life.moment for life in lives] == list(MOMENTS)
     assert lives[1].unfinished  # it was killed within a save
 
 
@@ -25,17 +28,24 @@ def test_three_kills_change_no_bit_and_tear_no_checkpoint(tmp_path: Path) -> Non
 @pytest.mark.timeout(1200)
 def test_so_it_is_with_a_model_on_several_devices(tmp_path: Path) -> None:
     """Two replicas of two devices."""
-    lives, problems = kill_series.series(1, 3, tmp_path, seed=1, training=["--with", "layout"])
+    lives, problems = series("process", kills("process", 1), 3, tmp_path, seed=1, options=["--with", "layout"])
     assert not problems
     assert lives[0].reached > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_kills_of_one_of_two_workers_change_no_bit(tmp_path: Path) -> None:
-    lives, problems = kill_series.series(2, 4, tmp_path, seed=0, part="workers")
+def test_whatever_happens_to_one_of_two_workers_changes_no_bit(tmp_path: Path) -> None:
+    """The launcher ends the other one and starts both again."""
+    plan = [*kills("workers", 2), Strike("a worker", TERM, STEP), Strike("a worker", STOP, STEP)]
+    lives, problems = series("workers", plan, 5, tmp_path)
     assert not problems
-    assert [life.starts for life in lives] == [1, 1]  # by the launcher
+    assert [life.starts for life in lives] == [1] * len(plan)
+    *_, stopped = lives
+    assert re.match(r"ClusterError: worker \d \(ADDRESS\) has stopped answering, and the other workers", stopped.said)
+    said = (tmp_path / "said").read_text()
+    assert all(f"worker {worker} | SIGTERM: saved in" in said for worker in (0, 1))
+    assert "ended with exit code 143 (SIGTERM)" in said
 
 
 def test_a_bit_that_differs_and_a_torn_checkpoint_are_seen(tmp_path: Path) -> None:
