@@ -85,7 +85,7 @@ def test_a_first_task_that_does_not_come_is_named(cluster):
 
 
 def test_who_gives_up_first_names_those_for_whom_the_first_task_waits(cluster):
-    host = threading.Thread(target=together, args=(cluster,), kwargs={"timeout": 1.5})
+    host = threading.Thread(target=together, args=(cluster,), kwargs={"timeout": 2.5})
     host.start()
     (error,) = together(as_task(cluster, 1), timeout=0.5)
     assert f"for worker 0 ({cluster.workers[0]}), which is waiting for worker 2" in error

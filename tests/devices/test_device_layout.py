@@ -77,6 +77,7 @@ def test_a_program_that_has_chosen_a_number_of_threads_keeps_it(monkeypatch, pro
     monkeypatch.setattr(tf.config, "set_logical_device_configuration", lambda cpu, parts: None)
     monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: program)
     monkeypatch.delattr(tf.config.threading, "set_intra_op_parallelism_threads")
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
     if variable:
         monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", variable)
     assert devices.split_cpu(4) == CPUS
