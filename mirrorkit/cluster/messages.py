@@ -33,7 +33,7 @@ class NotOurs(ValueError):
 
 
 def longest(hello: Mapping[str, Any]) -> int:
-    """Return how many bytes a line may have among tasks of which one says this; the others say much the same."""
+    """Return the most bytes that a line may have, given what one task says of itself: the others say about as much."""
     return max(_LEAST, 4 * len(json.dumps(hello)))
 
 
@@ -55,7 +55,7 @@ def nonce_of_greeting(line: bytes) -> str:
 
 
 def require_nonce(found: object) -> str:
-    """Return what was found where it is a nonce."""
+    """Return `found`, which must be a nonce."""
     if not isinstance(found, str) or not _NONCE.fullmatch(found):
         raise NotOurs
     return found
@@ -152,7 +152,7 @@ def take_line(received: bytearray, *, limit: int, searched: int = 0) -> bytes | 
 
 
 def printable(text: object, *, length: int = 2000) -> str:
-    """Return a text of somebody else as a message may show it."""
+    """Return a text that came from another machine as a message may show it: short, without control characters."""
     shown = "".join(c if c.isprintable() else "?" for c in str(text)[:length])
     return shown if len(str(text)) <= length else f"{shown}..."
 

@@ -143,10 +143,11 @@ def _cannot_listen(cluster: Cluster, error: OSError) -> ClusterError:
 
 
 def door(cluster: Cluster) -> socket.socket:
-    """Return a socket that listens for the other tasks: at this task's own address, or where all of them are here.
+    """Return a socket at which the other tasks reach this one.
 
-    A name may mean another interface to other machines, and an address may be one that is forwarded to this machine;
-    only then it listens at all interfaces.
+    It listens at this task's own address where that is an IP address, or where all tasks are on this machine. A host
+    name may mean another interface to other machines, and an address may be forwarded to this machine: then the socket
+    listens at all interfaces.
     """
     host, port = host_and_port(cluster.addresses[cluster.task])
     hosts = {host_and_port(address)[0] for address in cluster.addresses.values()}

@@ -1,4 +1,4 @@
-"""What all workers must say alike: settings, compared by name, and what the chief tells the others."""
+"""What all workers must agree on: settings, compared by name, and what the chief tells the others."""
 
 from __future__ import annotations
 

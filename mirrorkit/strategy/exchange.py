@@ -71,7 +71,7 @@ def texts_of_all_workers(strategy: tf.distribute.Strategy, text: str, most: int)
 
 @contextlib.contextmanager
 def place(name: str) -> Iterator[None]:
-    """Name this part of the program, as workers that are at another one see it: "Loop.evaluate"."""
+    """Name this part of the program, such as "Loop.evaluate", for the error of workers that are at another one."""
     before = _place.set(name)
     try:
         yield
