@@ -221,7 +221,7 @@ def test_the_version_is_the_one_of_the_metadata():
     [
         ({"TF_USE_LEGACY_KERAS": "1"}, "mirrorkit._keras", "Unset TF_USE_LEGACY_KERAS"),
         ({"KERAS_BACKEND": "jax"}, "mirrorkit.strategy", "Set KERAS_BACKEND=tensorflow"),
-        ({"KERAS_HOME": "{home}", "KERAS_BACKEND": None}, "mirrorkit._keras", "Set KERAS_BACKEND=tensorflow"),
+        ({"KERAS_HOME": "{home}", "KERAS_BACKEND": None}, "mirrorkit._keras", "KERAS_BACKEND=tensorflow"),
     ],
     ids=["legacy", "jax", "configuration file"],
 )
