@@ -75,10 +75,9 @@ def test_an_address_at_which_nobody_listens(closed_port):
 
 
 def test_an_address_that_never_answers_is_given_up_in_time(silent_port):
-    """Where names cannot be resolved, TensorFlow itself gives up early, while it looks for the machine's metadata."""
     started = time.monotonic()
-    with pytest.raises(DeviceError, match=r"did not answer within 4 s \(start_timeout\)|:\d+' cannot be used"):
-        mk.strategy.create("tpu", devices=f"127.0.0.1:{silent_port}", start_timeout=4)
+    with pytest.raises(DeviceError, match=r"did not answer within 1 s \(start_timeout\)"):
+        mk.strategy.create("tpu", devices=f"127.0.0.1:{silent_port}", start_timeout=1)
     assert time.monotonic() - started < 30
     assert tf.reduce_sum(tf.ones([3])).numpy() == 3, "TensorFlow still works in this process"
 
