@@ -1,4 +1,4 @@
-"""Files in folders that other processes may use too: what is safe to open, whose they are, and how one is replaced."""
+"""Files in folders that other processes use too: what is safe to open, who wrote a file, how one is replaced."""
 
 from __future__ import annotations
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from test_package import FILES, LAYERS, PACKAGE, ROOMS_OF_TRAIN
+from test_package import FILES, LAYERS, PACKAGE, ROOMS_OF_TRAIN, tree_of
 
 ROOT = PACKAGE.parent
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
@@ -54,14 +55,13 @@ def _private_names(path: Path) -> Iterator[str]:
 
     Also private modules.
     """
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     defined = DEFINED[path]
-    inherited = set().union(*DEFINED.values())
     for node in ast.walk(tree):
         own = defined
         if isinstance(node, ast.Attribute):
             names = [node.attr]
-            own = inherited if _is_own(node.value) else defined
+            own = INHERITED if _is_own(node.value) else defined
         elif isinstance(node, ast.keyword):
             names = [node.arg or ""]
         elif isinstance(node, ast.Constant) and re.fullmatch(r"_[a-z]\w*", str(node.value)):
@@ -84,7 +84,7 @@ def _is_own(value: ast.expr) -> bool:
 def _defined(path: Path) -> set[str]:
     """The names that a file defines; of attributes those of `self`."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             found.add(node.name)
         elif isinstance(node, ast.alias):
@@ -99,8 +99,10 @@ def _defined(path: Path) -> set[str]:
 
 
 DEFINED = {path: _defined(path) for path in FILES}
+INHERITED = set().union(*DEFINED.values())
 
 
+@functools.cache
 def _told() -> dict[str, set[str]]:
     """The names that the table has for each file."""
     told: dict[str, set[str]] = {}
@@ -130,7 +132,7 @@ def test_each_private_name_has_a_reason_and_a_test() -> None:
 
 def _reached(path: Path) -> set[str]:
     """Return what a file takes from other objects by names that begin with an underscore and are not its own."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     own = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     own |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
     own |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

@@ -31,7 +31,7 @@ def test_devices_splits_verifies_and_prints():
 
 
 def test_what_is_required_and_missing_is_one_message_and_exit_code_1(monkeypatch, capsys):
-    monkeypatch.setattr(verification, "_nvidia_smi", list)
+    monkeypatch.setattr(verification, "nvidia_smi", lambda *fields: [])
     assert command.main(["devices", "--require", "gpu:99"]) == 1
     out, err = capsys.readouterr()
     assert out == ""

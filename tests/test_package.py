@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 from pathlib import Path
@@ -45,6 +46,11 @@ ROOMS_OF_TRAIN = [
 ]
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def layer(path: Path, package: Path = PACKAGE) -> str:
     return path.relative_to(package).parts[0].removesuffix(".py")
 
@@ -69,40 +75,35 @@ def for_type_checkers(tree: ast.AST) -> list[ast.If]:
 
 
 def test_submodules_load_lazily_and_type_checkers_know_them():
-    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    tree = tree_of(PACKAGE / "__init__.py")
     blocks = for_type_checkers(tree)
     assert {name for block in blocks for name in imported_layers(block)} == {*mk.__all__} - {"__version__"}
     # `supported` holds the version, and imports nothing.
     assert imported_layers(ast.Module([node for node in tree.body if node not in blocks], [])) == {"supported"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_up_only(path):
-    if path == PACKAGE / "__init__.py":
-        return
-    imported = imported_layers(ast.parse(path.read_text()))
-    assert layer(path) in LAYERS, f"{layer(path)} has no place yet: give it one in LAYERS"
-    below = {name for name in imported if name not in LAYERS[: LAYERS.index(layer(path)) + 1]}
-    assert not below, f"{path.relative_to(PACKAGE)} imports {sorted(below)}, which stands below it"
+def imports_of_lower_ones(package: Path, layers: list[str]) -> list[str]:
+    """The imports of a package's files that point down the list of its layers."""
+    found = []
+    for path in package.rglob("*.py"):
+        if path != package / "__init__.py":
+            here = layer(path, package)
+            assert here in layers, f"{here} has no place yet: give it one in the list"
+            name = ".".join(package.relative_to(PACKAGE.parent).parts)
+            below = imported_layers(tree_of(path), name) - set(layers[: layers.index(here) + 1])
+            found += [f"{path.relative_to(PACKAGE)}: {other}" for other in sorted(below)]
+    return found
+
+
+def test_imports_point_up_only():
+    assert not imports_of_lower_ones(PACKAGE, LAYERS)
+    assert not imports_of_lower_ones(PACKAGE / "train", ROOMS_OF_TRAIN)
 
 
 def test_no_training_needs_a_tool_and_hardly_a_tool_another():
-    imported = {(layer(path), name) for path in FILES for name in imported_layers(ast.parse(path.read_text()))}
+    imported = {(layer(path), name) for path in FILES for name in imported_layers(tree_of(path))}
     users = {(here, name) for here, name in imported if name in TOOLS and name != here}
     assert {use for use in users if use[0] not in ("__init__", "__main__")} == TOOLS_OF_TOOLS
-
-
-@pytest.mark.parametrize(
-    "path", sorted((PACKAGE / "train").rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
-)
-def test_imports_within_train_point_up_only(path):
-    if path == PACKAGE / "train/__init__.py":
-        return
-    here = layer(path, PACKAGE / "train")
-    assert here in ROOMS_OF_TRAIN, f"{here} has no place yet: give it one in ROOMS_OF_TRAIN"
-    above = ROOMS_OF_TRAIN[: ROOMS_OF_TRAIN.index(here) + 1]
-    below = imported_layers(ast.parse(path.read_text()), "mirrorkit.train") - set(above)
-    assert not below, f"{path.relative_to(PACKAGE)} imports {sorted(below)}, which stands below it"
 
 
 # Inner files of a package that another one may import: the command line starts without TensorFlow, which a package's
@@ -132,25 +133,25 @@ def test_another_package_is_reached_by_its_face():
     reached = set()
     for path in FILES:
         here = str(path.relative_to(PACKAGE))
-        files = inner_files(ast.parse(path.read_text()))
+        files = inner_files(tree_of(path))
         reached |= {(here, file) for file in files if file.split("/")[0] != here.split("/")[0]}
     past = reached - INNER
     assert not past, "files that reach past the __init__.py of another package"
     assert reached == INNER, "an exception that nothing needs"
 
 
-@pytest.mark.parametrize("package", sorted({path.parent for path in FILES if path.parent != PACKAGE}), ids=str)
-def test_no_public_name_hides_a_module(package):
-    name = ".".join(package.relative_to(PACKAGE.parent).parts)
-    public = set(getattr(importlib.import_module(name), "__all__", ()))
-    hidden = {path.stem for path in package.glob("*.py")} & public
-    modules = {n for n in hidden if getattr(importlib.import_module(name), n) is importlib.import_module(f"{name}.{n}")}
-    assert hidden == modules, f"mirrorkit: {sorted(hidden - modules)} of {name} hide the modules of these names"
+def test_no_public_name_hides_a_module():
+    for package in {path.parent for path in FILES if path.parent != PACKAGE}:
+        name = ".".join(package.relative_to(PACKAGE.parent).parts)
+        module = importlib.import_module(name)
+        hidden = {path.stem for path in package.glob("*.py")} & set(getattr(module, "__all__", ()))
+        for each in hidden:
+            assert getattr(module, each) is importlib.import_module(f"{name}.{each}"), f"{each} of {name} hides one"
 
 
 def test_only_one_place_imports_keras():
     for path in FILES:
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         harmless = {id(node) for block in for_type_checkers(tree) for node in ast.walk(block)}
         for node in ast.walk(tree):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -159,9 +160,8 @@ def test_only_one_place_imports_keras():
             assert not past or path.name == "_keras.py", f"{path} imports keras past _keras.py"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_file_is_too_long_to_read(path):
-    assert len(path.read_text().splitlines()) <= 350, "this file probably has two jobs"
+def test_no_file_is_too_long_to_read():
+    assert not [path for path in FILES if len(path.read_text().splitlines()) > 350], "they probably have two jobs each"
 
 
 def test_no_two_modules_of_the_tests_have_one_name():
@@ -194,13 +194,13 @@ def test_importing_mirrorkit_changes_nothing(run_python):
     assert result.json() == nothing
 
 
-@pytest.mark.parametrize("name", [name for name in mk.__all__ if not name.startswith("__")])
-def test_every_public_submodule_loads_and_offers_what_it_says(name):
-    module = getattr(mk, name)
-    assert module is importlib.import_module(f"mirrorkit.{name}")
-    assert module.__doc__
-    for public in getattr(module, "__all__", []):
-        assert hasattr(module, public), f"mirrorkit.{name}.__all__ names {public}, which is not there"
+def test_every_public_submodule_loads_and_offers_what_it_says():
+    for name in {*mk.__all__} - {"__version__"}:
+        module = getattr(mk, name)
+        assert module is importlib.import_module(f"mirrorkit.{name}")
+        assert module.__doc__
+        for public in getattr(module, "__all__", []):
+            assert hasattr(module, public), f"mirrorkit.{name}.__all__ names {public}, which is not there"
 
 
 def test_an_unknown_submodule_names_the_known_ones():
@@ -216,15 +216,17 @@ def test_the_version_is_the_one_of_the_metadata():
         pytest.skip("mirrorkit is not installed, only on the path")
 
 
-WRONG_KERAS = [
-    ({"TF_USE_LEGACY_KERAS": "1"}, "mirrorkit._keras", "Unset TF_USE_LEGACY_KERAS"),
-    ({"KERAS_BACKEND": "jax"}, "mirrorkit._keras", "Set KERAS_BACKEND=tensorflow"),
-    ({"KERAS_BACKEND": "jax"}, "mirrorkit.strategy", "Set KERAS_BACKEND=tensorflow"),
-]
-
-
-@pytest.mark.parametrize(("env", "module", "cure"), WRONG_KERAS)
-def test_a_keras_that_cannot_be_used_is_an_error_at_first_use_with_the_cure(run_python, env, module, cure):
+@pytest.mark.parametrize(
+    ("env", "module", "cure"),
+    [
+        ({"TF_USE_LEGACY_KERAS": "1"}, "mirrorkit._keras", "Unset TF_USE_LEGACY_KERAS"),
+        ({"KERAS_BACKEND": "jax"}, "mirrorkit.strategy", "Set KERAS_BACKEND=tensorflow"),
+        ({"KERAS_HOME": "{home}", "KERAS_BACKEND": None}, "mirrorkit._keras", "KERAS_BACKEND=tensorflow"),
+    ],
+    ids=["legacy", "jax", "configuration file"],
+)
+def test_a_keras_that_cannot_be_used_is_an_error_at_first_use_with_the_cure(run_python, tmp_path, env, module, cure):
+    (tmp_path / "keras.json").write_text(json.dumps({"backend": "numpy"}))
     result = run_python(
         f"""
         import importlib, json
@@ -234,7 +236,7 @@ def test_a_keras_that_cannot_be_used_is_an_error_at_first_use_with_the_cure(run_
         except BackendError as error:
             print(json.dumps(str(error)))
         """,
-        env=env,
+        env={name: value and value.format(home=tmp_path) for name, value in env.items()},
     )
     assert cure in result.json()
 
@@ -243,19 +245,3 @@ def test_an_old_keras_is_an_error_that_names_both_versions(monkeypatch):
     monkeypatch.setattr(_keras.keras, "__version__", "3.9.2")
     with pytest.raises(BackendError, match=r"3\.10 or newer, found 3\.9\.2.*pip install --upgrade keras"):
         _keras._import_keras()
-
-
-def test_a_backend_from_the_configuration_file_is_an_error(run_python, tmp_path):
-    (tmp_path / "keras.json").write_text(json.dumps({"backend": "numpy"}))
-    result = run_python(
-        """
-        import json
-        from mirrorkit.errors import BackendError
-        try:
-            import mirrorkit._keras
-        except BackendError as error:
-            print(json.dumps(str(error)))
-        """,
-        env={"KERAS_HOME": str(tmp_path), "KERAS_BACKEND": None},
-    )
-    assert "KERAS_BACKEND=tensorflow" in result.json()

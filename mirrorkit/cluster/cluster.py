@@ -45,9 +45,7 @@ class Cluster:
     @property
     def addresses(self) -> dict[str, str]:
         """Address by name of the task ("chief", "worker 0", "ps 1"), the chief first."""
-        tasks = {} if self.chief is None else {"chief": self.chief}
-        tasks |= {task_name("worker", i): address for i, address in enumerate(self.workers)}
-        return tasks | {task_name("ps", i): address for i, address in enumerate(self.ps)}
+        return {task_name(job, i): address for job, of in jobs(self).items() for i, address in enumerate(of)}
 
     @property
     def task(self) -> str:
@@ -66,13 +64,7 @@ class Cluster:
 
     def to_tf_config(self) -> str:
         """Return the value of TF_CONFIG that says the same (JSON)."""
-        jobs = {"chief": [self.chief] if self.chief else [], "worker": list(self.workers), "ps": list(self.ps)}
-        return json.dumps(
-            {
-                "cluster": {job: addresses for job, addresses in jobs.items() if addresses},
-                "task": {"type": self.task_type, "index": self.task_index},
-            }
-        )
+        return json.dumps({"cluster": jobs(self), "task": {"type": self.task_type, "index": self.task_index}})
 
     def __str__(self) -> str:
         """Say in one line which task this is, of how many, and where that was read from."""
@@ -100,8 +92,8 @@ class Cluster:
             )
         if isinstance(self.task_index, bool) or not isinstance(self.task_index, int):
             raise ClusterError(f"{self.source}: the task index must be a whole number, found {self.task_index!r}.")
-        tasks = {"worker": len(self.workers), "ps": len(self.ps), "chief": int(self.chief is not None)}
-        count = tasks.get(self.task_type, self.task_index + 1)  # evaluators need no address
+        # evaluators need no address
+        count = self.task_index + 1 if self.task_type == "evaluator" else len(jobs(self).get(self.task_type, ()))
         if not 0 <= self.task_index < count:
             raise ClusterError(
                 f"{self.source}: this process is {self.task_type} {self.task_index}, but there "
@@ -119,6 +111,12 @@ class Cluster:
                 if "chief" in tasks:
                     advice = "A chief is a separate task beside the workers: take its address out of the workers."
                 raise ClusterError(f"{self.source}: {' and '.join(tasks)} have the same address {address}. {advice}")
+
+
+def jobs(cluster: Cluster) -> dict[str, list[str]]:
+    """Return the addresses by the types of the tasks, the chief's first; types of which there is none are left out."""
+    every = {"chief": [cluster.chief] if cluster.chief else [], "worker": [*cluster.workers], "ps": [*cluster.ps]}
+    return {job: addresses for job, addresses in every.items() if addresses}
 
 
 def task_name(task_type: str, index: int) -> str:

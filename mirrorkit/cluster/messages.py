@@ -33,7 +33,7 @@ class NotOurs(ValueError):
 
 
 def longest(hello: Mapping[str, Any]) -> int:
-    """Return how many bytes a line may have among tasks of which one says this; the others say much the same."""
+    """Return the most bytes that a line may have, given what one task says of itself: the others say about as much."""
     return max(_LEAST, 4 * len(json.dumps(hello)))
 
 
@@ -55,7 +55,7 @@ def nonce_of_greeting(line: bytes) -> str:
 
 
 def require_nonce(found: object) -> str:
-    """Return what was found where it is a nonce."""
+    """Return `found`, which must be a nonce."""
     if not isinstance(found, str) or not _NONCE.fullmatch(found):
         raise NotOurs
     return found
@@ -127,10 +127,8 @@ def next_line(connection: socket.socket, received: bytearray, *, limit: int, dea
     NotOurs says that the line is too long, a TimeoutError that it did not come by the deadline (of time.monotonic).
     """
     searched = 0
-    while (end := received.find(b"\n", searched)) < 0:
+    while (line := take_line(received, limit=limit, searched=searched)) is None:
         searched = len(received)
-        if searched > limit:
-            raise NotOurs
         if (left := deadline - time.monotonic()) <= 0:
             raise TimeoutError
         connection.settimeout(left)
@@ -138,15 +136,23 @@ def next_line(connection: socket.socket, received: bytearray, *, limit: int, dea
         if not data:
             raise ConnectionError("it left")
         received += data
-    if end > limit:
+    return line
+
+
+def take_line(received: bytearray, *, limit: int, searched: int = 0) -> bytes | None:
+    """Take the first line out of `received`; return None where its end, beyond `searched`, has not come yet."""
+    end = received.find(b"\n", searched)
+    if (len(received) if end < 0 else end) > limit:
         raise NotOurs
+    if end < 0:
+        return None
     line = bytes(received[:end])
     del received[: end + 1]
     return line
 
 
 def printable(text: object, *, length: int = 2000) -> str:
-    """Return a text of somebody else as a message may show it."""
+    """Return a text that came from another machine as a message may show it: short, without control characters."""
     shown = "".join(c if c.isprintable() else "?" for c in str(text)[:length])
     return shown if len(str(text)) <= length else f"{shown}..."
 

@@ -1,4 +1,4 @@
-"""Checks that need the network: whether the hosts of a cluster have addresses, and whether its tasks listen."""
+"""What needs the network: free ports, whether the hosts of a cluster have addresses, and whether its tasks listen."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import errno
 import ipaddress
 import logging
+import random
 import socket
 import struct
 import sys
@@ -20,7 +21,26 @@ _log = logging.getLogger("mirrorkit")
 
 # Seconds more for an attempt that has not ended in time: on a busy machine a thread may wait that long for its turn.
 _BUSY = 10.0
+# Linux takes the local ports of outgoing connections from 32768 on: one of those may be taken before a task starts.
+_PORTS = range(12000, 32000)
 _SIOCGIFFLAGS, _IFF_UP, _IFF_LOOPBACK = 0x8913, 0x1, 0x8  # of Linux: netdevice(7)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports of this machine at which nothing listens now, chosen at random."""
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        if len(ports) == count:
+            break
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        ports.append(port)
+    if len(ports) < count:
+        raise ClusterError(f"{count} free ports are needed between {_PORTS.start} and {_PORTS.stop}; close some.")
+    return ports
 
 
 def require_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
@@ -123,10 +143,11 @@ def _cannot_listen(cluster: Cluster, error: OSError) -> ClusterError:
 
 
 def door(cluster: Cluster) -> socket.socket:
-    """Return a socket that listens for the other tasks: at this task's own address, or where all of them are here.
+    """Return a socket at which the other tasks reach this one.
 
-    A name may mean another interface to other machines, and an address may be one that is forwarded to this machine;
-    only then it listens at all interfaces.
+    It listens at this task's own address where that is an IP address, or where all tasks are on this machine. A host
+    name may mean another interface to other machines, and an address may be forwarded to this machine: then the socket
+    listens at all interfaces.
     """
     host, port = host_and_port(cluster.addresses[cluster.task])
     hosts = {host_and_port(address)[0] for address in cluster.addresses.values()}

@@ -145,8 +145,6 @@ class _Host:
             data = b""
         searched = len(guest.received)
         guest.received += data
-        end = guest.received.find(b"\n", searched)
-        length = end if end >= 0 else len(guest.received)
         if guest in self._present.values():
             if data:
                 self._drop(guest, "went on after naming its task")
@@ -154,10 +152,14 @@ class _Host:
                 self._forget(guest)  # it left, and may come back
         elif not data:
             self._drop(guest, "left without naming a task")
-        elif length > self._limit:
-            self._drop(guest, f"sent more than {self._limit} bytes")
-        elif end >= 0:
-            self._welcome(guest, bytes(guest.received[:end]))
+        else:
+            try:
+                line = messages.take_line(guest.received, limit=self._limit, searched=searched)
+            except messages.NotOurs:
+                self._drop(guest, f"sent more than {self._limit} bytes")
+            else:
+                if line is not None:
+                    self._welcome(guest, line)
 
     def _welcome(self, guest: _Guest, line: bytes) -> None:
         """Take a guest among those present; an error only where a task of this job was started wrongly."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,6 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.devices import onednn
 from mirrorkit.devices.layout import KIND_AND_COUNT, find, listed, owners, short_name
-from mirrorkit.devices.nvidia import nvidia_smi
 from mirrorkit.errors import DeviceArgumentError, DeviceError
 
 
@@ -70,7 +70,7 @@ def verify(*, require: str | None = None) -> Verification:
         DeviceError: what is required is not there, or a device fails or computes wrong results.
     """
     names = find()
-    nvidia = _nvidia_smi()
+    nvidia = nvidia_smi("name", "memory.total", "driver_version")
     if require is not None:
         _check_required(require, nvidia)
     failures = [failure for name in names if (failure := _failure(name))]
@@ -152,6 +152,12 @@ def _host_memory() -> int | None:
         return None
 
 
-def _nvidia_smi() -> list[list[str]]:
-    """Return [model, memory in MiB, driver version] of each GPU that the driver knows; empty without a driver."""
-    return nvidia_smi("name", "memory.total", "driver_version")
+def nvidia_smi(*fields: str) -> list[list[str]]:
+    """Return these fields ("name", "memory.used" in MiB) of each GPU that the driver knows; empty without a driver."""
+    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+    return [row for row in rows if len(row) == len(fields)]

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +83,18 @@ def launch(
     whole_number("max_restarts", max_restarts, JobError, least=0)
     if not 0 <= grace < math.inf:
         raise JobError(f"grace must be a number of seconds from 0 on, found {grace!r}.")
-    restarts = _Restarts(max_restarts)
+
+    def environments() -> dict[str, dict[str, str]]:
+        """Return the environment of each task, on ports that are free now."""
+        return layout.environments(layout.clusters(workers, ps=ps, chief=chief), devices_per_worker=devices_per_worker)
+
     with _signals() as events, isolation.namespaces(isolate) as namespaces:
         if not isolate:
             _warn_of_servers()
+        job = _Job(command, events, namespaces, max_restarts, has_servers=ps > 0, grace=grace)
         while True:
-            tasks = layout.clusters(workers, ps=ps, chief=chief)
-            environments = layout.environments(tasks, devices_per_worker=devices_per_worker)
-            job = _Job(command, environments, events, restarts, namespaces, has_servers=ps > 0, grace=grace)
-            code = job.run()
-            if code == 0 or job.interrupted or not restarts.take():
+            code = job.run(environments())
+            if code == 0 or job.interrupted or not job.may_restart():
                 return code
 
 
@@ -120,44 +122,29 @@ def _signals() -> Iterator[queue.SimpleQueue]:
         stop_signals.put_back(before)
 
 
-class _Restarts:
-    """How many restarts are left, of the job and of its workers together."""
-
-    def __init__(self, allowed: int) -> None:
-        self.left = allowed
-        self._allowed = allowed
-
-    def take(self, of: str = "") -> bool:
-        """Take one and print that; return False where none is left."""
-        if self.left < 1:
-            return False
-        self.left -= 1
-        say("launch", f"restart {self._allowed - self.left} of {self._allowed}{of}", sys.stderr)
-        return True
-
-
 @dataclass
 class _Job:
-    """One start of all tasks."""
+    """The tasks of a job, which start and end together, and how many restarts are left."""
 
     command: Sequence[str]
-    environments: dict[str, dict[str, str]]
     events: queue.SimpleQueue
-    restarts: _Restarts
     namespaces: Sequence[int]
+    max_restarts: int
     _: KW_ONLY
     has_servers: bool
     grace: float
+    restarts: int = 0  # of the job and of its workers together
     interrupted: int | None = None
-    running: set[Task] = field(default_factory=set)
-    code: int | None = None  # of the first failure
-    chief_has_exited: bool = False
-    deadline: float | None = None  # when to kill what still runs
 
-    def run(self) -> int:
-        """Return 0, or the exit code of the first failure."""
+    def run(self, environments: dict[str, dict[str, str]]) -> int:
+        """Start all tasks and wait until they have ended; return 0, or the exit code of the first failure."""
+        self.environments = environments
+        self.running: set[Task] = set()
+        self.code: int | None = None  # of the first failure
+        self.chief_has_exited = False
+        self.deadline: float | None = None  # when to kill what still runs
         try:
-            for name in self.environments:
+            for name in environments:
                 self._start(name)
             while self.running:
                 self._handle(self._next_event())
@@ -165,6 +152,14 @@ class _Job:
             for task in self.running:
                 task.end()
         return self.code or 0
+
+    def may_restart(self, of: str = "") -> bool:
+        """Count a restart and print that; return False where none is left."""
+        if self.restarts >= self.max_restarts:
+            return False
+        self.restarts += 1
+        say("launch", f"restart {self.restarts} of {self.max_restarts}{of}", sys.stderr)
+        return True
 
     def _start(self, name: str) -> None:
         self.running.add(Task(name, self.command, self.environments[name], self.events, self.namespaces))
@@ -206,10 +201,10 @@ class _Job:
         """Return whether the job survives this failure: that of a worker, whose variables are on parameter servers."""
         if not (self.has_servers and _is_worker(task)):
             return False
-        if not (self.restarts.left > 0 or any(map(_is_worker, self.running))):
+        if not (self.restarts < self.max_restarts or any(map(_is_worker, self.running))):
             return False
         say("launch", f"{task.name} ended with {_described(code)}; the others go on", sys.stderr)
-        if self.restarts.take(f": {task.name}"):
+        if self.may_restart(f": {task.name}"):
             self._start(task.name)
         return True
 

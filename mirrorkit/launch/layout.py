@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from glob import glob
 
 from mirrorkit import processor
@@ -21,21 +22,13 @@ def clusters(workers: int, *, ps: int = 0, chief: bool = False) -> dict[str, Clu
         raise JobError(
             f"A job needs at least one worker, and the number of ps cannot be negative; found {workers} and {ps}."
         )
-    tasks = [("chief", 0)] if chief or ps else []
-    tasks += [("worker", i) for i in range(workers)] + [("ps", i) for i in range(ps)]
-    addresses = dict(zip(tasks, (f"127.0.0.1:{port}" for port in free_ports(len(tasks))), strict=True))
-    found = [
-        Cluster(
-            workers=tuple(addresses["worker", i] for i in range(workers)),
-            ps=tuple(addresses["ps", i] for i in range(ps)),
-            chief=addresses.get(("chief", 0)),
-            task_type=job,
-            task_index=index,
-            source="launch",
-        )
-        for job, index in tasks
-    ]
-    return {cluster.task: cluster for cluster in found}
+    counts = {"chief": int(chief or ps > 0), "worker": workers, "ps": ps}
+    ports = iter(free_ports(sum(counts.values())))
+    at = {job: tuple(f"127.0.0.1:{next(ports)}" for _ in range(count)) for job, count in counts.items()}
+    (coordinator,) = at["chief"] or (None,)
+    whole = Cluster(workers=at["worker"], ps=at["ps"], chief=coordinator, source="launch")
+    tasks = [replace(whole, task_type=job, task_index=i) for job, count in counts.items() for i in range(count)]
+    return {cluster.task: cluster for cluster in tasks}
 
 
 def environments(

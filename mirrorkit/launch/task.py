@@ -22,8 +22,8 @@ _print = threading.Lock()
 class Task:
     """A script that runs until it exits or is ended; the name goes in front of each line that it prints.
 
-    `namespaces` are descriptors of those that it enters first. When it exits, `events` gets `(task, exit code)`:
-    128 + n where signal n killed it.
+    `namespaces` are descriptors of the namespaces that it enters first. When it exits, `(task, exit code)` is put into
+    `events`; the exit code is 128 + n where signal n killed it.
     """
 
     def __init__(

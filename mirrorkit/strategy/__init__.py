@@ -15,7 +15,6 @@ from __future__ import annotations
 from mirrorkit.strategy.agreement import of_chief as of_chief
 from mirrorkit.strategy.agreement import require_same as require_same
 from mirrorkit.strategy.barrier import saying_what_is_missing as saying_what_is_missing
-from mirrorkit.strategy.barrier import texts_of_all_workers as texts_of_all_workers
 from mirrorkit.strategy.barrier import wait_for_all
 from mirrorkit.strategy.barrier import waiting_for_the_chief as waiting_for_the_chief
 from mirrorkit.strategy.creation import create, describe
@@ -23,6 +22,7 @@ from mirrorkit.strategy.exchange import arrays_of_all_workers as arrays_of_all_w
 from mirrorkit.strategy.exchange import each_worker as each_worker
 from mirrorkit.strategy.exchange import of_all_workers
 from mirrorkit.strategy.exchange import place as place
+from mirrorkit.strategy.exchange import texts_of_all_workers as texts_of_all_workers
 from mirrorkit.strategy.forked import require_own_process as require_own_process
 from mirrorkit.strategy.kinds import class_name as class_name
 from mirrorkit.strategy.kinds import has_copies as has_copies

@@ -1,4 +1,4 @@
-"""What all workers must say alike: settings, compared by name, and what the chief tells the others."""
+"""What all workers must agree on: settings, compared by name, and what the chief tells the others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from mirrorkit.errors import ClusterError
 from mirrorkit.strategy.barrier import saying_what_is_missing
-from mirrorkit.strategy.exchange import arrays_of_all_workers, place
-from mirrorkit.strategy.workers import by_worker, is_chief, num_workers
+from mirrorkit.strategy.exchange import arrays_of_all_workers, place, texts_of_all_workers
+from mirrorkit.strategy.workers import by_worker, num_workers
 
 _MOST = 3  # differences that an error tells
 _LONGEST = 200  # characters of a value in it
@@ -34,27 +34,22 @@ def require_same(strategy: tf.distribute.Strategy, where: str, settings: Mapping
     """
     if num_workers(strategy) == 1:
         return
-    said = json.dumps(settings).encode()
-    digest = np.frombuffer(hashlib.sha256(said).digest(), np.uint32)
+    said = json.dumps(settings)
+    digest = np.frombuffer(hashlib.sha256(said.encode()).digest(), np.uint32)
     with saying_what_is_missing(strategy, where), place(where):
         every = arrays_of_all_workers(strategy, np.array([len(said), *digest], np.float64))
         if (every == every[0]).all():
             return
-        own = np.zeros(int(every[:, 0].max()))
-        own[: len(said)] = list(said)
-        rows = arrays_of_all_workers(strategy, own)
-    found = [json.loads(bytes(row.astype(np.uint8)).rstrip(b"\0")) for row in rows]
-    raise ClusterError(_difference(strategy, where, found))
+        texts = texts_of_all_workers(strategy, said, int(every[:, 0].max()))
+    raise ClusterError(_difference(strategy, where, [json.loads(text) for text in texts]))
 
 
 def of_chief(strategy: tf.distribute.Strategy, data: bytes) -> bytes:
     """Return the chief's bytes, whatever the others give. Collective."""
     length = int(arrays_of_all_workers(strategy, np.array(len(data), np.float64))[0])
-    words = np.zeros([-(-length // 4) * 4], np.uint8)
-    if is_chief(strategy):
-        words[:] = np.frombuffer(data.ljust(words.size, b"\0"), np.uint8)
-    total = arrays_of_all_workers(strategy, words.view(np.uint32).astype(np.float64)).sum(0)
-    return total.astype(np.uint32).tobytes()[:length]
+    words = np.frombuffer(data[:length].ljust(-(-length // 4) * 4, b"\0"), np.uint32)
+    of_chief = arrays_of_all_workers(strategy, words.astype(np.float64))[0]
+    return of_chief.astype(np.uint32).tobytes()[:length]
 
 
 def _difference(strategy: tf.distribute.Strategy, where: str, values: list[dict[str, Any]]) -> str:

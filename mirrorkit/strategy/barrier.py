@@ -7,11 +7,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import tensorflow as tf
 
 from mirrorkit.errors import FileError
-from mirrorkit.strategy.exchange import arrays_of_all_workers, of_all_workers, place
+from mirrorkit.strategy.exchange import of_all_workers, place
 from mirrorkit.strategy.workers import num_workers
 
 _log = logging.getLogger("mirrorkit")
@@ -43,15 +42,6 @@ def wait_for_all(strategy: tf.distribute.Strategy, name: str) -> None:
     barrier = f"the barrier {name!r}"
     with saying_what_is_missing(strategy, f"at {barrier}"), place(barrier):
         of_all_workers(strategy, 0)
-
-
-def texts_of_all_workers(strategy: tf.distribute.Strategy, text: str, most: int) -> list[str]:
-    """Return the texts of all workers in their order, cut off after `most` bytes. Collective."""
-    own = np.zeros(most)
-    encoded = text.encode()[:most]
-    own[: len(encoded)] = list(encoded)
-    rows = arrays_of_all_workers(strategy, own)
-    return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode(errors="replace") for row in rows]
 
 
 @contextmanager

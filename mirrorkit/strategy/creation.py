@@ -152,16 +152,6 @@ def _central_storage(asked: _Request) -> _Built:
     return strategy, f"variables on {home}"
 
 
-def _multi_worker(asked: _Request) -> _Built:
-    return multi_worker.build(
-        asked.devices, asked.cluster, communication=asked.communication, start_timeout=asked.start_timeout
-    )
-
-
-def _parameter_server(asked: _Request) -> _Built:
-    return parameter_server.build(asked.devices, asked.cluster, start_timeout=asked.start_timeout)
-
-
 def _tpu(asked: _Request) -> _Built:
     if asked.devices is not None and not isinstance(asked.devices, str):
         raise StrategyError(
@@ -191,7 +181,11 @@ _BUILDERS: dict[str, Callable[[_Request], _Built]] = {
     "one_device": _one_device,
     "mirrored": _mirrored,
     "central_storage": _central_storage,
-    "multi_worker": _multi_worker,
-    "parameter_server": _parameter_server,
+    "multi_worker": lambda asked: multi_worker.build(
+        asked.devices, asked.cluster, communication=asked.communication, start_timeout=asked.start_timeout
+    ),
+    "parameter_server": lambda asked: parameter_server.build(
+        asked.devices, asked.cluster, start_timeout=asked.start_timeout
+    ),
     "tpu": _tpu,
 }

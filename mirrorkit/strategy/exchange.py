@@ -60,9 +60,18 @@ def arrays_of_all_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -
     return found[:, : flat.size].reshape((workers, *value.shape))
 
 
+def texts_of_all_workers(strategy: tf.distribute.Strategy, text: str, most: int) -> list[str]:
+    """Return the texts of all workers in their order, cut off after `most` bytes. Collective."""
+    own = np.zeros(most)
+    encoded = text.encode()[:most]
+    own[: len(encoded)] = list(encoded)
+    rows = arrays_of_all_workers(strategy, own)
+    return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode(errors="replace") for row in rows]
+
+
 @contextlib.contextmanager
 def place(name: str) -> Iterator[None]:
-    """Name this part of the program, as workers that are at another one see it: "Loop.evaluate"."""
+    """Name this part of the program, such as "Loop.evaluate", for the error of workers that are at another one."""
     before = _place.set(name)
     try:
         yield

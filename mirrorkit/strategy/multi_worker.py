@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit.cluster import Cluster, require_network, wait_for_all
+from mirrorkit.cluster import Cluster, jobs, require_network, wait_for_all
 from mirrorkit.devices import KIND_AND_COUNT, Devices
 from mirrorkit.errors import StrategyError
 from mirrorkit.strategy import communication as _communication
@@ -104,9 +104,8 @@ def build(
     versions |= {"NumPy": np.__version__, "Python": ".".join(platform.python_version_tuple()[:2])}
     must_agree = {**versions, "GPUs per worker": gpus, "communication": communication}
     wait_for_all(cluster, timeout=start_timeout, must_agree=must_agree)
-    jobs = {"chief": [cluster.chief] if cluster.chief else [], "worker": list(cluster.workers)}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({job: addresses for job, addresses in jobs.items() if addresses}),
+        tf.train.ClusterSpec(jobs(cluster)),
         task_type=cluster.task_type,
         task_id=cluster.task_index,
         num_accelerators={"GPU": gpus},

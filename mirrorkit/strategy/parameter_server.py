@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from mirrorkit import processor, stop_signals
-from mirrorkit.cluster import Cluster, require_network, unreachable, with_addresses
+from mirrorkit.cluster import Cluster, jobs, require_network, unreachable, with_addresses
 from mirrorkit.devices import Devices
 from mirrorkit.errors import ClusterError, StrategyError
 from mirrorkit.strategy.workers import task_addresses
@@ -86,7 +86,7 @@ def _wait_for(addresses: dict[str, str], cluster: Cluster, timeout: float) -> No
 
 def _coordinate(cluster: Cluster) -> tf.distribute.Strategy:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        _spec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
+        tf.train.ClusterSpec(jobs(cluster)), task_type="chief", task_id=0, rpc_layer="grpc"
     )
     strategy = tf.distribute.experimental.ParameterServerStrategy(resolver)
     # Loop traces a custom step here to learn the names of its logs, and TensorFlow would warn about it at length.
@@ -152,9 +152,9 @@ def start_server(cluster: Cluster, *, threads: int = 0) -> Any:
     if cluster.task_type == "ps":
         config.device_count["GPU"] = 0  # variables are in the host's memory, and the GPUs belong to the workers
     return tf.distribute.Server(
-        _spec(cluster), job_name=cluster.task_type, task_index=cluster.task_index, protocol="grpc", config=config
+        tf.train.ClusterSpec(jobs(cluster)),
+        job_name=cluster.task_type,
+        task_index=cluster.task_index,
+        protocol="grpc",
+        config=config,
     )
-
-
-def _spec(cluster: Cluster) -> tf.train.ClusterSpec:
-    return tf.train.ClusterSpec({"chief": [cluster.chief], "worker": list(cluster.workers), "ps": list(cluster.ps)})

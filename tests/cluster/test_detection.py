@@ -98,6 +98,7 @@ def test_each_environment_gives_its_cluster(environ, expected, text):
     found = detect(environ)
     assert found == expected
     assert str(found) == text
+    assert all(json.loads(found.to_tf_config())["cluster"].values()), "a job without tasks is left out"
     again = detect({"TF_CONFIG": found.to_tf_config()})
     assert (again.addresses, again.task) == (found.addresses, found.task)
 

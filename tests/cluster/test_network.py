@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mirrorkit.cluster import Cluster
+from mirrorkit.cluster import Cluster, free_ports, network
 from mirrorkit.cluster.network import require_network, unreachable
 from mirrorkit.errors import ClusterError
 
@@ -18,13 +18,8 @@ def listening():
     return server
 
 
-def free_port():
-    with listening() as server:
-        return server.getsockname()[1]
-
-
 def test_known_hosts_and_a_free_port_pass():
-    require_network(Cluster(workers=(f"localhost:{free_port()}", "127.0.0.1:1", "[::1]:2")), timeout=5)
+    require_network(Cluster(workers=(f"localhost:{free_ports(1)[0]}", "127.0.0.1:1", "[::1]:2")), timeout=5)
 
 
 def test_a_port_in_use_is_named_with_the_task():
@@ -38,7 +33,7 @@ def test_a_port_in_use_is_named_with_the_task():
 def test_the_ports_of_others_and_of_an_evaluator_are_not_tried():
     with listening() as server:
         busy = f"127.0.0.1:{server.getsockname()[1]}"
-        require_network(Cluster(workers=(f"127.0.0.1:{free_port()}", busy)))
+        require_network(Cluster(workers=(f"127.0.0.1:{free_ports(1)[0]}", busy)))
         require_network(Cluster(workers=(busy,), task_type="evaluator"))
 
 
@@ -48,7 +43,7 @@ def test_hosts_without_an_address_are_named_with_their_tasks(monkeypatch):
             raise socket.gaierror("unknown")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    cluster = Cluster(workers=(f"localhost:{free_port()}", "nowhere:1", "nowhere:2"), ps=("lost:1",))
+    cluster = Cluster(workers=(f"localhost:{free_ports(1)[0]}", "nowhere:1", "nowhere:2"), ps=("lost:1",))
     with pytest.raises(ClusterError, match=r"within 0.2 s for 'nowhere' \(worker 1, worker 2\), 'lost' \(ps 0\)"):
         require_network(cluster, timeout=0.2)
 
@@ -62,7 +57,7 @@ def test_a_name_that_appears_in_time_is_waited_for(monkeypatch, caplog):
             raise socket.gaierror("not yet")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    require_network(Cluster(workers=(f"localhost:{free_port()}", "pod-1.service:1")), timeout=30)
+    require_network(Cluster(workers=(f"localhost:{free_ports(1)[0]}", "pod-1.service:1")), timeout=30)
     assert asked.count("pod-1.service") == 2
     assert asked.count("localhost") == 1
     assert "Waiting up to 30 s for the host names pod-1.service" in caplog.text
@@ -81,7 +76,7 @@ def test_a_resolver_that_does_not_answer_is_given_up(monkeypatch):
 def test_who_does_not_listen_is_named_and_who_does_is_not():
     with listening() as server:
         there = f"127.0.0.1:{server.getsockname()[1]}"
-        assert unreachable({"ps 0": f"127.0.0.1:{free_port()}", "worker 0": there, "worker 1": "localhost:1"}) == [
+        assert unreachable({"ps 0": f"127.0.0.1:{free_ports(1)[0]}", "worker 0": there, "worker 1": "localhost:1"}) == [
             *("ps 0", "worker 1"),
         ]
 
@@ -96,3 +91,21 @@ def test_a_machine_too_busy_to_look_in_time_does_not_make_others_unreachable(mon
     monkeypatch.setattr(socket, "create_connection", late)
     with listening() as server:
         assert unreachable({"chief": f"127.0.0.1:{server.getsockname()[1]}"}, seconds=0.1) == []
+
+
+def test_ports_are_free_different_and_below_those_that_linux_hands_out():
+    found = set(free_ports(40))
+    assert len(found) == 40
+    assert max(found) < 32768
+    for port in found:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+
+
+def test_ports_in_use_are_left_out(monkeypatch):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        taken = busy.getsockname()[1]
+        monkeypatch.setattr(network, "_PORTS", range(taken, taken + 1))
+        with pytest.raises(ClusterError, match="1 free ports are needed"):
+            free_ports(1)

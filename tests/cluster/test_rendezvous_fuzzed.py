@@ -17,7 +17,7 @@ import pytest
 from mirrorkit.cluster import Cluster, free_ports, messages, rendezvous
 from mirrorkit.errors import ClusterError
 
-MUTATIONS = 10_000
+MUTATIONS = 3_000
 PIECES = (b"[" * 3000, b'{"":' * 3000, b'"', b"\\", b"\\ud800", b"\n", b" ", b"null", b"1e999", b"NaN", b"\xff", b"\0")
 GREETING = messages.greeting("0" * 32)
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from mirrorkit import devices, processor
+from mirrorkit.devices import onednn
 from mirrorkit.errors import ArgumentError, DeviceError
 
 CPUS = tuple(f"/device:CPU:{i}" for i in range(4))
@@ -38,23 +39,48 @@ def test_split_cpu_into_a_senseless_number(n):
         devices.split_cpu(n)
 
 
-def test_cpu_n_splits_the_cpu_of_a_fresh_process(fresh_process):
-    found = fresh_process["plain"]
+FRESH = """
+import json
+from mirrorkit import devices
+from mirrorkit.devices import onednn
+split = devices.resolve("cpu:3")
+try:
+    devices.resolve("cpu:5")
+except devices.layout.DeviceError as error:
+    message = str(error)
+verification = devices.verify()
+print(json.dumps({
+    "split": split,
+    "message": message,
+    "first two": devices.resolve("cpu:2"),
+    "verified": [device.name for device in verification.devices],
+    "threads": devices.layout.tf.config.threading.get_intra_op_parallelism_threads(),
+    "onednn": [onednn.enabled(), "oneDNN on" in str(verification)],
+}))
+"""
+
+
+def test_cpu_n_splits_the_cpu_of_a_fresh_process_and_its_cores(run_python):
+    other = not onednn.enabled()  # than here; None where TensorFlow has no oneDNN
+    found = run_python(FRESH, env={"TF_NUM_INTRAOP_THREADS": None, onednn.VARIABLE: str(int(other))}).json()
     assert found["split"] == found["verified"] == list(CPUS[:3])
     assert "already started with 3" in found["message"]
     assert found["first two"] == list(CPUS[:2])
+    assert found["threads"] == max(1, processor.cores() // 3)
+    if platform.machine() in ("x86_64", "AMD64"):  # where TensorFlow has oneDNN's operations
+        assert found["onednn"] == [other, other]
 
 
-@pytest.mark.parametrize(("program", "expected"), [("plain", max(1, processor.cores() // 3)), ("7 threads", 7)])
-def test_virtual_devices_share_the_cores_unless_the_program_says_otherwise(fresh_process, program, expected):
-    assert fresh_process[program]["threads"] == expected
-
-
-# Of mirrorkit.devices.onednn; here, where the two processes that it needs have run.
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="TensorFlow has oneDNN's operations for x86")
-@pytest.mark.parametrize(("program", "is_on"), [("plain", False), ("7 threads", True)])
-def test_whether_tensorflow_uses_onednn_is_asked_of_tensorflow(fresh_process, program, is_on):
-    assert fresh_process[program]["onednn"] == [is_on, is_on]
+@pytest.mark.parametrize(("program", "variable"), [(7, None), (0, "5")])
+def test_a_program_that_has_chosen_a_number_of_threads_keeps_it(monkeypatch, program, variable):
+    monkeypatch.setattr(devices.layout, "_cpus_laid_out", lambda: 1)
+    monkeypatch.setattr(tf.config, "set_logical_device_configuration", lambda cpu, parts: None)
+    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: program)
+    monkeypatch.delattr(tf.config.threading, "set_intra_op_parallelism_threads")
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    if variable:
+        monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", variable)
+    assert devices.split_cpu(4) == CPUS
 
 
 @pytest.mark.parametrize(

@@ -75,14 +75,14 @@ def test_verify_finds_work_that_ran_elsewhere(monkeypatch):
 
 @no_gpu
 def test_require_gpu_fails_without_one(monkeypatch):
-    monkeypatch.setattr(verification, "_nvidia_smi", list)
+    monkeypatch.setattr(verification, "nvidia_smi", lambda *fields: [])
     with pytest.raises(DeviceError, match=r"At least 1 GPU required, 0 found: none.*scheduler"):
         devices.verify(require="gpu")
 
 
 @no_gpu
 def test_require_gpu_tells_of_gpus_that_tensorflow_does_not_use(monkeypatch):
-    monkeypatch.setattr(verification, "_nvidia_smi", lambda: [["NVIDIA X", "1000", "555.1"]] * 2)
+    monkeypatch.setattr(verification, "nvidia_smi", lambda *fields: [["NVIDIA X", "1000", "555.1"]] * 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with pytest.raises(DeviceError, match=r"The driver has 2 GPU\(s\).*CUDA_VISIBLE_DEVICES \(now '7'\).*and-cuda"):
         devices.verify(require="gpu:2")

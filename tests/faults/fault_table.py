@@ -20,6 +20,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where jobs.py is
+
 import faults
 import server_faults
 import start_faults

@@ -15,7 +15,10 @@ from jobs import WORKERS
 from judged import Row, changed, end_again, happened, true_ones
 
 SEED = 0
-STEPS = 80  # of the workers' training
+STEPS_PER_EPOCH, STEPS = 10, 80  # of the workers' training
+ENDS_OF_CALLS = (3, 6, 9, 10)  # in an epoch
+AT_MOST = 30.0  # seconds until the others have named a worker that is lost
+NAMED = r"ClusterError: worker {} \(127\.0\.0\.1:\d+\) {}, and the other workers cannot go on without it"
 
 
 def worker_killed(folder: Path) -> Row:
@@ -30,17 +33,17 @@ def chief_killed(folder: Path) -> Row:
 
 def worker_stopped(folder: Path) -> Row:
     """SIGSTOP; after 20 s it would go on if it were still there."""
-    return _launched_again(folder, "stop", 1, "worker stopped for 20 s", r"ClusterError: worker 1")
+    return _launched_again(folder, "stop", 1, "worker stopped for 20 s", NAMED.format(1, "has stopped answering"))
 
 
 def worker_killed_without_launcher(folder: Path) -> Row:
     """The others name it and end; all are started again by hand."""
-    return _started_again(folder, "kill", 1, "worker killed", "ClusterError: worker 1 .* is gone")
+    return _started_again(folder, "kill", 1, "worker killed", NAMED.format(1, "is gone"))
 
 
 def chief_killed_without_launcher(folder: Path) -> Row:
     """As with any other worker."""
-    return _started_again(folder, "kill", 0, "chief (worker 0) killed", "ClusterError: worker 0 .* is gone")
+    return _started_again(folder, "kill", 0, "chief (worker 0) killed", NAMED.format(0, "is gone"))
 
 
 def sigterm_to_one_worker(folder: Path) -> Row:
@@ -50,33 +53,28 @@ def sigterm_to_one_worker(folder: Path) -> Row:
 
 def launcher_killed(folder: Path) -> Row:
     """Nothing is left running."""
-    job = jobs.launched(folder, "--workers", 2, WORKERS, folder, "--event", "slow", "--step", 6)
-    try:
+    with jobs.launched(folder, "--workers", 2, WORKERS, folder, "--event", "slow", "--step", 6) as job:
         jobs.until((folder / "happened").exists, "the step")
-        before = len(jobs.running(folder))
+        before = len(jobs.processes(folder))
         killed = jobs.send(job.process.pid, signal.SIGKILL)
-        jobs.until(lambda: not jobs.running(folder), "the end of all processes")
+        jobs.until(lambda: not jobs.processes(folder), "the end of all processes")
         seconds = time.time() - killed
-        wrong = {"nothing ran before": before < 4, "it took longer than 5 s": seconds > 5}
-        return Row("launcher killed (SIGKILL)", "nothing: its tasks are ended with it", seconds, true_ones(wrong))
-    finally:
-        job.close()
+    wrong = {"nothing ran before": before < 4, "it took longer than 5 s": seconds > 5}
+    return Row("launcher killed (SIGKILL)", "nothing: its tasks are ended with it", seconds, true_ones(wrong))
 
 
 def disk_full(folder: Path) -> Row:
     """A file system that fills up between two saves."""
     saved = folder / "checkpoints"
+    event = ("--event", "slow", "--worker", 0, "--step", 10)
     with small_file_system(saved):
-        job = jobs.launched(folder, "--workers", 2, WORKERS, folder, "--event", "slow", "--worker", 0, "--step", 10)
-        try:
+        with jobs.launched(folder, "--workers", 2, WORKERS, folder, *event) as job:
             jobs.until((folder / "happened").exists, "the step")
             with contextlib.suppress(OSError), (saved / "other").open("wb", buffering=0) as other:
                 full = time.time()
                 while True:
                     other.write(bytes(512))
             code = job.end()
-        finally:
-            job.close()
         moment, seen = job.line("FileError: ")
         left = sorted(path.name for path in saved.glob("step-*"))
         (saved / "other").unlink()
@@ -88,8 +86,7 @@ def _launched_again(folder: Path, event: str, worker: int, fault: str, seen: str
     """A disturbed run of the launcher, which starts all again once."""
     step = random.Random(f"{SEED} {fault}").randrange(10, STEPS - 10)
     options = ("--event", event, "--worker", worker, "--step", step)
-    job = jobs.launched(folder, "--workers", 2, "--max-restarts", 1, WORKERS, folder, *options)
-    try:
+    with jobs.launched(folder, "--workers", 2, "--max-restarts", 1, WORKERS, folder, *options) as job:
         if event == "stop":
             jobs.until((folder / "happened").exists, "the step")
             pid = jobs.pid_of(folder, f"worker {worker}")
@@ -97,8 +94,6 @@ def _launched_again(folder: Path, event: str, worker: int, fault: str, seen: str
             with contextlib.suppress(ProcessLookupError):
                 jobs.send(pid, signal.SIGCONT)
         code = job.end()
-    finally:
-        job.close()
     moment, line = job.line(seen)
     told = "; ".join(line for _, line in job.lines if line.startswith("launch |") or "ClusterError:" in line)
     wrong = {f"exit code {code}: {told}": code != 0, "no restart": not job.says(r"^launch \| restart 1 of 1$")}
@@ -111,16 +106,21 @@ def _started_again(
 ) -> Row:
     """A disturbed run of tasks without a launcher; then all are started again."""
     step = random.Random(f"{SEED} alone {fault}").randrange(10, STEPS - 10)
-    tasks = jobs.started(folder, WORKERS, folder, "--event", event, "--worker", worker, "--step", step)
     expected = codes or [1 if i != worker else -signal.SIGKILL for i in range(2)]
-    try:
+    options = ("--event", event, "--worker", worker, "--step", step)
+    with jobs.started(folder, WORKERS, folder, *options) as tasks:
         found = [tasks[f"worker {i}"].end() for i in range(2)]
-    finally:
-        jobs.close(tasks)
     moment, line = tasks[f"worker {1 - worker}"].line(seen)
-    wrong = {f"exit codes {found}": found != expected, "it took longer than 30 s": moment - happened(folder) > 30}
+    seconds = moment - happened(folder)
+    wrong = {f"exit codes {found}": found != expected, f"it took longer than {AT_MOST:g} s": seconds > AT_MOST}
+    if codes:  # all have saved, at the end of the call in which the signal came
+        newest = max(path.name for path in (folder / "checkpoints").iterdir())
+        first = step // STEPS_PER_EPOCH * STEPS_PER_EPOCH
+        saved = min(first + end for end in ENDS_OF_CALLS if first + end >= step)
+        wrong[f"{newest} is not of step {saved}"] = newest != f"step-{saved:010d}.npz"
+        wrong["not all have saved"] = not all(task.says(seen) for task in tasks.values())
     fault = f"{fault} at step {step}; no launcher"
-    return Row(fault, line, moment - happened(folder), true_ones(wrong) + end_again(folder))
+    return Row(fault, line, seconds, true_ones(wrong) + end_again(folder))
 
 
 @contextlib.contextmanager

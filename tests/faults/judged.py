@@ -16,14 +16,14 @@ class Row(NamedTuple):
 
     fault: str
     seen: str  # the line that matters
-    seconds: float  # from the fault, or the start of the process, to that line
+    seconds: float  # from the fault, or the call that it stops, to that line
     problems: list[str]  # empty where the result is right
 
 
 def end_again(folder: Path) -> list[str]:
     """Start all again, without anything that happens to them; return what is wrong with the end."""
-    job = jobs.launched(folder, "--workers", 2, jobs.WORKERS, folder)
-    code = job.end()
+    with jobs.launched(folder, "--workers", 2, jobs.WORKERS, folder) as job:
+        code = job.end()
     return [f"the next start ended with {code}: {job.text[-300:]}"] if code else changed(folder)
 
 
@@ -36,12 +36,9 @@ def changed(folder: Path) -> list[str]:
 @functools.cache
 def undisturbed() -> bytes:
     """What a run ends with to which nothing happens."""
-    with tempfile.TemporaryDirectory(prefix="faults-") as name:
-        folder = Path(name)
-        job = jobs.launched(folder, "--workers", 2, jobs.WORKERS, folder)
-        if job.end() != 0:
-            raise RuntimeError(job.text[-3000:])
-        return end_of(folder, 0)
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        jobs.finished(Path(folder), jobs.WORKERS, folder)
+        return end_of(Path(folder), 0)
 
 
 def end_of(folder: Path, worker: int) -> bytes:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jobs
-from judged import Row, true_ones
+from judged import Row
 
 CREATE = """
-import time
-import mirrorkit as mk
-create = mk.strategy.create  # which imports TensorFlow
-print("begins at", time.time(), flush=True)
-create("auto", start_timeout=5)
-"""
-CREATE_EACH = """
 import json, os, sys, time
 import mirrorkit as mk
-create = mk.strategy.create
+create = mk.strategy.create  # which imports TensorFlow
 said = {}
 for kind, config in json.loads(sys.argv[1]).items():
     os.environ["TF_CONFIG"], begun = config, time.time()
@@ -35,19 +30,36 @@ print(json.dumps(said))
 """
 
 
+def told(folder: Path, configs: Mapping[str, str]) -> dict[str, tuple[str, float]]:
+    """What one process is told, to each TF_CONFIG in turn, and after how many seconds."""
+    with jobs.process(folder, sys.executable, "-c", CREATE, json.dumps(configs)) as process:
+        process.end()
+    return json.loads(process.line("^{.*}$")[1])
+
+
+def missing_peer() -> tuple[str, str]:
+    """The TF_CONFIG of a task whose peer never starts, and what its error has to say."""
+    return jobs.layout.clusters(2)["worker 0"].to_tf_config(), "worker 1 .* did not start within 5 s"
+
+
+@contextlib.contextmanager
+def taken_port() -> Iterator[tuple[str, str]]:
+    """The same of a task at whose port another program of this machine listens."""
+    cluster = jobs.layout.clusters(2)["worker 0"]
+    port = int(cluster.workers[0].rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        yield cluster.to_tf_config(), f"worker 0 is to listen at port {port}"
+
+
 def peer_never_starts(folder: Path) -> Row:
     """Named after `start_timeout`."""
-    tasks = jobs.layout.clusters(2)
-    config = tasks["worker 0"].to_tf_config()
-    return _refused(folder, "a worker never starts (`start_timeout=5`)", config, "worker 1 .* did not start within 5 s")
+    return _refused(folder, "a worker never starts (`start_timeout=5`)", *missing_peer())
 
 
 def port_taken(folder: Path) -> Row:
     """By another program of this machine."""
-    cluster = jobs.layout.clusters(2)["worker 0"]
-    port = int(cluster.workers[0].rpartition(":")[2])
-    with socket.create_server(("127.0.0.1", port)):
-        return _refused(folder, "port taken", cluster.to_tf_config(), f"worker 0 is to listen at port {port}")
+    with taken_port() as taken:
+        return _refused(folder, "port taken", *taken)
 
 
 def _config(cluster: Any, job: str = "worker", index: int = 0) -> str:
@@ -76,28 +88,14 @@ BAD_CONFIGS = {
 
 def bad_config(kind: str, folder: Path) -> Row:
     """A TF_CONFIG that is refused before anything waits for anybody."""
-    config, message = BAD_CONFIGS[kind]
-    return _refused(folder, f"TF_CONFIG: {kind}", config, re.escape(message))
-
-
-def answers(folder: Path) -> dict[str, tuple[str, float]]:
-    """What one process is told, to each bad TF_CONFIG in turn, and after how many seconds."""
-    configs = json.dumps({kind: config for kind, (config, _) in BAD_CONFIGS.items()})
-    process = jobs.Process([sys.executable, "-c", CREATE_EACH, configs], folder, jobs.environment(folder))
-    try:
-        process.end()
-    finally:
-        process.close()
-    return json.loads(process.line("^{.*}$")[1])
+    return _refused(folder, f"TF_CONFIG: {kind}", *BAD_CONFIGS[kind])
 
 
 def _refused(folder: Path, fault: str, config: str, message: str) -> Row:
-    process = jobs.Process([sys.executable, "-c", CREATE], folder, jobs.environment(folder, TF_CONFIG=config))
-    try:
-        code = process.end()
-    finally:
-        process.close()
-    moment, seen = process.line("ClusterError: ")
-    begun = float(process.line("begins at")[1].split()[-1])
-    wrong = {f"exit code {code}": code != 1, f"the message lacks {message!r}": not re.search(message, seen)}
-    return Row(fault, seen, moment - begun, true_ones(wrong))
+    seen, seconds = told(folder, {fault: config})[fault]
+    return Row(fault, seen, seconds, [] if is_refusal(seen, message) else [f"the message lacks {message!r}"])
+
+
+def is_refusal(seen: str, message: str) -> bool:
+    """Whether an error is of the right kind, and says what it has to."""
+    return re.match(f"ClusterError: .*{message}", seen) is not None

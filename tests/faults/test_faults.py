@@ -1,8 +1,7 @@
-"""The quickest rows of the table of docs/faults.md, and the judge itself; `fault_table.py` does all of them.
+"""Rows of the table of docs/faults.md, and the judge itself; `fault_table.py` does all of them.
 
-Of the rows with a bad TF_CONFIG the first has a process of its own here, as all have in the table; all of them are told
-to one more process, one after the other. What happens to running jobs is tested in tests/multiworker,
-tests/train/parameter_server and tests/kills.
+tests/kills strikes workers whom the launcher starts again, and tests/train/parameter_server has the faults of parameter
+servers.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import fault_table
+import faults
+import jobs
 import judged
 import numpy as np
 import pytest
@@ -17,28 +18,41 @@ import start_faults
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["peer_never_starts", "port_taken", next(iter(start_faults.BAD_CONFIGS))])
-def test_what_is_wrong_at_the_start_is_said_at_once(name):
-    row = fault_table.happen(name)
-    assert not row.problems
-    assert row.seconds < 60  # TensorFlow would wait for ever
-    assert row.seen.startswith("ClusterError: ")
+def test_what_is_wrong_at_the_start_is_said_at_once(tmp_path):
+    """To one process, one after the other."""
+    assert len({config for config, _ in start_faults.BAD_CONFIGS.values()}) == 10
+    with start_faults.taken_port() as taken:
+        cases = {**start_faults.BAD_CONFIGS, "a missing peer": start_faults.missing_peer(), "a taken port": taken}
+        told = start_faults.told(tmp_path, {kind: config for kind, (config, _) in cases.items()})
+    for kind, (_, message) in cases.items():
+        said, seconds = told[kind]
+        assert start_faults.is_refusal(said, message), (kind, said)
+        assert seconds < 60, kind  # TensorFlow would wait for ever
 
 
 @pytest.mark.slow
-def test_every_bad_tf_config_is_refused_at_once_and_named(tmp_path):
-    told = start_faults.answers(tmp_path)
-    assert told.keys() == start_faults.BAD_CONFIGS.keys()
-    for kind, (_, message) in start_faults.BAD_CONFIGS.items():
-        said, seconds = told[kind]
-        assert said.startswith("ClusterError: "), (kind, said)
-        assert message in said
-        assert seconds < 60
+def test_a_chief_that_is_killed_is_named_and_the_next_start_ends_with_the_same_bits(monkeypatch):
+    monkeypatch.setattr(faults, "AT_MOST", 90.0)  # on a machine that has other things to do
+    assert not fault_table.happen("chief_killed_without_launcher").problems
 
 
-def test_there_are_ten_kinds_of_bad_tf_config():
-    assert len(start_faults.BAD_CONFIGS) == 10
-    assert len({config for config, _ in start_faults.BAD_CONFIGS.values()}) == 10
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("event", "workers", "lost", "what"), [("stop", 2, 0, "has stopped answering"), ("raise", 3, 2, "is gone")]
+)
+def test_the_others_name_the_worker_that_is_lost(tmp_path, event, workers, lost, what):
+    options = ("--event", event, "--worker", lost, "--step", 5, "--no-checkpoints")
+    with jobs.started(tmp_path, jobs.WORKERS, tmp_path, *options, workers=workers) as tasks:
+        struck = tasks.pop(f"worker {lost}")
+        try:
+            assert [task.end() for task in tasks.values()] == [1] * (workers - 1)
+            if event == "raise":
+                assert struck.end() == 1
+        finally:
+            struck.close()
+    for task in tasks.values():
+        moment, _ = task.line(faults.NAMED.format(lost, what))
+        assert moment - judged.happened(tmp_path) < 90  # 10 where the machine has nothing else to do
 
 
 def test_other_bits_or_no_end_at_all_are_not_right(tmp_path, monkeypatch):

@@ -1,11 +1,11 @@
-"""The training that `kill_series.py` kills: everything random in it, four replicas or workers, saved every few steps.
+"""The training that `soak.py` strikes: everything random in it, four replicas or workers, saved every few steps.
 
     python tests/kills/killed_training.py --out weights.npz [--folder checkpoints] [--log steps.txt] [--epochs 12]
         [--pace file] [--with layout|shard_optimizer]
 
 It writes all its variables, its history, and the steps and updates counted to `--out`, and appends a line to `--log`
 when it begins and after every call: `begin <steps done>`, `step <steps done>`. Of several workers the chief does so;
-each writes an `--out` of its own and the number of its process, with the worker's number in the name of the file.
+each writes an `--out` of its own, with the worker's number in the name of the file.
 """
 
 from __future__ import annotations
@@ -81,8 +81,6 @@ def main() -> None:
     options = parser.parse_args()
 
     cluster = mk.cluster.detect()
-    if cluster is not None and options.log:
-        Path(f"{options.log}.pid{cluster.task_index}").write_text(str(os.getpid()))
     if cluster is None or not cluster.ps:  # parameter servers are asynchronous
         mk.reproducible.enable(seed=1)
     strategy = mk.testing.virtual_replicas(4) if cluster is None else mk.strategy.create("auto")

@@ -26,20 +26,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import kill_series
 import numpy as np
-import soak_table
-import strikes
-from kill_series import STEPS_PER_EPOCH, progress_of
-from soak_table import End, Struck
-from strikes import ALL, JOB, NOTHING, ONE, Seen, Strike
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
+sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "faults")]
 
 import faults
+import soak_table
+import strikes
+import watching
+from jobs import Seen, environment, processes, until
+from soak_table import End, Struck
+from strikes import ALL, JOB, NOTHING, ONE, Strike
+from watching import STEPS_PER_EPOCH, newest_of, progress_of, unfinished_in
 
 from mirrorkit.bench import machine
 
+TRAINING = Path(__file__).with_name("killed_training.py")
 LAUNCH = ("-m", "mirrorkit", "launch", "--workers", 2)
 STARTED_BY: dict[str, Sequence[object]] = {
     "process": (),
@@ -49,7 +51,6 @@ STARTED_BY: dict[str, Sequence[object]] = {
 }
 EPOCHS = {"process": 80, "workers": 50, "ps": 90, "launcher": 50}
 QUICK_EPOCHS = {"process": 16, "workers": 20, "ps": 40, "launcher": 16}
-KINDS = dict(zip((strikes.STEP, strikes.SAVE, strikes.START), kill_series.KINDS, strict=True))
 TASKS = {"a worker": "worker", "the chief": "chief", "the ps": "ps 0"}
 AUTOGRAPH = "__autograph_generated_file"  # TensorFlow's, which removes them when Python exits
 STEPS_PER_CALL = 2  # of that training: so many updates may a worker of parameter servers that dies have made in vain
@@ -57,6 +58,7 @@ KEEP = 3  # checkpoints
 FAILED = r"launch \| .* ended with .*"
 RESTARTED = r"launch \| restart \d+"
 LIMIT = 120.0  # seconds for what follows a strike
+END = 600.0  # and for the training to come to its end
 
 
 @dataclass
@@ -68,9 +70,11 @@ class Soak:
     epochs: int
     folder: Path
     seed: int
-    training: Path = kill_series.TRAINING
+    training: Path = TRAINING
+    options: Sequence[str] = ()  # of the training
     done: list[Struck] = field(default_factory=list)
     patience: float = 20.0  # seconds for what was ended to be gone
+    told: Callable[[Struck], str] = soak_table.told
 
     def __post_init__(self) -> None:
         self.rng = random.Random(f"{self.seed} {self.part}")
@@ -88,14 +92,16 @@ class Soak:
         self.temporary.mkdir()
         if self.part != "ps":
             self._start(self.folder / "said_undisturbed", "--out", self.reference, wait=True)
-        with faults.small_file_system(self.checkpoints, "64m"):
+        fills_up = any(strike.deed == strikes.FULL for strike in self.plan)
+        disk = faults.small_file_system if fills_up else _folder
+        with disk(self.checkpoints, "64m"):
             try:
                 for number, strike in enumerate(self.plan):
                     self.done.append(self._struck(strike, len(self.plan) - number))
-                    print(f"{number + 1:>3} of {len(self.plan)}: {soak_table.told(self.done[-1])}", flush=True)
+                    print(f"{number + 1:>3} of {len(self.plan)}: {self.told(self.done[-1])}", flush=True)
                 return self._end()
             finally:
-                for pid in strikes.processes(self.folder):
+                for pid in processes(self.folder):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 if self.job is not None:
@@ -103,10 +109,20 @@ class Soak:
                 strikes.left_by(self.folder, lambda pid, seen: True, (), self.patience)
 
     def _start(self, said: Path, *arguments: object, wait: bool = False) -> subprocess.Popen[bytes]:
-        by, own = STARTED_BY[self.part], {"TMPDIR": str(self.temporary), "PYTHONUNBUFFERED": "1"}
-        return kill_series.start(
-            said, "--epochs", self.epochs, *arguments, wait=wait, by=by, training=self.training, **own
-        )
+        """Start the training, by the launcher perhaps; what it says goes into a file."""
+        by, more = STARTED_BY[self.part], ("--epochs", self.epochs, *arguments, *self.options)
+        command = [str(part) for part in (sys.executable, *by, self.training, *more)]
+        with said.open("wb") as file:
+            own = environment(TMPDIR=str(self.temporary))
+            process = subprocess.Popen(command, env=own, stdout=file, stderr=subprocess.STDOUT)
+        if wait:
+            try:
+                process.wait(END)
+            finally:
+                process.kill()
+            if process.returncode:
+                raise RuntimeError(f"The training failed:\n{said.read_text()[-3000:]}")
+        return process
 
     def _running(self) -> subprocess.Popen[bytes]:
         """The job, started again where it has ended."""
@@ -120,7 +136,7 @@ class Soak:
 
     def _new_life(self) -> None:
         self.log.write_bytes(b"")
-        self.began_at, self.reached = kill_series.newest_of(self.checkpoints), 0
+        self.began_at, self.reached = newest_of(self.checkpoints), 0
 
     def _new(self) -> str:
         """What the job has said since it was looked at last."""
@@ -130,14 +146,16 @@ class Soak:
         return re.search(pattern, self._new()) is not None
 
     def _struck(self, strike: Strike, strikes_left: int) -> Struck:
-        job, torn = self._running(), kill_series.unfinished_in(self.checkpoints)
+        job, torn = self._running(), unfinished_in(self.checkpoints)
         ends = strikes.ended_by(self.part, strike)
         pid, before = self._moment(strike, job, strikes_left)
         task = before[pid].task if pid in before else ""
         problems = [f"{line}, though nobody struck" for line in re.findall(FAILED, self._new())]
         self.heard = self.said.stat().st_size
-        newest, struck_at = kill_series.newest_of(self.checkpoints), time.monotonic()
-        pattern = strikes.said_after(self.part, strike, task)
+        newest, pattern = newest_of(self.checkpoints), strikes.said_after(self.part, strike, task)
+        if strike.moment == strikes.SAVE:  # which takes milliseconds: nothing else comes in between
+            until(lambda: unfinished_in(self.checkpoints), "a save", by=job, every=0.001)
+        struck_at = time.monotonic()
         if strike.deed == strikes.FULL:
             self._until(lambda: not strikes.fill(self.checkpoints) or self._has_said(pattern), job)
             if ends != JOB:
@@ -161,7 +179,7 @@ class Soak:
         self._until(lambda: self._has_said(pattern) and self._has_said(restarted), job)
         said = self._new()
         self.heard += len(said.encode())
-        life = kill_series.inspected(KINDS[strike.moment], self.began_at, torn, self.checkpoints, self.log)
+        life = watching.inspected(self.began_at, torn, self.checkpoints, self.log)
         self.reached = max(self.reached, life.reached)
         found = re.search(pattern, said)
         wrong = {
@@ -182,34 +200,31 @@ class Soak:
         return Struck(self.part, *about, left, problems)
 
     def _moment(self, strike: Strike, job: subprocess.Popen[bytes], left: int) -> tuple[int, dict[int, Seen]]:
-        """Wait for the moment; return which process to strike, and all that there are."""
+        """Wait for the moment, or the step after which to wait for a save; return whom to strike, and who is there."""
         wanted = f"worker {self.rng.randrange(2)}" if strike.on == "a worker" else TASKS.get(strike.on, "")
-        kind = "a step" if strike.moment == strikes.SAVE else KINDS[strike.moment]
-        done = max(kill_series.newest_of(self.checkpoints), self.reached)
-        target = kill_series.next_target(done, self.epochs * STEPS_PER_EPOCH, left, self.rng)
+        done = max(newest_of(self.checkpoints), self.reached)
+        target = watching.next_target(done, self.epochs * STEPS_PER_EPOCH, left, self.rng)
         if self.part == "ps" and strike.moment == strikes.START:  # of a worker, while the chief trains or waits for it
             time.sleep(self.rng.uniform(0.3, 4.0))
         else:
             if self.part == "ps":
-                kill_series.until(self._all_serve, job)
+                until(self._all_serve, "all tasks", by=job)
                 target = progress_of(self.log)[1] + self.rng.randrange(1, 9)
-            kill_series.wait_for(kind, job, self.log, self.checkpoints, target, self.rng)
+            watching.wait_for(strike.moment, job, self.log, target, self.rng)
         before: dict[int, Seen] = {}
 
         def chosen() -> list[int]:
-            before.update(strikes.processes(self.folder))
+            before.update(processes(self.folder))
             return [pid for pid, seen in before.items() if seen.task == wanted and "keeper.py" not in seen.command]
 
         if wanted:
-            kill_series.until(lambda: bool(chosen()), job)
+            until(chosen, wanted, by=job)
         pid = chosen()[0] if wanted else job.pid
-        if strike.moment == strikes.SAVE:
-            kill_series.until(lambda: bool(kill_series.unfinished_in(self.checkpoints)), job)
         return pid, before
 
     def _all_serve(self) -> bool:
         """Whether the chief has begun, and every task listens that has a port."""
-        found = strikes.processes(self.folder).values()
+        found = processes(self.folder).values()
         time.sleep(0.05)
         there = {seen.port for seen in found if "keeper.py" not in seen.command and seen.task}
         wanted = {port for seen in found for port in seen.ports}
@@ -224,7 +239,7 @@ class Soak:
             return []
         steps = progress_of(self.log)[1]
         self._until(lambda: progress_of(self.log)[1] > steps, job)
-        now = strikes.processes(self.folder)
+        now = processes(self.folder)
         wrong = [f"ended: {seen.command}" for pid, seen in before.items() if pid not in now]
         return wrong if progress_of(self.log)[1] > steps else [*wrong, "the training did not go on"]
 
@@ -238,7 +253,7 @@ class Soak:
         """Let the training come to its end; return what is wrong with it."""
         job = self._running()
         self.pace.unlink(missing_ok=True)
-        code = job.wait(2 * kill_series.LIMIT)
+        code = job.wait(END)
         began, _ = progress_of(self.log)
         left = strikes.left_by(self.folder, lambda pid, seen: True, (), self.patience)
         files = sorted(path.name for path in self.checkpoints.iterdir())
@@ -257,7 +272,7 @@ class Soak:
     def _differences(self) -> list[str]:
         names = [""] if self.part == "process" else ["0", "1"]
         pairs = [(Path(f"{self.reference}{names[0]}.npz"), Path(f"{self.out}{name}.npz")) for name in names]
-        return [problem for pair in pairs for problem in kill_series.differences(*pair)]
+        return [problem for pair in pairs for problem in watching.differences(*pair)]
 
     def _miscounted(self) -> list[str]:
         with np.load(f"{self.out}0.npz") as file:
@@ -268,6 +283,11 @@ class Soak:
             f"{updates} updates for {wanted} steps": not wanted <= updates <= wanted + STEPS_PER_CALL * killed,
         }
         return [text for text, is_so in wrong.items() if is_so]
+
+
+def _folder(path: Path, size: str) -> contextlib.AbstractContextManager[None]:
+    path.mkdir()
+    return contextlib.nullcontext()
 
 
 def soak(part: str, seed: int, *, quick: bool = False) -> tuple[list[Struck], End]:

@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import strikes
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
+sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "faults")]
 
 import fault_table
+import strikes
 
 from mirrorkit.bench import machine
 

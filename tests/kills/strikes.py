@@ -1,9 +1,8 @@
-"""What the soak does to a run, in which order; and what one sees of a run from outside: its processes, its ports."""
+"""What the soak does to a run, in which order; and what is left of a run: its processes, its ports."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -12,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
+
+from jobs import Seen, processes
 
 KILL, TERM, FULL = "SIGKILL", "SIGTERM", "disk full"
 STOP_KILL, STOP_GO = "SIGSTOP, 1 s later SIGKILL", "SIGSTOP, 2 s later SIGCONT"
@@ -110,40 +111,6 @@ def said_after(part: str, strike: Strike, task: str) -> str:
         return rf"launch \| {task} ended with exit code 137 \(SIGKILL\); the others go on"
     # another task may name it and exit before the launcher knows
     return rf"launch \| {task} ended with exit code 137 \(SIGKILL\); ending the others|ClusterError: {task} .*"
-
-
-class Seen(NamedTuple):
-    """A process of a run."""
-
-    command: str
-    task: str  # "" for one that is no task of a cluster
-    ports: frozenset[int]  # of all tasks of its cluster
-    port: int  # its own; 0 for none
-
-
-def processes(folder: Path) -> dict[int, Seen]:
-    """The living processes that have this folder among their arguments or in their environment, or work in it."""
-    found = {}
-    name = os.fsencode(folder)
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            command, variables = (place / "cmdline").read_bytes(), (place / "environ").read_bytes()
-            zombie = (place / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-            inside = name in command or name in variables or name in os.fsencode(os.readlink(place / "cwd"))
-        except OSError:
-            continue
-        if inside and not zombie and int(place.name) != os.getpid():
-            configs = [v.partition(b"=")[2] for v in variables.split(b"\0") if v.startswith(b"TF_CONFIG=")]
-            text = command.replace(b"\0", b" ").decode(errors="replace")
-            found[int(place.name)] = Seen(text, *(_task(json.loads(configs[0])) if configs else ("", frozenset(), 0)))
-    return found
-
-
-def _task(config: dict) -> tuple[str, frozenset[int], int]:
-    kind, index = config["task"]["type"], config["task"]["index"]
-    ports = {job: [int(at.rpartition(":")[2]) for at in places] for job, places in config["cluster"].items()}
-    name = kind if kind == "chief" else f"{kind} {index}"
-    return name, frozenset(port for places in ports.values() for port in places), ports[kind][index]
 
 
 def listened() -> set[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import shutil
@@ -11,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jobs
 import pytest
 import soak
 import soak_table
@@ -35,19 +35,18 @@ def test_the_plan_has_all_kills_and_nothing_that_ran_on_is_struck_during_its_sta
     assert set(strikes.planned(part, 0, quick=True)) == strikes.MIX[part].keys()
 
 
-def pretended(folder: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> tuple[list[str], soak.Soak]:
+def pretended(folder: Path, wrong: str) -> tuple[list[str], soak.Soak]:
     """Kill a pretended training twice; return what was wrong in all."""
-    monkeypatch.setattr(soak.faults, "small_file_system", lambda at, size: contextlib.nullcontext(at.mkdir()))
     training = folder / f"{wrong}.py"
     shutil.copy(PRETENDED, training)
     (folder / "run").mkdir()
-    one = soak.Soak("process", [Strike("the process", KILL, STEP)] * 2, 4, folder / "run", 0, training, patience=0.5)
+    one = soak.Soak("process", [Strike("the process", KILL, STEP)] * 2, 2, folder / "run", 0, training, patience=0.3)
     problems = one.run()
     return [problem for struck in one.done for problem in (*struck.left, *struck.problems)] + problems, one
 
 
-def test_a_training_that_is_right_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    problems, one = pretended(tmp_path, monkeypatch, "right")
+def test_a_training_that_is_right_passes(tmp_path: Path) -> None:
+    problems, one = pretended(tmp_path, "right")
     assert not problems
     assert [struck.starts for struck in one.done] == [1, 1]
     assert one.done[1].began == one.done[0].newest > 0
@@ -62,10 +61,10 @@ def test_a_training_that_is_right_passes(tmp_path: Path, monkeypatch: pytest.Mon
         ("forgets a checkpoint", "it went on from step 0, the newest checkpoint was "),
     ],
 )
-def test_one_that_does_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, named: str) -> None:
-    problems, _ = pretended(tmp_path, monkeypatch, wrong)
+def test_one_that_does_wrong_is_found(tmp_path: Path, wrong: str, named: str) -> None:
+    problems, _ = pretended(tmp_path, wrong)
     assert any(named in problem for problem in problems), problems
-    assert not strikes.processes(tmp_path)
+    assert not jobs.processes(tmp_path)
 
 
 def test_a_process_and_a_port_that_are_left_are_seen(tmp_path: Path) -> None:

@@ -242,8 +242,14 @@ def test_a_ps_or_a_chief_that_fails_ends_the_job_which_starts_again_as_a_whole(s
     assert len(clusters) == 2
 
 
-@either
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "isolated"),
+    [
+        (signal.SIGINT, []),
+        (signal.SIGHUP, []),
+        pytest.param(signal.SIGTERM, ["--isolate"], marks=needs_namespaces),
+    ],
+)
 def test_a_signal_is_passed_on_once_and_nothing_starts_again(script, started, number, isolated):
     leave = f"signal.signal({int(number)}, lambda *_: (print('saved'), os._exit(9)))"
     process = started("--workers", 2, *isolated, "--max-restarts", 3, script(STAYS.format(before=leave)))

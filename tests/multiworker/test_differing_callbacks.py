@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
+import keras
+import numpy as np
 import pytest
-from launching import launched
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit import files
 
 pytestmark = pytest.mark.slow
 
@@ -23,12 +30,59 @@ SAYS = {
 }
 
 
-def test_all_workers_say_what_differs(tmp_path: Path) -> None:
-    launched(Path(__file__).with_name("differing_callbacks.py"), tmp_path, folder=tmp_path)
-    for worker in (0, 1):
-        found = json.loads((tmp_path / f"found{worker}.json").read_text())
-        assert found.keys() == SAYS.keys()
-        assert all(SAYS[name] in text for name, text in found.items()), found
-        said = "Another run writes checkpoints" if worker == 0 else "The chief could not write checkpoints"
-        assert said in found["a living owner"]
-    assert not list(tmp_path.glob("*/.owner-*"))
+class Chiefs(mk.train.LoopCallback):
+    """One that only the chief needs."""
+
+    chief_only = True
+
+
+def said(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, str]:
+    """What a worker with other callbacks, or whose chief may not write, is told in each case."""
+    me = mk.strategy.worker_index(strategy)
+    with strategy.scope():
+        model, optimizer = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), keras.optimizers.SGD(0.1)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=2)
+    data = mk.data.batches(mk.data.arrays(np.ones((8, 3), "float32"), np.ones((8, 1), "float32")), global_batch_size=2)
+    if me == 0:
+        for name, process in (("lives", os.getppid()), ("dead", 2**22 + 1)):
+            (folder / name).mkdir()
+            about = {**json.loads(files.this_process()), "pid": process, "started": files._started(process) or 1}
+            (folder / name / ".owner").write_text(json.dumps(about))
+    cases: dict[str, list[Any]] = {
+        "on the chief alone": [mk.train.Checkpoints(folder / "run")] * (me == 0),
+        "on the other alone": [mk.train.Checkpoints(folder / "run")] * (me == 1),
+        "another period": [mk.train.Checkpoints(folder / "run", every=2 + me)],
+        "another check": [mk.checks.InSync() if me else mk.checks.NanWatch()],
+        "another order": [mk.checks.InSync(), mk.checks.NanWatch()][:: 1 - 2 * me],
+        "a living owner": [mk.train.Checkpoints(folder / "lives")],
+        "a dead owner": [mk.train.Checkpoints(folder / "dead")],
+        "the chief's own": [Chiefs()] * (me == 0) + [mk.checks.InSync()],
+        "one of Keras": [keras.callbacks.EarlyStopping("loss")] * me,
+    }
+    found = {}
+    for name, callbacks in cases.items():
+        try:
+            loop.fit(data, callbacks=callbacks, verbose=0)
+            found[name] = "trained"
+        except mk.errors.MirrorkitError as error:
+            found[name] = str(error)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def found(on_workers: Any, folder: Path) -> list[dict[str, str]]:
+    return on_workers(said, folder)
+
+
+def test_all_workers_say_what_differs(found: Any, folder: Path) -> None:
+    for worker in found:
+        assert worker.keys() == SAYS.keys()
+        assert all(SAYS[name] in text for name, text in worker.items()), worker
+    assert "Another run writes checkpoints" in found[0]["a living owner"]
+    assert "The chief could not write checkpoints" in found[1]["a living owner"]
+    assert not list(folder.glob("*/.owner-*"))

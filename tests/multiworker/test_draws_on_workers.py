@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from launching import launched
+import tensorflow as tf
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "train"))
-from drawing import X, assert_distinct  # noqa: E402
+sys.path.append(str(Path(__file__).parents[1] / "train"))
+from drawing import X, all_draws, assert_distinct, state_after
 
 pytestmark = pytest.mark.slow
 
 
-def test_two_workers_draw_other_numbers(tmp_path):
-    launched(HERE / "drawing_worker.py", tmp_path, folder=tmp_path)
-    first, second = (json.loads((tmp_path / f"found{i}.json").read_text()) for i in (0, 1))
-    assert first == second
-    for found in first["draws"].values():
-        assert_distinct({name: np.array(values) for name, values in found.items()})
+def drawn(strategy: tf.distribute.Strategy) -> tuple[dict[str, Any], list[float]]:
+    """All that a training, its validation, an evaluation and two predictions draw; and the layers' state."""
+    return {kind: all_draws(strategy, kind) for kind in ("batches", "resident", "dataset")}, state_after(strategy)
+
+
+@pytest.fixture(scope="module")
+def found(on_workers: Any) -> list[tuple[dict[str, Any], list[float]]]:
+    return on_workers(drawn)
+
+
+def test_two_workers_draw_other_numbers(found):
+    (first, state), second = found
+    np.testing.assert_equal((first, state), second)
+    for draws in first.values():
+        assert_distinct(draws)
     mean = 0.0
     for batch in 2 * np.split(X[:9], [4, 8]):
         mean = 0.5 * mean + 0.5 * float(batch.mean())
-    assert first["state"] == pytest.approx([mean, 6], rel=1e-5)
+    assert state == pytest.approx([mean, 6], rel=1e-5)

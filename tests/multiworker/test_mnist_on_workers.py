@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import ROOT, launched
+from jobs import ROOT, finished
 
 import mirrorkit as mk
 
@@ -33,7 +33,7 @@ def test_two_workers_learn_mnist_and_equal_two_replicas(name: str, tmp_path: Pat
     workers.mkdir()
     one.mkdir()
     arguments = [STEPS, ROOT / "examples" / name, "--data", "mnist", "--epochs", "1"]
-    printed = launched(SCRIPT, workers, *arguments, folder=tmp_path, timeout=500).stdout
+    printed = finished(tmp_path, SCRIPT, workers, *arguments, limit=500).text
     accuracies = [float(value) for value in re.findall(r"worker \d .*test accuracy (\d\.\d+)", printed)]
     assert len(accuracies) >= 2
     assert min(accuracies[-2:]) >= 0.97  # 98.0 %

@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-import own_train_step
 import pytest
 import tensorflow as tf
-from launching import launched
+
+import mirrorkit as mk
+from mirrorkit.variables import copies
+
+sys.path.append(str(Path(__file__).parents[1] / "train" / "replica_code"))
+import own_models
 
 pytestmark = pytest.mark.slow
+NAMES = ("wgan", "distillation", "mean_teacher")
+Trained = tuple[dict[str, Any], list[np.ndarray]]
 
 
-def test_two_workers_train_as_keras_does(tmp_path: Path) -> None:
-    launched(Path(own_train_step.__file__), tmp_path, folder=tmp_path)
-    one, other = (dict(np.load(tmp_path / f"found{worker}.npz")) for worker in (0, 1))
-    np.testing.assert_equal(one, other)
-    for name in own_train_step.NAMES:
-        history, weights = _by_keras(name)
-        for log, values in history.items():
-            np.testing.assert_allclose(one[f"{name}/logs/{log}"], values, rtol=1e-5, atol=1e-5)
-        for i, weight in enumerate(weights):
-            np.testing.assert_allclose(one[f"{name}/{i}"], weight, rtol=1e-5, atol=1e-5)
+def trained(strategy: tf.distribute.Strategy) -> dict[str, Trained]:
+    """The history and the weights of each model."""
+    found = {}
+    for name in NAMES:
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = own_models.MODELS[name]()
+        loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+        data = mk.data.batches(mk.data.arrays(*own_models.data()), global_batch_size=16)  # each reads its own rows
+        history = loop.fit(data, epochs=3, verbose=0).history
+        found[name] = history, [copies(weight)[0].numpy() for weight in model.weights]
+    return found
 
 
-def _by_keras(name: str) -> tuple[dict[str, Any], list[np.ndarray]]:
-    own_models = own_train_step.own_models
+@pytest.fixture(scope="module")
+def found(on_workers: Any) -> list[dict[str, Trained]]:
+    return on_workers(trained)
+
+
+def test_two_workers_train_as_keras_does(found: list[dict[str, Trained]]) -> None:
+    np.testing.assert_equal(*found)
+    for name, (history, weights) in found[0].items():
+        expected_history, expected = _by_keras(name)
+        for log, values in expected_history.items():
+            np.testing.assert_allclose(history[log], values, rtol=1e-5, atol=1e-5)
+        for weight, other in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-5)
+
+
+def _by_keras(name: str) -> Trained:
     keras.utils.set_random_seed(0)
     model = own_models.MODELS[name]()
     data = tf.data.Dataset.from_tensor_slices(own_models.data()).batch(16)

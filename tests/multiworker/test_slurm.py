@@ -18,14 +18,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
-from launching import environment, launched
+from jobs import WORKERS, environment
 
 from mirrorkit.devices import onednn
 from mirrorkit.launch import layout
 
-SCRIPT = Path(__file__).with_name("interrupted_training.py")
+sys.path.append(str(Path(__file__).parents[1] / "faults"))
+import judged
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ON_ONE_NODE = ("--nodes=1", "--ntasks-per-node=2")
 
@@ -117,29 +118,10 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.2)
 
 
-def end(folder: Path, worker: int) -> list[np.ndarray]:
-    with np.load(folder / f"end{worker}.npz") as file:
-        return [file[name] for name in file.files]
-
-
-@pytest.fixture(scope="module")
-def launched_run(tmp_path_factory: pytest.TempPathFactory) -> list[np.ndarray]:
-    """What two workers of the launcher end with."""
-    folder = tmp_path_factory.mktemp("launched")
-    launched(SCRIPT, folder, folder=folder)
-    return end(folder, 0)
-
-
-def assert_ends_are(expected: list[np.ndarray], folder: Path) -> None:
-    for worker in (0, 1):
-        for a, b in zip(end(folder, worker), expected, strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
-def test_the_tasks_of_srun_are_the_workers(slurm, launched_run, tmp_path):
-    printed = slurm("srun", "--ntasks=2", "--label", sys.executable, SCRIPT, tmp_path)
+def test_the_tasks_of_srun_are_the_workers(slurm, tmp_path):
+    printed = slurm("srun", "--ntasks=2", "--label", sys.executable, WORKERS, tmp_path)
     assert sorted(line for line in printed.splitlines() if "done" in line) == ["0: done", "1: done"]
-    assert_ends_are(launched_run, tmp_path)
+    assert not judged.changed(tmp_path)
 
 
 def test_the_doctor_finds_the_workers_of_a_step_and_what_contradicts_it(slurm):
@@ -185,8 +167,8 @@ def assert_it_was_taken_away_once(said: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_job_whose_time_is_nearly_over_goes_on_where_it_was(slurm, launched_run, tmp_path):
-    job = submitted(slurm, tmp_path, SCRIPT, tmp_path, "--event", "slow", "--step", 30)
+def test_a_job_whose_time_is_nearly_over_goes_on_where_it_was(slurm, tmp_path):
+    job = submitted(slurm, tmp_path, WORKERS, tmp_path, "--event", "slow", "--step", 30)
     wait_for(lambda: (tmp_path / "happened").exists(), 200)
     slurm("scancel", "--batch", "--signal=USR1", job)  # as --signal=B:USR1 in the file has Slurm do
     begin_again(slurm, job)
@@ -194,7 +176,7 @@ def test_a_job_whose_time_is_nearly_over_goes_on_where_it_was(slurm, launched_ru
     said = output_of(tmp_path)
     assert_it_was_taken_away_once(said)
     assert said.count("done") == 2
-    assert_ends_are(launched_run, tmp_path)
+    assert not judged.changed(tmp_path)
 
 
 @pytest.mark.timeout(600)
@@ -226,8 +208,8 @@ def apptainer(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("required", "exit_code"), [("cpu", 0), ("gpu:64", 1)])
-def test_in_a_container_the_devices_are_checked_first(slurm, launched_run, apptainer, tmp_path, required, exit_code):
-    job = (EXAMPLES / "jobs" / "slurm_container.sh", "mk.sif", SCRIPT, tmp_path)
+def test_in_a_container_the_devices_are_checked_first(slurm, apptainer, tmp_path, required, exit_code):
+    job = (EXAMPLES / "jobs" / "slurm_container.sh", "mk.sif", WORKERS, tmp_path)
     output = f"--output={tmp_path}/out"
     number = slurm("sbatch", "--parsable", *ON_ONE_NODE, output, *job, REQUIRE=required, **apptainer).strip()
     wait_for(lambda: not slurm("squeue", "-h", "--jobs", number), 240)  # sbatch --wait looks after 2, 10 and 42 s
@@ -239,4 +221,4 @@ def test_in_a_container_the_devices_are_checked_first(slurm, launched_run, appta
         assert "begins" not in said
     else:
         assert 0 < said.rindex("computes correctly") < said.index("begins")
-        assert_ends_are(launched_run, tmp_path)
+        assert not judged.changed(tmp_path)

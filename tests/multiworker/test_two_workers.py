@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import replicated_training
-from launching import launched
+from jobs import finished
 
 HERE = Path(__file__).parent
 
@@ -18,8 +18,8 @@ HERE = Path(__file__).parent
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[dict[str, Any]]]:
     """The folder of one run of two workers, what it printed, and what each worker found."""
     folder = tmp_path_factory.mktemp("run")
-    done = launched(HERE / "replicated_training.py", folder, folder=folder)
-    return folder, done.stdout, [json.loads((folder / f"found{i}.json").read_text()) for i in (0, 1)]
+    job = finished(folder, HERE / "replicated_training.py", folder)
+    return folder, job.text, [json.loads((folder / f"found{i}.json").read_text()) for i in (0, 1)]
 
 
 @pytest.fixture(scope="module")

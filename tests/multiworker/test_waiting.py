@@ -2,64 +2,124 @@
 
 from __future__ import annotations
 
-import json
-import re
+import logging
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import jobs
+import keras
+import numpy as np
 import pytest
-from launching import launched
+import tensorflow as tf
 
-HERE = Path(__file__).parent
+import mirrorkit as mk
+from mirrorkit.strategy import barrier
+from mirrorkit.train import exporting
+
+pytestmark = pytest.mark.slow  # two workers
+SECONDS = 2.0  # by which one worker comes later, where the other would otherwise have left
+
+
+class Written(keras.callbacks.Callback):
+    """Writes a file at the end of every epoch."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.path.write_text(str(epoch))
+
+
+def waited(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """One of two workers: waits for the other at barriers, exports, and runs callbacks of its own."""
+    found: dict[str, Any] = {}
+    me = mk.strategy.worker_index(strategy)
+    if me == 1:
+        time.sleep(SECONDS)
+        (folder / "prepared").touch()
+    mk.strategy.wait_for_all(strategy, "prepared")
+    found["prepared"] = (folder / "prepared").exists()
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("mirrorkit").addHandler(handler)
+    with mock.patch.object(barrier, "PATIENCE", SECONDS / 4):
+        if me == 1:
+            time.sleep(SECONDS)
+        mk.strategy.wait_for_all(strategy, "late")
+    logging.getLogger("mirrorkit").removeHandler(handler)
+    found["said"] = said
+
+    try:
+        mk.strategy.wait_for_all(strategy, f"of worker {me}")
+    except mk.errors.ClusterError as error:
+        found["different"] = str(error)
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, kernel_initializer="ones")])
+        step = mk.train.Step(model, keras.optimizers.SGD(0.1), loss="mse")
+    loop = mk.train.Loop(strategy, step)
+    x = np.ones((8, 4), "float32")
+    data = mk.data.batches(mk.data.arrays(x, np.zeros((8, 3), "float32")), global_batch_size=4)
+    chiefs = Written(folder / f"chiefs{me}")
+    chiefs.chief_only = True
+    loop.fit(data, callbacks=[Written(folder / f"own{me}"), chiefs], verbose=0)
+
+    replace = exporting._replace
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(SECONDS)
+        replace(*arguments)
+
+    with mock.patch.object(exporting, "_replace", slowly):
+        path = mk.train.export(loop, folder / "exported.keras")
+    found["exported"] = np.asarray(keras.saving.load_model(path)(x)).tolist() == np.asarray(model(x)).tolist()
+    (folder / "file").touch()
+    try:
+        mk.train.export(loop, folder / "file" / "within.keras")
+    except mk.errors.FileError as error:
+        found["failed"] = str(error)
+    return found
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    folder = tmp_path_factory.mktemp("run")
-    launched(HERE / "waiting_workers.py", folder, folder=folder)
-    return folder, [json.loads((folder / f"found{i}.json").read_text()) for i in (0, 1)]
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
 
 
-@pytest.mark.slow  # two workers
-def test_a_worker_waits_at_a_barrier_for_one_that_comes_later(run):
-    _, found = run
-    assert [worker["prepared"] for worker in found] == [True, True]
+@pytest.fixture(scope="module")
+def found(on_workers: Any, folder: Path) -> list[dict[str, Any]]:
+    return on_workers(waited, folder)
 
 
-@pytest.mark.slow
-def test_the_log_says_after_a_while_what_a_worker_waits_for(run):
-    _, (early, late) = run
+def test_a_worker_waits_at_barriers_for_one_that_comes_later(found):
+    early, late = found
+    assert early["prepared"]
+    assert late["prepared"]
     (said,) = early["said"]
     assert "Waiting for the other workers at the barrier 'late'" in said
     assert late["said"] == []
-
-
-@pytest.mark.slow
-def test_barriers_of_other_names_are_named_on_every_worker(run):
-    for worker in run[1]:
+    for worker in found:
         assert "the barrier 'of worker 0' on worker 0 and the barrier 'of worker 1' on worker 1" in worker["different"]
 
 
-@pytest.mark.slow
-def test_export_returns_on_every_worker_when_the_file_is_whole(run):
-    assert [worker["exported"] for worker in run[1]] == [True, True]
-
-
-@pytest.mark.slow
-def test_an_export_that_fails_on_the_chief_fails_on_all(run):
-    _, (chief, other) = run
+def test_export_returns_on_every_worker_when_the_file_is_whole_and_fails_on_all(found):
+    assert [worker["exported"] for worker in found] == [True, True]
+    chief, other = found
     assert chief["failed"].startswith("Nothing could be written to")
     assert other["failed"].startswith("The chief could not export")
 
 
-@pytest.mark.slow
-def test_a_callback_of_ones_own_may_be_the_chiefs_alone(run):
-    folder, _ = run
-    assert sorted(path.name for pattern in ("own*", "chiefs*") for path in folder.glob(pattern)) == [
+def test_a_callback_of_ones_own_may_be_the_chiefs_alone(found, folder):
+    assert {path.name for pattern in ("own*", "chiefs*") for path in folder.glob(pattern)} == {
         "chiefs0",
         "own0",
         "own1",
-    ]
+    }
 
 
 ENDS_EARLY = """
@@ -71,9 +131,8 @@ if mk.strategy.is_chief(strategy):
 """
 
 
-@pytest.mark.slow
 def test_a_worker_that_has_exited_is_named_where_numbers_are_exchanged(tmp_path):
     (tmp_path / "script.py").write_text(ENDS_EARLY)
-    done = launched("script.py", folder=tmp_path, check=False)
-    assert done.returncode == 1
-    assert re.search(r"ClusterError: worker 1 \(\S+\) is gone, and the other workers cannot go on", done.stderr)
+    with jobs.launched(tmp_path, "--workers", 2, "script.py") as job:
+        assert job.end() == 1
+    assert job.says(r"ClusterError: worker 1 \(\S+\) is gone, and the other workers cannot go on")

@@ -55,7 +55,6 @@ def workers_of(monkeypatch) -> Callable[[int], Workers]:
         for module in (agreement, exchange, barrier):
             monkeypatch.setattr(module, "num_workers", lambda worker: number)
         monkeypatch.setattr(exchange, "_exchanged", workers.exchanged)
-        monkeypatch.setattr(agreement, "is_chief", lambda worker: worker.index == 0)
         names = {f"worker {i}": "" for i in range(number)}
         monkeypatch.setattr(strategy_workers, "addresses", lambda worker: names)
         for module in (agreement, barrier):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import numpy as np
@@ -12,31 +13,18 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.cluster import free_ports
 from mirrorkit.errors import ClusterError, StrategyError
+from mirrorkit.launch import layout
 from mirrorkit.strategy import multi_worker
 from mirrorkit.variables import given
-
-PS = mk.cluster.Cluster(workers=("a:1",), ps=("b:1",), chief="c:1", task_type="chief")
-
 
 WORKERS = mk.cluster.Cluster(workers=("a:1", "b:1"))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "is not in a cluster. Start it by `python -m mirrorkit launch --workers 2 script.py`"),
-        ({"cluster": PS}, "Take 'parameter_server'"),
-        ({"cluster": mk.cluster.Cluster(workers=("a:1", "b:1"), task_type="evaluator")}, "does not train"),
-        ({"cluster": WORKERS, "devices": "cpu:4"}, "Start more workers instead"),
-        ({"cluster": WORKERS, "devices": ["gpu:0"]}, "'gpu:2', 2"),
-        ({"cluster": WORKERS, "devices": "gpu:99"}, "sees . GPUs"),
-        ({"cluster": WORKERS, "communication": "hierarchical"}, "there are 'auto', 'ring', 'nccl'"),
-        ({"cluster": WORKERS, "communication": "nccl", "devices": "cpu"}, "without GPUs. Take 'ring'"),
-    ],
-)
-def test_multi_worker_refuses_what_it_cannot_be_before_it_waits_for_anyone(options, message):
-    with pytest.raises(StrategyError, match=message):
-        mk.strategy.create("multi_worker", **options)
+def test_a_worker_that_never_comes_is_named():
+    cluster = layout.clusters(2)["worker 0"]
+    named = re.escape(f"worker 1 ({cluster.workers[1]}) did not start within 0.5 s; 1 of 2 tasks are")
+    with pytest.raises(ClusterError, match=named):
+        mk.strategy.create("multi_worker", cluster=cluster, start_timeout=0.5)
 
 
 def test_a_strategy_after_the_start_of_tensorflow_is_an_error_that_says_what_to_move(monkeypatch):

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import DeviceError, StepError, StrategyError
+from mirrorkit.errors import DeviceError, StepError
 from mirrorkit.strategy import tpu
 from mirrorkit.train.input import input as input_
 from mirrorkit.train.requirements.data import require_static_batches
@@ -75,10 +75,9 @@ def test_an_address_at_which_nobody_listens(closed_port):
 
 
 def test_an_address_that_never_answers_is_given_up_in_time(silent_port):
-    """Where names cannot be resolved, TensorFlow itself gives up early, while it looks for the machine's metadata."""
     started = time.monotonic()
-    with pytest.raises(DeviceError, match=r"did not answer within 12 s \(start_timeout\)|:\d+' cannot be used"):
-        mk.strategy.create("tpu", devices=f"127.0.0.1:{silent_port}", start_timeout=12)
+    with pytest.raises(DeviceError, match=r"did not answer within 1 s \(start_timeout\)"):
+        mk.strategy.create("tpu", devices=f"127.0.0.1:{silent_port}", start_timeout=1)
     assert time.monotonic() - started < 30
     assert tf.reduce_sum(tf.ones([3])).numpy() == 3, "TensorFlow still works in this process"
 
@@ -98,11 +97,6 @@ def test_auto_takes_a_tpu_that_the_environment_names(no_tpu, monkeypatch, closed
         mk.strategy.create("auto")
     assert mk.strategy.create("auto", fallback=True).num_replicas_in_sync == 1
     assert mk.strategy.create("auto", devices="cpu:2").num_replicas_in_sync == 2, "what was asked for is not a TPU"
-
-
-def test_a_number_of_devices_names_no_tpu():
-    with pytest.raises(StrategyError, match="devices=4 does not name a TPU"):
-        mk.strategy.create("tpu", devices=4)
 
 
 def batch_of(size, *shape):

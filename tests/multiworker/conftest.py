@@ -1,0 +1,43 @@
+"""Workers for the tests of this folder: processes that call the tests' functions, started once for all of them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from jobs import environment
+
+from mirrorkit.errors import MirrorkitError
+from mirrorkit.launch import layout
+from mirrorkit.remote import Member, Remote
+
+
+@pytest.fixture(scope="session")
+def on_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Any]]]:
+    """`on_workers(function, ...)`: what `function(strategy, ...)` returns on each of several workers.
+
+    All call it at the same time. The function is one of a module, and what it returns can be pickled. The workers stay
+    until the end of the session, so ask them in a fixture of the module, not in a test; after an error new ones start.
+    """
+    started: dict[tuple[int, str], Remote] = {}
+
+    def on_workers(function: Any, *arguments: Any, workers: int = 2, communication: str = "auto") -> list[Any]:
+        kind = workers, communication
+        if kind not in started:
+            tasks = layout.environments(layout.clusters(workers), environ=environment())
+            members = [Member({"communication": communication}, own) for own in tasks.values()]
+            started[kind] = Remote("scenarios:Worker", *members, timeout=280)
+        folder = tmp_path_factory.mktemp(function.__name__)
+        call = {"module": function.__module__, "function": function.__name__, "arguments": arguments}
+        try:
+            started[kind].call("call", folder=folder, **call)
+        except MirrorkitError:
+            started.pop(kind).__exit__()
+            raise
+        return [pickle.loads((folder / f"found{i}").read_bytes()) for i in range(workers)]
+
+    yield on_workers
+    for remote in started.values():
+        remote.__exit__()
