@@ -20,6 +20,7 @@ from mirrorkit.train.keras_model.kept import kept_by
 from mirrorkit.train.keras_model.keras_operations import without_waits
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import count_examples
+from mirrorkit.train.reduce.gathering import gathering
 from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.replica_code.draws import drawing, require_repeatable
@@ -254,6 +255,7 @@ class KerasStep:
             keeping(kept_by(layers_of(self.model))),
             on_share(share, model) as scope,
             without_waits(total=scope.total),
+            gathering(_no_gather),
             drawing(scope),
         ):
             yield scope
@@ -298,6 +300,14 @@ class KerasStep:
             return tf.stack([tf.identity(seed), tf.identity(steps), *of_test, tf.cast(number, tf.int64)])
 
         return rows, Share(local, replicas, own, total, once, place)
+
+
+def _no_gather(rows: Nest) -> Nest:
+    raise StepError(
+        "mk.train.all_gather was called in a model's own train_step, whose gradients are averaged over the replicas: what "
+        "other replicas say of a row would not arrive at it. For a loss over the whole batch use "
+        "Step.from_loss(model, optimizer, loss_fn, whole_batch=True)."
+    )
 
 
 def _vector(logs: Mapping[str, tf.Tensor]) -> tf.Tensor:

@@ -7,6 +7,8 @@ import keras
 import tensorflow as tf
 from own_models import VAE, WGAN, dense
 
+import mirrorkit as mk
+
 
 class Base(keras.Model):
     """A net, its loss by `objective`, and an update; subclasses get one thing wrong."""
@@ -59,6 +61,11 @@ class InBatchNegatives(Base):
         logits = self.net(x) @ tf.transpose(y)
         labels = tf.range(tf.shape(x)[0])
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+
+class Gathers(Base):
+    def objective(self, x, y):
+        return tf.reduce_mean((self.net(x) - tf.reduce_mean(mk.train.all_gather(y), axis=0)) ** 2)
 
 
 class MeanOverAMask(Base):
@@ -245,6 +252,7 @@ FAULTY = {
     DrawsFromAState: "draws random numbers with TensorFlow's RandomGamma",
     WritesAVariableThatIsNowhere: "writes the tf.Variable '.*', which is neither Keras's nor an attribute",
     InSixteenBits: "LossScaleOptimizer decides on one replica.*mixed_bfloat16",
+    Gathers: r"mk\.train\.all_gather was called in a model's own train_step",
     RunsEagerly: "RunsEagerly was compiled with run_eagerly=True",
     Accumulates: r"SGD\(gradient_accumulation_steps=2\) is not supported.*leave the switch out",
     KeepsAStateOfRows: "The layer 'rows' has stateful=True",
