@@ -304,8 +304,8 @@ class KerasStep:
 
 def _no_gather(rows: Nest) -> Nest:
     raise StepError(
-        "mk.train.all_gather was called in a model's own train_step, whose gradients are averaged over the replicas: what "
-        "other replicas say of a row would not arrive at it. For a loss over the whole batch use "
+        "mk.train.all_gather was called in a model's own train_step, whose gradients are averaged over the replicas: "
+        "what other replicas say of a row would not arrive at it. For a loss over the whole batch use "
         "Step.from_loss(model, optimizer, loss_fn, whole_batch=True)."
     )
 
