@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import tensorflow as tf
 
 from mirrorkit._keras import keras
@@ -59,27 +57,12 @@ def require_in_scope(model: KerasModel, strategy: tf.distribute.Strategy) -> Non
 
 
 def outputs_of(model: KerasModel, x: Spec) -> Nest:
-    """Call a model on any number of rows without computing anything; returns its outputs as `keras.KerasTensor`s.
-
-    It is called as Keras's `fit` does to build it, and as in training if some layers are called only then.
-    """
-
-    def call(x: Nest) -> Nest:
-        outputs = model(x, **training_argument(model, False))
-        if not is_built(model):
-            model(x, **training_argument(model, True))
-        return outputs
-
-    return outputs_of_function(call, x)
-
-
-def outputs_of_function(function: Callable[[Nest], Nest], x: Spec) -> Nest:
-    """Call any function of a batch so; variables that layers create in it are there afterwards."""
+    """Call a model on any number of rows without computing anything; returns its outputs as `keras.KerasTensor`s."""
 
     def symbolic(spec: tf.TensorSpec) -> object:
         return keras.KerasTensor((None, *spec.shape[1:]), dtype=spec.dtype.name)
 
-    call = _Call(function)
+    call = _Call(model)
     try:
         return call.compute_output_spec(tf.nest.map_structure(symbolic, x))
     except Exception:
@@ -89,17 +72,20 @@ def outputs_of_function(function: Callable[[Nest], Nest], x: Spec) -> Nest:
 
 
 class _Call(keras.Operation):  # type: ignore[name-defined, misc]
-    """A call of a function; a model's own `compute_output_spec` may know its outputs without calling any layer."""
+    """A call of a model; the model's own `compute_output_spec` may know its outputs without calling any layer."""
 
-    def __init__(self, function: Callable[[Nest], Nest]) -> None:
+    def __init__(self, model: KerasModel) -> None:
         super().__init__(name="call")
-        self._function = function
+        self._model = model
         self.failure: Exception | None = None
 
     def call(self, x: Nest) -> Nest:
-        """Call the function."""
+        """Call the model as Keras's `fit` does to build it, and as in training if some layers are called only then."""
         try:
-            return self._function(x)
+            outputs = self._model(x, **training_argument(self._model, False))
+            if not is_built(self._model):
+                self._model(x, **training_argument(self._model, True))
+            return outputs
         except Exception as error:
             self.failure = error
             raise

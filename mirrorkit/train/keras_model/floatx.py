@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TypeVar
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest
 from mirrorkit.train.keras_model.layer_state import layers_of
+from mirrorkit.train.keras_model.outputs import UnpackedBatch
 
-T = TypeVar("T")
 _log = logging.getLogger("mirrorkit")
 
 
@@ -40,10 +39,10 @@ class Cast:
         self._is_wanted = any(getattr(layer, "compute_dtype", None) == "float64" for layer in layers_of(model))
         self._told = False
 
-    def __call__(self, batch: T) -> T:
-        """Return a batch, a nest of tensors or specs, as the model takes it."""
-        if self._is_wanted or not any(map(is_wide, tf.nest.flatten(batch))):
-            return batch
+    def __call__(self, parts: UnpackedBatch) -> UnpackedBatch:
+        """Return the batch as the model takes it."""
+        if self._is_wanted or not any(map(is_wide, tf.nest.flatten(tuple(parts)))):
+            return parts
         if not self._told:
             _log.info(
                 "The data holds float64, which is cast to %s (keras.config.floatx()), as Keras's fit does. Data of "
@@ -51,5 +50,5 @@ class Cast:
                 keras.config.floatx(),
             )
             self._told = True
-        cast: T = in_floatx(batch)
+        cast: UnpackedBatch = in_floatx(parts)
         return cast

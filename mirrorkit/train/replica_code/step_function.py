@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest, Spec
 from mirrorkit.errors import StepError
-from mirrorkit.train.keras_model.building import build, outputs_of_function, require_in_scope
-from mirrorkit.train.keras_model.floatx import Cast
+from mirrorkit.train.keras_model.building import build, require_in_scope
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import unpack_batch
 from mirrorkit.train.replica_code.keras_calls import functions_inlined, noting_optimizers
@@ -29,20 +30,49 @@ def as_keras(batch: Nest) -> Nest:
 
 
 def build_as_it_trains(model: KerasModel, element_spec: Spec, strategy: tf.distribute.Strategy) -> None:
-    """Create what is missing of a model's layers as its `train_step` does, as in Keras; else by a call of the model."""
+    """Create what is missing of a model's layers as its `train_step` does, as in Keras; else by a call of the model.
 
-    def train(batch: Nest) -> tf.Tensor:
-        step_of(model, "train")(batch)
-        return tf.zeros([])
-
+    The step is traced outside of the strategy, whose replicas could not create a variable each; the variables are
+    created in its scope nevertheless.
+    """
     if all(layer.built for layer in layers_of(model)[1:]):  # the model itself need not be, where it has no `call`
         return
     require_in_scope(model, strategy)
+    # Not a tf.function's, in which variables are created in a way of its own; Keras builds models in one like this.
+    graph = tf.__internal__.FuncGraph("train_step")
     try:
-        with strategy.scope(), noting_optimizers(), functions_inlined():
-            outputs_of_function(train, Cast(model)(as_keras(element_spec)))
-    except Exception:  # of data to evaluate or predict with, say
-        build(model, unpack_batch(element_spec), strategy)
+        with created_in(strategy), noting_optimizers(), functions_inlined(), graph.as_default():
+            batch = tf.nest.map_structure(lambda one: tf.compat.v1.placeholder(one.dtype, one.shape), element_spec)
+            step_of(model, "train")(as_keras(batch))
+    except Exception:
+        if not overrides(model, "call"):
+            raise
+        build(model, unpack_batch(element_spec), strategy)  # it may be data to evaluate or predict with
+
+
+@contextmanager
+def created_in(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Create variables in a strategy's scope within the block, and do nothing else there."""
+    creating = False
+
+    def create(next_creator: Callable[..., tf.Variable], **given: Any) -> tf.Variable:
+        nonlocal creating
+        if creating:
+            return next_creator(**given)
+        creating = True
+        try:
+            with strategy.scope():
+                return tf.Variable(**given)
+        finally:
+            creating = False
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def overrides(model: KerasModel, name: str) -> bool:
+    """Return whether a model defines a method that Keras's base class has too."""
+    return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
 def checked_logs(logs: Any, step: Callable[..., Any]) -> Mapping[str, tf.Tensor]:

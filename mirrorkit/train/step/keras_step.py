@@ -15,7 +15,6 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, ConcreteFunction, KerasModel, KerasOptimizer, Logs, Nest, Spec, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name, first_replica, has_copies, local_replica, require_same
-from mirrorkit.train.keras_model.floatx import Cast
 from mirrorkit.train.keras_model.kept import kept_by
 from mirrorkit.train.keras_model.keras_operations import without_waits
 from mirrorkit.train.keras_model.layer_state import layers_of
@@ -26,7 +25,7 @@ from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.replica_code.draws import drawing, require_repeatable
 from mirrorkit.train.replica_code.keras_calls import functions_inlined, noting_optimizers, wrap_keras
 from mirrorkit.train.replica_code.scope import OfModel, ReplicaScope, Share, on_share
-from mirrorkit.train.replica_code.step_function import as_keras, checked_logs, flat_logs, step_of
+from mirrorkit.train.replica_code.step_function import as_keras, checked_logs, flat_logs, overrides, step_of
 from mirrorkit.train.replica_code.written import plain_variables, written_variables
 from mirrorkit.train.requirements.arguments import check_switches
 from mirrorkit.train.requirements.model import check_stateless, check_variables
@@ -74,7 +73,6 @@ class KerasStep:
             strategy, "step", {"class of the model": type(model).__name__} | settings_of_variables(model.variables)
         )
         self.strategy, self.model, self.unchecked = strategy, model, unchecked
-        self._cast = Cast(model)
         self.clock = Clock()  # it counts by a variable of its own
         self.checked: set[str] = set()
         self._compiled = compiled_config(model)
@@ -116,7 +114,7 @@ class KerasStep:
     def can(self, what: Need) -> bool:
         """Return whether it can do this; a model whose parts alone are called says nothing of how to evaluate it."""
         if what in _CALLS:
-            return _defines(self.model, "call") or _defines(self.model, _CALLS[what])
+            return overrides(self.model, "call") or overrides(self.model, _CALLS[what])
         return what not in ("averaged", "jit_compile")
 
     def require(self, what: Need) -> None:
@@ -221,7 +219,7 @@ class KerasStep:
             rows = batch.rows()
         step = step_of(self.model, what)
         with self._scope(share) as scope:
-            returned = checked_logs(step(self._as_keras(rows)), step)
+            returned = checked_logs(step(as_keras(rows)), step)
             logs = self._reported(returned)
             logged, total = share.mean([_vector(logs), tf.reduce_sum(_vector(returned))])
         own_copy(self._logs[what], own).assign(logged)
@@ -235,7 +233,7 @@ class KerasStep:
         _, share = self._share("test", batch)
         own = batch.rows()
         with self._scope(share), functions_inlined():
-            return self.model.predict_step(self._as_keras(own))
+            return self.model.predict_step(as_keras(own))
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Return what the model's step returned for the last batch."""
@@ -274,16 +272,13 @@ class KerasStep:
                 return tf.constant(0)
             share = Share(local_replica(self.strategy), 1, 1.0, 1.0, 1.0, lambda: tf.zeros([1], tf.int64))
             with self._scope(share):
-                names.update(checked_logs(step(self._as_keras(batch)), step))
+                names.update(checked_logs(step(as_keras(batch)), step))
             return tf.constant(0)
 
         traced = tf.function(lambda batch: self.strategy.run(on_replica, args=(batch,)), autograph=False)
         with functions_inlined():
             function = traced.get_concrete_function(element_spec)
         return sorted(names), function
-
-    def _as_keras(self, batch: Batch) -> Batch:
-        return self._cast(as_keras(batch))
 
     def _share(self, what: Pass, batch: GlobalBatch) -> tuple[Batch, Share]:
         """Return the rows that this replica computes, and how they count; no replica is without rows."""
@@ -328,8 +323,3 @@ def _check(optimizer: KerasOptimizer) -> None:
 def _plain_attributes(model: KerasModel) -> dict[str, Any]:
     """Return the numbers, texts and flags among a model's own attributes."""
     return {name: v for name, v in vars(model).items() if isinstance(v, (int, float, str)) and not name.startswith("_")}
-
-
-def _defines(model: KerasModel, name: str) -> bool:
-    """Return whether a model defines a method that Keras's base class has too."""
-    return getattr(type(model), name) is not getattr(keras.Model, name)
