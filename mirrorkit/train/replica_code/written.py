@@ -35,9 +35,9 @@ def written_variables(
             continue
         if handle not in owners:
             raise StepError(
-                f"The model's train_step writes the tf.Variable {path(variable)!r}, which is neither Keras's nor an "
-                "attribute of the model or of a layer in it: replicas would drift apart, and no checkpoint would hold "
-                "it. Make it with self.add_weight(..., trainable=False), or as a keras.Variable of the model."
+                f"The model's train_step writes the variable {path(variable)!r}, which is none of the model's: replicas "
+                "would drift apart, and no checkpoint would hold it. Make the layer, seed generator or variable an "
+                "attribute of the model or of a layer in it."
             )
         if id(owners[handle]) not in keras_own:
             found[id(owners[handle])] = owners[handle]

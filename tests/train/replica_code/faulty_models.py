@@ -250,7 +250,7 @@ FAULTY = {
     AppliesInACond: "SGD.apply is called within a tf.cond",
     Counts: r"train_step of {} changes the Python attributes \['seen'\]",
     DrawsFromAState: "draws random numbers with TensorFlow's RandomGamma",
-    WritesAVariableThatIsNowhere: "writes the tf.Variable '.*', which is neither Keras's nor an attribute",
+    WritesAVariableThatIsNowhere: "writes the variable '.*', which is none of the model's",
     InSixteenBits: "LossScaleOptimizer decides on one replica.*mixed_bfloat16",
     Gathers: r"mk\.train\.all_gather was called in a model's own train_step",
     RunsEagerly: "RunsEagerly was compiled with run_eagerly=True",
