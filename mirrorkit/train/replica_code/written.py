@@ -35,8 +35,8 @@ def written_variables(
             continue
         if handle not in owners:
             raise StepError(
-                f"The model's train_step writes the variable {path(variable)!r}, which is none of the model's: replicas "
-                "would drift apart, and no checkpoint would hold it. Make the layer, seed generator or variable an "
+                f"The model's train_step writes the variable {path(variable)!r}, which is none of the model's: "
+                "replicas would drift apart, and no checkpoint would hold it. Make the layer, generator or variable an "
                 "attribute of the model or of a layer in it."
             )
         if id(owners[handle]) not in keras_own:
