@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,6 @@ Found = dict[int, tuple[KerasOptimizer, list[KerasVariable]]]  # by the id of th
 
 _lock = threading.Lock()  # replicas are traced in turns, each in a thread
 _inlining = 0  # blocks of `functions_inlined` that are open
-_ran_eagerly = False  # outside of them
 _noted: list[Found] = []  # of the innermost `noting_optimizers`
 
 
@@ -48,19 +47,40 @@ def functions_inlined() -> Iterator[None]:
 
     Within one of their own replicas could not wait for each other, and one that is traced asks no more where it runs.
     """
-    global _inlining, _ran_eagerly
+    global _inlining
+    _wrap_functions()
     with _lock:
-        if _inlining == 0:
-            _ran_eagerly = tf.config.functions_run_eagerly()
-            tf.config.run_functions_eagerly(True)
         _inlining += 1
     try:
         yield
     finally:
         with _lock:
             _inlining -= 1
-            if _inlining == 0:
-                tf.config.run_functions_eagerly(_ran_eagerly)
+
+
+def call_inlined(function: Any, *args: Any, **options: Any) -> Any:
+    """Call what a tf.function was made of, converted by AutoGraph as in a trace of its own."""
+    return _converted_call()(function.python_function, args, options)
+
+
+def _call(function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    return function(*args, **options)
+
+
+@functools.cache
+def _converted_call() -> Callable[..., Any]:
+    converted: Callable[..., Any] = tf.autograph.to_graph(_call)  # and whatever it calls
+    return converted
+
+
+@functools.cache
+def _wrap_functions() -> None:
+    """Let tf.functions ask whether they are to be inlined."""
+
+    def called(original: Any, function: Any, *args: Any, **options: Any) -> Any:
+        return (call_inlined if _inlining else original)(function, *args, **options)
+
+    _wrap(type(tf.function(_call)), "__call__", called)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,14 +15,16 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.building import build, require_in_scope
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import unpack_batch
-from mirrorkit.train.replica_code.keras_calls import functions_inlined, noting_optimizers
+from mirrorkit.train.replica_code.keras_calls import call_inlined, functions_inlined, noting_optimizers
 
 
 def step_of(model: KerasModel, what: str) -> Callable[..., Any]:
     """Return the model's step; of a tf.function what it was made of, since replicas wait for each other in it."""
     step: Any = model.train_step if what == "train" else model.test_step
-    python: Callable[..., Any] = getattr(step, "python_function", step)
-    return python
+    if hasattr(step, "python_function"):
+        return functools.wraps(step.python_function)(functools.partial(call_inlined, step))
+    whole: Callable[..., Any] = step
+    return whole
 
 
 def as_keras(batch: Nest) -> Nest:

@@ -10,15 +10,24 @@ from mirrorkit._types import ConcreteFunction, KerasModel, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.models import flatten
-from mirrorkit.variables import copies, path
+from mirrorkit.variables import copies, mark_named, path
 
+_WRITING = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 
 
 def plain_variables(model: KerasModel) -> list[tf.Variable]:
-    """Return the `tf.Variable`s that are attributes of a model or of a layer in it, or in lists or dicts there."""
-    leaves = (leaf for layer in layers_of(model) for value in vars(layer).values() for leaf in flatten(value))
-    return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, tf.Variable)}.values())
+    """Return the `tf.Variable`s that are attributes of a model or of a layer in it, or in lists or dicts there.
+
+    They are called by these names from then on.
+    """
+    found: dict[int, tf.Variable] = {}
+    for layer in layers_of(model):
+        for attribute, value in vars(layer).items():
+            for leaf in flatten(value):
+                if isinstance(leaf, tf.Variable) and id(leaf) not in found:
+                    found[id(leaf)] = mark_named(leaf, f"{layer.name}.{attribute}")
+    return list(found.values())
 
 
 def written_variables(
@@ -42,3 +51,33 @@ def written_variables(
         if id(owners[handle]) not in keras_own:
             found[id(owners[handle])] = owners[handle]
     return list(found.values())
+
+
+def require_not_read_again(traced: ConcreteFunction, variables: Sequence[tf.Variable], rows: int) -> None:
+    """Refuse a step that reads one of these variables after it has written there what it computed from the batch.
+
+    It would read what this replica's rows have given; those of Keras have the value of all rows by then.
+
+    Args:
+        traced: the step.
+        variables: of TensorFlow, which it writes.
+        rows: how many of its arguments are of the batch; they come first.
+    """
+    order = {op: number for number, op in enumerate(traced.graph.get_operations())}
+    found = list(traced.graph.inputs[:rows])
+    depends: set[tf.Operation] = set()  # on the batch
+    while found:
+        for op in set(found.pop().consumers()) - depends:
+            depends.add(op)
+            found += op.outputs
+    inside = {id(outer): inner for outer, inner in traced.graph.captures}
+    for variable in variables:
+        for handle in (inside[id(copy.handle)] for copy in copies(variable) if id(copy.handle) in inside):
+            uses = sorted(handle.consumers(), key=lambda op: order[op])
+            first = next((i for i, op in enumerate(uses) if op.type not in _READING and op in depends), len(uses))
+            if any(op.type in _READING or op.type not in _WRITING for op in uses[first + 1 :]):
+                raise StepError(
+                    f"The model's train_step writes the tf.Variable {path(variable)!r} and reads it again: on several "
+                    "replicas it would read what this replica's rows have given. Make it with self.add_weight(..., "
+                    "trainable=False), whose value is that of all rows when it is read."
+                )

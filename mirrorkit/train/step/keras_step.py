@@ -26,7 +26,7 @@ from mirrorkit.train.replica_code.draws import drawing, require_repeatable
 from mirrorkit.train.replica_code.keras_calls import functions_inlined, noting_optimizers, wrap_keras
 from mirrorkit.train.replica_code.scope import OfModel, ReplicaScope, Share, on_share
 from mirrorkit.train.replica_code.step_function import as_keras, checked_logs, flat_logs, overrides, step_of
-from mirrorkit.train.replica_code.written import plain_variables, written_variables
+from mirrorkit.train.replica_code.written import plain_variables, require_not_read_again, written_variables
 from mirrorkit.train.requirements.arguments import check_switches
 from mirrorkit.train.requirements.model import check_stateless, check_variables
 from mirrorkit.train.requirements.same_rows import require_same_rows
@@ -161,7 +161,10 @@ class KerasStep:
                 "step sees once. Keep what changes in a keras.Variable of the model, made with add_weight."
             )
         require_repeatable(traced)
-        self._plain += written_variables(traced, self.variables, plain_variables(self.model))
+        written = written_variables(traced, self.variables, plain_variables(self.model))
+        if self.strategy.num_replicas_in_sync > 1:
+            require_not_read_again(traced, [*self._plain, *written], len(tf.nest.flatten(element_spec)))
+        self._plain += written
         check_variables(self.strategy, self.variables)
         self._names[what] = names
 

@@ -185,6 +185,16 @@ class WritesAVariableThatIsNowhere(Base):
         return super().train_step(data)
 
 
+class ReadsAgain(Base):
+    def __init__(self):
+        super().__init__()
+        self.mean = tf.Variable(0.0)
+
+    def objective(self, x, y):
+        self.mean.assign(0.99 * self.mean + 0.01 * tf.reduce_mean(y))
+        return super().objective(x, y - self.mean)
+
+
 class InSixteenBits(Base):
     def __init__(self):
         super().__init__()
@@ -252,6 +262,7 @@ FAULTY = {
     DrawsFromAState: "draws random numbers with TensorFlow's RandomGamma",
     WritesAVariableThatIsNowhere: "writes the variable '.*', which is none of the model's",
     InSixteenBits: "LossScaleOptimizer decides on one replica.*mixed_bfloat16",
+    ReadsAgain: r"writes the tf.Variable 'reads_again\.mean' and reads it again.*self\.add_weight",
     Gathers: r"mk\.train\.all_gather was called in a model's own train_step",
     RunsEagerly: "RunsEagerly was compiled with run_eagerly=True",
     Accumulates: r"SGD\(gradient_accumulation_steps=2\) is not supported.*leave the switch out",

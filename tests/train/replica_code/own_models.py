@@ -347,7 +347,7 @@ class Tracks(VAE):
         logs = super().train_step(data)
         self.seen.assign_add(1.0)
         self.means["x"].assign(0.9 * self.means["x"] + 0.1 * tf.reduce_mean(x, axis=0))
-        return {**logs, "seen": self.seen, "mean": tf.reduce_mean(self.means["x"])}
+        return {**logs, "seen": self.seen}
 
 
 def tracks():
@@ -508,6 +508,8 @@ class Critic(keras.Model):
 
     @tf.function
     def update(self, x, y):
+        if tf.reduce_sum(tf.abs(y)) < 0:  # of a tensor, as AutoGraph takes it
+            x = -x
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self.net(x) - y) ** 2)
         weights = self.trainable_variables
