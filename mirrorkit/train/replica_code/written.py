@@ -24,7 +24,7 @@ def plain_variables(model: KerasModel) -> list[tf.Variable]:
     found: dict[int, tf.Variable] = {}
     for layer in layers_of(model):
         for attribute, value in vars(layer).items():
-            for leaf in flatten(value):
+            for leaf in flatten(value) if not attribute.startswith("_self_") else []:  # TensorFlow's own lists
                 if isinstance(leaf, tf.Variable) and id(leaf) not in found:
                     found[id(leaf)] = mark_named(leaf, f"{layer.name}.{attribute}")
     return list(found.values())
