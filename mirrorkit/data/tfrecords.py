@@ -17,9 +17,8 @@ from mirrorkit.data.disk import CURE, crc32, file_errors, reason
 from mirrorkit.data.index_file import read_index, require_features
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.record_index import RecordIndex, count_by_reading, first_length
-from mirrorkit.data.record_reading import RecordReader, WantedRows
+from mirrorkit.data.record_reading import WantedRows, as_written, shuffled
 from mirrorkit.data.record_streams import Streams, draw_streams
-from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.whole import is_whole, whole_number
 
@@ -180,21 +179,16 @@ class Records(PreparedRecipe):
             DataError: a file that is cut short or damaged, or holds another number of examples than was said.
         """
         self._check_position(epoch, start)
+        if start == self.steps_per_epoch:
+            return self.dataset(epoch, start - 1, input_context=input_context).take(0)
         self._index.require_told()
         self._check_map()
         share = self._share(input_context)
-        reader = RecordReader(self.files, self.compression, self._index)
         if self.shuffle:
-            vectors = reader.shuffled(
-                self._streams(epoch, input_context),
-                share,
-                start,
-                seed=self.seed,
-                epoch=epoch,
-                shuffle_buffer=self.shuffle_buffer,
-            )
+            streams, numbers = self._streams(epoch, input_context), {"seed": self.seed, "epoch": epoch}
+            vectors = shuffled(self._index, streams, share, start, **numbers, shuffle_buffer=self.shuffle_buffer)
         else:
-            vectors = reader.as_written(share, start)
+            vectors = as_written(self._index, share, start)
         gathered = vectors if self.decode is None else self._decoded(vectors, share, start)
 
         def batch(step: tf.Tensor, gathered: Any) -> Any:
@@ -203,8 +197,8 @@ class Records(PreparedRecipe):
             rows = None if input_context is None else self.rows_of(step, input_context)
             return self.finish(element, epoch=epoch, step=step, rows=rows)
 
-        numbered = tf.data.Dataset.zip((tf.data.Dataset.range(start, share.steps), gathered))
-        batches = numbered.map(self._without_autograph(batch), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        batch = self._without_autograph(batch)
+        batches = gathered.enumerate(start).map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         # TensorFlow must not divide the files by itself: each file is read in several places
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
@@ -216,12 +210,9 @@ class Records(PreparedRecipe):
         return next(bare.dataset().as_numpy_iterator())
 
     def _share(self, context: tf.distribute.InputContext | None) -> WantedRows:
-        batches, rest = divmod(self.num_examples, self.global_batch_size)
-        rest = 0 if self.drop_remainder else rest
-        usual, last = (self.rows_to_make(*own_rows(size, context), size) for size in (self.global_batch_size, rest))
-        return WantedRows(
-            self.global_batch_size, batches, rest, (usual.made_first, usual.made_end), (last.made_first, last.made_end)
-        )
+        usual, last = self._rows_of_both(context)
+        rows, last_rows = ((made.made_first, made.made_end) for made in (usual, last))
+        return WantedRows(usual.size, self.num_examples // usual.size, last.size, rows, last_rows)
 
     def _streams(self, epoch: int, context: tf.distribute.InputContext | None) -> Streams:
         seekable = not self.compression
