@@ -15,8 +15,6 @@ from mirrorkit.data.record_index import RecordIndex
 from mirrorkit.data.record_streams import FileRange, Streams, remaining
 
 _OPEN_FILES = 16  # read at the same time, unshuffled
-_CHUNK = 64  # examples that a stream reads at a time
-_GROUP = 1024  # rows that are picked from a block at a time
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,6 @@ def shuffled(
     own = [whole.streams_of(*share.rows) if start < whole.number else range(0), range(0)]
     if share.rest:
         own[1] = last.streams_of(*share.last_rows)
-    counts = [end - first for first, end in (share.rows, share.last_rows)]
-    sizes = [counts[0]] * (share.batches - edges[0]) + counts[1:] if counts[1] > counts[0] else counts[:1]
     # at least as many as any stream gives to a block of whole batches
     most = (-(-np.diff(whole.totals) * per_block // whole.number) + 1).max()
     plan = _Plan(
@@ -99,17 +95,17 @@ def shuffled(
         batches=np.array([whole.number, 1]),
         streams=np.array([[streams.start, streams.stop] for streams in own]),
         rows=np.array([share.rows, share.last_rows]),
-        sizes=np.array(sizes),
         key=np.array([seed, epoch]),
         most=max(most, np.diff(last.totals).max()),
     )
     variant = tf.data.experimental.to_variant(_read(plan))
-    spec = tf.TensorSpec([None if share.rest else counts[0]], tf.string)
-    return tf.data.experimental.from_variant(variant, spec).skip(start - edges[0])
+    spec = tf.TensorSpec([None if share.rest else share.rows[1] - share.rows[0]], tf.string)
+    vectors = tf.data.experimental.from_variant(variant, spec).take(share.batches - edges[0] + (share.rest > 0))
+    return vectors.skip(start - edges[0])
 
 
 class _Plan(NamedTuple):
-    """What to read, and how to shuffle it; the defaults are the signature of a trace, which only lengths differ from.
+    """What to read, and how to shuffle it. The defaults are a signature: one trace serves all plans.
 
     A stream first gives its part of the last, smaller batch, which is a block of its own and comes out last, then those
     of the blocks of whole batches. The streams that are read are numbered from 0, all streams of the epoch too.
@@ -130,13 +126,12 @@ class _Plan(NamedTuple):
     # those of all streams, and of a batch's rows, that are asked for: the first, and the first one that is not
     streams: Any = tf.TensorSpec([2, 2], tf.int64)
     rows: Any = tf.TensorSpec([2, 2], tf.int64)
-    sizes: Any = tf.TensorSpec([None], tf.int64)  # how many rows that makes, for the batches in turn, [1 or batches]
     key: Any = tf.TensorSpec([2], tf.int64)  # seed and epoch
     most: Any = tf.TensorSpec([], tf.int64)  # at least as many examples as any stream gives to a block
 
 
 def _what_to_read(index: RecordIndex, streams: Streams, own: Sequence[range], edges: np.ndarray) -> dict[str, Any]:
-    """Return the segments of the streams that are read for whole batches, and for the last one, and their halves."""
+    """Return `segments`, `begins` and `halves` of a plan, for the streams that whole batches and the last one need."""
     heads = np.diff(streams.last.totals)
     bounds = np.sort([*edges, *(edges[:-1] + edges[1:] + 1) // 2])
     ends = heads[:, None] + np.diff(streams.whole.taken(bounds), axis=0)  # of each stream before each bound
@@ -181,8 +176,9 @@ def _read(plan: _Plan) -> tf.data.Dataset:
     def stream(begin: tf.Tensor, end: tf.Tensor, halves: tf.Tensor) -> tf.data.Dataset:
         own = segments.skip(begin).take(end - begin)
         examples = own.flat_map(functools.partial(_read_segment, plan.compression))
-        # without take, vectors of no examples would never end
-        return _rebatch(examples.batch(_CHUNK), halves).take(tf.size(halves, tf.int64))
+        # one by one, since TensorFlow logs an error for each slice of a longer vector; without take, vectors of no
+        # examples would never end
+        return _rebatch(examples.batch(1), halves).take(tf.size(halves, tf.int64))
 
     streams = tf.data.Dataset.from_tensor_slices((plan.begins[:-1], plan.begins[1:], plan.halves))
     together = tf.size(plan.begins, tf.int64) - 1
@@ -201,22 +197,18 @@ def _read(plan: _Plan) -> tf.data.Dataset:
         with tf.control_dependencies([tf.debugging.Assert(tf.size(serialized, tf.int64) == size, [words, size])]):
             return tf.identity(serialized), _places(plan, block)
 
-    def groups(serialized: tf.Tensor, places: tf.Tensor) -> tf.data.Dataset:
-        starts = tf.data.Dataset.range(0, tf.size(places, tf.int64), _GROUP)
-        return tf.data.Dataset.zip((starts, tf.data.Dataset.from_tensors((serialized, places)).repeat()))
-
-    def pick(start: tf.Tensor, block: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        serialized, places = block
-        return tf.gather(serialized, places[start : start + _GROUP])
+    def batches(serialized: tf.Tensor, places: tf.Tensor) -> tf.data.Dataset:
+        own = tf.data.Dataset.from_tensor_slices(places)
+        return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(serialized).repeat(), own))
 
     # the first one comes last; where examples are missing, they are missing at the end
     blocks = blocks.concatenate(tf.data.Dataset.from_tensors(nothing)).enumerate().scan(nothing, turned).skip(1)
     sized = tf.data.Dataset.zip((tf.data.Dataset.from_tensor_slices(tf.roll(sizes, -1, 0)), blocks))
-    return _rebatch(sized.enumerate().map(shuffled).flat_map(groups).map(pick), plan.sizes)
+    return sized.enumerate().map(shuffled).flat_map(batches).map(tf.gather)
 
 
 def _places(plan: _Plan, block: tf.Tensor) -> tf.Tensor:
-    """Shuffle what each stream gives to a block; of all batches of the block, say where the rows asked for are."""
+    """Shuffle what each stream gives to a block; of each batch of the block, say where the rows asked for are."""
     kind, begin, end = tf.unstack(plan.blocks[block])
     streams, rows = plan.streams[kind], plan.rows[kind]
     totals = plan.totals[kind, streams[0] : streams[1] + 1]
@@ -238,7 +230,7 @@ def _places(plan: _Plan, block: tf.Tensor) -> tf.Tensor:
     stream = tf.searchsorted(tf.transpose(first_rows[1:]), asked, side="right", out_type=tf.int64)
     offsets = tf.transpose(given[:, :-1] - given[:, :1] - first_rows[:-1])
     number = asked + tf.gather(offsets, stream, batch_dims=1)  # within what a stream gives to the block
-    return tf.reshape(tf.gather(by_stream, tf.gather_nd(order, tf.stack([stream, number], axis=-1))), [-1])
+    return tf.gather(by_stream, tf.gather_nd(order, tf.stack([stream, number], axis=-1)))
 
 
 def _rebatch(vectors: tf.data.Dataset, sizes: tf.Tensor) -> tf.data.Dataset:

@@ -53,7 +53,7 @@ def test_a_set_of_many_examples_in_each_stream_and_of_many_rows_in_each_block(tm
     assert_same(assert_workers_read_the_same(recipe, 0, 37, 2, 1), batches[37:])  # in the second block of two
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=20),
     size=st.integers(1, 40),
@@ -195,6 +195,13 @@ def test_fewer_gzip_files_than_workers_are_said_once(tmp_path, caplog):
     assert record.message.startswith(f"{tmp_path} has 2 gzip files for 3 workers")
 
 
+def test_tensorflow_logs_nothing(tmp_path, capfd):
+    """Such as "Tensor RefCount not reliable", for each slice of a vector that another operation takes apart."""
+    write_numbers(tmp_path, [40, 65])
+    list(data.records(tmp_path, decode=number_of, global_batch_size=10, shuffle=True).dataset())
+    assert "RefCount" not in capfd.readouterr().err
+
+
 def test_fewer_examples_than_was_said(tmp_path):
     write_numbers(tmp_path, [20, 20], "GZIP")
     recipe = data.records(tmp_path, decode=number_of, num_examples=[20, 30], global_batch_size=8, shuffle=True)
@@ -220,13 +227,10 @@ def test_the_batch_size_stays_static_where_all_batches_have_the_same(tmp_path, s
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux, which counts what a process reads")
 @pytest.mark.parametrize(
-    ("counts", "compression", "shares"),
-    [
-        ([500] * 10, "GZIP", {2: 0.6, 4: 0.4}),  # whole files of ten
-        ([100, 200, 400, 800, 1600, 1900], "", {2: 0.55, 4: 0.3}),
-    ],
+    ("counts", "compression", "workers", "share"),
+    [([250] * 10, "GZIP", 4, 0.4), ([50, 100, 200, 400, 800, 950], "", 2, 0.55)],  # whole files of ten
 )
-def test_what_each_worker_reads(tmp_path, counts, compression, shares):
+def test_what_each_worker_reads(tmp_path, counts, compression, workers, share):
     rng = np.random.default_rng(0)
     for file, count in enumerate(counts):
         with tf.io.TFRecordWriter(str(tmp_path / f"{file:03}.tfrecord"), compression) as writer:
@@ -240,10 +244,9 @@ def test_what_each_worker_reads(tmp_path, counts, compression, shares):
     def read() -> int:
         return int(Path("/proc/self/io").read_text().split()[1])
 
-    for workers, share in shares.items():
-        for context in contexts(workers):
-            dataset = recipe.dataset(3, input_context=context)
-            before = read()
-            for _ in dataset:
-                pass
-            assert (read() - before) / size <= share, f"worker {context.input_pipeline_id} of {workers}"
+    for context in (contexts(workers)[0], contexts(workers)[-1]):
+        dataset = recipe.dataset(3, input_context=context)
+        before = read()
+        for _ in dataset:
+            pass
+        assert (read() - before) / size <= share

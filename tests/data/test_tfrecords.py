@@ -33,7 +33,7 @@ def test_no_pixel_is_lost(tmp_path, num_files, gzip):
     assert index.name in written
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_any_dtype_and_structure_comes_back_bit_for_bit(tmp_path_factory, draws):
     rng = np.random.default_rng(draws.draw(st.integers(0, 99)))

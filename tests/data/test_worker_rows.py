@@ -36,7 +36,7 @@ AUGMENTATIONS = {
 
 
 @pytest.mark.parametrize("augment", AUGMENTATIONS.values(), ids=AUGMENTATIONS)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(
     total=st.integers(24, 110),
     size=st.integers(5, 24),
