@@ -167,6 +167,11 @@ class RowsToMake(NamedTuple):
     made_end: Any
     size: Any  # of the global batch
 
+    @property
+    def made(self) -> tuple[Any, Any]:
+        """The first one that is made, and the first one after them."""
+        return self.made_first, self.made_end
+
     def wanted(self, made: Any) -> Any:
         """Cut what is wanted out of a nest of tensors of what was made."""
         if isinstance(self.size, int) and (self.first, self.end) == (self.made_first, self.made_end):

@@ -5,43 +5,28 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.data.augment import RowsToMake
 from mirrorkit.data.record_index import RecordIndex
 from mirrorkit.data.record_streams import FileRange, Streams, remaining
 
 _OPEN_FILES = 16  # read at the same time, unshuffled
 
 
-@dataclass(frozen=True)
-class WantedRows:
-    """The rows of every batch that are asked for.
-
-    Attributes:
-        batch_size: examples in a whole batch.
-        batches: whole batches in an epoch.
-        rest: examples in the last, smaller batch; 0 where there is none.
-        rows: the rows of a whole batch: the first, and the first one no longer asked for.
-        last_rows: the same of the last, smaller batch.
-    """
-
-    batch_size: int
-    batches: int
-    rest: int
-    rows: tuple[int, int]
-    last_rows: tuple[int, int]
+Rows = tuple[RowsToMake, RowsToMake]  # of a whole batch those that are asked for, and of the last, smaller one
 
 
-def as_written(index: RecordIndex, share: WantedRows, start: int) -> tf.data.Dataset:
+def as_written(index: RecordIndex, rows: Rows, batches: int, start: int) -> tf.data.Dataset:
     """Give a vector of serialized examples for each batch from `start` on, of up to 16 files one example in turn.
 
     What others ask for is read too, and dropped.
     """
-    together, first = min(len(index.files), _OPEN_FILES), start * share.batch_size
+    whole, last = rows
+    together, first = min(len(index.files), _OPEN_FILES), start * whole.size
     if not first:
         read = tf.data.Dataset.from_tensor_slices(list(index.files)).interleave(
             lambda file: tf.data.TFRecordDataset(file, index.compression), **_in_parallel(together)
@@ -52,24 +37,24 @@ def as_written(index: RecordIndex, share: WantedRows, start: int) -> tf.data.Dat
             functools.partial(_read_segment, index.compression), **_in_parallel(min(len(pieces), together))
         )
     else:
-        return as_written(index, share, 0).skip(start)
-    limit = share.batches * share.batch_size + share.rest - first
-    vectors = read.take(limit).batch(share.batch_size, drop_remainder=not share.rest)
-    if (share.rows, share.last_rows) == ((0, share.batch_size), (0, share.rest)):
+        return as_written(index, rows, batches, 0).skip(start)
+    limit = batches * whole.size + last.size - first
+    vectors = read.take(limit).batch(whole.size, drop_remainder=not last.size)
+    if (whole.made, last.made) == ((0, whole.size), (0, last.size)):
         return vectors
-    bounds = tf.constant([share.rows, share.last_rows], tf.int64)
+    bounds = tf.constant([whole.made, last.made], tf.int64)
 
     def own(step: tf.Tensor, serialized: tf.Tensor) -> tf.Tensor:
-        if not share.rest:
-            return serialized[slice(*share.rows)]
-        rows = bounds[tf.cast(step >= share.batches, tf.int32)]
-        return serialized[rows[0] : rows[1]]
+        if not last.size:
+            return serialized[slice(*whole.made)]
+        first, end = tf.unstack(bounds[tf.cast(step >= batches, tf.int32)])
+        return serialized[first:end]
 
     return vectors.enumerate(start).map(own)
 
 
 def shuffled(
-    index: RecordIndex, streams: Streams, share: WantedRows, start: int, *, seed: int, epoch: int, shuffle_buffer: int
+    index: RecordIndex, streams: Streams, rows: Rows, start: int, *, seed: int, epoch: int, shuffle_buffer: int
 ) -> tf.data.Dataset:
     """Give a vector of serialized examples for each batch from `start` on, of streams that are shuffled in blocks.
 
@@ -78,12 +63,12 @@ def shuffled(
     of its own.
     """
     whole, last = streams.whole, streams.last
-    per_block = max(1, min(shuffle_buffer // 2 // share.batch_size, whole.number))
+    per_block = max(1, min(shuffle_buffer // 2 // rows[0].size, whole.number))
     block = start // per_block if start < whole.number else -(-start // per_block)
     edges = np.array([*range(block * per_block, whole.number, per_block), whole.number])
-    own = [whole.streams_of(*share.rows) if start < whole.number else range(0), range(0)]
-    if share.rest:
-        own[1] = last.streams_of(*share.last_rows)
+    own = [whole.streams_of(*rows[0].made) if start < whole.number else range(0), range(0)]
+    if rows[1].size:
+        own[1] = last.streams_of(*rows[1].made)
     # at least as many as any stream gives to a block of whole batches
     most = (-(-np.diff(whole.totals) * per_block // whole.number) + 1).max()
     plan = _Plan(
@@ -94,13 +79,13 @@ def shuffled(
         totals=np.stack([whole.totals, last.totals]),
         batches=np.array([whole.number, 1]),
         streams=np.array([[streams.start, streams.stop] for streams in own]),
-        rows=np.array([share.rows, share.last_rows]),
+        rows=np.array([of_kind.made for of_kind in rows]),
         key=np.array([seed, epoch]),
         most=max(most, np.diff(last.totals).max()),
     )
     variant = tf.data.experimental.to_variant(_read(plan))
-    spec = tf.TensorSpec([None if share.rest else share.rows[1] - share.rows[0]], tf.string)
-    vectors = tf.data.experimental.from_variant(variant, spec).take(share.batches - edges[0] + (share.rest > 0))
+    spec = tf.TensorSpec([None if rows[1].size else rows[0].made_end - rows[0].made_first], tf.string)
+    vectors = tf.data.experimental.from_variant(variant, spec).take(whole.number - edges[0] + (rows[1].size > 0))
     return vectors.skip(start - edges[0])
 
 

@@ -17,7 +17,7 @@ from mirrorkit.data.disk import CURE, crc32, file_errors, reason
 from mirrorkit.data.index_file import read_index, require_features
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.record_index import RecordIndex, count_by_reading, first_length
-from mirrorkit.data.record_reading import WantedRows, as_written, shuffled
+from mirrorkit.data.record_reading import Rows, as_written, shuffled
 from mirrorkit.data.record_streams import Streams, draw_streams
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.whole import is_whole, whole_number
@@ -183,13 +183,13 @@ class Records(PreparedRecipe):
             return self.dataset(epoch, start - 1, input_context=input_context).take(0)
         self._index.require_told()
         self._check_map()
-        share = self._share(input_context)
+        both = self._rows_of_both(input_context)
         if self.shuffle:
             streams, numbers = self._streams(epoch, input_context), {"seed": self.seed, "epoch": epoch}
-            vectors = shuffled(self._index, streams, share, start, **numbers, shuffle_buffer=self.shuffle_buffer)
+            vectors = shuffled(self._index, streams, both, start, **numbers, shuffle_buffer=self.shuffle_buffer)
         else:
-            vectors = as_written(self._index, share, start)
-        gathered = vectors if self.decode is None else self._decoded(vectors, share, start)
+            vectors = as_written(self._index, both, self.num_examples // self.global_batch_size, start)
+        gathered = vectors if self.decode is None else self._decoded(vectors, both, start)
 
         def batch(step: tf.Tensor, gathered: Any) -> Any:
             element = _decode_raw(gathered, self.features or {}) if self.decode is None else gathered
@@ -209,11 +209,6 @@ class Records(PreparedRecipe):
         vars(bare).update(map=None, augment=(), one_hot=False, global_batch_size=number)
         return next(bare.dataset().as_numpy_iterator())
 
-    def _share(self, context: tf.distribute.InputContext | None) -> WantedRows:
-        usual, last = self._rows_of_both(context)
-        rows, last_rows = ((made.made_first, made.made_end) for made in (usual, last))
-        return WantedRows(usual.size, self.num_examples // usual.size, last.size, rows, last_rows)
-
     def _streams(self, epoch: int, context: tf.distribute.InputContext | None) -> Streams:
         seekable = not self.compression
         streams = draw_streams(
@@ -227,13 +222,14 @@ class Records(PreparedRecipe):
             )
         return streams
 
-    def _decoded(self, vectors: tf.data.Dataset, share: WantedRows, start: int) -> tf.data.Dataset:
+    def _decoded(self, vectors: tf.data.Dataset, both: Rows, start: int) -> tf.data.Dataset:
         """Decode serialized examples one by one, in parallel."""
         assert self.decode is not None
         examples = vectors.unbatch().map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        size, last = (end - first for first, end in (share.rows, share.last_rows))
-        batches = examples.batch(size, drop_remainder=not share.rest)
-        return batches if last <= size else batches.rebatch([size] * max(0, share.batches - start) + [last])
+        size, last = (rows.made_end - rows.made_first for rows in both)
+        batches = examples.batch(size, drop_remainder=not both[1].size)
+        whole = self.num_examples // self.global_batch_size - start
+        return batches if last <= size else batches.rebatch([size] * max(0, whole) + [last])
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
