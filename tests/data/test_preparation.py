@@ -111,6 +111,9 @@ def test_the_arguments_are_the_attributes_in_their_final_form(make, source):
     assert (recipe.map, recipe.prefetch) == (None, tf.data.AUTOTUNE)
     assert (recipe.num_examples, recipe.num_classes, recipe.steps_per_epoch) == (50, 10, 6)
     assert make(place, global_batch_size=8).augment == ()
+    if make is data.resident:
+        assert isinstance(recipe, data.Batches)
+        assert not recipe.cache
 
 
 def test_signatures():
@@ -139,12 +142,6 @@ def test_a_recipe_is_equal_to_itself_alone_and_cannot_be_changed(make, source):
         one.global_batch_size = 4
 
 
-def test_a_resident_recipe_is_a_recipe_of_batches():
-    recipe = data.resident(split=SMALL, global_batch_size=8)
-    assert isinstance(recipe, data.Batches)
-    assert not recipe.cache
-
-
 def test_the_work_on_a_batch_is_done_in_its_order():
     def mapped(x, y):
         return tf.cast(x, tf.float32) + 1, (y + 1) % 10
@@ -156,14 +153,3 @@ def test_the_work_on_a_batch_is_done_in_its_order():
     x, y = recipe.finish((SMALL.inputs[:8], SMALL.labels[:8]), epoch=0, step=tf.constant(0, tf.int64))
     np.testing.assert_array_equal(x, (SMALL.inputs[:8].astype(np.float32) + 1) / 2)
     np.testing.assert_array_equal(y, data.one_hot((SMALL.labels[:8] + 1) % 10, 10))
-
-
-def test_rows_are_finished_as_in_the_whole_batch():
-    recipe = data.batches(SMALL, global_batch_size=8, augment=[data.augment.cutout(4)], seed=1)
-    element, step = (SMALL.inputs[:8], SMALL.labels[:8]), tf.constant(2, tf.int64)
-    whole = recipe.finish(element, epoch=3, step=step)[0].numpy()
-    part = (SMALL.inputs[3:6], SMALL.labels[3:6])
-    rows = recipe.finish(part, epoch=3, step=step, rows=recipe.rows_to_make(3, 6, 8))[0].numpy()
-    np.testing.assert_array_equal(rows, whole[3:6])
-    other = recipe.finish(part, epoch=3, step=step, rows=recipe.rows_to_make(0, 3, 8))[0].numpy()
-    assert (other != whole[3:6]).any(), "each row draws its own numbers"

@@ -156,18 +156,17 @@ def test_callbacks(tmp_path: Any) -> None:
         np.testing.assert_allclose(one, other, atol=ONE_ROUNDING)
 
 
-def test_random_layers_where_a_replica_has_no_example() -> None:
-    """Two replicas of two devices draw what two replicas draw."""
-    found, expected = make_loop(mlp, halves(2), 2), make_loop(mlp, None, 2)
-    for loop in (found, expected):
-        loop.fit(data(mlp, count=17), verbose=0)
-    assert largest_difference(found, expected) <= ONE_ROUNDING
+@pytest.mark.parametrize("net", [mlp, cnn])
+def test_where_a_replica_has_no_example(net: Any) -> None:
+    """Random layers draw what two replicas draw.
 
-
-def test_batches_of_unknown_size_where_a_replica_has_no_example() -> None:
-    """Convolutions and pooling take no batch without rows, and a branch would lie on one of the devices."""
-    found, expected = make_loop(cnn, halves(2), 2), make_loop(cnn, None, 2)
-    batches = data(cnn, count=17).dataset().unbatch().batch(16)  # of 16 and of 1
+    Convolutions and pooling take no batch without rows, and where its size is unknown a branch would lie on one of the
+    devices.
+    """
+    found, expected = make_loop(net, halves(2), 2), make_loop(net, None, 2)
+    batches: Any = data(net, count=17)
+    if net is cnn:
+        batches = batches.dataset().unbatch().batch(16)  # of 16 and of 1
     for loop in (found, expected):
         loop.fit(batches, verbose=0)
     assert largest_difference(found, expected) <= ONE_ROUNDING
