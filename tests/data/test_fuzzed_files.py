@@ -1,4 +1,7 @@
-"""Readers of files meet thousands of mutations each: what is wrong is an error by name, in little memory and time."""
+"""Readers of files meet thousands of mutations each: what is wrong is an error by name, in little memory and time.
+
+`MIRRORKIT_MUTATIONS=10000` makes more of them.
+"""
 
 from __future__ import annotations
 
