@@ -40,7 +40,7 @@ def test_each_variable_lies_where_the_first_pattern_says() -> None:
 
 def test_an_optimizer_that_is_built_within_the_layout() -> None:
     """Its slots lie beside their weights, whatever the patterns say of their names."""
-    layout = mk.parallel.Layout({"^block0": 0, "^block1|^head": 1}, devices=CPUS)
+    layout = mk.parallel.Layout({"^block1|^head|_kernel_": 1, "^block0": 0}, devices=CPUS)
     with layout, layout.strategy().scope():
         model, optimizer = mlp(), keras.optimizers.Adam()
         optimizer.build(model.trainable_variables)
