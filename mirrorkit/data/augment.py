@@ -48,9 +48,6 @@ class _Drawn:
 def flip() -> Augmentation:
     """Mirror each image left-right with probability one half."""
 
-    def draw(size: Any, seed: tf.Tensor) -> tf.Tensor:
-        return tf.random.stateless_uniform([size, 1], seed)
-
     def change(images: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
         shape = tf.shape(images)
         mirrored = drawn < 0.5
@@ -63,7 +60,7 @@ def flip() -> Augmentation:
 
         return move(images) if images.dtype.size == 1 else _in_floats(move, images)
 
-    return _Drawn(draw, change)
+    return _Drawn(lambda size, seed: tf.random.stateless_uniform([size, 1], seed), change)
 
 
 def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
@@ -131,15 +128,12 @@ def cutout(size: int = 8, *, fill: float = 0) -> Augmentation:
         place = _range(length)[None, :]
         return (place >= first) & (place < first + size)
 
-    def draw(size: Any, seed: tf.Tensor) -> tf.Tensor:
-        return tf.random.stateless_uniform([2, size, 1], seed)
-
     def change(images: tf.Tensor, centres: tf.Tensor) -> tf.Tensor:
         height, width = tf.shape(images)[1], tf.shape(images)[2]
         square = covered(height, centres[0])[:, :, None, None] & covered(width, centres[1])[:, None, :, None]
         return tf.where(square, tf.cast(fill, images.dtype), images)
 
-    return _Drawn(draw, change)
+    return _Drawn(lambda size, seed: tf.random.stateless_uniform([2, size, 1], seed), change)
 
 
 def normalize(mean: float | Sequence[float], std: float | Sequence[float]) -> Augmentation:
@@ -155,16 +149,10 @@ def normalize(mean: float | Sequence[float], std: float | Sequence[float]) -> Au
     stds = tf.constant(std, tf.float32).numpy()
     if not (stds > 0).all():
         raise RecipeError(f"normalize(std={std}) was asked for; every deviation must be positive.")
-
-    def draw(size: Any, seed: tf.Tensor) -> tf.Tensor:
-        del seed
-        return tf.zeros([size, 1])  # nothing is random
-
-    def change(images: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
-        del drawn
-        return (tf.cast(images, tf.float32) - means) / stds
-
-    return _Drawn(draw, change)
+    return _Drawn(
+        lambda size, seed: tf.zeros([size, 1]),  # nothing is random
+        lambda images, drawn: (tf.cast(images, tf.float32) - means) / stds,
+    )
 
 
 class RowsToMake(NamedTuple):
@@ -178,6 +166,11 @@ class RowsToMake(NamedTuple):
     made_first: Any  # made
     made_end: Any
     size: Any  # of the global batch
+
+    @property
+    def made(self) -> tuple[Any, Any]:
+        """The first one that is made, and the first one after them."""
+        return self.made_first, self.made_end
 
     def wanted(self, made: Any) -> Any:
         """Cut what is wanted out of a nest of tensors of what was made."""

@@ -123,13 +123,17 @@ class PreparedRecipe(Recipe):
 
     def rows_of(self, step: tf.Tensor, input_context: tf.distribute.InputContext | None) -> RowsToMake:
         """Return which rows of a batch a worker must gather: Python ints where they are the same for all batches."""
-        whole, left = divmod(self.num_examples, self.global_batch_size)
-        usual, last = (
-            self.rows_to_make(*own_rows(size, input_context), size) for size in (self.global_batch_size, left)
-        )
-        if not left or self.drop_remainder:
+        usual, last = self._rows_of_both(input_context)
+        whole = self.num_examples // self.global_batch_size
+        if whole == self.steps_per_epoch:
             return usual
         return RowsToMake(*(tf.where(step < whole, *map(np.int64, two)) for two in zip(usual, last, strict=True)))
+
+    def _rows_of_both(self, input_context: tf.distribute.InputContext | None) -> tuple[RowsToMake, RowsToMake]:
+        """Return the rows that a worker must gather of a whole batch, and of the last, smaller one if there is any."""
+        sizes = (self.global_batch_size, 0 if self.drop_remainder else self.num_examples % self.global_batch_size)
+        usual, last = (self.rows_to_make(*own_rows(size, input_context), size) for size in sizes)
+        return usual, last
 
     def rows_to_make(self, first: Any, end: Any, size: Any) -> RowsToMake:
         """Return which rows of a batch of `size` examples must be gathered to get those from `first` to `end`."""
@@ -151,7 +155,10 @@ class PreparedRecipe(Recipe):
         The shape of the inputs is None where it is unknown; in place of that of several inputs stands what holds them.
         A batch is no larger than the set.
         """
-        _check_sizes(self.global_batch_size, num_examples, self.seed)
+        whole_number("global_batch_size", self.global_batch_size, RecipeError)
+        whole_number("seed", self.seed, RecipeError, least=0, most=2**63 - 1)
+        if num_examples < 1:
+            raise RecipeError("The set holds no example; a recipe needs at least one. Look at its source.")
         if self.drop_remainder and self.global_batch_size > num_examples:
             raise RecipeError(
                 f"global_batch_size={self.global_batch_size} and drop_remainder=True were asked for, but the set holds "
@@ -168,13 +175,6 @@ class PreparedRecipe(Recipe):
 
     def _set(self, **values: Any) -> None:
         vars(self).update(values)  # a frozen dataclass refuses assignment, within __post_init__ too
-
-
-def _check_sizes(global_batch_size: int, num_examples: int, seed: int) -> None:
-    whole_number("global_batch_size", global_batch_size, RecipeError)
-    whole_number("seed", seed, RecipeError, least=0, most=2**63 - 1)
-    if num_examples < 1:
-        raise RecipeError("The set holds no example; a recipe needs at least one. Look at its source.")
 
 
 def _check_augment(augment: Sequence[Augmentation] | None, inputs: Sequence[int | None] | str | None) -> None:

@@ -8,6 +8,7 @@ without it there is no set. An index holds the number of examples and bytes and 
 from __future__ import annotations
 
 import fnmatch
+import functools
 import json
 import os
 import re
@@ -73,14 +74,12 @@ def write_records(
         for part in examples.as_element():
             _require_flat(part)
         examples = _examples(examples)
-
-    def on_disk() -> AbstractContextManager[None]:
-        # only around accesses of our own, so that an error of the user's generator stays what it is
-        return file_errors(
-            f"write_records cannot write to {folder}",
-            "Free some space or correct the permissions, or choose another folder; no set was written.",
-        )
-
+    # only around accesses of our own, so that an error of the user's generator stays what it is
+    on_disk = functools.partial(
+        file_errors,
+        f"write_records cannot write to {folder}",
+        "Free some space or correct the permissions, or choose another folder; no set was written.",
+    )
     with on_disk():
         if index_path.exists():
             raise DataError(f"{index_path} exists already. Delete the set, or choose another prefix or folder.")
@@ -229,20 +228,18 @@ def _require_flat(part: Any) -> None:
         )
 
 
-def _array(key: str, leaf: Any) -> np.ndarray:
-    try:
-        return np.asarray(leaf)
-    except ValueError as error:
-        raise DataError(f"{key} is not an array: {error}. Give several arrays as a dict by name.") from error
-
-
 def _checked(i: int, example: Any, num_classes: int | None, features: dict[str, Any]) -> dict[str, np.ndarray]:
     """The arrays of example `i`, flat. The first one fills `features`, which all others must match."""
     if not isinstance(example, tuple) or not 1 <= len(example) <= 3:
         raise DataError(
             f"example {i} should be a tuple (x, y), (x, y, sample_weight) or (x,), found {type(example).__name__}."
         )
-    arrays = {key: _array(key, leaf) for key, leaf in flatten(example).items()}
+    arrays = {}
+    for key, leaf in flatten(example).items():
+        try:
+            arrays[key] = np.asarray(leaf)
+        except ValueError as error:
+            raise DataError(f"{key} is not an array: {error}. Give several arrays as a dict by name.") from error
     label = arrays.get("y")
     if label is not None and label.dtype.kind in "iub":
         arrays["y"] = label = label.astype(np.int64)

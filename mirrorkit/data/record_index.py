@@ -14,9 +14,10 @@ import os
 import struct
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.disk import CURE, DISK_ERRORS, file_errors, reason
@@ -36,14 +37,14 @@ class Segment(NamedTuple):
     """Consecutive examples of one file, and how to read them.
 
     Attributes:
-        file: its number.
+        path: of the file.
         offset: the byte at which to begin.
         skip: how many examples to pass over from there.
         size: how many to read then.
         buffer: how many bytes to read at a time.
     """
 
-    file: int
+    path: str
     offset: int
     skip: int
     size: int
@@ -65,41 +66,39 @@ class RecordIndex:
     def __init__(
         self, files: Sequence[str], compression: str, counts: Sequence[int] | int | None, one_size: bool = False
     ) -> None:
-        self._files = tuple(files)
-        self._compression = compression
-        self._told = counts
+        self.files = tuple(files)
+        self.compression = compression
+        self._asked = list(counts) if isinstance(counts, Sequence) else counts
+        if isinstance(counts, int) and len(files) == 1:
+            counts = (counts,)
+        self._told = tuple(counts) if isinstance(counts, Sequence) else counts
         self._one_size = one_size
         self._found: dict[int, tuple[int, array[int]]] = {}  # by file: examples, every 32nd offset
         self._bytes: dict[int, int] = {}
-        self._agrees: dict[int, bool] = {}
+        self._agreeing: dict[int, bool] = {}
 
     @property
     def known(self) -> bool:
         """Whether `counts` is told without reading."""
-        return isinstance(self._told, Sequence) or (self._told is not None and len(self._files) == 1)
+        return isinstance(self._told, tuple)
 
     @property
     def reads_through(self) -> bool:
         """Whether counting and finding examples reads all that comes before them."""
-        return bool(self._compression) or not all(map(_is_local, self._files))
+        return bool(self.compression) or not all(map(_is_local, self.files))
 
     @property
     def counts(self) -> tuple[int, ...]:
         """The number of examples in each file; counts them where nobody has said it."""
-        if isinstance(self._told, Sequence):
-            return tuple(self._told)
-        if self._told is not None and len(self._files) == 1:
-            return (self._told,)
-        if self.reads_through and len(self._found) < len(self._files):
+        if isinstance(self._told, tuple):
+            return self._told
+        if self.reads_through and len(self._found) < len(self.files):
             _log.warning(
                 "Reading %d files through to count their examples; records(num_examples=[...]), with one number for "
                 "each file, spares it.",
-                len(self._files),
+                len(self.files),
             )
-        counts = tuple(self._find(file)[0] for file in range(len(self._files)))
-        if self._told is not None and sum(counts) != self._told:
-            raise self._contradicts(counts)
-        return counts
+        return self._counted()
 
     def require_told(self) -> None:
         """Compare a number that the user told with the headers of the files.
@@ -109,18 +108,17 @@ class RecordIndex:
         Raises:
             DataError: files that hold more or fewer examples; what comes after the last one would never be read.
         """
-        if self._told is None or self._one_size or self.reads_through:
-            return
-        found = tuple(self._find(file)[0] for file in range(len(self._files)))
-        if found != self._told and sum(found) != self._told:
-            raise self._contradicts(found)
+        if self._told is not None and not self._one_size and not self.reads_through:
+            self._counted()
 
-    def _contradicts(self, found: tuple[int, ...]) -> DataError:
-        told = list(self._told) if isinstance(self._told, Sequence) else self._told
+    def _counted(self) -> tuple[int, ...]:
+        found = tuple(self._find(file)[0] for file in range(len(self.files)))
+        if self._told in (None, found, sum(found)):
+            return found
         files = f"the {len(found)} files hold {sum(found)} examples: {', '.join(map(str, found))}"
         if len(found) == 1:
-            files = f"{self._files[0]} holds {found[0]} examples"
-        return DataError(f"num_examples={told} was asked for, but {files}. Correct it or leave it out.")
+            files = f"{self.files[0]} holds {found[0]} examples"
+        raise DataError(f"num_examples={self._asked} was asked for, but {files}. Correct it or leave it out.")
 
     def require_counts(self) -> None:
         """Compare the numbers that were told with the files, by their sizes where all examples have one size.
@@ -128,12 +126,12 @@ class RecordIndex:
         Raises:
             DataError: a file that holds more or fewer examples; what comes after the last one would never be read.
         """
-        for file, (path, count) in enumerate(zip(self._files, self.counts, strict=True)):
-            if self._compression:
-                first, held = first_length(path, self._compression), _unpacked_size(path)
+        for file, (path, count) in enumerate(zip(self.files, self.counts, strict=True)):
+            if self.compression:
+                first, held = first_length(path, self.compression), _unpacked_size(path)
                 agrees = first is not None and (count * first - held) % 2**32 == 0
             else:
-                agrees = self._multiple(file, 0) is not None
+                agrees = self._agrees(file)
             if not agrees and (found := self._find(file)[0]) != count:
                 raise DataError(
                     f"{path} should hold {count} examples, found {found}: its index does not belong to it. Write the "
@@ -143,7 +141,7 @@ class RecordIndex:
     def segment(self, file: int, first: int, count: int) -> Segment:
         """How to read `count` examples of a file from the `first` on."""
         offset, skip = self._place(file, first)
-        if self._compression:  # where they lie among the compressed bytes is unknown; about here
+        if self.compression:  # where they lie among the compressed bytes is unknown; about here
             length = -(-self._size(file) * (first + count) // max(1, self.counts[file]))
         elif first + count == self.counts[file]:
             length = self._size(file) - offset
@@ -151,44 +149,48 @@ class RecordIndex:
             length = self._place(file, first + count)[0] - offset
         # buffers that tile the examples: what lies behind them is not read
         buffers = max(1, -(-length // _BUFFER))
-        return Segment(file, offset, skip, count, max(1 << 10, -(-length // buffers)))
+        return Segment(self.files[file], offset, skip, count, max(1 << 10, -(-length // buffers)))
+
+    def segments(self, pieces: Iterable[tuple[int, int, int]]) -> tuple[np.ndarray, ...]:
+        """How to read these `(file, first, count)`: a column for each attribute of `Segment`."""
+        paths, *columns = zip(*(self.segment(*piece) for piece in pieces), strict=True)
+        return (np.array(paths), *(np.array(column, np.int64) for column in columns))
 
     def _place(self, file: int, record: int) -> tuple[int, int]:
         """An offset in a file, and how many examples lie between it and the one with the number `record`."""
-        if self._compression or not hasattr(tf.raw_ops, "TFRecordDatasetV2"):
+        if self.compression:
             return 0, record
-        if self._one_size and (offset := self._multiple(file, record)) is not None:
-            return offset, 0
+        if self._one_size and self._agrees(file):
+            return record * (self._size(file) // self.counts[file]), 0
         count, offsets = self._find(file)
         if count < self.counts[file]:
             raise DataError(
-                f"{self._files[file]} should hold {self.counts[file]} examples, found {count}. Correct num_examples, "
+                f"{self.files[file]} should hold {self.counts[file]} examples, found {count}. Correct num_examples, "
                 "or write the file again."
             )
         offset, skip = offsets[record // _EVERY], record % _EVERY
-        if skip and _is_local(self._files[file]):
-            lengths = _lengths(self._files[file], offset)
+        if skip and _is_local(self.files[file]):
+            lengths = _lengths(self.files[file], offset)
             offset, skip = offset + sum(next(lengths) for _ in range(skip)), 0
         return offset, skip
 
-    def _multiple(self, file: int, record: int) -> int | None:
-        """The offset of an example where all have one size, as the first one's header confirms; None where not."""
-        count, size = self.counts[file], self._size(file)
-        if file not in self._agrees:
-            first = first_length(self._files[file], "")
-            self._agrees[file] = first is not None and size == count * first
-        return record * (size // count) if self._agrees[file] else None
+    def _agrees(self, file: int) -> bool:
+        """Whether all examples have one size, as the first one's header confirms."""
+        if file not in self._agreeing:
+            first = first_length(self.files[file], self.compression)
+            self._agreeing[file] = first is not None and self._size(file) == self.counts[file] * first
+        return self._agreeing[file]
 
     def _size(self, file: int) -> int:
         if file not in self._bytes:
-            with file_errors(f"{self._files[file]} cannot be read", CURE):
-                self._bytes[file] = tf.io.gfile.stat(self._files[file]).length
+            with file_errors(f"{self.files[file]} cannot be read", CURE):
+                self._bytes[file] = tf.io.gfile.stat(self.files[file]).length
         return self._bytes[file]
 
     def _find(self, file: int) -> tuple[int, array[int]]:
         if file not in self._found:
-            path = self._files[file]
-            lengths = _lengths_of(path, self._compression)
+            path = self.files[file]
+            lengths = _lengths_of(path, self.compression)
             offset, count, offsets = 0, 0, array("q")
             for count, length in enumerate(lengths, 1):
                 if count % _EVERY == 1:

@@ -41,7 +41,7 @@ class EqualBatches:
 
     def taken(self, batches: np.ndarray) -> np.ndarray:
         """How many examples the streams before each one have given to the first batches, [streams + 1, ...]."""
-        return np.multiply.outer(self.totals, batches) // max(1, self.number)
+        return np.multiply.outer(self.totals, batches) // self.number
 
     def streams_of(self, first: int, end: int) -> range:
         """The streams that have one of these rows in some batch."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mirrorkit.data import cifar, idx, npz
+from mirrorkit.data import cifar, mnist
 from mirrorkit.data.disk import CURE, file_errors
 from mirrorkit.data.drawn_digits import synthetic
 from mirrorkit.data.splits import Split, Splits
@@ -134,7 +134,7 @@ def _read_idx(folder: Path) -> Parts:
     for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         dotted = part.replace("-idx", ".idx")  # as some unpackers name them
         paths.append(_one_of(folder, [f"{stem}-ubyte{end}" for stem in (part, dotted) for end in ("", ".gz")]))
-    images, labels, test_images, test_labels = (idx.read(path) for path in paths)
+    images, labels, test_images, test_labels = (mnist.read_idx(path) for path in paths)
     for path, array, rank in zip(paths, (images, labels, test_images, test_labels), (3, 1, 3, 1), strict=True):
         if array.ndim != rank:
             raise DataError(f"{path} should hold an array of {rank} dimensions, found {list(array.shape)}.")
@@ -143,7 +143,7 @@ def _read_idx(folder: Path) -> Parts:
 
 def _read_npz(folder: Path) -> Parts:
     path = _one_of(folder, ["mnist.npz"])
-    images, labels, test_images, test_labels = npz.read(path, ("x_train", "y_train", "x_test", "y_test"))
+    images, labels, test_images, test_labels = mnist.read_npz(path, ("x_train", "y_train", "x_test", "y_test"))
     return images, labels, test_images, test_labels
 
 

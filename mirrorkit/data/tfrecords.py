@@ -17,9 +17,8 @@ from mirrorkit.data.disk import CURE, crc32, file_errors, reason
 from mirrorkit.data.index_file import read_index, require_features
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.record_index import RecordIndex, count_by_reading, first_length
-from mirrorkit.data.record_reading import RecordReader, WantedRows
+from mirrorkit.data.record_reading import Rows, as_written, shuffled
 from mirrorkit.data.record_streams import Streams, draw_streams
-from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.whole import is_whole, whole_number
 
@@ -180,22 +179,17 @@ class Records(PreparedRecipe):
             DataError: a file that is cut short or damaged, or holds another number of examples than was said.
         """
         self._check_position(epoch, start)
+        if start == self.steps_per_epoch:
+            return self.dataset(epoch, start - 1, input_context=input_context).take(0)
         self._index.require_told()
         self._check_map()
-        share = self._share(input_context)
-        reader = RecordReader(self.files, self.compression, self._index)
+        both = self._rows_of_both(input_context)
         if self.shuffle:
-            vectors = reader.shuffled(
-                self._streams(epoch, input_context),
-                share,
-                start,
-                seed=self.seed,
-                epoch=epoch,
-                shuffle_buffer=self.shuffle_buffer,
-            )
+            streams, numbers = self._streams(epoch, input_context), {"seed": self.seed, "epoch": epoch}
+            vectors = shuffled(self._index, streams, both, start, **numbers, shuffle_buffer=self.shuffle_buffer)
         else:
-            vectors = reader.as_written(share, start)
-        gathered = vectors if self.decode is None else self._decoded(vectors, share, start)
+            vectors = as_written(self._index, both, self.num_examples // self.global_batch_size, start)
+        gathered = vectors if self.decode is None else self._decoded(vectors, both, start)
 
         def batch(step: tf.Tensor, gathered: Any) -> Any:
             element = _decode_raw(gathered, self.features or {}) if self.decode is None else gathered
@@ -203,8 +197,8 @@ class Records(PreparedRecipe):
             rows = None if input_context is None else self.rows_of(step, input_context)
             return self.finish(element, epoch=epoch, step=step, rows=rows)
 
-        numbered = tf.data.Dataset.zip((tf.data.Dataset.range(start, share.steps), gathered))
-        batches = numbered.map(self._without_autograph(batch), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        batch = self._without_autograph(batch)
+        batches = gathered.enumerate(start).map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         # TensorFlow must not divide the files by itself: each file is read in several places
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
@@ -214,14 +208,6 @@ class Records(PreparedRecipe):
         bare = self.as_written()
         vars(bare).update(map=None, augment=(), one_hot=False, global_batch_size=number)
         return next(bare.dataset().as_numpy_iterator())
-
-    def _share(self, context: tf.distribute.InputContext | None) -> WantedRows:
-        batches, rest = divmod(self.num_examples, self.global_batch_size)
-        rest = 0 if self.drop_remainder else rest
-        usual, last = (self.rows_to_make(*own_rows(size, context), size) for size in (self.global_batch_size, rest))
-        return WantedRows(
-            self.global_batch_size, batches, rest, (usual.made_first, usual.made_end), (last.made_first, last.made_end)
-        )
 
     def _streams(self, epoch: int, context: tf.distribute.InputContext | None) -> Streams:
         seekable = not self.compression
@@ -236,13 +222,14 @@ class Records(PreparedRecipe):
             )
         return streams
 
-    def _decoded(self, vectors: tf.data.Dataset, share: WantedRows, start: int) -> tf.data.Dataset:
+    def _decoded(self, vectors: tf.data.Dataset, both: Rows, start: int) -> tf.data.Dataset:
         """Decode serialized examples one by one, in parallel."""
         assert self.decode is not None
         examples = vectors.unbatch().map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        size, last = (end - first for first, end in (share.rows, share.last_rows))
-        batches = examples.batch(size, drop_remainder=not share.rest)
-        return batches if last <= size else batches.rebatch([size] * max(0, share.batches - start) + [last])
+        size, last = (rows.made_end - rows.made_first for rows in both)
+        batches = examples.batch(size, drop_remainder=not both[1].size)
+        whole = self.num_examples // self.global_batch_size - start
+        return batches if last <= size else batches.rebatch([size] * max(0, whole) + [last])
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""

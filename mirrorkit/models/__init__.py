@@ -16,8 +16,7 @@ from mirrorkit.models.cnn import cifar_cnn, mnist_cnn
 from mirrorkit.models.dense import linear, mlp
 from mirrorkit.models.registry import create, names, register
 from mirrorkit.models.registry import find as find  # for mirrorkit's other packages
-from mirrorkit.models.resnet import resnet20, resnet32, resnet56, wide_resnet
-from mirrorkit.models.small_resnet import speed_net
+from mirrorkit.models.resnet import resnet20, resnet32, resnet56, speed_net, wide_resnet
 
 __all__ = [
     "cifar_cnn",

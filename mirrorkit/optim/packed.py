@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Joined:
-    """Weights in groups, of which each is joined to one.
+    """Weights, or other variables, in groups of which each is joined to one.
 
     Args:
         weights: the weights.
@@ -92,30 +92,24 @@ class Packed(Joined):
         # Only where the others are scalars: averages of `use_ema`, or a slot of a later Keras, are not.
         if len(groups) == len(weights) or any(variables[place].ndim for place in others):
             super().__init__(weights, [[i] for i in range(len(weights))])
-            self._places = [[place] for place in range(len(variables))]
+            self._slots = Joined(variables, [[place] for place in range(len(variables))])
             return
         super().__init__(weights, groups)
         self.optimizer, known = twin_for(optimizer, [_stand_in(optimizer, weights, group) for group in groups])
         # For each variable of the twin the places of those that it stands for.
-        self._places = [
+        of_twin = [
             [others[slot.kind]] if slot.weight is None else [slots[slot.kind][i] for i in groups[slot.weight]]
             for slot in known
         ]
-        self._rows = {places[i]: size for places in slots for i, size in enumerate(self._sizes)}
+        self._slots = Joined(variables, of_twin)
 
     def join_slots(self, slots: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Join the values of the optimizer's variables; the result is in the order of the twin's."""
-        parts = [[slots[place] for place in places] for places in self._places]
-        return [of_one[0] if len(of_one) == 1 else tf.concat(of_one, 0) for of_one in parts]
+        return self._slots.join(slots)
 
     def split_slots(self, joined: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
         """Undo `join_slots`."""
-        slots: dict[int, tf.Tensor | None] = {}
-        for value, places in zip(joined, self._places, strict=True):
-            alone = value is None or len(places) == 1
-            parts = [value] * len(places) if alone else tf.split(value, [self._rows[place] for place in places])
-            slots.update(zip(places, parts, strict=True))
-        return [slots[place] for place in range(len(slots))]
+        return self._slots.split(joined)
 
 
 def _stand_in(optimizer: KerasOptimizer, weights: Sequence[KerasVariable], group: list[int]) -> StandIn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -108,17 +109,12 @@ def _counts(variable: KerasVariable) -> bool:
 
 def cut(sizes: Sequence[int], parts: int) -> list[int]:
     """Return where to cut a row of numbers so that the largest sum of a part is smallest."""
-    best: dict[tuple[int, int], tuple[int, list[int]]] = {}
 
-    def smallest(end: int, parts: int) -> tuple[int, list[int]]:
+    @functools.cache
+    def smallest(end: int, parts: int) -> tuple[int, tuple[int, ...]]:
         if parts == 1:
-            return sum(sizes[:end]), []
-        if (end, parts) not in best:
-            options = []
-            for cut in range(parts - 1, end):
-                largest, cuts = smallest(cut, parts - 1)
-                options.append((max(largest, sum(sizes[cut:end])), [*cuts, cut]))
-            best[end, parts] = min(options)
-        return best[end, parts]
+            return sum(sizes[:end]), ()
+        before = ((cut, *smallest(cut, parts - 1)) for cut in range(parts - 1, end))
+        return min((max(largest, sum(sizes[cut:end])), (*cuts, cut)) for cut, largest, cuts in before)
 
-    return smallest(len(sizes), parts)[1]
+    return list(smallest(len(sizes), parts)[1])

@@ -1,4 +1,4 @@
-"""Small splits, and what a recipe makes of them as arrays."""
+"""Small splits, what a recipe makes of them as arrays, and what workers make of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit import data
+from mirrorkit import batching, data
 
+# the dtypes that the arrays of a split may have
+IN_SPLITS = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+]
 SPLIT = data.synthetic((16, 16, 3), train=53, test=1).train
 
 
@@ -45,3 +50,21 @@ def order_of(recipe: data.Recipe, epoch: int = 0, start: int = 0) -> list[int]:
 def assert_same(one: list, two: list) -> None:
     assert len(one) == len(two)
     tf.nest.map_structure(np.testing.assert_array_equal, one, two)
+
+
+def contexts(workers: int, each: int = 1) -> list[tf.distribute.InputContext]:
+    return [tf.distribute.InputContext(workers, i, workers * each) for i in range(workers)]
+
+
+def assert_workers_read_the_same(recipe: data.Recipe, epoch: int, start: int, workers: int, each: int) -> list:
+    """Of each batch together all rows, or each all of them where a replica would get none; returns the batches."""
+    whole = collect(recipe.dataset(epoch, start))
+    parts = [collect(recipe.dataset(epoch, start, input_context=context)) for context in contexts(workers, each)]
+    assert {len(part) for part in parts} == {len(whole)} == {recipe.steps_per_epoch - start}
+    for number, batch in enumerate(whole):
+        rows = [part[number] for part in parts]
+        if min(batching.per_replica_sizes(len(batch[1]), workers * each)):
+            rows = [joined(rows)]
+        for own in rows:
+            assert_same([own], [batch])
+    return whole

@@ -16,6 +16,7 @@ RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (30, 28, 28), dtype=np.uint8)
 LABELS = np.arange(30, dtype=np.uint8) % 10
 COLOURS = RNG.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+BATCHES = {f"data_batch_{i + 1}" if i < 5 else "test_batch": slice(3 * i, 3 * i + 3) for i in range(6)}
 
 
 def cut(path: Path, *, to: int) -> None:
@@ -42,10 +43,7 @@ def planes(images: np.ndarray) -> np.ndarray:
 
 def write_cifar_binary(folder: Path) -> Path:
     folder.mkdir(parents=True)
-    for i, name in enumerate(
-        ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]
-    ):
-        part = slice(3 * i, 3 * i + 3)
+    for name, part in BATCHES.items():
         rows = np.concatenate([LABELS[part, None], planes(COLOURS[part])], axis=1)
         (folder / f"{name}.bin").write_bytes(rows.tobytes())
     return folder
@@ -70,10 +68,7 @@ def old_pickle(path: Path, content: object) -> None:
 
 def write_cifar_python(folder: Path, *, write=old_pickle) -> Path:
     folder.mkdir(parents=True)
-    for i, name in enumerate(
-        ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]
-    ):
-        part = slice(3 * i, 3 * i + 3)
+    for name, part in BATCHES.items():
         write(folder / name, {b"data": planes(COLOURS[part]), b"labels": LABELS[part].tolist(), b"batch_label": b"x"})
     return folder
 

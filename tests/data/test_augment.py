@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from dtypes import IN_SPLITS
 
 from mirrorkit.data import augment
 from mirrorkit.errors import RecipeError
 
-IMAGES = np.random.default_rng(0).integers(1, 256, (400, 8, 10, 3), dtype=np.uint8)
+IMAGES = np.random.default_rng(0).integers(1, 256, (40, 8, 10, 3), dtype=np.uint8)
 SEED = tf.constant([1, 2], tf.int64)
 
 
@@ -19,31 +18,11 @@ def run(augmentation, images=IMAGES, seed=SEED):
     return out.numpy()
 
 
-def test_flip_mirrors_about_half_of_the_images_and_leaves_the_rest():
-    out = run(augment.flip())
-    mirrored = (out == IMAGES[:, :, ::-1]).all(axis=(1, 2, 3))
-    same = (out == IMAGES).all(axis=(1, 2, 3))
-    assert (mirrored ^ same).all()
-    assert 150 < mirrored.sum() < 250
+# each way in which pixels move: as they are, as floats of 2 or 4 bytes, or their bits
+DTYPES = ("uint8", "int64", "bfloat16")
 
 
-@pytest.mark.parametrize("mode", ["constant", "reflect", "symmetric"])
-def test_pad_and_crop_gives_a_window_of_the_padded_image_each_place_alike(mode):
-    out = run(augment.pad_and_crop(2, mode=mode))
-    padded = np.pad(IMAGES, ((0, 0), (2, 2), (2, 2), (0, 0)), mode=mode)
-    found = np.zeros((5, 5), int)
-    for image, wide in zip(out, padded, strict=True):
-        windows = [(i, j) for i in range(5) for j in range(5) if (wide[i : i + 8, j : j + 10] == image).all()]
-        assert len(windows) == 1
-        found[windows[0]] += 1
-    assert found.min() > 0
-    assert found.sum() == 400
-
-
-DTYPES = [*IN_SPLITS, "bfloat16"]
-
-
-def _flipped(images):
+def _flipped(images):  # about half of them
     mirrored = tf.random.stateless_uniform([len(images), 1], SEED).numpy() < 0.5
     return np.where(mirrored[:, :, None, None], images[:, :, ::-1], images)
 
@@ -64,11 +43,13 @@ def _covered(images):
 @pytest.mark.parametrize(
     ("count", "dtype"),
     [
+        *((23, dtype) for dtype in DTYPES),
         *(
-            pytest.param(23, dtype, marks=[pytest.mark.slow] * (dtype not in ("bool", "uint8", "int64", "bfloat16")))
-            for dtype in DTYPES
+            pytest.param(23, dtype, marks=pytest.mark.slow)
+            for dtype in ("bool", "int16", "uint32", "float16", "float64")
         ),
-        *((0, dtype) for dtype in ("bool", "uint8", "bfloat16", "float32", "float64")),
+        (0, "uint8"),
+        (0, "int64"),
     ],
 )
 def test_the_same_seed_draws_the_same_numbers_whatever_the_dtype_and_no_bit_is_lost(count, dtype):
@@ -89,19 +70,6 @@ def test_the_same_seed_draws_the_same_numbers_whatever_the_dtype_and_no_bit_is_l
         assert out.tobytes() == expected.tobytes()
 
 
-def test_cutout_covers_one_square_and_nothing_else():
-    out = run(augment.cutout(4, fill=0))
-    covered = (out == 0).all(axis=3)
-    np.testing.assert_array_equal(out[~covered], IMAGES[~covered])
-    heights, widths = covered.any(axis=2).sum(axis=1), covered.any(axis=1).sum(axis=1)
-    np.testing.assert_array_equal(covered.sum(axis=(1, 2)), heights * widths)  # a full rectangle
-    assert heights.max() == widths.max() == 4
-    assert heights.min() >= 2  # the centre lies inside
-    assert widths.min() >= 2
-    assert (covered.sum(axis=0) > 0).all()  # every pixel is covered in some image
-    assert (run(augment.cutout(4, fill=7))[covered] == 7).all()
-
-
 def test_normalize_is_float32_per_channel():
     mean, std = [10.0, 20.0, 30.0], [2.0, 4.0, 8.0]
     out = run(augment.normalize(mean, std))
@@ -111,16 +79,9 @@ def test_normalize_is_float32_per_channel():
 
 
 @pytest.mark.parametrize("one", [augment.flip(), augment.pad_and_crop(2), augment.cutout(4)])
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_dtype_shape_and_seed(one, dtype):
-    images = IMAGES.astype(dtype)
-    out = run(one, images)
-    assert out.dtype == dtype
-    assert out.shape == images.shape
-    np.testing.assert_array_equal(out, run(one, images))
-    assert (out != run(one, images, tf.constant([1, 3], tf.int64))).any()
-    # static shapes survive, as models need them
-    spec = tf.TensorSpec([None, 8, 10, 3], dtype)
+def test_another_seed_draws_other_numbers_and_static_shapes_survive(one):
+    assert (run(one) != run(one, seed=tf.constant([1, 3], tf.int64))).any()
+    spec = tf.TensorSpec([None, 8, 10, 3], tf.uint8)
     traced = tf.function(one).get_concrete_function(spec, tf.TensorSpec([2], tf.int64))
     assert traced.output_shapes.as_list() == [None, 8, 10, 3]
 

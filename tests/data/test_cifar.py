@@ -43,19 +43,18 @@ def test_a_pickle_of_something_else_is_named(tmp_path, content, words):
         cifar.read_python(tmp_path / "batch")
 
 
-@pytest.mark.parametrize("read", [cifar.read_binary, cifar.read_python])
-def test_a_missing_file_is_the_systems_error(tmp_path, read):
-    with pytest.raises(FileNotFoundError):
-        read(tmp_path / "batch")
+def test_a_missing_file_is_the_systems_error(tmp_path):
+    for read in (cifar.read_binary, cifar.read_python):
+        with pytest.raises(FileNotFoundError):
+            read(tmp_path / "batch")
 
 
-@pytest.mark.parametrize(
-    ("kept", "words"), [(3073 * 3 - 1, "records of 3073 bytes"), (3073 * 2, "3 images were expected")]
-)
-def test_a_cut_cifar_binary_file_is_named(tmp_path, kept, words):
-    cut(write_cifar_binary(tmp_path / "c") / "data_batch_3.bin", to=kept)
-    with pytest.raises(DataError, match=rf"data_batch_3\.bin.*{words}"):
-        data.load("cifar10", data_dir=tmp_path / "c")
+def test_a_cut_cifar_binary_file_is_named(tmp_path):
+    path = write_cifar_binary(tmp_path / "c") / "data_batch_3.bin"
+    for kept, words in ((3073 * 3 - 1, "records of 3073 bytes"), (3073 * 2, "3 images were expected")):
+        cut(path, to=kept)
+        with pytest.raises(DataError, match=rf"data_batch_3\.bin.*{words}"):
+            data.load("cifar10", data_dir=tmp_path / "c")
 
 
 def test_a_cut_or_strange_cifar_pickle_is_named(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from dtypes import IN_SPLITS
+from recipe_helpers import IN_SPLITS
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -27,7 +27,7 @@ def _train(strategy: Any, recipe: Any, **options: Any) -> tuple[list[np.ndarray]
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = keras.Sequential(
-            [keras.Input((6, 6, 1)), L.Rescaling(1 / 255), L.Conv2D(3, 3), L.Flatten(), L.Dropout(0.2), L.Dense(5)]
+            [keras.Input((6, 6, 1)), L.Rescaling(1 / 255), L.Flatten(), L.Dropout(0.2), L.Dense(5)]
         )
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -40,7 +40,6 @@ def _train(strategy: Any, recipe: Any, **options: Any) -> tuple[list[np.ndarray]
 @pytest.mark.parametrize(
     ("where", "options"),
     [
-        pytest.param(("one_device", 1), {}, marks=pytest.mark.slow),
         (("mirrored", 3), {}),
         pytest.param(("central_storage", 2), {"accumulate": 2}, marks=pytest.mark.slow),
     ],
@@ -76,14 +75,6 @@ def _seen(strategy: Any, recipe: Any, dtype: tf.DType = tf.int64) -> list[Any]:
     return batches
 
 
-@pytest.mark.parametrize("size", [12, 13])
-def test_every_replica_gets_its_rows_of_the_same_order(size: int, strategy_of: Any, split: Any) -> None:
-    recipe = mk.data.resident(split, global_batch_size=size, shuffle=True, seed=1)
-    expected = [images.numpy() for images, _ in recipe.dataset(epoch=1)]
-    for (got, _), want in zip(_seen(strategy_of("mirrored", 4), recipe), expected, strict=True):
-        np.testing.assert_array_equal(got, want)
-
-
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_each_replica_holds_a_shard_and_draws_from_it_alone(shuffle: bool, strategy_of: Any, split: Any) -> None:
     strategy = strategy_of("mirrored", 2)
@@ -111,9 +102,7 @@ def many_dtypes() -> Any:
 @pytest.mark.parametrize(
     ("where", "shards", "dtype"),
     [
-        (("one_device", 1), 1, tf.int64),
-        (("mirrored", 3), 1, tf.int32),
-        pytest.param(("mirrored", 2), 2, tf.int32, marks=pytest.mark.slow),
+        (("mirrored", 4), 1, tf.int32),
         (("mirrored", 2), 2, tf.int64),
     ],
     ids=str,
@@ -121,7 +110,9 @@ def many_dtypes() -> Any:
 def test_arrays_of_every_dtype_come_as_they_are(
     where: Any, shards: int, dtype: tf.DType, strategy_of: Any, many_dtypes: Any
 ) -> None:
-    recipe = mk.data.resident(many_dtypes, global_batch_size=12, shuffle=True, seed=1, shards=shards)
+    # the last batch has 6 examples, or 2: of four replicas one gets none
+    size = 13 if shards == 1 else 14
+    recipe = mk.data.resident(many_dtypes, global_batch_size=size, shuffle=True, seed=1, shards=shards)
     expected = [tf.nest.map_structure(lambda tensor: tensor.numpy(), batch) for batch in recipe.dataset(epoch=1)]
     for got, want in zip(_seen(strategy_of(*where), recipe, dtype), expected, strict=True):
         tf.nest.assert_same_structure(got, want)
@@ -153,19 +144,14 @@ def test_the_set_is_no_larger_than_in_the_split(strategy_of: Any, split: Any) ->
     assert images.shape == (58, 5)  # 36 bytes, in words of 8
 
 
-def test_augmentation_on_one_device_is_that_of_streamed_batches(strategy_of: Any, split: Any) -> None:
-    arguments: dict[str, Any] = {"global_batch_size": 12, "shuffle": True, "augment": [mk.data.augment.flip()]}
-    expected = [images.numpy() for images, _ in mk.data.batches(split, **arguments).dataset(epoch=1)]
-    got = _seen(strategy_of("one_device", 1), mk.data.resident(split, **arguments))
-    for (one, _), other in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_every_replica_augments_in_its_own_way_and_the_same_each_time(strategy_of: Any) -> None:
+def test_augmentation_is_that_of_streamed_batches_and_other_on_each_replica(strategy_of: Any) -> None:
     images = np.tile(np.arange(64, dtype=np.uint8).reshape(1, 8, 8, 1), (16, 1, 1, 1))
-    recipe = mk.data.resident(
-        mk.data.arrays(images, np.zeros(16, int)), global_batch_size=16, augment=[mk.data.augment.pad_and_crop(4)]
-    )
+    split = mk.data.arrays(images, np.zeros(16, int))
+    options: dict[str, Any] = {"global_batch_size": 16, "augment": [mk.data.augment.pad_and_crop(4)]}
+    recipe = mk.data.resident(split, **options)
+    ((expected, _),) = mk.data.batches(split, **options).dataset(epoch=1)
+    ((alone, _),) = _seen(strategy_of("one_device", 1), recipe)
+    np.testing.assert_array_equal(alone, expected)
     ((first, _),), ((again, _),) = (_seen(strategy_of("mirrored", 2), recipe) for _ in range(2))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first[:8], first[8:])
@@ -178,7 +164,6 @@ def test_every_replica_augments_in_its_own_way_and_the_same_each_time(strategy_o
         ({"shards": 1.5}, "shards=1.5"),
         ({"shards": 3}, r"3 shards cannot share the set of 58 equally.*such as 57"),
         ({"shards": 2, "global_batch_size": 7}, "2 shards cannot share global_batch_size of 7"),
-        ({"global_batch_size": 0}, "from 1 on, found"),
     ],
 )
 def test_what_cannot_be_is_refused(options: Any, match: str, split: Any) -> None:

@@ -7,7 +7,7 @@ import inspect
 import numpy as np
 import pytest
 import tensorflow as tf
-from recipe_helpers import SPLIT, assert_same, collect, joined
+from recipe_helpers import SPLIT, assert_same, assert_workers_read_the_same, collect, joined
 
 from mirrorkit import data
 from mirrorkit.errors import ArgumentError, DataError, RecipeError
@@ -18,15 +18,15 @@ MAKERS = [data.batches, data.resident, data.records]
 
 @pytest.fixture
 def source(tmp_path):
-    """What a maker takes: the split, or the folder with its files."""
+    """What a maker takes: a split, or the folder with its files."""
 
-    def get(make):
-        return data.write_records(SMALL, tmp_path, num_files=2) if make is data.records else SMALL
+    def get(make, split=SMALL):
+        return data.write_records(split, tmp_path, num_files=2) if make is data.records else split
 
     return get
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("make", [data.batches, data.records])
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -53,44 +53,22 @@ def test_a_bad_argument_is_a_data_error_too():
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_map_that_gives_no_pair_is_refused(make, source):
-    with pytest.raises(Exception, match=r"map must return \(x, y\) or \(x, y, sample_weight\)"):
-        make(source(make), global_batch_size=8, map=lambda x, y: x).dataset()
-
-
-@pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("shuffle", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_batch_larger_than_the_set_is_one_with_all_examples(make, shuffle, source):
-    place, options = source(make), {"shuffle": shuffle, "augment": [data.augment.flip()], "seed": 2}
+def test_a_batch_larger_than_the_set_is_one_with_all_examples(make, source):
+    place, options = source(make), {"shuffle": True, "augment": [data.augment.flip()], "seed": 2}
     recipe, whole = (make(place, global_batch_size=size, **options) for size in (64, 50))
     assert (recipe.global_batch_size, recipe.steps_per_epoch, list(recipe.batch_sizes())) == (50, 1, [50])
     assert [spec.shape[0] for spec in recipe.element_spec] == [50, 50], "known before it is read"
-    for epoch in (0, 1):
-        assert_same(collect(recipe.dataset(epoch)), collect(whole.dataset(epoch)))
-    (all_of_them,) = collect(recipe.dataset(1))
+    (all_of_them,) = assert_workers_read_the_same(recipe, 1, 0, 2, 2)
+    assert_same(collect(whole.dataset(1)), [all_of_them])
     np.testing.assert_array_equal(np.sort(all_of_them[1]), np.sort(SMALL.labels))
     assert collect(recipe.dataset(1, 1)) == []
-    contexts = [tf.distribute.InputContext(2, worker, 4) for worker in range(2)]
-    parts = [collect(recipe.dataset(1, input_context=context)) for context in contexts]
-    assert [len(part[0][1]) for part in parts] == [26, 24]
-    assert_same([joined([part[0] for part in parts])], [all_of_them])
-
-
-@pytest.fixture
-def unlabelled(tmp_path):
-    """What a maker takes for a set without labels."""
-    split = data.arrays(SMALL.inputs)
-
-    def get(make):
-        return data.write_records(split, tmp_path, num_files=2) if make is data.records else split
-
-    return get
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_examples_without_labels(make, unlabelled):
-    place, labelled = unlabelled(make), data.batches(SMALL, global_batch_size=8, augment=[data.augment.flip()])
-    recipe = make(place, global_batch_size=8, augment=[data.augment.flip()])
+def test_examples_without_labels(make, source):
+    options = {"global_batch_size": 8, "augment": [data.augment.flip()]}
+    place, labelled = source(make, data.arrays(SMALL.inputs)), data.batches(SMALL, **options)
+    recipe = make(place, **options)
     assert recipe.num_classes is None
     assert_same(collect(recipe.dataset(1)), [(x,) for x, _ in collect(labelled.dataset(1))])
     for function, want in (
@@ -102,21 +80,16 @@ def test_examples_without_labels(make, unlabelled):
         assert_same([joined(collect(made))], [want])
     with pytest.raises(RecipeError, match="one_hot=True needs class indices"):
         make(place, global_batch_size=8, one_hot=True)
-
-
-@pytest.mark.parametrize("make", MAKERS)
-def test_a_map_of_unlabelled_examples_that_gives_too_much_is_refused(make, unlabelled):
     with pytest.raises(Exception, match=r"map must return x, \(x, y\) or \(x, y, sample_weight\)"):
-        make(unlabelled(make), global_batch_size=8, map=lambda x: (x, x, x, x)).dataset()
+        make(place, global_batch_size=8, map=lambda x: (x, x, x, x)).dataset()
 
 
 @pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize(
-    ("several", "word"), [(lambda x, y: ((x, x), y), "tuple"), (lambda x, y: ({"a": x}, y), "dict")]
-)
-def test_several_inputs_out_of_map_are_not_augmented(make, several, word, source):
-    with pytest.raises(Exception, match=f"augment works on images .*map returned a {word} of inputs"):
-        make(source(make), global_batch_size=8, map=several, augment=[data.augment.flip()]).dataset()
+def test_several_inputs_out_of_map_are_not_augmented(make, source):
+    place = source(make)
+    for several, word in ((lambda x, y: ((x, x), y), "tuple"), (lambda x, y: ({"a": x}, y), "dict")):
+        with pytest.raises(Exception, match=f"augment works on images .*map returned a {word} of inputs"):
+            make(place, global_batch_size=8, map=several, augment=[data.augment.flip()]).dataset()
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -138,6 +111,9 @@ def test_the_arguments_are_the_attributes_in_their_final_form(make, source):
     assert (recipe.map, recipe.prefetch) == (None, tf.data.AUTOTUNE)
     assert (recipe.num_examples, recipe.num_classes, recipe.steps_per_epoch) == (50, 10, 6)
     assert make(place, global_batch_size=8).augment == ()
+    if make is data.resident:
+        assert isinstance(recipe, data.Batches)
+        assert not recipe.cache
 
 
 def test_signatures():
@@ -166,12 +142,6 @@ def test_a_recipe_is_equal_to_itself_alone_and_cannot_be_changed(make, source):
         one.global_batch_size = 4
 
 
-def test_a_resident_recipe_is_a_recipe_of_batches():
-    recipe = data.resident(split=SMALL, global_batch_size=8)
-    assert isinstance(recipe, data.Batches)
-    assert not recipe.cache
-
-
 def test_the_work_on_a_batch_is_done_in_its_order():
     def mapped(x, y):
         return tf.cast(x, tf.float32) + 1, (y + 1) % 10
@@ -183,14 +153,3 @@ def test_the_work_on_a_batch_is_done_in_its_order():
     x, y = recipe.finish((SMALL.inputs[:8], SMALL.labels[:8]), epoch=0, step=tf.constant(0, tf.int64))
     np.testing.assert_array_equal(x, (SMALL.inputs[:8].astype(np.float32) + 1) / 2)
     np.testing.assert_array_equal(y, data.one_hot((SMALL.labels[:8] + 1) % 10, 10))
-
-
-def test_rows_are_finished_as_in_the_whole_batch():
-    recipe = data.batches(SMALL, global_batch_size=8, augment=[data.augment.cutout(4)], seed=1)
-    element, step = (SMALL.inputs[:8], SMALL.labels[:8]), tf.constant(2, tf.int64)
-    whole = recipe.finish(element, epoch=3, step=step)[0].numpy()
-    part = (SMALL.inputs[3:6], SMALL.labels[3:6])
-    rows = recipe.finish(part, epoch=3, step=step, rows=recipe.rows_to_make(3, 6, 8))[0].numpy()
-    np.testing.assert_array_equal(rows, whole[3:6])
-    other = recipe.finish(part, epoch=3, step=step, rows=recipe.rows_to_make(0, 3, 8))[0].numpy()
-    assert (other != whole[3:6]).any(), "each row draws its own numbers"

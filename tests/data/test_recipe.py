@@ -26,8 +26,8 @@ AUGMENT = [data.augment.flip(), data.augment.pad_and_crop(2), data.augment.cutou
 def test_epochs_are_those_of_dataset_one_after_another(make, options, tmp_path):
     source = data.write_records(SMALL, tmp_path / "set", num_files=3) if make is data.records else SMALL
     recipe = make(source, global_batch_size=10 if "shards" in options else 8, seed=3, **options)
-    expected = [batch for epoch in (2, 3, 4) for batch in collect(recipe.dataset(epoch))]
-    assert_same(collect(recipe.epochs(3, first=2)), expected)
+    expected = [batch for epoch in (2, 3) for batch in collect(recipe.dataset(epoch))]
+    assert_same(collect(recipe.epochs(2, first=2)), expected)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_every_example_is_found(tmp_path, prefix):
     index = RecordIndex([prefix + file], "", None)
     assert index.counts == (len(LENGTHS),)
     assert index.reads_through == bool(prefix)
-    for first in range(0, len(LENGTHS), 7):
+    for first in range(0, len(LENGTHS), 19):
         for size in {1, len(LENGTHS) - first}:
             assert read(file, index.segment(0, first, size)) == LENGTHS[first : first + size]
 
@@ -53,7 +53,7 @@ def test_examples_of_one_size_are_found_without_reading_their_headers(tmp_path, 
     file = write(tmp_path / "a", [44] * 50)
     monkeypatch.setattr(record_index, "_lengths", lambda *_: pytest.fail("a header was read"))
     index = RecordIndex([file], "", [50], one_size=True)
-    assert index.segment(0, 7, 3)[:4] == (0, 7 * 60, 0, 3)
+    assert index.segment(0, 7, 3)[:4] == (file, 7 * 60, 0, 3)
 
 
 def test_examples_of_other_sizes_are_not_mistaken_for_ones_of_one_size(tmp_path):
@@ -87,8 +87,7 @@ def test_a_file_that_is_cut_short_is_named(tmp_path, cut):
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP"])
-@pytest.mark.parametrize("place", [0, 1])
-@pytest.mark.parametrize("length", [2**31, 2**40, 2**64 - 20])
+@pytest.mark.parametrize(("place", "length"), [(0, 2**31), (0, 2**64 - 20), (1, 2**40)])
 def test_a_forged_length_is_refused_before_memory_is_taken_for_it(tmp_path, compression, place, length):
     """TensorFlow takes as much memory as a length says, and ends the process where there is not so much."""
     file, content = tmp_path / "forged", Path(write(tmp_path / "a", [100] * 3)).read_bytes()

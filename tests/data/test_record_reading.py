@@ -10,18 +10,15 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recipe_helpers import assert_same, collect, order_of
+from recipe_helpers import assert_same, assert_workers_read_the_same, collect, contexts, order_of
 
-from mirrorkit import batching, data
-from mirrorkit.data import own_rows, stream_reading
+from mirrorkit import data
+from mirrorkit._keras import keras
+from mirrorkit.data import own_rows
 from mirrorkit.data.record_streams import draw_streams
 from mirrorkit.errors import DataError, FileError
 
 AUGMENT = [data.augment.flip(), data.augment.pad_and_crop(1)]
-
-
-def contexts(workers: int, each: int = 1) -> list[tf.distribute.InputContext]:
-    return [tf.distribute.InputContext(workers, i, workers * each) for i in range(workers)]
 
 
 def number_of(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -40,18 +37,6 @@ def write_numbers(folder, counts, compression: str = "") -> None:
         first += count
 
 
-def assert_workers_read_the_same(recipe: data.Records, epoch: int, start: int, workers: int, each: int) -> None:
-    whole = collect(recipe.dataset(epoch, start))
-    parts = [collect(recipe.dataset(epoch, start, input_context=context)) for context in contexts(workers, each)]
-    assert {len(part) for part in parts} == {len(whole)} == {recipe.steps_per_epoch - start}
-    for number, batch in enumerate(whole):
-        joined = [part[number] for part in parts]
-        if min(batching.per_replica_sizes(len(batch[1]), workers * each)):
-            joined = [tf.nest.map_structure(lambda *rows: np.concatenate(rows), *joined)]
-        for own in joined:
-            assert_same([own], [batch])
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_whole_batches_of_which_every_worker_has_all_rows_before_a_last_one_that_is_shared(tmp_path, shuffle):
     # 9 rows are 3 for each of 3 replicas and none for the fourth; 4 are one for each
@@ -65,11 +50,10 @@ def test_a_set_of_many_examples_in_each_stream_and_of_many_rows_in_each_block(tm
     recipe = data.records(tmp_path, decode=number_of, global_batch_size=100, shuffle=True, shuffle_buffer=7_000)
     batches = collect(recipe.dataset(0))
     np.testing.assert_array_equal(np.sort(np.concatenate([x for x, _ in batches])), np.arange(6_001))
-    assert_same(collect(recipe.dataset(0, 37)), batches[37:])  # in the second block of two
-    assert_workers_read_the_same(recipe, 0, 37, 3, 1)
+    assert_same(assert_workers_read_the_same(recipe, 0, 37, 2, 1), batches[37:])  # in the second block of two
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=20),
     size=st.integers(1, 40),
@@ -102,37 +86,21 @@ def test_workers_together_read_what_one_process_reads(
     read = sorted(np.concatenate([x for x, _ in whole]))
     assert (read == np.arange(sum(counts))).all() if len(read) == sum(counts) else len(set(read)) == len(read)
     start = draws.draw(st.integers(0, recipe.steps_per_epoch))
-    assert_same(collect(recipe.dataset(epoch, start)), whole[start:])
-    assert_workers_read_the_same(recipe, epoch, start, workers, each)
+    assert_same(assert_workers_read_the_same(recipe, epoch, start, workers, each), whole[start:])
 
 
-@pytest.mark.slow  # fast: the same without augmentation, above, and augmented arrays in test_worker_rows.py
-@settings(max_examples=8, deadline=None)
-@given(
-    total=st.integers(30, 90),
-    num_files=st.integers(1, 7),
-    size=st.integers(2, 30),
-    gzip=st.booleans(),
-    shuffle=st.booleans(),
-    workers=st.integers(1, 4),
-    each=st.integers(1, 2),
-)
-def test_so_they_do_with_written_sets_and_augmentation(
-    tmp_path_factory, total, num_files, size, gzip, shuffle, workers, each
-):
-    folder = tmp_path_factory.mktemp("written")
-    images = np.random.default_rng(0).integers(0, 256, (total, 4, 4, 3), dtype=np.uint8)
-    data.write_records(data.arrays(images, np.arange(total) % 5), folder, num_files=num_files, gzip=gzip)
+@pytest.mark.parametrize(("shuffle", "gzip", "workers", "each"), [(False, True, 2, 2), (True, False, 3, 1)])
+def test_so_they_do_with_written_sets_and_augmentation(tmp_path, shuffle, gzip, workers, each):
+    images = np.random.default_rng(0).integers(0, 256, (61, 4, 4, 3), dtype=np.uint8)
+    data.write_records(data.arrays(images, np.arange(61) % 5), tmp_path, num_files=3, gzip=gzip)
     recipe = data.records(
-        folder, global_batch_size=size, shuffle=shuffle, shuffle_buffer=20, augment=AUGMENT, one_hot=True
+        tmp_path, global_batch_size=12, shuffle=shuffle, shuffle_buffer=20, augment=AUGMENT, one_hot=True
     )
-    assert_workers_read_the_same(recipe, 1, recipe.steps_per_epoch // 3, workers, each)
+    assert_workers_read_the_same(recipe, 1, 2, workers, each)
 
 
-@pytest.mark.parametrize("gzip", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("workers", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
-def test_each_worker_decodes_its_rows_alone(tmp_path, workers, shuffle, gzip):
+@pytest.mark.parametrize(("shuffle", "gzip"), [(False, False), (True, False), (True, True)])
+def test_each_worker_decodes_its_rows_alone(tmp_path, shuffle, gzip):
     write_numbers(tmp_path, [30, 17, 50, 9], "GZIP" if gzip else "")
     decoded: list[int] = []
 
@@ -144,7 +112,7 @@ def test_each_worker_decodes_its_rows_alone(tmp_path, workers, shuffle, gzip):
         tmp_path, decode=decode, num_examples=[30, 17, 50, 9], global_batch_size=12, shuffle=shuffle, shuffle_buffer=36
     )
     every = []
-    for context in contexts(workers):
+    for context in contexts(3):
         decoded.clear()
         given_out = [int(n) for n, _ in collect(recipe.dataset(2, input_context=context)) for n in n]
         assert sorted(decoded) == sorted(given_out)
@@ -191,7 +159,8 @@ def test_what_the_order_depends_on(tmp_path):
         return order_of(data.records(tmp_path, decode=number_of, shuffle=True, **options), epoch)
 
     first = order()
-    assert order() == first
+    keras.utils.set_random_seed(99)
+    assert order() == first != sorted(first)
     for change in ({"epoch": 2}, {"seed": 5}, {"size": 9}, {"buffer": 40}):
         assert order(**change) != first, change
 
@@ -199,6 +168,7 @@ def test_what_the_order_depends_on(tmp_path):
 def test_a_block_shuffles_what_each_stream_gives_to_it(tmp_path):
     write_numbers(tmp_path, [240])
     recipe = data.records(tmp_path, decode=number_of, global_batch_size=24, shuffle=True, shuffle_buffer=144)
+    assert (recipe.order_version, recipe.as_written().order_version) == (2, 1)
     streams = draw_streams([240], batch_size=24, seed=0, epoch=3, seekable=True)
     batches = np.array([x for x, _ in collect(recipe.dataset(3))])
     begins = np.diff(streams.whole.taken(np.arange(11)), axis=1)  # the row of each batch at which a stream begins
@@ -215,20 +185,21 @@ def test_a_block_shuffles_what_each_stream_gives_to_it(tmp_path):
     assert len(orders) > 20
 
 
-def test_the_version_of_the_order(tmp_path):
-    write_numbers(tmp_path, [10])
-    shuffled = data.records(tmp_path, decode=number_of, global_batch_size=5, shuffle=True)
-    assert (shuffled.order_version, shuffled.as_written().order_version) == (2, 1)
-
-
 def test_fewer_gzip_files_than_workers_are_said_once(tmp_path, caplog):
     write_numbers(tmp_path, [20, 20], "GZIP")
     recipe = data.records(tmp_path, decode=number_of, num_examples=[20, 20], global_batch_size=8, shuffle=True)
     with caplog.at_level(logging.WARNING, "mirrorkit"):
-        for context in [*contexts(2), *contexts(3), *contexts(3)]:
-            list(recipe.dataset(input_context=context))
+        for context in [contexts(2)[0], *contexts(3)[:2]]:
+            recipe.dataset(input_context=context)
     (record,) = caplog.records
     assert record.message.startswith(f"{tmp_path} has 2 gzip files for 3 workers")
+
+
+def test_tensorflow_logs_nothing(tmp_path, capfd):
+    """Such as "Tensor RefCount not reliable", for each slice of a vector that another operation takes apart."""
+    write_numbers(tmp_path, [40, 65])
+    list(data.records(tmp_path, decode=number_of, global_batch_size=10, shuffle=True).dataset())
+    assert "RefCount" not in capfd.readouterr().err
 
 
 def test_fewer_examples_than_was_said(tmp_path):
@@ -243,17 +214,6 @@ def test_fewer_examples_than_was_said(tmp_path):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_without_offsets_in_tensorflow_files_are_read_from_their_beginning(tmp_path, monkeypatch, shuffle):
-    write_numbers(tmp_path, [40, 23, 31])
-    recipe = data.records(tmp_path, decode=number_of, global_batch_size=9, shuffle=shuffle, shuffle_buffer=30)
-    whole = collect(recipe.dataset(0, 4))
-    monkeypatch.delattr(tf.raw_ops, "TFRecordDatasetV2")
-    read = stream_reading._read.python_function  # the function itself has been traced with offsets
-    monkeypatch.setattr(stream_reading, "_read", tf.function(read, input_signature=[stream_reading._SPEC]))
-    assert_same(collect(recipe.dataset(0, 4)), whole)
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
 def test_the_batch_size_stays_static_where_all_batches_have_the_same(tmp_path, shuffle):
     write_numbers(tmp_path, [12])
     (context, _) = contexts(2)
@@ -265,66 +225,28 @@ def test_the_batch_size_stays_static_where_all_batches_have_the_same(tmp_path, s
     assert (shape(6), shape(5), shape(5, drop_remainder=True), shape(6, 2)) == ([3], [None], [3], [3])
 
 
-EPOCHS = """
-    import tensorflow as tf
-    from mirrorkit import data
-
-    decoded = tf.Variable(0, dtype=tf.int64)
-    def decode(serialized):
-        decoded.assign_add(1)
-        features = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
-        return tf.io.decode_jpeg(tf.io.parse_single_example(serialized, features)["image/encoded"], 3), 0
-
-    def read():
-        return int(open("/proc/self/io").read().split()[1])
-
-    for worker in range(WORKERS):
-        recipe = data.records(
-            SOURCE, decode=decode, num_examples=COUNTS, global_batch_size=BATCH, shuffle=True, seed=1
-        )
-        dataset = recipe.dataset(3, input_context=tf.distribute.InputContext(WORKERS, worker, WORKERS))
-        decoded.assign(0)
-        before = read()
-        rows = sum(len(y) for _, y in dataset)
-        print(read() - before, int(decoded.numpy()), rows)
-"""
-
-
-@pytest.fixture(scope="module")
-def real_files(request, cifar_shards, tmp_path_factory) -> tuple[list[Path], list[int], int]:
-    """Real files, the numbers of their examples, and a batch size: gzip files of one length, or uneven ones."""
-    files = sorted(cifar_shards.glob("train-*"))
-    if request.param == "uneven":
-        return *uneven_copy(files, tmp_path_factory.mktemp("uneven")), 64
-    return files, [5000] * 10, 64  # 50,000 examples: the last batch is smaller
-
-
-@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux, which counts what a process reads")
 @pytest.mark.parametrize(
-    ("workers", "read", "decoded"), [(2, 0.6, 0.55), (3, 0.42, 0.4), (4, 0.301, 0.3)]
-)  # whole files of ten, which differ a little; of one more, for the last batch, what is read at a time
-@pytest.mark.parametrize("real_files", ["gzip", "uneven"], indirect=True)
-def test_what_each_worker_reads_and_decodes_of_real_files(real_files, run_python, workers, read, decoded):
-    files, counts, batch = real_files
-    size = sum(file.stat().st_size for file in files)
-    code = EPOCHS.replace("SOURCE", repr(f"{files[0].parent}/train-*")).replace("COUNTS", repr(counts))
-    result = run_python(code.replace("BATCH", str(batch)).replace("WORKERS", str(workers)))
-    every = [[int(number) for number in line.split()] for line in result.stdout.splitlines()[-workers:]]
-    assert sum(rows for _, _, rows in every) == 50_000
-    for worker, (found, times, rows) in enumerate(every):
-        print(f"worker {worker} of {workers}: read {found / size:.3f}, decoded {times / 50_000:.3f} of the set")
-        assert found / size <= read
-        assert times == rows
-        assert times / 50_000 <= decoded
+    ("counts", "compression", "workers", "share"),
+    [([250] * 10, "GZIP", 4, 0.4), ([50, 100, 200, 400, 800, 950], "", 2, 0.55)],  # whole files of ten
+)
+def test_what_each_worker_reads(tmp_path, counts, compression, workers, share):
+    rng = np.random.default_rng(0)
+    for file, count in enumerate(counts):
+        with tf.io.TFRecordWriter(str(tmp_path / f"{file:03}.tfrecord"), compression) as writer:
+            for _ in range(count):
+                writer.write(rng.bytes(4000))
+    size = sum(file.stat().st_size for file in tmp_path.iterdir())
+    recipe = data.records(
+        tmp_path, decode=tf.strings.length, num_examples=counts, global_batch_size=64, shuffle=True, shuffle_buffer=512
+    )
 
+    def read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
 
-def uneven_copy(files, folder) -> tuple[list[Path], list[int]]:
-    """The examples in seven uncompressed files, each half as long again as the one before."""
-    bounds = (50_000 * np.cumsum(1.5 ** np.arange(7)) / np.sum(1.5 ** np.arange(7))).astype(int).tolist()
-    paths = [folder / f"train-{number}.tfrecord" for number in range(7)]
-    examples = iter(tf.data.TFRecordDataset([str(file) for file in files], "GZIP").as_numpy_iterator())
-    for path, first, end in zip(paths, [0, *bounds[:-1]], bounds, strict=True):
-        with tf.io.TFRecordWriter(str(path)) as writer:
-            for _ in range(first, end):
-                writer.write(next(examples))
-    return paths, np.diff([0, *bounds]).tolist()
+    for context in (contexts(workers)[0], contexts(workers)[-1]):
+        dataset = recipe.dataset(3, input_context=context)
+        before = read()
+        for _ in dataset:
+            pass
+        assert (read() - before) / size <= share

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from dtypes import IN_SPLITS
+from recipe_helpers import IN_SPLITS
 from tensorflow.python.framework import kernels
 
 from mirrorkit.data.rows import GATHERED, Rows

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from placed_nets import cnn, data, halves, make_loop
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -71,12 +70,14 @@ def mk_fails_to_make_variables() -> Any:
     return tf.variable_creator_scope(create)
 
 
-def test_a_layout_takes_the_rules() -> None:
-    rules = mk.parallel.balanced_rules(cnn, 2, batch_size=16)
-    layout = mk.parallel.Layout(rules, devices=["cpu:0", "cpu:1"])
-    found = make_loop(cnn, layout)
-    found.fit(data(cnn), verbose=0)
-    assert halves().devices == layout.devices
+class Own(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = L.Dense(3, name="dense")
+        self(keras.KerasTensor((None, 3)))
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +86,10 @@ def test_a_layout_takes_the_rules() -> None:
         (lambda: keras.Sequential([keras.Input([3]), L.Dense(3), L.Dense(3)]), 2, "'dense.*other names when"),
         (lambda: dense(8, 8), 3, "3 devices were asked for, and 2 layers have weights"),
         (lambda: dense(8, 8), 0, "0 devices were asked for"),
+        (lambda: nested("a", "a"), 2, "Variables of several layers begin with 'a'"),
+        (lambda: Own(), 1, "takes a functional or sequential Keras model with an Input, found <Own"),
     ],
-    ids=["names that change", "too many devices", "none"],
+    ids=["names that change", "too many devices", "none", "names of several layers", "subclassed"],
 )
 def test_refused(make: Any, devices: int, words: str) -> None:
     with pytest.raises(StepError, match=words):
@@ -105,8 +108,6 @@ def test_layers_in_a_model_in_a_model() -> None:
     """Their paths have the names of the inner layers alone."""
     rules = mk.parallel.balanced_rules(lambda: nested("a", "b", "c", "d"), 2, batch_size=8)
     assert rules == {"^(a|b)/": 0, "^(c|d)/": 1}
-    with pytest.raises(StepError, match="Variables of several layers begin with 'a'"):
-        mk.parallel.balanced_rules(lambda: nested("a", "a"), 2, batch_size=8)
 
 
 def test_a_sequential_model() -> None:
@@ -122,21 +123,3 @@ def test_a_sequential_model() -> None:
         model = make()
     found = {variable.path.split("/")[-2]: variable.value.device[-1] for variable in model.variables}
     assert found == {"a": "0", "b": "0", "c": "1", "d": "1"}
-
-
-def test_a_subclassed_model_is_refused() -> None:
-    class Own(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dense = L.Dense(3, name="dense")
-
-        def call(self, x: Any) -> Any:
-            return self.dense(x)
-
-    def make() -> Any:
-        model = Own()
-        model(keras.KerasTensor((None, 3)))
-        return model
-
-    with pytest.raises(StepError, match="takes a functional or sequential Keras model with an Input, found <Own"):
-        mk.parallel.balanced_rules(make, 1, batch_size=8)

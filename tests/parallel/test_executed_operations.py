@@ -39,11 +39,7 @@ def expected(net: Any, replicas: int) -> dict[tuple[str, str], int]:
 
 @pytest.mark.parametrize(
     ("net", "replicas"),
-    [
-        *[(net, 1) for net in (mlp, cnn)],
-        pytest.param(transformer, 1, marks=pytest.mark.slow),
-        *[pytest.param(net, 2, marks=pytest.mark.slow) for net in (mlp, cnn, transformer)],
-    ],
+    [(mlp, 1), (cnn, 1), *[pytest.param(net, 2, marks=pytest.mark.slow) for net in (cnn, transformer)]],
 )
 def test_each_half_computes_on_its_device(net: Any, replicas: int) -> None:
     found = executed(lambda: make_loop(net, halves(replicas), replicas).fit(data(net, count=32), verbose=0))

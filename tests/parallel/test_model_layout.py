@@ -34,16 +34,13 @@ def test_each_variable_lies_where_the_first_pattern_says() -> None:
     assert found["block0_dense/kernel"] == "CPU:0"
     assert found["block0_dense/bias"] == "CPU:1"
     assert found["head/kernel"] == "CPU:1"
-
-
-def test_a_default_for_the_rest() -> None:
     found = devices(build(mk.parallel.Layout({"head": 1}, devices=CPUS, default=0)))
     assert {path for path, device in found.items() if device == "CPU:1"} == {"head/kernel", "head/bias"}
 
 
 def test_an_optimizer_that_is_built_within_the_layout() -> None:
     """Its slots lie beside their weights, whatever the patterns say of their names."""
-    layout = mk.parallel.Layout({"^block0": 0, "^block1|^head": 1}, devices=CPUS)
+    layout = mk.parallel.Layout({"^block1|^head|_kernel_": 1, "^block0": 0}, devices=CPUS)
     with layout, layout.strategy().scope():
         model, optimizer = mlp(), keras.optimizers.Adam()
         optimizer.build(model.trainable_variables)
@@ -52,19 +49,19 @@ def test_an_optimizer_that_is_built_within_the_layout() -> None:
     assert found["adam/head_kernel_velocity"] == "CPU:1"
 
 
-def test_a_pattern_that_fits_nothing() -> None:
-    with pytest.raises(StepError, match=r"No variable fits 'block7'.*\n.*  block0_dense/bias\n"):
-        build(mk.parallel.Layout({**HALVES, "block7": 1}, devices=CPUS))
-
-
-def test_variables_that_no_pattern_fits() -> None:
-    with pytest.raises(StepError, match=r"No pattern fits these variables:\n  head/bias\n  head/kernel\n.*default=0"):
-        build(mk.parallel.Layout({"block0": 0, "block1": 1}, devices=CPUS))
-
-
-def test_nothing_was_created() -> None:
-    with pytest.raises(StepError, match="No variable was created within the layout"):
-        build(halves(), net=lambda: keras.Sequential([keras.layers.Dense(3)]))
+@pytest.mark.parametrize(
+    ("rules", "net", "words"),
+    [
+        ({**HALVES, "block7": 1}, mlp, r"No variable fits 'block7'.*\n.*  block0_dense/bias\n"),
+        ({"block0": 0, "block1": 1}, mlp, r"No pattern fits these variables:\n  head/bias\n  head/kernel\n.*default=0"),
+        (HALVES, lambda: keras.Sequential([keras.layers.Dense(3)]), "No variable was created within the layout"),
+        ({"a": 1}, lambda: keras.optimizers.Adam().build([]), "No variable was created"),  # only a model's count
+    ],
+    ids=["a pattern fits nothing", "no pattern fits", "nothing was created", "nothing but a learning rate"],
+)
+def test_rules_that_do_not_fit_the_variables(rules: Any, net: Any, words: str) -> None:
+    with pytest.raises(StepError, match=words):
+        build(mk.parallel.Layout(rules, devices=CPUS), net)
 
 
 def test_an_error_within_the_block_is_the_one_that_is_seen() -> None:
@@ -78,9 +75,15 @@ def test_the_strategy_is_entered_after_the_layout() -> None:
         pass
 
 
-def test_a_strategy_on_other_devices() -> None:
-    strategy = mk.strategy.create("mirrored", devices=CPUS)
-    words = r"have the devices CPU:0, CPU:1, and.*are CPU:0\. .*layout.strategy"
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("mirrored", r"have the devices CPU:0, CPU:1, and.*are CPU:0\. .*layout.strategy"),
+        ("central_storage", "one device or mirrored, found CentralStorageStrategy"),
+    ],
+)
+def test_another_strategy(kind: str, words: str) -> None:
+    strategy = mk.strategy.create(kind, devices=CPUS)
     with pytest.raises(StepError, match=words), halves(), strategy.scope():
         mlp()
 
@@ -94,16 +97,12 @@ def test_a_strategy_on_other_devices() -> None:
         ({"a": "gpu:1"}, CPUS, "'a' has the device 'gpu:1'"),
         ({"a(": 0}, CPUS, r"The pattern 'a\(' is no regular expression"),
         ({}, CPUS, "takes rules such as"),
+        (HALVES, ["cpu:0", "cpu:9"], r"(?i)cpu:9"),
     ],
 )
 def test_rules_that_cannot_be(rules: Any, names: Any, words: str) -> None:
-    with pytest.raises(StepError, match=words):
+    with pytest.raises(DeviceError if rules is HALVES else StepError, match=words):
         mk.parallel.Layout(rules, devices=names)
-
-
-def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(DeviceError, match=r"(?i)cpu:9"):
-        mk.parallel.Layout(HALVES, devices=["cpu:0", "cpu:9"])
 
 
 class Subclassed(keras.Model):
@@ -150,13 +149,8 @@ def test_a_model_of_which_a_part_was_built_later() -> None:
         mk.train.Loop(strategy, step)
 
 
-def test_only_a_models_variables_count() -> None:
-    """Not the optimizer's learning rate; a metric needs no rule."""
-    layout = mk.parallel.Layout({"a": 1}, devices=CPUS)
-    with pytest.raises(StepError, match="No variable was created"), layout, layout.strategy().scope():
-        keras.optimizers.Adam().build([])
-    with halves(), halves().strategy().scope():
-        mlp(), keras.metrics.AUC()
+def test_a_metric_needs_no_rule() -> None:
+    build(halves(), lambda: (mlp(), keras.metrics.AUC()))
 
 
 def test_a_name_like_that_of_a_slot() -> None:
@@ -195,13 +189,6 @@ def test_weights_that_are_all_on_one_other_device() -> None:
     assert (found["CPU:0", "forward"], found["CPU:1", "forward"]) == (1, 2)
     found = executed(lambda: run({"kernel": 1}, frozen=False))
     assert (found["CPU:0", "forward"], found["CPU:1", "forward"]) == (0, 3)
-
-
-def test_central_storage_is_refused() -> None:
-    strategy = mk.strategy.create("central_storage", devices=CPUS)
-    words = "one device or mirrored, found CentralStorageStrategy"
-    with pytest.raises(StepError, match=words), halves(), strategy.scope():
-        mlp()
 
 
 def test_xla_is_refused() -> None:
@@ -265,9 +252,8 @@ def test_a_step_of_ones_own_with_a_variable_outside_of_the_scope() -> None:
 
 
 def test_a_model_from_a_file(tmp_path: Any) -> None:
-    """It is placed where it is loaded, and goes on."""
+    """It is placed where it is loaded."""
     loop = make_loop(cnn, halves())
-    loop.fit(data(cnn), verbose=0)
     mk.train.export(loop, tmp_path / "model.keras")
     layout = halves()
     with layout, layout.strategy().scope():
