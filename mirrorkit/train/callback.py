@@ -1,7 +1,8 @@
-"""Callbacks that know the loop: what `Loop` tells them beyond what Keras tells every callback."""
+"""Callbacks that know the loop: what `Loop` tells them in addition to what Keras tells every callback."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from mirrorkit._keras import keras
@@ -13,7 +14,7 @@ Loop: TypeAlias = Any  # mirrorkit.train.Loop, which is built upon this
 class LoopCallback(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
     """A Keras callback that `Loop` tells more."""
 
-    compares_replicas = False  # whether it sees by itself that all workers hold the same variables
+    compares_replicas = False  # whether it compares the variables of all workers itself
     _loop: Loop | None = None
 
     def set_loop(self, loop: Loop) -> None:
@@ -43,13 +44,20 @@ class LoopCallback(keras.callbacks.Callback):  # type: ignore[name-defined, misc
         return None
 
     def on_non_finite_loss(self, error: NonFiniteLossError) -> None:
-        """Say more than `error`, by an error of its own; called before the loop raises it.
+        """Take note of a loss that is not finite, or raise an error that says more than `error`, the loop's own.
 
         With `keras.callbacks.TerminateOnNaN` the loop does not: the training ends after the present call of steps.
         """
 
     def release(self) -> None:
-        """Give back what belongs to others, however the training ended."""
+        """Release what belongs to others, however the training ended."""
+
+
+def tell_non_finite(callbacks: Sequence[Any], error: NonFiniteLossError) -> None:
+    """Let the callbacks that know the loop say more than `error`."""
+    for callback in callbacks:
+        if isinstance(callback, LoopCallback):
+            callback.on_non_finite_loss(error)
 
 
 def call_periods(callbacks: list[Any]) -> list[int]:

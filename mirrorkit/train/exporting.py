@@ -115,9 +115,8 @@ def _without_model(of: Any, step: Any) -> str:
 
 
 def _write_keras(model: KerasModel, path: Path, input_signature: Spec | None) -> None:
-    config = keras.saving.serialize_keras_object
     try:
-        description = config(model)
+        description = keras.saving.serialize_keras_object(model)
         description.pop("compile_config", None)  # a loss of the user's would have to be registered too
         copy = keras.saving.deserialize_keras_object(description)
     except (TypeError, ValueError, NotImplementedError) as error:

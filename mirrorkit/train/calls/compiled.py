@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -14,18 +13,18 @@ from mirrorkit._types import Batch, ConcreteFunction, Nest, Spec
 from mirrorkit.data import HOST
 from mirrorkit.strategy import each_worker, first_replica, input_context, num_workers
 from mirrorkit.train.calls.errors import explained_call, explained_data, require_known_length
-from mirrorkit.train.input.epoch import EpochIterator, Sizes
+from mirrorkit.train.input.epoch import EpochIterator, Sizes, UpdateRun
 from mirrorkit.train.input.same_data import require_same_end
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.requirements.same_rows import with_same_rows
-from mirrorkit.train.step.clock import Reading
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch, rows_of_worker
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 
 _log = logging.getLogger("mirrorkit")
 
-Run = Callable[[Sequence[GlobalBatch]], tf.Tensor]  # one update, or the evaluation of one batch: returns the totals
-Take = Callable[[Nest, tf.Tensor, "int | None"], GlobalBatch]
+# One update, or the evaluation of one batch: of the batches, the number of the run in its call, and that of the first
+# batch in its epoch, it returns the totals.
+Run = Callable[[Sequence[GlobalBatch], tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class Result(NamedTuple):
@@ -106,10 +105,21 @@ class Calls:
         """Return how many batches one run takes: those of an update, or one."""
         return self._step.accumulate if what == "train" else 1
 
-    def _test_one(self, batches: Sequence[GlobalBatch]) -> tf.Tensor:
-        # Added up on the replicas: TensorFlow's `strategy.reduce` would bring the sums to the host, which waits.
-        totals = self.strategy.run(lambda: all_reduce(self._step.test(batches[0])))
-        return first_replica(self.strategy, totals)
+    def _run(self, what: Pass) -> Run:
+        """Return what a compiled call repeats; called where the call begins, since it reads the clock there."""
+        step, start = self._step, self._step.clock.read()
+
+        def train(batches: Sequence[GlobalBatch], index: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
+            with step.clock.at(start, index):
+                return step.train(batches)
+
+        def test(batches: Sequence[GlobalBatch], index: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
+            with step.clock.given(start.outside("test", start.count, place)):
+                # Added up on the replicas: TensorFlow's `strategy.reduce` would bring the sums to the host, which waits
+                totals = self.strategy.run(lambda: all_reduce(step.test(batches[0])))
+            return first_replica(self.strategy, totals)
+
+        return train if what == "train" else test
 
     def _call(self, what: Pass, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
         start = time.perf_counter()
@@ -128,9 +138,9 @@ class Calls:
                 function = self._trace(what, data, part.sizes)
                 with explained_call(data, place, compiled=self._with_xla(data, part.sizes)):
                     totals, good = function(data.source, totals, _number(part.updates), _number(part.first))
-                counts.append((part.updates, len(part.sizes), good))
+                counts.append((part, good))
                 taken += part.batches
-            finite = _finite_steps(counts)
+            finite = finite_steps(counts)
         data.advance(taken)
         return Result(taken, totals, finite if finite < taken else None, time.perf_counter() - start)
 
@@ -171,95 +181,95 @@ class Calls:
             if known:
                 changes = [f"{old} became {new}" for old, new in zip(known[-1], specs, strict=False) if old != new]
                 _log.warning("The data changed shape or dtype, so the loop compiles again: %s.", "; ".join(changes))
-            run = self._step.train if what == "train" else self._test_one
+            many = self._until_the_end(what) if sizes is None else self._counted(what, data, sizes)
             totals = tf.zeros([self._step.totals_size(what)], tf.float64)
-            if sizes is None:
-                many = _until_the_end(self.strategy, self._step, run, what)
-            else:
-                many = _counted(self._step, run, what, data.batch, sizes, self._with_xla(data, sizes))
             self._traces[function, specs] = many.get_concrete_function(data.source, totals, _number(0), _number(0))
         return self._traces[function, specs]
 
-    def _with_xla(self, data: EpochIterator, sizes: Sizes) -> bool:
-        """Whether XLA compiles this kind of call: it knows no iterators and no sizes that show on the way."""
-        return self._jit_compile and data.on_device and None not in sizes
+    def _counted(self, what: Pass, data: EpochIterator, sizes: Sizes) -> Any:
+        """Make a function of a number of runs, each of batches of these sizes."""
+        take = data.batch
 
+        # AutoGraph would rewrite the user's code too, and with it the errors that it raises.
+        @tf.function(autograph=False, jit_compile=self._with_xla(data, sizes) or None)
+        def many(source: Nest, totals: tf.Tensor, updates: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            def batches(index: tf.Tensor, places: Sequence[tf.Tensor]) -> list[GlobalBatch]:
+                return [take(source, place, size) for place, size in zip(places, sizes, strict=True)]
 
-def _counted(step: LoopStep, run: Run, what: Pass, take: Take, sizes: Sizes, jit_compile: bool) -> Any:
-    """Make a function of a number of runs, each of batches of these sizes.
+            return self._repeated(what, batches, len(sizes), totals, updates, first)
 
-    What only counts stays on the host, in int32, so that the host never waits for a device before the call ends.
-    """
+        return many
 
-    # AutoGraph would rewrite the user's code too, and with it the errors that it raises.
-    @tf.function(autograph=False, jit_compile=jit_compile or None)
-    def many(source: Nest, totals: tf.Tensor, updates: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        start = step.clock.read()
+    def _repeated(
+        self,
+        what: Pass,
+        batches: Callable[[tf.Tensor, Sequence[tf.Tensor]], Sequence[GlobalBatch]],
+        size: int,
+        totals: tf.Tensor,
+        updates: tf.Tensor,
+        first: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Make `updates` runs of `size` batches each within a compiled call; count those before the first bad loss.
+
+        `batches` returns those of a run, given its number in the call and theirs in the epoch. What only counts stays
+        on the host, in int32, so that the host never waits for a device before the call ends.
+        """
+        run, loss_index = self._run(what), self._step.loss_index
 
         def body(index: tf.Tensor, totals: tf.Tensor, good: tf.Tensor) -> tuple[tf.Tensor, ...]:
             with tf.device(HOST):
-                places = [first + index * len(sizes) + i for i in range(len(sizes))]
-            with _clock(step, what, start, index, places[0]):
-                new = run([take(source, place, size) for place, size in zip(places, sizes, strict=True)])
-            totals += tf.cast(new, tf.float64)
-            return _after(index), totals, good + _is_finite(totals, step.loss_index)
+                places = [first + index * size + i for i in range(size)]
+            totals += tf.cast(run(batches(index, places), index, places[0]), tf.float64)
+            return _after(index), totals, good + _is_finite(totals, loss_index)
 
         begin = (_number(0), totals, tf.constant(0, tf.int64))
         _, totals, good = tf.while_loop(lambda index, *_: _is_less(index, updates), body, begin)
         return totals, good
 
-    return many
+    def _until_the_end(self, what: Pass) -> Any:
+        """Make a function of runs on data that may end before; an optional batch says so, where `next` would raise.
 
+        An error in the midst of a step would leave it half done. Workers tell each other before each step whether they
+        have a batch: in a step that one of them does not take, the others would wait for ever. The last result is who
+        had one.
+        """
 
-def _until_the_end(strategy: tf.distribute.Strategy, step: LoopStep, run: Run, what: Pass) -> Any:
-    """Make a function of steps on data that may end before; an optional batch says so, where `next` would raise.
+        @tf.function(autograph=False)
+        def many(
+            iterator: Any, totals: tf.Tensor, steps: tf.Tensor, first: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+            run = self._run(what)
 
-    An error in the midst of a step would leave it half done. Workers tell each other before each step whether they have
-    a batch: in a step that one of them does not take, the others would wait for ever. The last result is who had one.
-    """
+            def fetch(index: tf.Tensor) -> tuple[Any, tf.Tensor]:
+                with tf.device(HOST):
+                    nothing = tf.experimental.Optional.empty(iterator.element_spec)
+                    batch = tf.cond(index < steps, iterator.get_next_as_optional, lambda: nothing)
+                    return batch, each_worker(self.strategy, batch.has_value())
 
-    @tf.function(autograph=False)
-    def many(
-        iterator: Any, totals: tf.Tensor, steps: tf.Tensor, first: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        start = step.clock.read()
+            def body(
+                index: tf.Tensor, batch: Any, having: tf.Tensor, totals: tf.Tensor, good: tf.Tensor
+            ) -> tuple[Any, ...]:
+                with tf.device(HOST):
+                    place = first + index
+                    value = with_same_rows(batch.get_value(), place)
+                totals += tf.cast(run([HostBatch(value)], index, place), tf.float64)
+                after = _after(index)
+                return after, *fetch(after), totals, good + _is_finite(totals, self._step.loss_index)
 
-        def fetch(index: tf.Tensor) -> tuple[Any, tf.Tensor]:
-            with tf.device(HOST):
-                nothing = tf.experimental.Optional.empty(iterator.element_spec)
-                batch = tf.cond(index < steps, iterator.get_next_as_optional, lambda: nothing)
-                return batch, each_worker(strategy, batch.has_value())
+            def all_have_one(index: tf.Tensor, batch: Any, having: tf.Tensor, *rest: Any) -> tf.Tensor:
+                with tf.device(HOST):
+                    return tf.reduce_all(having)
 
-        def body(
-            index: tf.Tensor, batch: Any, having: tf.Tensor, totals: tf.Tensor, good: tf.Tensor
-        ) -> tuple[Any, ...]:
-            with tf.device(HOST):
-                place = first + index
-                value = with_same_rows(batch.get_value(), place)
-            with _clock(step, what, start, index, place):
-                totals += tf.cast(run([HostBatch(value)]), tf.float64)
-            after = _after(index)
-            return after, *fetch(after), totals, good + _is_finite(totals, step.loss_index)
+            zero = _number(0)
+            begin = (zero, *fetch(zero), totals, tf.constant(0, tf.int64))
+            index, _, having, totals, good = tf.while_loop(all_have_one, body, begin)
+            return index, totals, good, having
 
-        def all_have_one(index: tf.Tensor, batch: Any, having: tf.Tensor, *rest: Any) -> tf.Tensor:
-            with tf.device(HOST):
-                return tf.reduce_all(having)
+        return many
 
-        zero = _number(0)
-        begin = (zero, *fetch(zero), totals, tf.constant(0, tf.int64))
-        index, _, having, totals, good = tf.while_loop(all_have_one, body, begin)
-        return index, totals, good, having
-
-    return many
-
-
-def _clock(
-    step: LoopStep, what: Pass, start: Reading, index: tf.Tensor, place: tf.Tensor
-) -> AbstractContextManager[None]:
-    """Tell the step which one it is: the `index`-th of a call, on batch number `place` of its epoch."""
-    if what == "train":
-        return step.clock.at(start, index)
-    return step.clock.given(start.outside("test", start.count, place))
+    def _with_xla(self, data: EpochIterator, sizes: Sizes) -> bool:
+        """Whether XLA compiles this kind of call: it knows no iterators and no sizes that show on the way."""
+        return self._jit_compile and data.on_device and None not in sizes
 
 
 def _is_finite(totals: tf.Tensor, loss_index: int) -> tf.Tensor:
@@ -277,12 +287,12 @@ def _after(index: tf.Tensor) -> tf.Tensor:
         return index + 1
 
 
-def _finite_steps(counts: list[tuple[int, int, tf.Tensor]]) -> int:
-    """Count the steps before the first whose update had no finite loss, from (updates, steps of each, finite ones)."""
+def finite_steps(counts: Sequence[tuple[UpdateRun, tf.Tensor]]) -> int:
+    """Count the steps before the first update whose loss was not finite; `counts` has the number of finite ones."""
     steps = 0
-    for updates, size, good in counts:
-        steps += int(good) * size  # waits for the call to end
-        if int(good) < updates:
+    for part, good in counts:
+        steps += int(good) * len(part.sizes)  # waits for the call to end
+        if int(good) < part.updates:
             break
     return steps
 

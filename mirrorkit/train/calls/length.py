@@ -28,12 +28,15 @@ class CallLength:
 
     def next(self, left: int | None) -> int:
         """Return the length of the next call when `left` steps remain, or None where that is unknown."""
-        steps = -(-self._steps // self._multiple) * self._multiple
+        (steps,) = self._whole(self._steps)
         return steps if left is None else min(steps, left)
 
     def probes(self) -> tuple[int, ...]:
         """Return the lengths of the calls with which to rehearse: one that compiles, and one to learn from."""
-        lengths = (1, _PROBE_STEPS) if self._auto and self._calls < 2 else (1,)
+        return self._whole(1, _PROBE_STEPS) if self._auto and self._calls < 2 else self._whole(1)
+
+    def _whole(self, *lengths: int) -> tuple[int, ...]:
+        """Return lengths of whole updates."""
         return tuple(-(-steps // self._multiple) * self._multiple for steps in lengths)
 
     def learn(self, steps: int, seconds: float) -> None:

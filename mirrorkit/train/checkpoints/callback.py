@@ -1,19 +1,21 @@
-"""The callback that saves a run now and then, and resumes it."""
+"""The callback that saves a run and resumes it."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+from types import FrameType
 from typing import Any
 
+from mirrorkit import stop_signals
 from mirrorkit.errors import ArgumentError, CheckpointError, NonFiniteLossError
 from mirrorkit.strategy import waiting_for_the_chief
 from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.owner import Owner
 from mirrorkit.train.checkpoints.restore import local_folder, require_variables
-from mirrorkit.train.checkpoints.signals import StopSignals
 from mirrorkit.train.checkpoints.variables import describe
 from mirrorkit.train.checkpoints.writer import Writer, take
 from mirrorkit.train.step.sharded_slots import are_collective, whole_values
@@ -23,7 +25,7 @@ _log = logging.getLogger("mirrorkit")
 
 
 class Checkpoints(LoopCallback):
-    """Saves all that a run of `mk.train.Loop` needs to go on, and goes on from there.
+    """Saves the complete state of a run of `mk.train.Loop`, and resumes it.
 
     At the beginning of `fit` the newest whole checkpoint in the folder is restored, if there is one: weights, optimizer
     slots, averages, loss scale, seeds of Dropout and augmentation, the position in the data, the epoch's sums and the
@@ -66,7 +68,7 @@ class Checkpoints(LoopCallback):
         self.folder = local_folder(folder)
         self._process, self._owner = os.getpid(), Owner(self.folder)  # of each training a new one
         self._writer: Writer | None = None
-        self._signals = StopSignals()
+        self._signals = _StopSignals()
         self._is_bad = False  # whether the loss is NaN or infinite, and with it the weights
         self._began = self._saved = (0, 0, 0)  # place (see `_place`) where this training began, and of the last save
 
@@ -156,25 +158,19 @@ class Checkpoints(LoopCallback):
         assert self._writer is not None
         if self._is_bad or (self._place() == self._saved and not again):
             return
-        if getattr(self.loop.step, "is_averaged", False):  # in a validation on the averages
-            with self.loop.step.for_loop(self.loop.strategy).as_trained():
-                self._save_now()
-        else:
-            self._save_now()
-
-    def _save_now(self) -> None:
-        assert self._writer is not None
-        self.loop.finite_watch.require()  # what is newer than the last whole checkpoint is not to replace it
-        variables = require_variables(self.loop.step)
-        if self._writes:
-            self._writer.wait()
-        if self._writes or are_collective(variables):
-            values = whole_values(variables)  # of sharded slots other workers have a part
-        if self._writes:
-            position = self.loop.position
-            about = {"variables": describe(variables), "position": position.as_json()}
-            self._writer.start(position.steps, values, about)
-        self._saved = self._place()
+        is_averaged = getattr(self.loop.step, "is_averaged", False)  # in a validation on the averages
+        with self.loop.step.for_loop(self.loop.strategy).as_trained() if is_averaged else contextlib.nullcontext():
+            self.loop.finite_watch.require()  # what is newer than the last whole checkpoint is not to replace it
+            variables = require_variables(self.loop.step)
+            if self._writes:
+                self._writer.wait()
+            if self._writes or are_collective(variables):
+                values = whole_values(variables)  # of sharded slots other workers have a part
+            if self._writes:
+                position = self.loop.position
+                about = {"variables": describe(variables), "position": position.as_json()}
+                self._writer.start(position.steps, values, about)
+            self._saved = self._place()
 
     @property
     def stop_signal(self) -> int | None:
@@ -190,3 +186,29 @@ class Checkpoints(LoopCallback):
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(self.exit_code)
+
+
+class _StopSignals:
+    """SIGTERM (preemption) and Ctrl-C, remembered until the run can save; a second Ctrl-C interrupts at once."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Begin to catch; does nothing the second time, or outside of the main thread."""
+        if not self._before and stop_signals.can_catch():
+            self.received = 0
+            self._before = stop_signals.catch((signal.SIGTERM, signal.SIGINT), self._receive)
+
+    def restore(self) -> None:
+        """Put back what handled the signals before; does nothing where nothing was installed."""
+        stop_signals.put_back(self._before)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.received == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        # not print: the signal may have come in the middle of one
+        again = " (Ctrl-C again interrupts at once)" if number == signal.SIGINT else ""
+        os.write(2, f"\n{signal.Signals(number).name}: saving a checkpoint after this call{again}\n".encode())
+        self.received = number

@@ -155,10 +155,6 @@ def _steps(name: str) -> int:
     return int(found[1])
 
 
-def _storable(value: np.ndarray) -> np.ndarray:
-    return value if value.dtype.isbuiltin == 1 else value.view(f"u{value.dtype.itemsize}")
-
-
 def _stored(dtype: np.dtype) -> np.dtype:
     """Return the dtype of NumPy's own that has the same bits."""
     return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")

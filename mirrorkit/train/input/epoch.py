@@ -1,4 +1,4 @@
-"""Iterators over one epoch, for compiled calls: the next batches, and the position in the epoch."""
+"""Iterators over the batches of one epoch, as compiled calls take them, and the position in the epoch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.requirements.same_rows import names_of, with_same_rows
 from mirrorkit.train.step.global_batch import GlobalBatch, rows_of_worker
 
-COMPONENT = "mirrorkit_component_"  # of the operation that compares its rows with the recipe's, and its number
-Sizes = tuple[int | None, ...]  # of the batches of one update; None where a size is not known before it runs
+COMPONENT = "mirrorkit_component_"  # with a number: names the operation that checks the rows of this component
+Sizes = tuple[int | None, ...]  # of the batches of one update; None where a size is known only at run time
 
 
 class UpdateRun(NamedTuple):
-    """Successive updates of which each takes batches of the same sizes; a call makes them by one compiled function."""
+    """Successive updates that take batches of the same sizes, so that one compiled function makes all of them."""
 
     first: int  # number of its first batch in the epoch
     updates: int
@@ -33,14 +33,14 @@ class UpdateRun(NamedTuple):
 
 
 class EpochIterator:
-    """An epoch's batches, and the next one's number: what all kinds of data have in common.
+    """The batches of an epoch and the number of the next one; the base class for all kinds of data.
 
     Args:
-        source: what a compiled call is given to take its batches from: a nest of tensors, or an iterator.
+        source: what a compiled call takes its batches from: a nest of tensors, or an iterator.
         steps: how many batches there are; None where that is unknown.
-        size: examples in each of the first `whole` batches, where it is known.
-        last: examples in a batch after those, where it is known.
-        position: batches that are done already.
+        size: examples in each of the first `whole` batches; None where that is unknown.
+        last: examples in a batch after those; None where that is unknown.
+        position: how many batches are done already.
     """
 
     kind: Hashable = "host"  # those of one kind share their compiled functions
@@ -65,12 +65,12 @@ class EpochIterator:
 
     @property
     def element_spec(self) -> Spec:
-        """Shapes and dtypes of what the batches are taken from."""
+        """Shapes and dtypes of what `source` yields."""
         return self.source.element_spec
 
     @property
     def devices(self) -> Nest:
-        """Where the parts of `source` lie: the same nest, of the names of devices."""
+        """The devices that hold the parts of `source`, as a nest of names."""
         return HOST
 
     @property
@@ -79,13 +79,13 @@ class EpochIterator:
         return None if self.steps is None else self.steps - self.position
 
     def advance(self, steps: int) -> None:
-        """Take note of batches that are done."""
+        """Count batches as done."""
         self.position += steps
 
     def parts(self, steps: int, accumulate: int = 1) -> Iterator[UpdateRun]:
-        """Divide the next `steps` batches into runs of updates that are alike.
+        """Divide the next `steps` batches into runs of similar updates.
 
-        Every update takes `accumulate` whole batches; what is left over at the end is an update of its own.
+        Every update takes `accumulate` whole batches; the remainder at the end is an update of its own.
         """
         first = self.position
         whole = min(steps, max(0, self._whole - first))
@@ -106,18 +106,18 @@ class EpochIterator:
 
     @property
     def batch(self) -> Callable[[Nest, tf.Tensor, int | None], GlobalBatch]:
-        """Of `source`, a number and a size, the batch of that number; in a compiled call, which is given `source`."""
+        """A function of `source`, a batch number and a size that returns this batch; for use in a compiled call."""
         raise NotImplementedError
 
 
 class HostIterator(EpochIterator):
-    """Batches that tf.data makes on the host.
+    """Batches that tf.data makes on the host; `place` are the other arguments of `EpochIterator`.
 
-    Batches may be looked at before the first update takes them, to be compared or checked. To read them a second time
-    would move a shuffle on, or a generator of the user's; so they are kept, and the first update takes them from there:
-    `look_at` is as many as it takes, or 0 for none.
+    The batches of the first update may be looked at before it takes them, to be compared or checked. Reading them a
+    second time would advance a shuffle or a generator of the user's, so they are kept for the update. `look_at` is
+    their number, 0 for none.
 
-    With `context`, they hold the rows of this worker alone.
+    With `context` the batches hold the rows of this worker alone.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class HostIterator(EpochIterator):
         *,
         look_at: int = 0,
         context: tf.distribute.InputContext | None = None,
-        **options: Any,
+        **place: Any,
     ) -> None:
         iterator = iter(untuned(dataset))
         if context is not None:
@@ -141,10 +141,10 @@ class HostIterator(EpochIterator):
             for batch in reversed(batches):
                 kept = tf.data.Dataset.from_tensors(batch).concatenate(kept)
             iterator, self._rest = iter(untuned(kept)), iterator
-        super().__init__(iterator, **options)
+        super().__init__(iterator, **place)
 
     def parts(self, steps: int, accumulate: int = 1) -> Iterator[UpdateRun]:
-        """Divide the next batches; those that were looked at are a part of their own."""
+        """Divide the next batches; those that were looked at form a run of their own."""
         for part in super().parts(steps, accumulate):
             if self._rest is not None:
                 yield part._replace(updates=1)
@@ -154,13 +154,13 @@ class HostIterator(EpochIterator):
                 yield part
 
     def advance(self, steps: int) -> None:
-        """Take note of batches that are done."""
+        """Count batches as done."""
         super().advance(steps)
         if self._rest is not None:
             self._leave_looked_at()
 
-    def read(self) -> Batch | None:
-        """Return the next batch to a caller that reads it outside of a compiled call; None at the end of the data."""
+    def read(self, number: int) -> Batch | None:
+        """Return the next batch, which has this number, outside of a compiled call; None at the end of the data."""
         batch = next(self.source, None)
         if batch is None and self._rest is not None:
             self._leave_looked_at()
@@ -172,7 +172,7 @@ class HostIterator(EpochIterator):
 
     @property
     def batch(self) -> Callable[[Nest, tf.Tensor, int | None], GlobalBatch]:
-        """What returns the next batch; a function of its own, since compiled functions outlive the iterator."""
+        """A function that returns the next batch; not a method, since compiled functions outlive the iterator."""
         return functools.partial(_next, self._context)
 
 
@@ -185,7 +185,7 @@ def _next(context: tf.distribute.InputContext | None, source: Nest, index: tf.Te
 
 
 def _sized(batch: Batch, size: int) -> Batch:
-    """Tell TensorFlow a size that the data's specification left open."""
+    """Set a static size that the element spec leaves open."""
     tensors = []
     for number, tensor in enumerate(tf.nest.flatten(batch)):
         if tensor.shape[0] not in (None, size):
@@ -195,7 +195,7 @@ def _sized(batch: Batch, size: int) -> Batch:
 
 
 def other_size(element: Nest, number: int, found: object, wanted: object, at: str = "") -> str:
-    """Say that a component of a batch, by its number, does not have as many rows as it should."""
+    """Return the error text for a component of a batch with another number of rows than its recipe says."""
     return (
         f"Component {names_of(element)[number]} of a batch has {found} rows{at}, where its recipe says {wanted} "
         "examples. A `map` must keep the number of examples in a batch, and num_examples must be that of the files. "

@@ -1,4 +1,4 @@
-"""Input: what a loop needs to know of its data, whether a recipe or the user's own `tf.data.Dataset`."""
+"""Input: what a loop needs to know about its data, whether a recipe or the user's own `tf.data.Dataset`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Input:
         steps: steps per epoch; needed where the data never ends. A finite data set gives all its batches by default.
         carry_on: with `steps`, an epoch of a `tf.data.Dataset` goes on where the one before stopped, and starts again
             at the end of the data, as Keras's `fit` does.
-        rehearses: whether it is for `rehearsals` alone.
-        class_weight: from class index to the weight of its examples, as in Keras's `fit`.
-        of: which data it is, for errors: "of the validation".
+        rehearses: whether it serves `rehearsals` alone.
+        class_weight: a mapping from class index to the weight of its examples, as in Keras's `fit`.
+        of: what to call the data in errors, such as "of the validation".
     """
 
     def __init__(
@@ -128,10 +128,8 @@ class Input:
     ) -> EpochIterator:
         if look_at and self._source.has_identity:
             self._compare(lambda: self._source.identity(epoch, start))
-        if self._source.is_held(self._strategy):
-            if check is not None and start != self.steps:
-                check(self.first(epoch, start))
-            return self._held(epoch, start)
+        if held := self._held(epoch, start, check):
+            return held
         dataset = self._batches(epoch, start, before)
         if self._context is not None and look_at and self._source.has_identity:
             if check is not None and start != self.steps:
@@ -169,11 +167,11 @@ class Input:
         return next(iter(untuned(self._batches(epoch, start, start).take(1))))
 
     def rehearsals(self, accumulate: int = 1) -> Iterator[tuple[EpochIterator, int]]:
-        """Yield iterators that leave the data's position alone, with the number of steps to take of each.
+        """Yield iterators that leave the data's position alone, with the number of steps to take from each.
 
-        One for each kind of update that an epoch has: the first is as long as one likes, another holds the
-        smaller update at the end of a recipe's epoch. Of a recipe they give its first batch over and over; of a
-        `tf.data.Dataset` zeros, since to read it could move a shuffle on.
+        There is one for each kind of update in an epoch: the first never ends, a second one holds the smaller update
+        at the end of a recipe's epoch. They repeat the first batch of a recipe, and yield zeros in place of a
+        `tf.data.Dataset`, since reading it could advance a shuffle.
         """
         end = 0
         if self._source.can_be_read_twice and self.steps is not None:
@@ -187,11 +185,8 @@ class Input:
         if end:
             yield self._rehearsal(end), end
 
-    def _held(self, epoch: int, start: int) -> EpochIterator:
-        return self._source.held(self._strategy, epoch, steps=self.steps, position=start, weigh=self._weigh)
-
     def _compare(self, first: Callable[[], Batch | None]) -> None:
-        """See once that all workers begin with the same batch."""
+        """Check once that all workers begin with the same batch."""
         if not self._compared:
             self._source.require_same(self._strategy, first(), self.steps, self._of)
             self._compared = True
@@ -208,6 +203,25 @@ class Input:
             return None
         return self.num_examples % self.global_batch_size or None
 
+    def _place(self, position: int) -> dict[str, Any]:
+        """Return the arguments that all kinds of `EpochIterator` take."""
+        return {
+            "steps": self.steps if self._source.has_known_end else None,
+            "size": None if self.num_examples is None else self.global_batch_size,
+            "whole": self._whole(),
+            "last": self._last(),
+            "position": position,
+        }
+
+    def _held(self, epoch: int, start: int, check: Callable[[Batch], None] | None = None) -> EpochIterator | None:
+        """Return an epoch of examples that lie where they are computed on; None where they are read."""
+        holder = self._source.holder(self._strategy)
+        if holder is None:
+            return None
+        if check is not None and start != self.steps:
+            check(self.first(epoch, start))
+        return holder(epoch, weigh=self._weigh, **self._place(start))
+
     def _on_host(
         self,
         dataset: tf.data.Dataset,
@@ -217,15 +231,10 @@ class Input:
         check: Callable[[Batch], None] | None = None,
     ) -> EpochIterator:
         looks = look_at > 0 and not (self._compared and check is None)
+        if looks and self.steps is not None:
+            look_at = min(look_at, self.steps - position)
         iterator = HostIterator(
-            dataset,
-            look_at=(look_at if self.steps is None else min(look_at, self.steps - position)) if looks else 0,
-            steps=self.steps if self._source.has_known_end else None,
-            size=None if self.num_examples is None else self.global_batch_size,
-            whole=self._whole(),
-            last=self._last(),
-            position=position,
-            context=self._context,
+            dataset, look_at=look_at if looks else 0, context=self._context, **self._place(position)
         )
         if looks:
             self._compare(lambda: iterator.first)
@@ -241,10 +250,10 @@ class Input:
         return self._weighed(self._source.batches(epoch, start, before, self._context))
 
     def _rehearsal(self, end: int = 0) -> EpochIterator:
-        """Return batches without end: a batch like the first, or of the `end` batches that are last in an epoch."""
+        """Return batches without end: the first one repeated, or the last `end` batches of an epoch."""
         start = self.steps - end if end and self.steps is not None else 0
-        if self._source.is_held(self._strategy):
-            return self._held(0, start)
+        if held := self._held(0, start):
+            return held
         if self._source.can_be_read_twice:
             alone = self._context is None
             batch = self._weighed(self._source.batches(0, 0, 0, None).take(1) if alone else self._source.sample())
@@ -261,7 +270,7 @@ class Input:
         return self._on_host(tf.data.Dataset.from_tensors(zeros).repeat().map(lambda *parts: _like(parts, spec)))
 
     def _own_rows_of(self, batch: tf.data.Dataset, size: int | None) -> tf.data.Dataset:
-        """Cut what this worker would read of a batch of `size` examples out of a larger one."""
+        """Cut out of a larger batch what this worker would read of one with `size` examples."""
         first, end = own_rows(size or 0, self._context)
         if (first, end) == (0, self.global_batch_size):
             return batch

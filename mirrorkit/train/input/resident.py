@@ -1,4 +1,4 @@
-"""An epoch of a set that lies on the devices, or on every worker of parameter servers: only rows' numbers travel."""
+"""An epoch of a set that lies on the devices, or on every worker of parameter servers: only row numbers travel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.data import HOST, Batches, Resident, RowsToMake, bounds
 from mirrorkit.strategy import replica_devices
-from mirrorkit.train.input.epoch import EpochIterator, UpdateRun
+from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.requirements.same_rows import with_same_rows
 from mirrorkit.train.step.global_batch import GlobalBatch, some_is_empty, this_replica
 
@@ -23,10 +23,10 @@ Weigh = Callable[..., Any]  # makes (x, y, sample_weight) of (x, y); hashable, s
 
 
 class ResidentIterator(EpochIterator):
-    """Batches of a set that lies on the devices: all that stands for one is its number.
+    """Batches of a set that lies on the devices; a compiled call needs only the number of a batch.
 
-    The order stays on the host, which finds out there which examples a replica needs, and how many. A device that did
-    so would have the host wait for the sizes of a smaller batch.
+    The order of the examples stays on the host, which works out which of them a replica needs. If a device did so, the
+    host would have to wait for the size of a smaller batch.
     """
 
     on_device = True
@@ -37,11 +37,9 @@ class ResidentIterator(EpochIterator):
         strategy: tf.distribute.Strategy,
         epoch: int,
         *,
-        steps: int,
-        position: int = 0,
         weigh: Weigh | None = None,
+        **place: Any,
     ) -> None:
-        whole, last = divmod(data.num_examples, data.global_batch_size)
         shards = range(data.shards)
         orders = [data.order(epoch)] if len(shards) == 1 else [data.shard_order(epoch, shard) for shard in shards]
         with tf.device(HOST):
@@ -50,17 +48,8 @@ class ResidentIterator(EpochIterator):
                 "order": [tf.constant(order) for order in orders],  # of the whole set, or of each shard
                 "epoch": tf.constant(epoch),
             }
-        super().__init__(
-            source,
-            steps=steps,
-            size=data.global_batch_size,
-            whole=min(steps, whole),
-            last=last or None,
-            position=position,
-        )
-        self._data = data
-        self._strategy = strategy
-        self._weigh = weigh
+        super().__init__(source, **place)
+        self._data, self._strategy, self._weigh = data, strategy, weigh
         self.kind = (data, weigh)
 
     @property
@@ -74,7 +63,7 @@ class ResidentIterator(EpochIterator):
 
     @property
     def devices(self) -> Nest:
-        """Where the parts of `source` lie; only what the devices gather from lies on them."""
+        """The devices that hold the parts of `source`: only what a device gathers from lies on it."""
 
         def of(device: str) -> Nest:
             return tf.nest.map_structure(lambda rows: HOST if rows.on_host else device, self._data.rows)
@@ -84,7 +73,7 @@ class ResidentIterator(EpochIterator):
 
     @property
     def batch(self) -> Callable[[Nest, tf.Tensor, Any], GlobalBatch]:
-        """What returns the batch of a number; a recipe knows all sizes."""
+        """A function that returns the batch of a number; a recipe knows all sizes."""
         return functools.partial(_ResidentBatch, self._data, self._weigh)
 
 
@@ -119,8 +108,7 @@ class _ResidentBatch:
         places = self._places(rows, this)
         element = tf.nest.map_structure(lambda rows, kept: rows.take(kept, places), self._data.rows, own)
         made = None if replicas == 1 else rows
-        element = self._data.finish(element, epoch=self._source["epoch"], step=self._index, rows=made)
-        return with_same_rows(element if self._weigh is None else self._weigh(*element), self._index)
+        return _finished(self._data, self._weigh, element, self._source["epoch"], self._index, rows=made)
 
     def _places(self, rows: RowsToMake, replica: Any) -> tf.Tensor:
         """Return where these rows are in the set, or in the replica's shard of it (int64 [B])."""
@@ -135,41 +123,42 @@ class _ResidentBatch:
 
 
 class SentIterator(EpochIterator):
-    """Batches of a set of which every worker of parameter servers was sent a copy: rows' numbers stand for them."""
+    """Batches of a set of which every worker of parameter servers has a copy; each is read as its row numbers.
 
-    def __init__(self, data: Batches, epoch: int, *, steps: int, position: int = 0, weigh: Weigh | None = None) -> None:
-        size = data.global_batch_size
-        super().__init__(None, steps=steps, size=size, whole=min(steps, data.num_examples // size), position=position)
-        self.data = data
-        self.epoch = epoch
+    Attributes:
+        data: the set, and how its batches are made.
+        epoch: the number of the epoch.
+    """
+
+    element_spec = tf.TensorSpec([None], tf.int64)  # of the numbers of a batch's rows
+
+    def __init__(self, data: Batches, epoch: int, *, weigh: Weigh | None = None, **place: Any) -> None:
+        super().__init__(None, **place)
+        self.data, self.epoch, self._weigh = data, epoch, weigh
         self.kind = (data, weigh)
-        self._weigh = weigh
         self._order = data.order(epoch)
 
-    @property
-    def element_spec(self) -> Spec:
-        """Shapes and dtypes of a batch."""
-        return self.data.element_spec
+    def read(self, number: int) -> np.ndarray | None:
+        """Return the rows that make up the batch of this number; None at the end of the data."""
+        rows = self._order[number * self.data.global_batch_size :][: self.data.global_batch_size]
+        return rows if len(rows) else None
 
-    def columns(self, part: UpdateRun) -> list[tf.Tensor]:
-        """Return, for each batch of an update, the rows that it takes in each of the part's updates."""
-        size, numbers = self.data.global_batch_size, range(part.first, part.first + part.batches)
-        rows = [self._order[number * size : (number + 1) * size] for number in numbers]
-        return [tf.constant(np.stack(rows[i :: len(part.sizes)])) for i in range(len(part.sizes))]
-
-    def finish(self, arrays: Nest, rows: tf.Tensor, epoch: tf.Tensor, step: tf.Tensor) -> Batch:
+    def make(self, arrays: Nest, rows: tf.Tensor, step: tf.Tensor, epoch: tf.Tensor) -> Batch:
         """Make the batch of these rows of the set; called on the worker."""
         element = tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays)
-        element = self.data.finish(element, epoch=epoch, step=step)
-        return with_same_rows(element if self._weigh is None else self._weigh(*element), step)
+        return _finished(self.data, self._weigh, element, epoch, step)
 
     def arrays(self) -> tf.data.Dataset:
         """Return a data set whose every element is the whole set in memory."""
         return tf.data.Dataset.from_tensors(self.data.host_tensors).repeat()
 
 
-def can_be_sent(data: object) -> bool:
-    """Return whether the workers of parameter servers can hold this data: a set in memory that fits into messages."""
-    if not isinstance(data, Batches):
-        return False
+def _finished(data: Batches, weigh: Weigh | None, element: Nest, epoch: Any, step: tf.Tensor, **rows: Any) -> Batch:
+    """Make a batch of gathered examples, as the recipe says."""
+    element = data.finish(element, epoch=epoch, step=step, **rows)
+    return with_same_rows(element if weigh is None else weigh(*element), step)
+
+
+def can_be_sent(data: Batches) -> bool:
+    """Return whether the workers of parameter servers can hold this set: whether it fits into messages."""
     return all(array.nbytes <= _LARGEST_ARRAY for array in tf.nest.flatten(data.split.as_element()))

@@ -27,9 +27,7 @@ def require_same_data(strategy: tf.distribute.Strategy, first: Any, steps: int |
     """
     if num_workers(strategy) == 1:
         return
-    names = list(addresses(strategy))
-    prints = of_all_workers(strategy, _NOTHING if first is None else _fingerprint(first))
-    lengths = of_all_workers(strategy, _NOTHING if steps is None else steps)
+    names, prints, lengths = _of_all(strategy, first, steps)
     if len(set(prints)) == 1 and len(set(lengths)) == 1:
         return
     if _NOTHING in prints and len(set(prints)) > 1:
@@ -56,9 +54,7 @@ def require_own_data(strategy: tf.distribute.Strategy, first: Any, steps: int | 
     """
     if num_workers(strategy) == 1:
         return
-    names = list(addresses(strategy))
-    prints = of_all_workers(strategy, _NOTHING if first is None else _fingerprint([first]))
-    lengths = of_all_workers(strategy, _NOTHING if steps is None else steps)
+    names, prints, lengths = _of_all(strategy, None if first is None else [first], steps)
     if len(set(lengths)) > 1:
         raise DataError(
             f"An epoch's number of batches is one on {_groups(names, lengths)}. Give from_function the same "
@@ -95,6 +91,14 @@ def first_rows(data: Batches, epoch: int, start: int) -> Any:
     size = data.global_batch_size
     places = data.order(epoch)[start * size : (start + 1) * size]
     return tf.nest.map_structure(lambda array: array[places], data.split.as_element()) if len(places) else None
+
+
+def _of_all(
+    strategy: tf.distribute.Strategy, first: Any, steps: int | None
+) -> tuple[list[str], list[float], list[float]]:
+    """Return the workers' names, and for each a number that stands for its first batch and the number of batches."""
+    prints = of_all_workers(strategy, _NOTHING if first is None else _fingerprint(first))
+    return list(addresses(strategy)), prints, of_all_workers(strategy, _NOTHING if steps is None else steps)
 
 
 def _fingerprint(batch: Any) -> float:

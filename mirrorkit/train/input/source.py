@@ -1,7 +1,9 @@
-"""What an `Input` asks of its data, whatever kind it is: each kind of recipe, and a `tf.data.Dataset`, answers here."""
+"""What an `Input` asks of its data: one class for each kind of recipe, and one for `tf.data.Dataset`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,16 +22,16 @@ class Source:
     """Any recipe.
 
     Attributes:
-        can_be_read_twice: whether to read it leaves everything as it was.
+        can_be_read_twice: whether reading it changes nothing.
         is_endless: whether it never ends.
-        has_known_end: whether there are as many batches as it says.
+        has_known_end: whether the number of batches that it states can be relied on.
         steps: batches of an epoch; None where that is unknown.
         num_examples: examples of an epoch; None where that is unknown.
         global_batch_size: examples in a batch, but perhaps the last; None where that is unknown.
-        order: what decides, beside their number, which examples are in which batch, in words; None for not known.
+        order: in words, what decides which examples are in which batch, apart from their number; None for unknown.
         order_version, order_depends_on_workers, reads_own_rows: as of `Recipe`.
-        has_identity: whether workers compare their data by something else than the first batch of each.
-        labels: of a set in memory, as they come; None where they are elsewhere, or a `map` may make others of them.
+        has_identity: whether workers compare `identity` rather than the first batch that each of them reads.
+        labels: those of a set in memory, unchanged; None where they lie elsewhere, or a `map` may change them.
     """
 
     can_be_read_twice = has_known_end = True
@@ -48,15 +50,15 @@ class Source:
 
     @property
     def element_spec(self) -> Spec:
-        """Shapes and dtypes of a batch; a recipe remembers it, and to make a dataset for it takes 0.1 s."""
+        """Shapes and dtypes of a batch; a recipe remembers it, while making a dataset for it takes 0.1 s."""
         return self.data.element_spec
 
     def batches(
         self, epoch: int, start: int, before: int, context: tf.distribute.InputContext | None
     ) -> tf.data.Dataset:
-        """Return the batches of an epoch from the `start`-th on, of all epochs the one after `before` others.
+        """Return the batches of an epoch from number `start` on; `before` others precede it, counted over all epochs.
 
-        With `context` this worker's rows alone.
+        With `context` they hold this worker's rows alone.
         """
         own = {} if context is None else {"input_context": context}
         return self.data.dataset(epoch=epoch, start=start, **own)
@@ -66,20 +68,16 @@ class Source:
         return self.data.dataset().take(1)
 
     def identity(self, epoch: int, start: int) -> Batch | None:
-        """Return what tells one worker's batches from another's, where it `has_identity`."""
+        """Return what workers compare to see that they read the same data; where `has_identity`."""
         return next(iter(untuned(self.sample())))
 
     def require_same(self, strategy: tf.distribute.Strategy, first: Batch | None, steps: int | None, of: str) -> None:
         """Refuse workers that do not begin with the same batch."""
         require_same_data(strategy, first, steps, of)
 
-    def is_held(self, strategy: tf.distribute.Strategy) -> bool:
-        """Return whether the examples lie where they are computed on."""
-        return False
-
-    def held(self, strategy: tf.distribute.Strategy, epoch: int, **options: Any) -> EpochIterator:
-        """Return an epoch of such data."""
-        raise NotImplementedError
+    def holder(self, strategy: tf.distribute.Strategy) -> Callable[..., EpochIterator] | None:
+        """Return what makes epochs of examples that lie where they are computed on; None where they are read."""
+        return None
 
 
 class PreparedSource(Source):
@@ -117,13 +115,9 @@ class BatchesSource(PreparedSource):
         """Return the examples of the batch as they lie in the split."""
         return first_rows(self.data, epoch, start)
 
-    def is_held(self, strategy: tf.distribute.Strategy) -> bool:
+    def holder(self, strategy: tf.distribute.Strategy) -> Callable[..., EpochIterator] | None:
         """See `Source`."""
-        return is_parameter_server(strategy) and can_be_sent(self.data)
-
-    def held(self, strategy: tf.distribute.Strategy, epoch: int, **options: Any) -> EpochIterator:
-        """See `Source`."""
-        return SentIterator(self.data, epoch, **options)
+        return partial(SentIterator, self.data) if is_parameter_server(strategy) and can_be_sent(self.data) else None
 
 
 class ResidentSource(BatchesSource):
@@ -131,15 +125,11 @@ class ResidentSource(BatchesSource):
 
     data: Resident
 
-    def is_held(self, strategy: tf.distribute.Strategy) -> bool:
-        """See `Source`."""
-        return super().is_held(strategy) if is_parameter_server(strategy) else True
-
-    def held(self, strategy: tf.distribute.Strategy, epoch: int, **options: Any) -> EpochIterator:
+    def holder(self, strategy: tf.distribute.Strategy) -> Callable[..., EpochIterator] | None:
         """See `Source`."""
         if is_parameter_server(strategy):
-            return super().held(strategy, epoch, **options)
-        return ResidentIterator(self.data, strategy, epoch, **options)
+            return super().holder(strategy)
+        return partial(ResidentIterator, self.data, strategy)
 
 
 class FunctionSource(Source):
@@ -155,7 +145,7 @@ class FunctionSource(Source):
 
 
 class DatasetSource(Source):
-    """A `tf.data.Dataset` of the user's: to read it could move a shuffle on, or a generator.
+    """A `tf.data.Dataset` of the user's: reading it could advance a shuffle or a generator.
 
     With `repeats` an epoch goes on where the one before stopped, and starts again at the end of the data.
     """

@@ -1,4 +1,4 @@
-"""The Keras callbacks of a loop: in which order they are called, and what they may know of the loop."""
+"""The Keras callbacks of a loop: the order of their calls, and what they may know about the loop."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ _LONGEST = 400  # bytes of the names of callbacks that workers compare
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _PASSIVE = ("keras", "mirrorkit")  # their own batch hooks only look, or know of calls of many steps
+
+_OF_HOOKS = {  # whether under parameter servers: what comes of such hooks, and what else could be asked
+    True: ": under parameter servers it comes once per call of many steps, since workers take steps at the same time. "
+    "Loop(..., steps_per_call=1) calls it at every step, and then one worker at a time is busy.",
+    False: ", so every step is a call by itself, as in Keras's fit. This costs a fraction of a millisecond per step, "
+    "which a small model notices. If the callback only looks, Loop(..., steps_per_call=50) calls it once per 50 steps.",
+}
 
 _WRITERS = tuple(
     getattr(keras.callbacks, name)
@@ -136,29 +143,12 @@ def acting_on_batches(callbacks: Any) -> list[str]:
 
 
 def some_act_on_batches(strategy: tf.distribute.Strategy, callbacks: Any, *, tell: bool) -> bool:
-    """Return whether a callback of any worker does; with `tell` its own worker logs a warning."""
+    """Return whether a callback of any worker does; with `tell` its own worker logs what comes of it."""
     names = acting_on_batches(callbacks)
     if names and tell:
-        _tell_of_batch_hooks(strategy, names)
+        has = "has a batch hook" if len(names) == 1 else "have batch hooks"
+        _log.warning("%s %s of your own%s", ", ".join(names), has, _OF_HOOKS[is_parameter_server(strategy)])
     return bool(max(of_all_workers(strategy, bool(names))))
-
-
-def _tell_of_batch_hooks(strategy: tf.distribute.Strategy, names: Sequence[str]) -> None:
-    """Say which callbacks have batch hooks of the user's own, what comes of it and what else could be asked."""
-    who = f"{', '.join(names)} {'has a batch hook' if len(names) == 1 else 'have batch hooks'} of your own"
-    if is_parameter_server(strategy):
-        _log.warning(
-            "%s: under parameter servers it comes once per call of many steps, since workers take steps at the same "
-            "time. Loop(..., steps_per_call=1) calls it at every step, and then one worker at a time is busy.",
-            who,
-        )
-    else:
-        _log.warning(
-            "%s, so every step is a call by itself, as in Keras's fit. This costs a fraction of a millisecond per "
-            "step, which a small model notices. If the callback only looks, Loop(..., steps_per_call=50) calls it once "
-            "per 50 steps.",
-            who,
-        )
 
 
 def _is_users(callback: Any, hook: str) -> bool:

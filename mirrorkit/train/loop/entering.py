@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import place, require_own_process
@@ -57,20 +57,11 @@ class Entered:
             self.is_training = self.is_training and method != "fit"
 
 
-class HasEntered(Protocol):
-    """What `one_at_a_time` needs of a loop."""
-
-    _entered: Entered
-
-
-L = TypeVar("L", bound=HasEntered)
-
-
-def one_at_a_time(method: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
+def one_at_a_time(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """Let a method of a loop be refused where another use of the loop excludes it."""
 
     @functools.wraps(method)
-    def alone(self: L, /, *args: P.args, **options: P.kwargs) -> R:
+    def alone(self: Any, /, *args: P.args, **options: P.kwargs) -> R:
         with self._entered.by(method.__name__):
             return method(self, *args, **options)
 

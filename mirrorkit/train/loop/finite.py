@@ -1,4 +1,4 @@
-"""Whether all that a step changes stays finite: a weight can become NaN while the loss does not show it."""
+"""Check that everything a step changes stays finite: a weight can become NaN although the loss does not."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import tensorflow as tf
 from mirrorkit._types import KerasCallback, Variable
 from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.strategy import of_all_workers
-from mirrorkit.train.callback import LoopCallback
+from mirrorkit.train.callback import tell_non_finite
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.step.loop_step import LoopStep
 from mirrorkit.variables import distinct, path
 
 _log = logging.getLogger("mirrorkit")
 
-_SHARE = 0.005  # of the time of a training, at most: large weights are looked at less often
+_SHARE = 0.005  # of the training time, at most: large weights are checked less often
 
 
 class FiniteWatch:
-    """Looks at the variables of a step during a fit, from its beginning on.
+    """Checks the variables of a step during a fit.
 
-    Infinities that are there at the beginning (a mask of -inf) may be there, and so may those in layer state that no
-    update writes: a callback put them there. A NaN is not what anyone wants.
+    Infinities are accepted where they are present at the beginning (a mask of -inf), and in layer state that no update
+    writes, where a callback put them. A NaN never is.
 
     Attributes:
-        watched: the variables that it looks at.
+        watched: the variables that it checks.
         began_with_nan: the paths of those that held a NaN at the beginning.
     """
 
@@ -52,11 +52,11 @@ class FiniteWatch:
 
     @property
     def is_due(self) -> bool:
-        """Whether a look now costs little of the time since the last one."""
+        """Whether a check now takes little of the time since the last one."""
         return self.watched != [] and time.perf_counter() - self._end > self._seconds / _SHARE
 
     def stop(self) -> None:
-        """Look no more: the loss is not finite, and the weights are to follow it."""
+        """Check no more: the loss is not finite, and the weights will follow it."""
         self.watched, self._masks = [], []
 
     def require(self) -> None:
@@ -65,9 +65,7 @@ class FiniteWatch:
         found = self.found()
         if found is not None:
             error = self._error(found)
-            for callback in self._callbacks:
-                if isinstance(callback, LoopCallback):
-                    callback.on_non_finite_loss(error)
+            tell_non_finite(self._callbacks, error)
             raise error
         self._good = self._position.steps
         self._looked(begin)

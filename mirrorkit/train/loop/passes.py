@@ -13,7 +13,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, ConcreteFunction, KerasCallback, Nest, Spec
 from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.strategy import is_parameter_server, require_same
-from mirrorkit.train.callback import LoopCallback, call_periods
+from mirrorkit.train.callback import call_periods, tell_non_finite
 from mirrorkit.train.calls.compiled import Calls
 from mirrorkit.train.calls.errors import require_examples
 from mirrorkit.train.calls.length import CallLength
@@ -43,16 +43,13 @@ class Traced(NamedTuple):
 
 
 class Passes:
-    """What a loop does with a step and an epoch's data; `calls` are the compiled functions."""
-
-    calls: Calls | RemoteCalls
+    """One pass of a loop over its data, for each purpose; `calls` are the compiled functions."""
 
     def __init__(
         self, strategy: tf.distribute.Strategy, step: LoopStep, steps_per_call: int | str, *, jit_compile: bool
     ) -> None:
         self._strategy = strategy
         self.step = step
-        self._length: CallLength
         replicas, remote = strategy.num_replicas_in_sync, is_parameter_server(strategy)
         require_same(strategy, "loop", {"steps_per_call": steps_per_call, "jit_compile": jit_compile})
         if jit_compile:
@@ -64,12 +61,8 @@ class Passes:
                 "parameter servers" if remote else f"{replicas} replicas",
             )
             jit_compile = False
-        if remote:
-            self.calls = RemoteCalls(strategy, step)
-            self._length = RemoteCallLength(strategy, steps_per_call, step.accumulate)
-        else:
-            self.calls = Calls(strategy, step, jit_compile=jit_compile)
-            self._length = CallLength(strategy, steps_per_call, step.accumulate)
+        self.calls = RemoteCalls(strategy, step) if remote else Calls(strategy, step, jit_compile=jit_compile)
+        self._length = (RemoteCallLength if remote else CallLength)(strategy, steps_per_call, step.accumulate)
 
     @property
     def steps_per_call(self) -> int:
@@ -185,7 +178,7 @@ class Passes:
 
     def traced(self, training: Input, testing: Input | None, predicting: Input | None) -> Iterator[Traced]:
         """Trace every function without running one."""
-        assert isinstance(self.calls, Calls)  # under parameter servers the workers trace theirs
+        assert not isinstance(self.calls, RemoteCalls)  # under parameter servers the workers trace theirs
         passes: list[tuple[str, Pass, Input | None, int]] = [
             ("train", "train", training, self.step.accumulate),
             ("evaluate", "test", testing, 1),
@@ -239,9 +232,7 @@ def _tell_non_finite(index: int, position: Position, callbacks: list[KerasCallba
         epoch=epoch,
         batch=batch,
     )
-    for callback in callbacks:
-        if isinstance(callback, LoopCallback):
-            callback.on_non_finite_loss(error)
+    tell_non_finite(callbacks, error)
     if not any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callbacks):
         raise error
 

@@ -57,7 +57,7 @@ def require_same_epoch(position: Position, data: Input, step: LoopStep) -> None:
 
 
 def _sums(data: Input, step: LoopStep) -> list[str]:
-    """Return in words what the sums of an epoch are sums of."""
+    """Return a description of each sum of an epoch."""
     weights = {int(index): float(weight) for index, weight in sorted((data.class_weight or {}).items())}
     return [*step.describe_totals(), *([f"examples weighted by {weights}"] if weights else [])]
 

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.cluster import unreachable, with_addresses
 from mirrorkit.errors import ClusterError
-from mirrorkit.strategy import first_replica, task_addresses
-from mirrorkit.train.calls.compiled import Calls, Result
+from mirrorkit.strategy import task_addresses
+from mirrorkit.train.calls.compiled import Calls, Result, Run, finite_steps
 from mirrorkit.train.calls.errors import explained, require_servers
 from mirrorkit.train.calls.length import CallLength
-from mirrorkit.train.input.epoch import EpochIterator
-from mirrorkit.train.parameter_server.pieces import Columns, HostPieces, SentPieces, pieces_of
-from mirrorkit.train.reduce.reduction import all_reduce
-from mirrorkit.train.step.global_batch import HostBatch
+from mirrorkit.train.input.epoch import EpochIterator, HostIterator
+from mirrorkit.train.input.resident import SentIterator
+from mirrorkit.train.parameter_server.pieces import Columns, pieces, specs
+from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 
 _CALL_SECONDS = 2.0  # what "auto" aims at: at its end workers wait for the last piece
@@ -33,84 +32,61 @@ _POLL_SECONDS = 0.002
 _LOOK_SECONDS = 2.0  # between two looks whether all tasks are there
 _PATIENCE_SECONDS = 300.0  # without a single worker
 
-Pieces: TypeAlias = HostPieces | SentPieces
 
-
-class RemoteCalls:
-    """The functions of a loop under parameter servers; what `Calls` is under the other strategies.
+class RemoteCalls(Calls):
+    """The calls of a loop under parameter servers.
 
     A piece is run again where its worker dies before it has answered, so some of its steps may be made twice; its
     totals are counted once.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep) -> None:
-        self._strategy = strategy
-        self._step = step
+        super().__init__(strategy, step)
         self._coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
         self._workers = len(task_addresses(strategy, "worker"))
-        self._traces: dict[Any, Any] = {}
-        self._predicted = 0  # calls of `predictions`
         self._sent: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         chief = tf.distribute.OneDeviceStrategy("/job:chief/replica:0/task:0/device:CPU:0")
-        self.local = Calls(chief, step)  # makes calls in this process
-
-    def train(self, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
-        """Train on the next `steps` batches, or as many as are left, adding to `totals`."""
-        return self._call("train", data, totals, steps)
-
-    def test(self, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
-        """Evaluate the next `steps` batches, or as many as are left, adding to `totals`."""
-        return self._call("test", data, totals, steps)
+        self.local = Calls(chief, step)
 
     def predictions(self, batches: Iterable[tuple[Batch, int | None]]) -> Iterator[Nest]:
         """Yield the outputs for each global batch, in order."""
         waiting: list[Any] = []
         self._predicted += 1
-        for number, (batch, _) in enumerate(batches):
-            if "predict" not in self._traces:
-                self._traces["predict"] = tf.function(self._predict, autograph=False, reduce_retracing=True)
-            waiting.append(self._schedule(self._traces["predict"], (batch, tf.constant([self._predicted, number]))))
+        for number, (batch, size) in enumerate(batches):
+            arguments = batch, size, tf.constant([self._predicted, number])
+            waiting.append(self._schedule(self._predict, arguments))
             if len(waiting) == 2 * self._workers:
                 yield from self._fetched(waiting)
                 waiting = []
         yield from self._fetched(waiting)
 
-    @property
-    def traces(self) -> int:
-        """How many functions were compiled; where it grows during training, time is lost."""
-        return len(self._traces)
-
     def _call(self, what: Pass, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
+        assert isinstance(data, (HostIterator, SentIterator))  # no other data is held
         start = time.perf_counter()
-        accumulate = self._step.accumulate if what == "train" else 1
+        accumulate, scheduled = self._batches_of(what), []
         at_once = max(1, steps // (accumulate * self._workers * _PIECES))
-        pieces, scheduled = pieces_of(data), []
-        sent, epoch = self._sent_once(pieces), tf.constant(pieces.epoch, tf.int64)
-        for part, columns in pieces.cut(steps, accumulate, at_once):
-            specs = pieces.specs(part, columns)
-            key = (what, data.kind, repr(specs))
+        sent = self._sent_once(data)
+        for piece, columns in pieces(data, steps, accumulate, at_once):
+            shapes = specs(data, piece, columns)
+            key = (what, data.kind, repr(shapes))
             if key not in self._traces:
-                self._traces[key] = self._make(what, pieces, specs)
-            arguments = (tf.constant(part.first, tf.int64), epoch, columns, *sent)
-            scheduled.append((part, self._schedule(self._traces[key], arguments)))
+                self._traces[key] = self._make(what, data, shapes)
+            arguments = (tf.constant(piece.first), columns, *sent)
+            scheduled.append((piece, self._schedule(self._traces[key], arguments)))
         results = self._fetched([result for _, result in scheduled])
-        taken, bad = 0, None
-        sums = np.array(totals, np.float64)
-        for (part, _), (added, good) in zip(scheduled, results, strict=True):
-            sums += added.numpy()
-            if bad is None and int(good) < part.updates:
-                bad = taken + int(good) * len(part.sizes)
-            taken += part.batches
+        taken = sum(piece.batches for piece, _ in scheduled)
+        finite = finite_steps([(piece, good) for (piece, _), (_, good) in zip(scheduled, results, strict=True)])
+        totals = sum((added for added, _ in results), totals)
         data.advance(taken)
-        return Result(taken, tf.constant(sums), bad, time.perf_counter() - start)
+        return Result(taken, totals, finite if finite < taken else None, time.perf_counter() - start)
 
     def _schedule(self, function: Any, arguments: tuple[Any, ...]) -> Any:
-        with explained(self._strategy):
+        with explained(self.strategy):
             return self._coordinator.schedule(function, args=arguments)
 
     def _fetched(self, results: list[Any]) -> list[Any]:
         """Wait for all that is scheduled; return what it gave."""
-        with explained(self._strategy):
+        with explained(self.strategy):
             looked, last_seen = time.monotonic(), time.monotonic()
             while not self._coordinator.done():
                 time.sleep(_POLL_SECONDS)
@@ -121,8 +97,8 @@ class RemoteCalls:
 
     def _look(self, last_seen: float) -> float:
         """Return when a worker last answered; raise where a server has exited, or no worker answers for long."""
-        require_servers(self._strategy)
-        workers = task_addresses(self._strategy, "worker")
+        require_servers(self.strategy)
+        workers = task_addresses(self.strategy, "worker")
         if len(unreachable(workers)) < len(workers):
             return time.monotonic()
         if time.monotonic() - last_seen > _PATIENCE_SECONDS:
@@ -132,50 +108,40 @@ class RemoteCalls:
             )
         return last_seen
 
-    def _sent_once(self, pieces: Pieces) -> tuple[Any, ...]:
-        """Return an iterator on each worker that gives the whole set, where there is one."""
-        if pieces.whole is None:
+    def _sent_once(self, data: HostIterator | SentIterator) -> tuple[Any, ...]:
+        """Return the epoch, and an iterator on each worker that gives the whole set, where there is one."""
+        if isinstance(data, HostIterator):
             return ()
-        data, arrays = pieces.whole
-        if data not in self._sent:
-            self._sent[data] = iter(self._coordinator.create_per_worker_dataset(arrays))
-        return (self._sent[data],)
+        if data.data not in self._sent:
+            self._sent[data.data] = iter(self._coordinator.create_per_worker_dataset(data.arrays))
+        return tf.constant(data.epoch), self._sent[data.data]
 
-    def _make(self, what: Pass, pieces: Pieces, specs: list[Spec]) -> Any:
-        run = self._step.train if what == "train" else self._test
-        size, totals_size, loss_index = len(specs), self._step.totals_size(what), self._step.loss_index
+    def _make(self, what: Pass, data: HostIterator | SentIterator, shapes: list[Spec]) -> Any:
+        """Make the function of a piece whose columns have these shapes."""
 
-        def many(first: tf.Tensor, epoch: tf.Tensor, columns: Columns, *sent: Any) -> tuple[tf.Tensor, tf.Tensor]:
-            whole = next(sent[0]) if sent else None
-            updates = tf.shape(tf.nest.flatten(columns)[0], out_type=tf.int64)[0]
+        def many(first: tf.Tensor, columns: Columns, *sent: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            arrays = next(sent[1]) if sent else None
 
-            def batch(place: int, index: tf.Tensor) -> HostBatch:
-                taken = tf.nest.map_structure(lambda column: column[index], columns[place])
-                return HostBatch(pieces.batch(taken, whole, epoch, first + index * size + place))
+            def batches(index: tf.Tensor, places: Sequence[tf.Tensor]) -> list[GlobalBatch]:
+                taken = tf.nest.map_structure(lambda column: column[index], columns)
+                if isinstance(data, SentIterator):
+                    taken = [data.make(arrays, *one, sent[0]) for one in zip(taken, places, strict=True)]
+                return [HostBatch(batch) for batch in taken]
 
-            def body(index: tf.Tensor, totals: tf.Tensor, good: tf.Tensor) -> tuple[tf.Tensor, ...]:
-                batches = [batch(place, index) for place in range(size)]
-                totals += tf.cast(run(batches, first + index * size), tf.float64)
-                return index + 1, totals, good + tf.cast(tf.math.is_finite(totals[loss_index]), tf.int64)
+            updates = tf.shape(tf.nest.flatten(columns)[0])[0]
+            totals = tf.zeros([self._step.totals_size(what)], tf.float64)
+            return self._repeated(what, batches, len(columns), totals, updates, first)
 
-            zero = tf.constant(0, tf.int64)
-            start = (zero, tf.zeros([totals_size], tf.float64), zero)
-            _, totals, good = tf.while_loop(lambda index, *_: index < updates, body, start, parallel_iterations=1)
-            return totals, good
+        number, sent = tf.TensorSpec([], tf.int32), []
+        if isinstance(data, SentIterator):
+            sent = [number, tf.data.IteratorSpec(data.arrays().element_spec)]
+        return tf.function(many, autograph=False, input_signature=[number, shapes, *sent])
 
-        scalar = tf.TensorSpec([], tf.int64)
-        sent = [] if pieces.whole is None else [tf.data.IteratorSpec(pieces.whole[1]().element_spec)]
-        return tf.function(many, autograph=False, input_signature=[scalar, scalar, specs, *sent])
-
-    def _test(self, batches: list[HostBatch], first_part: tf.Tensor) -> tf.Tensor:
-        start = self._step.clock.read()
-        with self._step.clock.given(start.outside("test", start.count, first_part)):
-            totals = self._strategy.run(lambda: all_reduce(self._step.test(batches[0])))
-        return first_replica(self._strategy, totals)
-
-    def _predict(self, batch: Batch, number: tf.Tensor) -> Nest:
-        with self._step.clock.given(self._step.clock.nowhere().outside("predict", *tf.unstack(number))):
-            return first_replica(self._strategy, self._strategy.run(lambda: self._step.predict(HostBatch(batch))))
+    def _run(self, what: Pass) -> Run:
+        """Return what a piece repeats; a training has no clock, since other workers make steps at the same time."""
+        if what == "test":
+            return super()._run(what)
+        return lambda batches, index, place: self._step.train(batches, place)
 
 
 class RemoteCallLength(CallLength):
@@ -189,7 +155,7 @@ class RemoteCallLength(CallLength):
 
     def probes(self) -> tuple[int, ...]:
         """Return the lengths of the calls with which to rehearse: pieces of one update, and of several."""
-        return tuple(-(-steps // self._multiple) * self._multiple for steps in (self._steps, 2 * _PIECES * self._steps))
+        return self._whole(self._steps, 2 * _PIECES * self._steps)
 
     def learn(self, steps: int, seconds: float) -> None:
         """Take in how long a call of `steps` took; the first two compile, on the chief and on the workers."""

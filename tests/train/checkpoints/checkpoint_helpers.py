@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,14 @@ def break_off(loop: Any, data: Any, *callbacks: Any, at: int, **options: Any) ->
     spoil(loop)
 
 
-def check_resumed(loop: Any, data: Any, folder: Path, *, every: int, at: int, **options: Any) -> None:
-    """Train as a whole, and once more with a break at this step: the same bits, the same history."""
+def check_resumed(loop: Any, data: Any, folder: Path, *, every: int, at: Sequence[int], **options: Any) -> None:
+    """Train as a whole, and once more with a break at each of these steps: the same bits, the same history."""
     start = values_of(loop)
     history = loop.fit(data, verbose=0, **options).history
     expected = bits(loop)
     set_values(loop, start)
-    break_off(loop, data, mk.train.Checkpoints(folder, every=every, keep=99), at=at, **options)
+    for step in at:
+        break_off(loop, data, mk.train.Checkpoints(folder, every=every, keep=99), at=step, **options)
     report = loop.fit(data, callbacks=[mk.train.Checkpoints(folder, every=every, keep=99)], verbose=0, **options)
     assert bits(loop) == expected
     assert report.history.keys() == history.keys()

@@ -43,10 +43,9 @@ def run_on(strategy_of: Callable[..., Any]) -> Callable[[tuple[str, int]], mk.tr
 
 
 @pytest.fixture
-def fresh(line: Any) -> Any:
+def fresh(line: Any, as_new: Any) -> Any:
     """The linear model on two replicas, at the beginning of its run; epochs of `recipe` have five steps."""
-    line.position = mk.train.Position()
-    return line
+    return as_new(line)
 
 
 @pytest.fixture

@@ -84,42 +84,6 @@ def test_a_full_disk_ends_the_training_and_leaves_the_old_ones_whole(
     assert fresh.restore(tmp_path).steps == 4
 
 
-@pytest.mark.slow
-def test_a_disk_that_really_takes_no_more(run_python: Any, tmp_path: Path) -> None:
-    """A limit on the size of files stands for the full disk; what it does to zipfile's own clean-up is real."""
-    result = run_python(
-        f"""
-        import resource
-        import numpy as np
-        import mirrorkit as mk
-        from mirrorkit._keras import keras
-
-        strategy = mk.testing.virtual_replicas(2)
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(400), keras.layers.Dense(1)])
-            optimizer = keras.optimizers.Adam()
-        data = mk.data.batches(mk.data.arrays(np.ones((40, 8), "float32"), np.ones((40, 1))), global_batch_size=4)
-        loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=1)
-
-        class Fill(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch, logs=None):
-                if batch == 5:
-                    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
-
-        loop.fit(data, callbacks=[Fill(), mk.train.Checkpoints({str(tmp_path)!r}, every=2)], verbose=0)
-        """,
-        check=False,
-    )
-    assert result.returncode == 1
-    last = result.stderr.strip().splitlines()[-1]
-    assert "FileError" in last
-    assert "step-0000000006.npz could not be written: OSError: [Errno 27] File too large" in last
-    assert "Exception ignored" not in result.stderr
-    assert names(tmp_path) == saved_at(2, 4)
-    for step in (2, 4):
-        checkpoint_file.read(checkpoint_file.path_of(tmp_path, step))
-
-
 def test_a_write_that_fails_at_the_very_end_is_an_error_too(
     fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""10,000 mutations of a checkpoint: a named error or the true values, little memory, and an end."""
+"""3,000 mutations of a checkpoint: a named error or the true values, little memory, and an end."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_mutations(tmp_path: Path) -> None:
 
     before = signal.signal(signal.SIGALRM, late)
     try:
-        for _ in range(10_000):
+        for _ in range(3_000):
             write(rng, path, whole)
             Path("/proc/self/clear_refs").write_text("5")
             at_first = peak()
@@ -148,5 +148,5 @@ def test_mutations(tmp_path: Path) -> None:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
     assert unnamed == 0
-    assert found["DamagedError"] > 5000
-    assert found["read"] > 100  # what changes nothing that matters, a date in the zip directory, say
+    assert found["DamagedError"] > 1500
+    assert found["read"] > 30  # what changes nothing that matters, a date in the zip directory, say

@@ -45,36 +45,32 @@ class Send(keras.callbacks.Callback):  # type: ignore[name-defined]
             os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize(
-    ("number", "hook", "at", "saved"),
-    [
-        (signal.SIGTERM, "on_train_batch_begin", 3, 5),  # the call of steps 3 and 4 still ends
-        (signal.SIGTERM, "on_test_batch_begin", 10, 10),  # in the validation of the second epoch
-        (signal.SIGTERM, "on_epoch_end", 5, 5),
-        (signal.SIGINT, "on_train_batch_begin", 3, 5),
-        (signal.SIGINT, "on_train_batch_end", 8, 9),
-    ],
-)
 def test_a_signal_saves_and_leaves_and_the_next_start_goes_on(
-    number: int, hook: str, at: int, saved: int, fresh: Any, recipe: Any, tmp_path: Path, capfd: Any
+    fresh: Any, recipe: Any, tmp_path: Path, capfd: Any
 ) -> None:
-    options = {"epochs": 3, "validation_data": recipe, "verbose": 0}
+    options = {"epochs": 2, "validation_data": recipe, "verbose": 0}
     start = values_of(fresh)
     history = fresh.fit(recipe, **options).history
     expected = bits(fresh)
-    saver = mk.train.Checkpoints(tmp_path, every=99)
-    set_values(fresh, start)
-    fresh.position = mk.train.Position()
-    leaving = pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit)
-    with leaving as left:
-        fresh.fit(recipe, callbacks=[saver, Send(number, hook, at=at)], **options)
-    assert number == signal.SIGINT or left.value.code == 143
-    assert names(tmp_path) == saved_at(saved)
-    assert f"{signal.Signals(number).name}: saving a checkpoint after this call" in capfd.readouterr().err
-    spoil(fresh)
-    report = fresh.fit(recipe, callbacks=[saver], **options)
-    assert report.history == history
-    assert bits(fresh) == expected
+    for number, hook, at, saved in (
+        (signal.SIGTERM, "on_train_batch_begin", 3, 5),  # the call of steps 3 and 4 still ends
+        (signal.SIGTERM, "on_test_batch_begin", 10, 10),  # in the validation of the second epoch
+        (signal.SIGTERM, "on_epoch_end", 5, 5),
+        (signal.SIGINT, "on_train_batch_end", 8, 9),
+    ):
+        folder = tmp_path / f"{number} {hook}"
+        saver = mk.train.Checkpoints(folder, every=99)
+        set_values(fresh, start)
+        fresh.position = mk.train.Position()
+        with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit) as left:
+            fresh.fit(recipe, callbacks=[saver, Send(number, hook, at=at)], **options)
+        assert number == signal.SIGINT or left.value.code == 143
+        assert names(folder) == saved_at(saved)
+        assert f"{signal.Signals(number).name}: saving a checkpoint after this call" in capfd.readouterr().err
+        spoil(fresh)
+        report = fresh.fit(recipe, callbacks=[saver], **options)
+        assert report.history == history, folder
+        assert bits(fresh) == expected, folder
 
 
 def test_the_exit_code_is_the_schedulers_choice(fresh: Any, recipe: Any, tmp_path: Path) -> None:
@@ -139,19 +135,6 @@ def test_outside_of_the_main_thread_it_saves_and_leaves_signals_alone(fresh: Any
     assert names(tmp_path) == saved_at(5)
 
 
-def test_a_validation_is_left_after_its_present_call(fresh: Any, recipe: Any, tmp_path: Path) -> None:
-    ended: list[int] = []
-
-    class Ends(keras.callbacks.Callback):  # type: ignore[name-defined]
-        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-            ended.append(batch)
-
-    watching = [mk.train.Checkpoints(tmp_path), Send(signal.SIGTERM, "on_test_batch_begin", at=0), Ends()]
-    with pytest.raises(SystemExit):
-        fresh.fit(recipe, epochs=1, verbose=0, validation_data=recipe, callbacks=watching)
-    assert len(ended) == 1
-
-
 def test_workers_tell_each_other_once_after_each_call(
     fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,45 +186,24 @@ def test_workers_agree_to_leave_in_the_message_in_which_they_agree_to_stop(
     assert names(tmp_path) == saved_at(4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGINT", -signal.SIGINT)])
-def test_the_exit_code_of_a_real_process(number: str, code: int, run_python: Any, tmp_path: Path) -> None:
-    result = run_python(
-        f"""
-        import os, signal
-        import numpy as np
-        import mirrorkit as mk
-        from mirrorkit._keras import keras
-
-        strategy = mk.testing.virtual_replicas(2)
-        with strategy.scope():
-            model, optimizer = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), keras.optimizers.SGD()
-        data = mk.data.batches(mk.data.arrays(np.ones((8, 3), "float32"), np.ones((8, 1))), global_batch_size=2)
-        loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=1)
-        send = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: None)
-        send.on_train_batch_begin = lambda batch, logs=None: batch == 2 and os.kill(os.getpid(), signal.{number})
-        loop.fit(data, callbacks=[mk.train.Checkpoints({str(tmp_path)!r}), send], verbose=0)
-        """,
-        check=False,
-    )
-    assert result.returncode == code, result.stderr[-2000:]
-    assert names(tmp_path) == saved_at(3)
-    assert "start again to go on" in result.stderr
-
-
 def test_a_signal_in_a_validation_on_averages_saves_the_weights(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
     """Weights and averages have changed places there; what goes on is as if nothing had happened."""
     data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=20)
     options = {"epochs": 2, "validation_data": data, "validation_averaged": True, "verbose": 0}
-
-    def made() -> Any:
-        return make_loop(("mirrored", 2), line_net, lambda: keras.optimizers.SGD(0.01), ema=0.9)
-
-    whole, first, second = made(), made(), made()
-    whole.fit(data, **options)
+    loop = make_loop(("mirrored", 2), line_net, lambda: keras.optimizers.SGD(0.01), steps_per_call=2, ema=0.9)
+    start = values_of(loop)
+    loop.fit(data, **options)
+    expected = bits(loop)
+    set_values(loop, start)
+    loop.position = mk.train.Position()
+    ended: list[int] = []
+    ends = keras.callbacks.Callback()
+    ends.on_test_batch_end = lambda batch, logs=None: ended.append(batch)
     stop = Send(signal.SIGTERM, "on_test_batch_begin", at=3)
     with pytest.raises(SystemExit):
-        first.fit(data, callbacks=[stop, mk.train.Checkpoints(tmp_path)], **options)
+        loop.fit(data, callbacks=[stop, mk.train.Checkpoints(tmp_path), ends], **options)
+    assert len(ended) == 1, "the validation is left after its present call"
     assert names(tmp_path) == saved_at(3)
-    second.fit(data, callbacks=[mk.train.Checkpoints(tmp_path)], **options)
-    assert bits(second) == bits(whole)
+    spoil(loop)
+    loop.fit(data, callbacks=[mk.train.Checkpoints(tmp_path)], **options)
+    assert bits(loop) == expected

@@ -109,45 +109,26 @@ def _next(epoch: EpochIterator, count: int = 1) -> list[int]:
     return found
 
 
-@pytest.fixture
-def endless() -> Input:
-    """Batches of one number, counted without end, in epochs of three."""
-    return Input(tf.distribute.get_strategy(), tf.data.Dataset.counter().batch(1), steps=3)
-
-
-def test_epochs_of_endless_data_follow_each_other(endless: Input) -> None:
-    for epoch in range(3):
-        batches = endless.epoch(epoch)
-        assert batches.left == 3
-        assert _next(batches, 3) == [3 * epoch, 3 * epoch + 1, 3 * epoch + 2]
-
-
-def test_endless_data_are_not_read_again_to_go_on(endless: Input) -> None:
-    first = endless.epoch(0)
-    _next(first, 3)
-    assert endless.epoch(1) is first
-
-
-def test_the_first_epoch_again_starts_again(endless: Input) -> None:
-    _next(endless.epoch(0), 3)
-    assert _next(endless.epoch(0), 2) == [0, 1]
-    assert _next(endless.epoch(2)) == [6]
-
-
-def test_endless_data_begin_with_the_first_epoch_that_is_trained(endless: Input) -> None:
-    endless.first_epoch = 5
-    assert _next(endless.epoch(5), 3) == [0, 1, 2]
-    assert _next(endless.epoch(6)) == [3]
-
-
-def test_endless_data_resume_at_a_place(endless: Input) -> None:
-    endless.first_epoch = 1
-    batches = endless.epoch(2, start=2)
-    assert (batches.position, batches.left) == (2, 1)
-    assert _next(batches) == [5]
-    following = endless.epoch(3)
-    assert following is batches, "they go on, and are not read from the beginning"
-    assert _next(following, 3) == [6, 7, 8]
+@pytest.mark.parametrize(
+    ("first_epoch", "taken"),  # of each epoch where it begins, and what the next batches are
+    [
+        (0, [(0, 0, [0, 1, 2]), (1, 0, [3, 4, 5]), (2, 0, [6, 7, 8])]),
+        (0, [(0, 0, [0, 1, 2]), (0, 0, [0, 1]), (2, 0, [6])]),
+        (5, [(5, 0, [0, 1, 2]), (6, 0, [3])]),
+        (1, [(2, 2, [5]), (3, 0, [6, 7, 8])]),
+    ],
+    ids=["one after the other", "the first again", "from the first that is trained", "resumed at a place"],
+)
+def test_endless_data_go_on_from_epoch_to_epoch(first_epoch: int, taken: Any) -> None:
+    """Batches of one number, counted without end, in epochs of three; to go on they are not read again."""
+    data = Input(tf.distribute.get_strategy(), tf.data.Dataset.counter().batch(1), steps=3)
+    data.first_epoch, before, ended = first_epoch, None, None
+    for epoch, start, expected in taken:
+        batches = data.epoch(epoch, start=start)
+        assert (batches is before) == (epoch == ended)
+        assert (batches.position, batches.left) == (start, 3 - start)
+        assert _next(batches, len(expected)) == expected
+        before, ended = batches, epoch + 1
 
 
 def test_finite_data_start_again_in_each_epoch() -> None:

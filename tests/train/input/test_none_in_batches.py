@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import keras_twin, line_net, plain_dataset
+from training_helpers import keras_twin, line_net, plain_dataset, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -32,25 +32,22 @@ _KINDS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-_SLOW = ("of unknown length", "resident", "from_function")
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in _SLOW else kind for kind in _KINDS]
-)
-def test_no_sample_weights(kind: str, make_loop: Any, numbers: Any) -> None:
+def test_no_sample_weights(make_loop: Any, numbers: Any) -> None:
     loop = make_loop(("mirrored", 2), line_net, metrics=["mae"], weighted_metrics=["mse"])
-    model = keras_twin(line_net, loop)
+    first, theirs, model = values_of(loop), _KINDS["dataset"](*numbers), keras_twin(line_net, loop)
     model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], weighted_metrics=["mse"])
-    theirs, ours = _KINDS["dataset"](*numbers), _KINDS[kind](*numbers)
-    loop.warm_up(ours)
     expected = model.fit(theirs, epochs=2, validation_data=theirs, verbose=0).history
-    found = loop.fit(ours, epochs=2, validation_data=ours, verbose=0, callbacks=[mk.checks.NanWatch()]).history
-    assert set(found) == set(expected)
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
-    assert loop.evaluate(ours)["loss"] == pytest.approx(model.evaluate(theirs, verbose=0)[0], rel=1e-5)
-    np.testing.assert_allclose(loop.predict(ours), model.predict(numbers[0], verbose=0), rtol=1e-4, atol=1e-5)
+    loss, outputs = model.evaluate(theirs, verbose=0)[0], model.predict(numbers[0], verbose=0)
+    for kind, make in _KINDS.items():
+        set_values(loop, first)
+        ours = make(*numbers)
+        loop.warm_up(ours)
+        found = loop.fit(ours, epochs=2, validation_data=ours, verbose=0, callbacks=[mk.checks.NanWatch()]).history
+        assert set(found) == set(expected), kind
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=f"{kind} {name}")
+        assert loop.evaluate(ours)["loss"] == pytest.approx(loss, rel=1e-5), kind
+        np.testing.assert_allclose(loop.predict(ours), outputs, rtol=1e-4, atol=1e-5, err_msg=kind)
 
 
 def test_no_targets_to_predict(line: Any, numbers: Any) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_helpers import largest_difference, line_net
+from loop_helpers import calls_of
+from training_helpers import largest_difference, line_net, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -64,7 +65,7 @@ def set_afterwards(seen: list[int]) -> Any:
     return callback
 
 
-def count_calls(loop: Any) -> list[int]:
+def count_calls(loop: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that gets the number of steps of every training call."""
     counted: list[int] = []
     train = loop._passes.calls.train
@@ -73,17 +74,24 @@ def count_calls(loop: Any) -> list[int]:
         counted.append(steps)
         return train(stream, totals, steps)
 
-    loop._passes.calls.train = counting
+    monkeypatch.setattr(loop._passes.calls, "train", counting)
     return counted
 
 
 @pytest.fixture
-def auto(make_loop: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda **options: make_loop(("mirrored", 2), line_net, **{"steps_per_call": "auto", **options})
+def auto(line: Any) -> Callable[..., Any]:
+    """`auto()`: `line` as new, with calls as long as it finds right, or as `auto(3)` says."""
+    first = values_of(line)
+
+    def make(steps_per_call: int | str = "auto") -> mk.train.Loop:
+        set_values(line, first)
+        return calls_of(line, steps_per_call)
+
+    return make
 
 
 def test_a_learning_rate_per_batch_trains_what_keras_fit_trains(auto: Any, recipe: Any) -> None:
-    loop = auto(optimizer=lambda: keras.optimizers.SGD(0.05, momentum=0.5))
+    loop = auto()
     twin = line_net()
     twin.set_weights(loop.step.model.get_weights())
     twin.compile(keras.optimizers.SGD(0.05, momentum=0.5), "mse")
@@ -93,7 +101,7 @@ def test_a_learning_rate_per_batch_trains_what_keras_fit_trains(auto: Any, recip
     twin.fit(recipe.epochs(3), epochs=3, steps_per_epoch=STEPS, callbacks=[theirs], verbose=0)
     assert ours.seen == theirs.seen == 3 * list(range(STEPS))
     assert largest_difference(loop.step.model.get_weights(), twin.get_weights()) < 1e-6
-    spoiled = auto(optimizer=lambda: keras.optimizers.SGD(0.05, momentum=0.5), steps_per_call=STEPS)
+    spoiled = auto(STEPS)
     spoiled.fit(recipe, epochs=3, callbacks=[Falling()], verbose=0)
     assert largest_difference(spoiled.step.model.get_weights(), twin.get_weights()) > 1e-3
 
@@ -109,9 +117,10 @@ def test_hooks_on_the_instance_come_at_every_step(make: Any, warm: bool, auto: A
     assert seen == 4 * list(range(STEPS))
 
 
-def test_with_accumulation_they_come_at_every_update(auto: Any, recipe: Any) -> None:
+def test_with_accumulation_they_come_at_every_update(make_loop: Any, recipe: Any) -> None:
     ends = Ends()
-    auto(accumulate=2).fit(recipe, epochs=2, callbacks=ends, verbose=0)
+    loop = make_loop(("mirrored", 2), line_net, steps_per_call="auto", accumulate=2)
+    loop.fit(recipe, epochs=2, callbacks=ends, verbose=0)
     assert ends.seen == [1, 3, 4, 1, 3, 4]
 
 
@@ -124,7 +133,7 @@ def test_data_of_unknown_length(auto: Any, recipe: Any) -> None:
 
 def test_a_number_of_steps_per_call_is_the_users_choice(auto: Any, recipe: Any, caplog: Any) -> None:
     ends = Ends()
-    auto(steps_per_call=3).fit(recipe, epochs=2, callbacks=[ends], verbose=0)
+    auto(3).fit(recipe, epochs=2, callbacks=[ends], verbose=0)
     assert ends.seen == [2, 4, 2, 4]
     assert not caplog.records
 
@@ -136,8 +145,9 @@ def test_after_a_resume_within_an_epoch(auto: Any, recipe: Any, tmp_path: Any) -
                 raise KeyboardInterrupt
 
     whole, first, second = Falling(), Falling(), Falling()
-    expected = auto()
-    expected.fit(recipe, epochs=2, callbacks=[whole], verbose=0)
+    loop = auto()
+    loop.fit(recipe, epochs=2, callbacks=[whole], verbose=0)
+    expected = loop.step.model.get_weights()
     broken = auto()
     with pytest.raises(KeyboardInterrupt):
         broken.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path, every=2), first, Leave()], verbose=0)
@@ -145,7 +155,7 @@ def test_after_a_resume_within_an_epoch(auto: Any, recipe: Any, tmp_path: Any) -
     resumed = auto()
     resumed.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path, every=2), second], verbose=0)
     assert second.seen == whole.seen
-    for old, new in zip(expected.step.model.get_weights(), resumed.step.model.get_weights(), strict=True):
+    for old, new in zip(expected, resumed.step.model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
 
 
@@ -159,14 +169,14 @@ def test_the_message_comes_once_and_names_the_callback_and_the_cure(auto: Any, r
     assert "Loop(..., steps_per_call=50)" in message
 
 
-def test_a_later_fit_without_it_takes_long_calls_again(auto: Any, recipe: Any) -> None:
+def test_a_later_fit_without_it_takes_long_calls_again(auto: Any, recipe: Any, monkeypatch: Any) -> None:
     loop = auto()
     loop.warm_up(recipe)
     length = loop.steps_per_call
     assert length > STEPS
     loop.fit(recipe, callbacks=[Falling()], verbose=0)
     assert loop.steps_per_call == length
-    counted = count_calls(loop)
+    counted = count_calls(loop, monkeypatch)
     loop.fit(recipe, epochs=2, verbose=0)
     assert counted == [STEPS, STEPS]
 
@@ -179,7 +189,9 @@ def test_calls_of_one_step_teach_nothing_of_how_long_calls_should_be(auto: Any, 
     assert loop.steps_per_call > 1
 
 
-def test_passive_callbacks_keep_long_calls(auto: Any, recipe: Any, tmp_path: Any, caplog: Any) -> None:
+def test_passive_callbacks_keep_long_calls(
+    auto: Any, recipe: Any, tmp_path: Any, caplog: Any, monkeypatch: Any
+) -> None:
     callbacks = [
         keras.callbacks.TensorBoard(tmp_path, update_freq=1, write_graph=False),
         keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.weights.h5", save_freq=4, save_weights_only=True),
@@ -193,7 +205,7 @@ def test_passive_callbacks_keep_long_calls(auto: Any, recipe: Any, tmp_path: Any
     assert not acting_on_batches(callbacks)
     loop = auto()
     loop.warm_up(recipe)
-    counted = count_calls(loop)
+    counted = count_calls(loop, monkeypatch)
     with caplog.at_level(logging.WARNING, logger="mirrorkit"):
         loop.fit(recipe, callbacks=callbacks, verbose=1)
     assert counted == [4, 1]  # as `every=4` wants it

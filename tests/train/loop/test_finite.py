@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import plain_dataset, sequential, values_of
+from loop_helpers import calls_of
+from training_helpers import plain_dataset, sequential, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -65,11 +66,45 @@ def saved(folder: Path) -> list[str]:
     return [file.name for file in found]
 
 
+@pytest.fixture(scope="module")
+def _made(strategy_of: Callable[..., Any]) -> tuple[mk.train.Loop, list[np.ndarray]]:
+    """A loop over `hiding` on two replicas, compiled once, and its first values."""
+    strategy = strategy_of(*TWO)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        step = mk.train.Step(hiding(), keras.optimizers.SGD(0.1), loss="mse")
+    loop = mk.train.Loop(strategy, step)
+    return loop, values_of(loop)
+
+
+@pytest.fixture(scope="module")
+def masked(strategy_of: Callable[..., Any]) -> Any:
+    """A loop over `hiding` with a mask, on two replicas and with averages; compiled once."""
+    strategy = strategy_of(*TWO)
+    with strategy.scope():
+        step = mk.train.Step(hiding(Mask()), keras.optimizers.SGD(0.1), loss="mse", ema=0.9)
+    loop = mk.train.Loop(strategy, step, steps_per_call=3)
+    first = values_of(loop)
+
+    def get() -> mk.train.Loop:
+        set_values(loop, first)
+        loop.position = mk.train.Position()
+        return loop
+
+    return get
+
+
+@pytest.fixture
+def hidden(_made: Any) -> Callable[[int], mk.train.Loop]:
+    """`hidden(steps)`: this loop as new, with calls of so many steps."""
+    loop, first = _made
+    set_values(loop, first)
+    return lambda steps: calls_of(loop, steps)
+
+
 @pytest.mark.parametrize(
     ("where", "options"),
     [
-        pytest.param(ONE, {}, id="one device", marks=pytest.mark.slow),
-        pytest.param(TWO, {}, id="two replicas"),
         pytest.param(TWO, {"ema": 0.9, "accumulate": 2}, id="ema, accumulate"),
         pytest.param(TWO, {"shard_optimizer": True}, id="shard_optimizer"),
         pytest.param(ONE, {"jit_compile": True}, id="jit_compile", marks=pytest.mark.slow),
@@ -91,8 +126,8 @@ def test_a_nan_that_the_loss_does_not_show(
     assert saved(tmp_path) == [f"step-{step:010d}.npz" for step in (2, 4, 6)]
 
 
-def test_the_end_of_an_epoch_saves_nothing_of_it(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
-    loop = make_loop(TWO, hiding, steps_per_call=100)
+def test_the_end_of_an_epoch_saves_nothing_of_it(hidden: Any, numbers: Any, tmp_path: Path) -> None:
+    loop = hidden(100)
     seen: list[Any] = []
     told = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
     with pytest.raises(NonFiniteLossError, match=r"one of the training steps 0 to 9 \(epoch 0; counted from 0\)"):
@@ -116,19 +151,20 @@ def test_a_gradient_that_is_not_finite(make_loop: Any, numbers: Any, tmp_path: P
     assert saved(tmp_path) == ["step-0000000009.npz"]
 
 
-@pytest.mark.parametrize("watched", [False, True])
-def test_a_mask_of_infinities_is_no_alarm(watched: bool, make_loop: Any, numbers: Any) -> None:
-    loop = make_loop(TWO, lambda: hiding(Mask()))
-    callbacks = [mk.checks.NanWatch()] if watched else []
-    loop.fit(examples(numbers), epochs=2, verbose=0, callbacks=callbacks)
-    assert np.isinf(loop.step.model.layers[2].mask.numpy()).any()
-    with pytest.raises(NonFiniteLossError, match="input of the batch: 1 NaN" if watched else "first/kernel"):
-        loop.fit(examples(numbers, bad=7), epochs=2, verbose=0, callbacks=callbacks)
+def test_a_mask_of_infinities_or_of_numbers_whose_squares_overflow_is_no_alarm(masked: Any, numbers: Any) -> None:
+    for value, callbacks in ((-np.inf, []), (-np.inf, [mk.checks.NanWatch()]), (-1e30, [])):
+        loop = masked()
+        mask = loop.step.model.layers[2].mask
+        mask.assign([value] + [0.0] * 7)
+        loop.fit(examples(numbers), epochs=2, verbose=0, callbacks=callbacks)
+        assert mask.numpy()[0] == np.float32(value)
+        with pytest.raises(NonFiniteLossError, match="input of the batch: 1 NaN" if callbacks else "first/kernel"):
+            loop.fit(examples(numbers, bad=7), epochs=2, verbose=0, callbacks=callbacks)
 
 
-def test_what_a_callback_writes(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+def test_what_a_callback_writes(masked: Any, numbers: Any, tmp_path: Path) -> None:
     """An infinity in a mask is its own business, a NaN is not."""
-    loop = make_loop(TWO, lambda: hiding(Mask()), ema=0.9)
+    loop = masked()
     mask = loop.step.model.layers[2].mask
     mask.assign(np.zeros(8))
     save = mk.train.Checkpoints(tmp_path)
@@ -197,14 +233,13 @@ def test_a_step_of_the_users_own(says: bool, strategy_of: Callable[..., Any], nu
         loop.fit(examples(numbers, bad=7), verbose=0)
 
 
-def test_a_signal_saves_nothing_of_it(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+def test_a_signal_saves_nothing_of_it(hidden: Any, numbers: Any, tmp_path: Path) -> None:
     def send(batch: int, logs: Any = None) -> None:
         if batch >= 7:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    loop = make_loop(TWO, hiding, steps_per_call=1)
     with pytest.raises(NonFiniteLossError, match="first/kernel"):
-        loop.fit(
+        hidden(1).fit(
             examples(numbers, bad=7),
             verbose=0,
             callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=send), mk.train.Checkpoints(tmp_path)],
@@ -212,41 +247,28 @@ def test_a_signal_saves_nothing_of_it(make_loop: Any, numbers: Any, tmp_path: Pa
     assert saved(tmp_path) == []
 
 
-def test_another_loss_that_ends_the_training_is_no_alarm(make_loop: Any, numbers: Any) -> None:
-    """With TerminateOnNaN a loss ends the training, and the weights are NaN then."""
-    loop = make_loop(TWO, lambda: sequential((4,), L.Dense(1)), steps_per_call=1)
-    report = loop.fit(examples(numbers, bad=7), epochs=2, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN()])
-    assert len(report.history["loss"]) == 1
-
-
-def test_a_fit_that_begins_with_nan_says_so(make_loop: Any, numbers: Any, caplog: Any) -> None:
-    loop = make_loop(ONE, hiding)
+def test_a_fit_that_begins_with_nan_says_so(hidden: Any, numbers: Any, caplog: Any) -> None:
+    loop = hidden(3)
     kernel, *rest = loop.step.model.get_weights()
     loop.step.model.set_weights([np.full_like(kernel, np.nan), *rest])
     loop.fit(examples(numbers), verbose=0)
     assert "first/kernel: NaN when the fit begins" in caplog.text
 
 
-def test_numbers_whose_squares_overflow_are_no_alarm(make_loop: Any, numbers: Any) -> None:
-    loop = make_loop(ONE, lambda: hiding(Mask()))
-    loop.step.model.layers[2].mask.assign([-1e30] + [0.0] * 7)
-    loop.fit(examples(numbers), verbose=0)
-    with pytest.raises(NonFiniteLossError, match="first/kernel"):
-        loop.fit(examples(numbers, bad=7), verbose=0)
-
-
-def test_unsaved_means_that_the_next_start_goes_on_from_before(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
-    loop = make_loop(TWO, hiding, steps_per_call=2)
-    with pytest.raises(NonFiniteLossError):
-        loop.fit(examples(numbers, bad=7), verbose=0, callbacks=[mk.train.Checkpoints(tmp_path, every=2)])
+def test_unsaved_means_that_the_next_start_goes_on_from_before(hidden: Any, numbers: Any, tmp_path: Path) -> None:
+    loop = hidden(2)
+    with pytest.raises(NonFiniteLossError) as caught:
+        loop.fit(examples(numbers, bad=7), verbose=0, callbacks=[mk.train.Checkpoints(tmp_path, every=2, keep=9)])
+    assert (caught.value.epoch, caught.value.step, caught.value.batch) == (0, 7, 7)
+    assert saved(tmp_path) == [f"step-{step:010d}.npz" for step in (2, 4, 6)]
     assert loop.restore(tmp_path).steps == 6
     assert is_finite(values_of(loop))
     assert checkpoint_file.find(tmp_path)
 
 
-def test_a_plain_dataset_that_ends_by_itself(make_loop: Any, numbers: Any) -> None:
+def test_a_plain_dataset_that_ends_by_itself(hidden: Any, numbers: Any) -> None:
     x = numbers[0].copy()
     x[43, 2] = np.nan
     data = plain_dataset(x, numbers[1], batch=6).filter(lambda *_: True)  # of unknown length
     with pytest.raises(NonFiniteLossError, match="first/kernel"):
-        make_loop(TWO, hiding, steps_per_call=4).fit(data, verbose=0)
+        hidden(4).fit(data, verbose=0)

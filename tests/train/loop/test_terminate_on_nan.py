@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from installed_versions import needs_keras
-from training_helpers import keras_twin, line_net, plain_dataset, values_of
+from loop_helpers import calls_of
+from training_helpers import keras_twin, line_net, plain_dataset, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -37,20 +38,23 @@ class Hooks(C.Callback):  # type: ignore[name-defined]
         self.seen.append(("end", 0))
 
 
-def _bad(numbers: Any, *, batch: int, value: float) -> Any:
+def _bad(numbers: Any, *, batch: int) -> Any:
     """Six batches of 10; one example of the given one, on the last replica, has a bad target."""
     y = numbers[1].copy()
-    y[10 * batch + 9] = value
+    y[10 * batch + 9] = np.nan
     return plain_dataset(numbers[0], y, batch=10)
 
 
-@pytest.mark.parametrize("value", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("where", [pytest.param(("one_device", 1), marks=pytest.mark.slow), ("mirrored", 2)], ids=str)
-def test_it_ends_as_in_keras(where: Any, value: float, make_loop: Any, numbers: Any, capsys: Any) -> None:
-    data = _bad(numbers, batch=3, value=value)
-    loop = make_loop(where, line_net, steps_per_call=1)
+@pytest.fixture
+def loop(line: Any) -> mk.train.Loop:
+    """`line`, one step per call."""
+    return calls_of(line, 1)
+
+
+def test_it_ends_as_in_keras(loop: Any, numbers: Any, capsys: Any) -> None:
+    data = _bad(numbers, batch=3)
     model = keras_twin(line_net, loop)
-    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.5), "mse", metrics=["mae"])
     hooks = [Hooks(), Hooks()]
     good = plain_dataset(*numbers, batch=10)
     expected = model.fit(
@@ -60,44 +64,41 @@ def test_it_ends_as_in_keras(where: Any, value: float, make_loop: Any, numbers: 
     report = loop.fit(data, epochs=3, verbose=0, validation_data=good, callbacks=[hooks[1], C.TerminateOnNaN()])
     assert capsys.readouterr().out.strip() == TEXT
     assert report.history.keys() == expected.keys()
-    np.testing.assert_equal(report.history["loss"], [value])
-    np.testing.assert_equal(expected["loss"], [value])
+    np.testing.assert_equal(report.history["loss"], [np.nan])
+    np.testing.assert_equal(expected["loss"], [np.nan])
     np.testing.assert_equal(report.history["val_loss"], expected["val_loss"])
     assert hooks[1].seen == hooks[0].seen == [*(("batch", i) for i in range(4)), ("epoch", 0), ("end", 0)]
     assert [epoch.steps for epoch in report.epochs] == [4]
 
 
-def test_within_a_call_of_many_steps_the_bad_batch_is_named(make_loop: Any, numbers: Any, capsys: Any) -> None:
-    loop, hooks = make_loop(("mirrored", 2), line_net, steps_per_call=6), Hooks()
-    loop.fit(_bad(numbers, batch=3, value=np.nan), epochs=3, verbose=0, callbacks=[C.TerminateOnNaN(), hooks])
+def test_within_a_call_of_many_steps_the_bad_batch_is_named(line: Any, numbers: Any, capsys: Any) -> None:
+    loop, hooks = calls_of(line, 6), Hooks()
+    loop.fit(_bad(numbers, batch=3), epochs=3, verbose=0, callbacks=[C.TerminateOnNaN(), hooks])
     assert capsys.readouterr().out.strip() == TEXT
     assert hooks.seen == [("batch", 3), ("epoch", 0), ("end", 0)]
 
 
 @needs_keras((3, 13), "TerminateOnNaN(raise_error=)")
-def test_it_can_raise_as_in_keras(make_loop: Any, numbers: Any) -> None:
-    loop = make_loop(("mirrored", 2), line_net, steps_per_call=1)
+def test_it_can_raise_as_in_keras(loop: Any, numbers: Any) -> None:
     with pytest.raises(RuntimeError, match="NaN or Inf loss encountered at batch 3"):
-        loop.fit(_bad(numbers, batch=3, value=np.nan), verbose=0, callbacks=[C.TerminateOnNaN(raise_error=True)])
+        loop.fit(_bad(numbers, batch=3), verbose=0, callbacks=[C.TerminateOnNaN(raise_error=True)])
 
 
-def test_without_it_the_error_is_raised(make_loop: Any, numbers: Any) -> None:
+def test_without_it_the_error_is_raised(loop: Any, numbers: Any) -> None:
     with pytest.raises(NonFiniteLossError, match="training step 3"):
-        make_loop(("mirrored", 2), line_net).fit(_bad(numbers, batch=3, value=np.nan), verbose=0)
+        loop.fit(_bad(numbers, batch=3), verbose=0)
 
 
-def test_nan_watch_still_names_the_cause(make_loop: Any, numbers: Any) -> None:
-    loop = make_loop(("mirrored", 2), line_net)
+def test_nan_watch_still_names_the_cause(loop: Any, numbers: Any) -> None:
     with pytest.raises(NonFiniteLossError, match="batch 3"):
-        loop.fit(_bad(numbers, batch=3, value=np.nan), verbose=0, callbacks=[C.TerminateOnNaN(), mk.checks.NanWatch()])
+        loop.fit(_bad(numbers, batch=3), verbose=0, callbacks=[C.TerminateOnNaN(), mk.checks.NanWatch()])
 
 
 @pytest.mark.parametrize("every", [1, "epoch"])
-def test_checkpoints_of_before_stay_the_newest(every: Any, make_loop: Any, numbers: Any, tmp_path: Path) -> None:
-    good, bad = plain_dataset(*numbers, batch=10), _bad(numbers, batch=3, value=np.nan)
-    loop = make_loop(("mirrored", 2), line_net, steps_per_call=1)
+def test_checkpoints_of_before_stay_the_newest(every: Any, loop: Any, numbers: Any, tmp_path: Path) -> None:
+    good, bad = plain_dataset(*numbers, batch=10), _bad(numbers, batch=3)
 
-    def fit(data: Any, epochs: int, loop: Any = loop) -> Any:
+    def fit(data: Any, epochs: int) -> Any:
         callbacks = [mk.train.Checkpoints(tmp_path, every=every), C.TerminateOnNaN()]
         return loop.fit(data, epochs=epochs, verbose=0, callbacks=callbacks)
 
@@ -106,9 +107,9 @@ def test_checkpoints_of_before_stay_the_newest(every: Any, make_loop: Any, numbe
     assert not np.all(np.isfinite(values_of(loop)[0]))
     newest = max(path.name for path in checkpoint_file.find(tmp_path))
     assert newest.startswith("step-0000000009" if every == 1 else "step-0000000006")
-    again = make_loop(("mirrored", 2), line_net)
-    report = fit(good, 3, again)  # goes on, with good data
+    set_values(loop, [np.full_like(value, 7) for value in values_of(loop)])
+    report = fit(good, 3)  # goes on, with good data
     assert np.all(np.isfinite(report.history["loss"]))
     assert len(report.history["loss"]) == 3
-    assert again.position.epoch == 3
-    assert np.all(np.isfinite(values_of(again)[0]))
+    assert loop.position.epoch == 3
+    assert np.all(np.isfinite(values_of(loop)[0]))

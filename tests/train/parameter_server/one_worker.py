@@ -18,37 +18,36 @@ images = rng.integers(0, 255, (210, 8, 8, 1)).astype("uint8")
 labels = rng.integers(0, 3, 210)
 
 
-def train(strategy, data, **options):
+def compared(train):
+    """The largest difference between what `train` returns of each: arrays, a dict of arrays (by name), or numbers."""
     keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((8, 8, 1)),
-                keras.layers.Rescaling(1 / 255),
-                keras.layers.Conv2D(3, 3, use_bias=False),  # whose true gradient would be zero
-                keras.layers.BatchNormalization(),
-                keras.layers.Flatten(),
-                keras.layers.Dense(3),
-            ]
-        )
-        optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.01)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], **options)
-    loop = mk.train.Loop(strategy, step, steps_per_call=5)
-    report = loop.fit(data, epochs=2, verbose=0, class_weight={0: 2.0})
-    with step.averaged():
-        averaged = loop.evaluate(data)["loss"]
-    return [v.value.numpy() for v in step.variables], report.history, averaged
+    one = train(device)
+    keras.utils.set_random_seed(0)
+    there = train(servers)
+    pairs = zip(tf.nest.flatten(one), tf.nest.flatten(there), strict=True)
+    return {"largest": max(float(np.abs(np.subtract(a, b)).max()) for a, b in pairs), "values": len(one[0])}
 
 
-def compared(data, **options):
-    one, there = train(device, data, **options), train(servers, data, **options)
-    return {
-        "weights": max(float(np.abs(a - b).max()) for a, b in zip(one[0], there[0], strict=True)),
-        "history": max(float(np.abs(np.subtract(one[1][k], there[1][k])).max()) for k in one[1]),
-        "averaged": abs(one[2] - there[2]),
-        "variables": len(one[0]),
-    }
+def values(step):
+    return [v.value.numpy() for v in step.variables]
+
+
+def classified(data, **options):
+    def train(strategy):
+        layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+        layers += [keras.layers.Dense(6, use_bias=False)]  # the true gradient of a bias would be zero
+        with strategy.scope():
+            head = [keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+            model = keras.Sequential([keras.Input((8, 8, 1)), *layers, *head])
+            optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.01)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], ema=0.9, **options)
+        loop = mk.train.Loop(strategy, step, steps_per_call=5)
+        report = loop.fit(data, epochs=2, verbose=0, class_weight={0: 2.0})
+        with step.averaged():
+            return values(step), report.history, loop.evaluate(data)["loss"]
+
+    return compared(train)
 
 
 def augmented():
@@ -59,19 +58,19 @@ def augmented():
         augment=[mk.data.augment.flip(), mk.data.augment.pad_and_crop(1)],
         drop_remainder=True,
     )
-    return compared(data, ema=0.9)
+    return classified(data)
 
 
 def accumulated():
     uneven = mk.data.batches(mk.data.arrays(images, labels), global_batch_size=32, shuffle=True)
-    return compared(uneven, ema=0.9, accumulate=3, clip_norm=0.1)
+    return classified(uneven, accumulate=3, clip_norm=0.1)
 
 
 def from_loss():
     """Two models, in batches of which the last is smaller."""
+    vectors = rng.normal(size=(210, 4)).astype("float32")
 
-    def trained(strategy):
-        keras.utils.set_random_seed(0)
+    def train(strategy):
         with strategy.scope():
             encoder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
             decoder = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4)])
@@ -87,23 +86,17 @@ def from_loss():
         loop = mk.train.Loop(strategy, step, steps_per_call=5)
         data = tf.data.Dataset.from_tensor_slices({"x": vectors, "unused": np.arange(210)}).batch(32)
         history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
-        return [v.value.numpy() for v in step.variables], history, loop.predict(data)
+        assert set(history) == {"error", "loss", "val_error", "val_loss"}
+        return values(step), history, loop.predict(data)
 
-    vectors = rng.normal(size=(210, 4)).astype("float32")
-    one, there = trained(device), trained(servers)
-    return {
-        "weights": max(float(np.abs(a - b).max()) for a, b in zip(one[0], there[0], strict=True)),
-        "history": max(float(np.abs(np.subtract(one[1][k], there[1][k])).max()) for k in one[1]),
-        "predictions": float(np.abs(one[2] - there[2]).max()),
-        "names": sorted(there[1]),
-    }
+    return compared(train)
 
 
 def whole_batch():
     """Each worker has whole batches, so there is nothing to gather; the last batch is smaller."""
+    vectors = rng.normal(size=(210, 4)).astype("float32")
 
-    def trained(strategy):
-        keras.utils.set_random_seed(0)
+    def train(strategy):
         with strategy.scope():
             net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
             optimizer = keras.optimizers.Adam(0.01)
@@ -115,18 +108,15 @@ def whole_batch():
 
         loop = mk.train.Loop(strategy, mk.train.Step.from_loss(net, optimizer, loss_fn, whole_batch=True))
         data = tf.data.Dataset.from_tensor_slices(vectors).batch(32)
-        history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
-        return np.concatenate([*map(np.ravel, net.get_weights()), *history.values()])
+        return net.get_weights(), loop.fit(data, epochs=2, validation_data=data, verbose=0).history
 
-    vectors = rng.normal(size=(210, 4)).astype("float32")
-    return {"difference": float(np.abs(trained(device) - trained(servers)).max())}
+    return compared(train)
 
 
 def unbuilt():
     """A model that the first data builds, on the workers the same as on one device."""
 
-    def trained(strategy):
-        keras.utils.set_random_seed(0)
+    def train(strategy):
         with strategy.scope():
             layers = [keras.layers.Flatten(), keras.layers.Dense(5), keras.layers.BatchNormalization()]
             model, optimizer = keras.Sequential([*layers, keras.layers.Dense(3)]), keras.optimizers.Adam(0.01)
@@ -134,14 +124,9 @@ def unbuilt():
         loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss), steps_per_call=5)
         data = tf.data.Dataset.from_tensor_slices((images / np.float32(255), labels)).batch(32)
         before = loop.evaluate(data)["loss"]
-        history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
-        return [v.value.numpy() for v in loop.step.variables], {**history, "before": [before]}
+        return values(loop.step), loop.fit(data, epochs=2, validation_data=data, verbose=0).history, before
 
-    one, there = trained(device), trained(servers)
-    return {
-        "weights": max(float(np.abs(a - b).max()) for a, b in zip(one[0], there[0], strict=True)),
-        "history": max(float(np.abs(np.subtract(one[1][k], there[1][k])).max()) for k in one[1]),
-    }
+    return compared(train)
 
 
 def shapes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import mirrorkit as mk
 from mirrorkit.errors import StepError
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator
 from mirrorkit.train.input.resident import SentIterator
-from mirrorkit.train.parameter_server.pieces import pieces_of
+from mirrorkit.train.parameter_server.calls import RemoteCalls
+from mirrorkit.train.parameter_server.pieces import pieces, specs
 
 Cut = tuple[int, int, tuple[Any, ...], list[list[list[int]]]]  # first batch, updates, sizes, the batches of each update
 
@@ -21,8 +23,8 @@ Cut = tuple[int, int, tuple[Any, ...], list[list[list[int]]]]  # first batch, up
 def _cut(data: EpochIterator, steps: int, accumulate: int, at_once: int) -> list[Cut]:
     """The pieces of one call, in plain numbers."""
     found = []
-    for part, columns in pieces_of(data).cut(steps, accumulate, at_once):
-        for spec, column in zip(pieces_of(data).specs(part, columns), columns, strict=True):
+    for part, columns in pieces(data, steps, accumulate, at_once):
+        for spec, column in zip(specs(data, part, columns), columns, strict=True):
             assert spec.is_compatible_with(column)
         updates = [[column[i].numpy().tolist() for column in columns] for i in range(part.updates)]
         found.append((part.first, part.updates, part.sizes, updates))
@@ -34,6 +36,11 @@ def _read(examples: int, *, size: int | None = 4, steps: int | None = None, **op
     whole = 0 if size is None else examples // 4
     dataset = tf.data.Dataset.range(examples).batch(4)
     return HostIterator(dataset, steps=steps, size=size, whole=whole, **options)
+
+
+def _sent(recipe: mk.data.Batches, epoch: int, **place: Any) -> SentIterator:
+    """Batches of a set that the workers hold."""
+    return SentIterator(recipe, epoch, size=recipe.global_batch_size, whole=0, **place)
 
 
 def _batches(examples: int) -> list[list[int]]:
@@ -54,7 +61,7 @@ def test_every_batch_is_in_one_piece(kind: str, examples: int, accumulate: int, 
         data: EpochIterator = _read(examples, steps=len(batches))
     else:
         recipe = mk.data.batches(mk.data.arrays(np.arange(examples), np.arange(examples)), global_batch_size=4)
-        data = SentIterator(recipe, 0, steps=len(batches))
+        data = _sent(recipe, 0, steps=len(batches))
     cut = _cut(data, len(batches), accumulate, at_once)
     assert _all_of(cut) == batches
     position = 0
@@ -81,7 +88,7 @@ def test_a_later_call_goes_on() -> None:
 
 def test_sent_rows_are_those_of_the_epochs_order() -> None:
     recipe = mk.data.batches(mk.data.arrays(np.arange(9), np.arange(9)), global_batch_size=4, shuffle=True, seed=1)
-    rows = _all_of(_cut(SentIterator(recipe, 2, steps=3, position=1), 2, 1, 8))
+    rows = _all_of(_cut(_sent(recipe, 2, steps=3, position=1), 2, 1, 8))
     assert rows == [y.numpy().tolist() for _, y in recipe.dataset(epoch=2, start=1)]
 
 
@@ -113,6 +120,13 @@ def test_batches_that_were_looked_at_come_first(looked_at: int, at_once: int, st
 
 def test_reading_goes_past_what_was_looked_at() -> None:
     data = _read(10, look_at=2, steps=3)
-    assert [data.read().numpy().tolist() for _ in range(3)] == _batches(10)  # type: ignore[union-attr]
-    assert data.read() is None
-    assert _read(0, look_at=1).read() is None
+    assert [data.read(i).numpy().tolist() for i in range(3)] == _batches(10)  # type: ignore[union-attr]
+    assert data.read(3) is None
+    assert _read(0, look_at=1).read(0) is None
+
+
+def test_a_worker_tells_the_step_the_place_of_a_batch() -> None:
+    """By it differ what workers draw that compute at the same time, and so at the same count of steps."""
+    calls = object.__new__(RemoteCalls)  # without a cluster
+    calls._step = SimpleNamespace(train=lambda batches, first_part: first_part)  # type: ignore[assignment]
+    assert calls._run("train")([], tf.constant(0), tf.constant(7)) == 7

@@ -24,6 +24,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from drawing import all_draws, assert_distinct, state_after
 
 EXAMPLES, BATCH = 530, 16  # 33 batches and a smaller one
+EVEN = 528  # without that, where one function less is compiled
 
 strategy = mk.strategy.create("parameter_server", cluster=mk.testing.local_cluster(workers=2, ps=1))
 rng = np.random.default_rng(0)
@@ -67,10 +68,6 @@ def counts_held():
     return counted(mk.data.batches(numbered, global_batch_size=BATCH, shuffle=True))
 
 
-def counts_sent():
-    return counted(tf.data.Dataset.from_tensor_slices((x, np.arange(EXAMPLES))).batch(BATCH))
-
-
 def counts_unknown_length():
     return counted(tf.data.Dataset.from_tensor_slices((x, np.arange(EXAMPLES))).filter(lambda *_: True).batch(BATCH))
 
@@ -111,20 +108,13 @@ def momentum():
     return float(step.velocity.numpy())
 
 
-def make(**options):
+def make():
     with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((6,)),
-                keras.layers.Dense(8, activation="relu"),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dropout(0.2),
-                keras.layers.Dense(3),
-            ]
-        )
-        optimizer = keras.optimizers.SGD(options.pop("learning_rate", 0.02), momentum=0.5)
+        hidden = [keras.layers.Dense(8, activation="relu"), keras.layers.BatchNormalization()]
+        model = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(3)])
+        optimizer = keras.optimizers.SGD(0.02, momentum=0.5)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], **options)
+    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
     return step, mk.train.Loop(strategy, step)
 
 
@@ -218,34 +208,40 @@ def checkpoints():
 
 
 def non_finite():
-    bad = y.astype("float32")
+    bad = y[:EVEN].astype("float32")
     bad[16 * 20 + 3] = np.nan
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
         optimizer = keras.optimizers.SGD(0.0)
     step = mk.train.Step(model, optimizer, loss="mse")
     try:
-        mk.train.Loop(strategy, step).fit(mk.data.batches(mk.data.arrays(x, bad), global_batch_size=16), verbose=0)
+        mk.train.Loop(strategy, step).fit(
+            mk.data.batches(mk.data.arrays(x[:EVEN], bad), global_batch_size=16), verbose=0
+        )
     except NonFiniteLossError as error:
         return [error.step, error.epoch, error.batch]
 
 
 def hidden():
-    holes = x.copy()
+    holes = x[:EVEN].copy()
     holes[16 * 20 + 3, 0] = np.nan  # as a ReLU does on some processors, a layer makes 0 of it
     with strategy.scope():
         hide = keras.layers.Lambda(lambda h: tf.where(tf.math.is_nan(h), 0.0, h))
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="first"), hide, keras.layers.Dense(1)])
         step = mk.train.Step(model, keras.optimizers.SGD(0.01), loss="mse")
     try:
-        data = mk.data.batches(mk.data.arrays(holes, y.astype("float32")), global_batch_size=16)
+        data = mk.data.batches(mk.data.arrays(holes, y[:EVEN].astype("float32")), global_batch_size=16)
         mk.train.Loop(strategy, step).fit(data, verbose=0)
     except NonFiniteLossError as error:
         return [error.variable, error.epoch]
 
 
 def options():
-    step, loop = make(accumulate=2, ema=0.9, clip_norm=1.0, loss_scale="dynamic")
+    with strategy.scope():
+        model, optimizer = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)]), keras.optimizers.SGD(0.02)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    step = mk.train.Step(model, optimizer, loss=loss, accumulate=2, ema=0.9, clip_norm=1.0, loss_scale="dynamic")
+    loop = mk.train.Loop(strategy, step)
     loop.fit(train, epochs=2, verbose=0)
     with step.averaged():
         averaged = loop.evaluate(train)["loss"]
@@ -254,7 +250,7 @@ def options():
 
 
 def overflow():
-    holes = x.copy()
+    holes = x[:EVEN].copy()
     holes[BATCH * 5 : BATCH * 6] = 0  # where the root below has no derivative: the loss is finite, its gradient is not
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, use_bias=False)])
@@ -263,7 +259,7 @@ def overflow():
         model, optimizer, loss=lambda t, p: tf.sqrt(tf.square(p[:, 0])), loss_scale=mk.train.LossScale(64.0, 1000)
     )
     loop = mk.train.Loop(strategy, step)
-    loop.fit(mk.data.batches(mk.data.arrays(holes, y), global_batch_size=BATCH), verbose=0)
+    loop.fit(mk.data.batches(mk.data.arrays(holes, y[:EVEN]), global_batch_size=BATCH), verbose=0)
     return {
         "scale": step.current_loss_scale,
         "iterations": int(step.optimizer.iterations.value.numpy()),
@@ -287,7 +283,6 @@ def describe():
 run(
     describe,
     counts_held,
-    counts_sent,
     counts_unknown_length,
     momentum,
     warm_up,

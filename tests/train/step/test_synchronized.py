@@ -181,7 +181,8 @@ def test_resident_rows_are_those_gathered(
         augment=[mk.data.augment.flip()],
         shards=shards,
     )
-    epoch = ResidentIterator(data, strategy, 0, steps=-(-examples // batch))
+    place = {"size": batch, "whole": examples // batch, "last": examples % batch or None}
+    epoch = ResidentIterator(data, strategy, 0, steps=-(-examples // batch), **place)
     for index in range(epoch.steps):
 
         def global_batch(number: tf.Tensor, index: int = index) -> Any:
