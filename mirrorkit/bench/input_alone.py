@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -88,13 +89,24 @@ class InputAlone:
         return rows(source)
 
     def _many(self, source: Nest, first: tf.Tensor, batches: tf.Tensor) -> tf.Tensor:
-        def body(index: tf.Tensor, last: Any) -> tuple[Any, ...]:
+        def read(index: tf.Tensor, last: Any) -> Any:
             batch = self._take(source, first + index, self._size)
-            return index + 1, self._strategy.run(lambda: touched(batch.rows()))
+            return self._strategy.run(lambda: touched(batch.rows()))
 
-        start = (tf.constant(0, tf.int64), self._strategy.run(lambda: tf.zeros([])))
-        _, last = tf.while_loop(lambda index, _: index < batches, body, start, parallel_iterations=1)
-        return of_this_worker(self._strategy, last)
+        return of_this_worker(self._strategy, repeated(self._strategy, read, batches))
+
+
+def repeated(strategy: tf.distribute.Strategy, once: Callable[[tf.Tensor, Any], Any], times: tf.Tensor) -> Any:
+    """Call `once(index, last)` so many times, one after the other, within a `tf.function`; return the last result.
+
+    Results are a float32 number of each replica; `last` is the one before, at first 0.
+    """
+
+    def body(index: tf.Tensor, last: Any) -> tuple[Any, ...]:
+        return index + 1, once(index, last)
+
+    start = (tf.zeros([], times.dtype), strategy.run(lambda: tf.zeros([])))
+    return tf.while_loop(lambda index, _: index < times, body, start, parallel_iterations=1)[1]
 
 
 def touched(values: Any) -> tf.Tensor:

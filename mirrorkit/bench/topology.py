@@ -23,7 +23,7 @@ SHARED_NOTE = (
 class Topology:
     """Replicas on one machine."""
 
-    kind: str  # as in `mk.strategy.create`
+    kind: str  # as in `mk.strategy.create`; or "apart": processes that train independently, for the limit of the cores
     device: str  # "cpu" for virtual CPU devices, "gpu", or "workers" for processes of one CPU core each
     replicas: int
     logical: bool = False  # whether the GPUs are logical ones, parts of the first
@@ -38,6 +38,8 @@ class Topology:
         """Return the processes; their objects are made with `arguments`, `kind` and `devices`, and with `split_gpu`
         where the GPUs are logical ones.
         """
+        if self.kind == "apart":
+            return [alone(core, **arguments) for core in range(self.replicas)]
         arguments = {**arguments, "kind": self.kind, "devices": f"{self.device}:{self.replicas}"}
         if self.logical:
             arguments["split_gpu"] = self.replicas

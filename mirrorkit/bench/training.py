@@ -81,7 +81,7 @@ class Training:
     def _compiled(self) -> dict[str, Any]:
         return {"xla": self._jit_compile or False, "on": strategy.describe(self._strategy)}
 
-    def train(self, epochs: int) -> float:
+    def measure(self, epochs: int) -> float:
         """Train for some epochs and return examples per second, everything counted."""
         start = time.perf_counter()
         self._fit(epochs)

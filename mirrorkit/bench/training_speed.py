@@ -7,7 +7,7 @@ from typing import Any
 
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.machine import about_with_gpus
-from mirrorkit.bench.measure import TRAINING, Job, Measured, check_work, train_in_turns
+from mirrorkit.bench.measure import TRAINING, Job, Measured, check_work, measure_in_turns
 from mirrorkit.bench.report import SPEED_COLUMNS, Column, Report, figures, rates_line, span
 from mirrorkit.bench.topology import SHARED_NOTE, Hardware, Topology, check, for_comparison
 from mirrorkit.errors import StrategyError
@@ -146,7 +146,7 @@ def _trained(
         key: Job(TRAINING, layout, {**training, "global_batch_size": size}) for key, (layout, size) in layouts.items()
     }
     # A set on the devices is read at once.
-    found = train_in_turns(jobs, needs_first=True, inputs=not training["resident"], **turns)
+    found = measure_in_turns(jobs, needs_first=True, inputs=not training["resident"], **turns)
     facts = next(iter(found.values())).facts
     return found, f"{training['model']} on {facts['examples']:,} images of {facts['data']}"
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._types import Batch
-from mirrorkit.bench.input_alone import Epochs, InputAlone, of_this_worker, touched
+from mirrorkit.bench.input_alone import Epochs, InputAlone, of_this_worker, repeated, touched
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica, of_all_workers
 from mirrorkit.train import Calls, OwnRows, Step, all_reduce
@@ -75,13 +75,11 @@ class Variants:
     def _many(self, one: Any) -> Any:
         @tf.function(autograph=False)
         def many(rows: Any, steps: tf.Tensor) -> tf.Tensor:
-            def body(index: tf.Tensor, last: Any, rows: Any) -> tuple[Any, ...]:
+            def once(index: tf.Tensor, last: Any) -> Any:
                 with tf.control_dependencies([index]):
-                    return index + 1, one(rows), rows
+                    return one(rows)
 
-            start = (tf.constant(0), self._strategy.run(lambda: tf.zeros([])), rows)
-            _, last, _ = tf.while_loop(lambda index, *_: index < steps, body, start, parallel_iterations=1)
-            return of_this_worker(self._strategy, last)
+            return of_this_worker(self._strategy, repeated(self._strategy, once, steps))
 
         return many
 

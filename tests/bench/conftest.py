@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from xml.etree import ElementTree
 import pytest
 
 from mirrorkit import __main__ as command
+from mirrorkit.bench import gpu_suite, measure
+from mirrorkit.errors import MirrorkitError
 
 BENCHMARKS = Path(__file__).parents[2] / "examples/benchmarks"
 
@@ -43,6 +47,43 @@ def check_rows() -> Callable[[list[dict[str, Any]]], None]:
             assert min(row["values"]) <= row["median"] <= row["best"] == max(row["values"])
 
     return check
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> type:
+    """Let benchmarks start no processes, of which each would import TensorFlow: their objects live here.
+
+    What travels is pickled, as on the way to a process; what was made of the same arguments is used again. Returns the
+    class that plays `Remote`; of several workers the first one plays alone.
+    """
+    made: dict[bytes, Any] = {}
+
+    class Here:
+        def __init__(self, target: str, *members: Any, timeout: float = 0.0) -> None:
+            self.target, self.arguments = target, dict(members[0].arguments) if members else {}
+
+        def __enter__(self) -> Here:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def call(self, method: str, **arguments: Any) -> Any:
+            module, _, name = self.target.partition(":")
+            subject = importlib.import_module(module)
+            try:
+                if name:
+                    key = pickle.dumps((self.target, self.arguments))
+                    if key not in made:
+                        made[key] = getattr(subject, name)(**pickle.loads(key)[1])
+                    subject = made[key]
+                return pickle.loads(pickle.dumps(getattr(subject, method)(**arguments)))
+            except Exception as error:
+                raise MirrorkitError(f"{self.target} failed: {type(error).__name__}: {error}") from error
+
+    monkeypatch.setattr(measure, "Remote", Here)
+    monkeypatch.setattr(gpu_suite, "Remote", Here)
+    return Here
 
 
 @pytest.fixture

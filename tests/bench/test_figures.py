@@ -119,7 +119,7 @@ def test_medians_ranges_and_ratios_come_from_the_single_measurements(figures):
         {**row, "contender": "fit", "values": [10.0, 40.0, 30.0, 20.0]},
         {"contender": "orbit", "error": "not installed"},
     ]
-    lines = tables.cnn(runs.Run("x", {"about": about, "rows": rows}))
+    lines = tables.epochs_of(tables.REPLICAS)(runs.Run("x", {"about": about, "rows": rows}))
     assert lines == [
         "| trained by | images/s, median | range | `Loop` / it | accuracy |",
         "| --- | ---: | ---: | ---: | ---: |",

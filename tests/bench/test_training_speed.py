@@ -19,7 +19,7 @@ def measured(monkeypatch):
     asked = []
 
     def use(speeds):
-        def train_in_turns(jobs, **options):
+        def measure_in_turns(jobs, **options):
             asked.append((jobs, options))
             facts = {"data": "digits", "examples": 1000}
             return {
@@ -34,7 +34,7 @@ def measured(monkeypatch):
                 for key, job in jobs.items()
             }
 
-        monkeypatch.setattr(training_speed, "train_in_turns", train_in_turns)
+        monkeypatch.setattr(training_speed, "measure_in_turns", measure_in_turns)
         return asked
 
     return use
@@ -177,7 +177,8 @@ def test_epochs_that_are_none_are_named_as_they_were_asked_for(epochs):
         bench.strategies(epochs=epochs)
 
 
-@pytest.mark.slow  # three processes compile
+@pytest.mark.slow  # three trainings compile
+@pytest.mark.usefixtures("in_this_process")  # processes: below, in those of strategies
 def test_scaling(run_benchmark, check_rows, capsys):
     written, title = run_benchmark(f"scaling {SMALL} --examples 1024 --repeats 2")
     check_rows(written["rows"])
@@ -193,14 +194,18 @@ def test_scaling(run_benchmark, check_rows, capsys):
     assert title.startswith("Scaling of linear")
 
 
-@pytest.mark.slow  # nine processes
-@pytest.mark.timeout(900)
-def test_strategies_reach_the_same_accuracy(run_benchmark, check_rows):
-    written, _ = run_benchmark(f"strategies {SMALL} --examples 8192 --epochs 3")
+@pytest.mark.slow  # seven processes
+@pytest.mark.parametrize("devices", ["cpu", "workers"])
+def test_strategies_reach_the_same_accuracy(run_benchmark, check_rows, devices, request, monkeypatch):
+    kinds = {"cpu": ("mirrored", "central_storage"), "workers": ("multi_worker", "parameter_server")}[devices]
+    if devices == "cpu":
+        request.getfixturevalue("in_this_process")
+        monkeypatch.setattr("mirrorkit.processor.cores", lambda: 1)  # where no worker would have a core of its own
+    work = SMALL.replace("cpu", devices)
+    written, _ = run_benchmark(f"strategies {work} --examples 4096 --epochs 3")
     rows = {row["strategy"]: row for row in written["rows"]}
     check_rows(rows.values())
-    processes = ("multi_worker", "parameter_server") if written["about"]["cores"] > 1 else ()
-    assert tuple(rows) == ("one_device", "mirrored", "central_storage", *processes)
+    assert tuple(rows) == ("one_device", *kinds)
     accuracy = rows["one_device"]["accuracy"]
     assert accuracy > 0.3  # one class in ten is 0.1
     for kind, row in rows.items():
