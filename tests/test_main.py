@@ -12,22 +12,26 @@ import pytest
 import tensorflow as tf
 
 from mirrorkit import __main__ as command
-from mirrorkit import __version__
+from mirrorkit import __version__, devices
 from mirrorkit.devices import verification
 from mirrorkit.supported import TENSORFLOW, written
 
 
-def test_devices_splits_verifies_and_prints():
-    done = subprocess.run(
-        [sys.executable, "-m", "mirrorkit", "devices", "--devices", "cpu:2"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    lines = done.stdout.splitlines()
+def test_it_is_a_program():
+    command = [sys.executable, "-m", "mirrorkit", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.startswith(f"mirrorkit {__version__}, ")
+
+
+def test_devices_splits_verifies_and_prints(monkeypatch, capsys):
+    """How the CPU is split before TensorFlow starts: tests/devices."""
+    split = []
+    monkeypatch.setattr(devices, "resolve", split.append)
+    assert command.main(["devices", "--devices", "cpu:2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("TensorFlow ")
     assert [line.split()[0] for line in lines[1:3]] == ["/device:CPU:0", "/device:CPU:1"]
+    assert split == ["cpu:2"]
 
 
 def test_what_is_required_and_missing_is_one_message_and_exit_code_1(monkeypatch, capsys):
