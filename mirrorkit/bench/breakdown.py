@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +57,8 @@ class Anatomy:
     input_alone: float
     steps_per_call: int
     spread: float
-    workers: Sequence[float] = field(default_factory=list)
-    input_rates: Sequence[float] = field(default_factory=list)
+    workers: Sequence[float] = ()
+    input_rates: Sequence[float] = ()
     examples_per_second: float = math.nan
 
     @property

@@ -130,7 +130,8 @@ def strategies(
         rows.append(row)
     title = f"Strategies: {what}, {devices}, global batch {global_batch_size}, {epochs} epochs"
     shared = any(hardware.is_shared(layout.device, layout.replicas) for layout in layouts)
-    names = [f"{row['strategy']} x{row['replicas']}" + " (CPU)" * _is_aside(row, devices) for row in rows]
+    aside = {"gpu": "cpu"}.get(devices)  # the CPU beside GPUs
+    names = [f"{row['strategy']} x{row['replicas']}" + " (CPU)" * (row["device"] == aside) for row in rows]
     speeds, spans = {"speed": [row.get("median") for row in rows]}, {"speed": [span(row) for row in rows]}
     chart = Chart(f"{model}, global batch {global_batch_size}", names, speeds, spans, y_label=_Y_LABEL, bars=True)
     chart.beside, chart.beside_label = [row.get("accuracy") for row in rows], "test accuracy"
@@ -166,11 +167,6 @@ def compare(found: Mapping[tuple[str, int, int], Measured], shared: Container[in
             row |= {"overhead": 1 / faster - 1} if n in shared else {"speedup": faster, "efficiency": faster / n}
         rows.append(row)
     return rows
-
-
-def _is_aside(row: dict[str, Any], devices: str) -> bool:
-    """Whether this is the CPU beside GPUs."""
-    return devices == "gpu" and row["device"] == "cpu"
 
 
 def _rates(rows: Sequence[dict[str, Any]], name: str) -> list[str]:
