@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from placement_subjects import pictures
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.data import rows
+from mirrorkit.placement import source
 from mirrorkit.train.calls import compiled
 from mirrorkit.train.input import resident
 from mirrorkit.train.keras_model import keras_operations
@@ -281,5 +283,11 @@ def test_keras_accuracy_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras_operations, "_within", SimpleNamespace())  # the wrappers look elsewhere
     monkeypatch.setattr(metrics, "without_waits", lambda of_metric: nullcontext())
     train = _report(_net(), _batches())["train"]
-    assert any("waits: Less (" in problem for problem in train.problems)
+    (problem,) = [problem for problem in train.problems if "waits: Less (" in problem]
+    assert "mirrorkit/" not in problem, "Keras made it: its name says more than the line that called Keras"
     assert train.to_host == 16 * 3 * 4  # all logits
+
+
+def test_where_mirrorkit_calls_keras_there_are_such_files() -> None:
+    package = Path(mk.__file__).parent
+    assert [name for name in source._OF_THE_MODEL if not (package / name).exists()] == []
