@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +15,6 @@ import pytest
 from mirrorkit import __main__ as command
 from mirrorkit.bench import gpu_suite, measure
 from mirrorkit.errors import MirrorkitError
-
-BENCHMARKS = Path(__file__).parents[2] / "examples/benchmarks"
 
 
 @pytest.fixture
@@ -87,20 +82,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> type:
 
 
 @pytest.fixture
-def run_script(tmp_path: Path) -> Callable[..., str]:
-    """`run_script("overheads.py --rounds 2", NAME=value)` runs a script of examples/benchmarks; returns its output."""
-
-    def run(command: str, **environment: str) -> str:
-        script, *arguments = command.split()
-        done = subprocess.run(
-            [sys.executable, BENCHMARKS / script, *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parents[1]), "TMPDIR": str(tmp_path), **environment},
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
-
-    return run
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """`script("figures")` imports a module of examples/benchmarks."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples/benchmarks")
+    return importlib.import_module

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +15,8 @@ WORK = "--net linear --replicas 2 --batch-size 64 --data synthetic --examples 64
 
 
 @pytest.fixture
-def against_peers(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples/benchmarks")
-    return importlib.import_module("against_peers")
+def against_peers(script):
+    return script("against_peers")
 
 
 @pytest.fixture
@@ -59,14 +56,13 @@ def test_first_steps_are_seconds_of_processes_that_did_nothing_before(run):
 
 
 @pytest.mark.parametrize(("name", "compiles"), [("loop-xla", True), ("fit-xla", True), ("loop-resident", False)])
-def test_xla_compiles_the_contenders_that_are_named_after_it(name, compiles, against_peers, monkeypatch, tmp_path):
+def test_xla_compiles_the_contenders_that_are_named_after_it(name, compiles, script, monkeypatch, tmp_path):
     asked = []
     loop = mk.train.Loop
     monkeypatch.setattr(mk.train, "Loop", lambda *given, **options: asked.append(options) or loop(*given, **options))
-    contenders = importlib.import_module("contenders")
-    importlib.import_module("contenders.preparation").Preparation().write(str(tmp_path), "synthetic", None, 64, False)
+    script("contenders.preparation").Preparation().write(str(tmp_path), "synthetic", None, 64, False)
     work = {"net": "linear", "batch_size": 64, "plain": False, "folder": str(tmp_path), "replicas": 1}
-    contender = contenders.make(name, work, kind="one_device", devices="cpu:1")
+    contender = script("contenders").make(name, work, kind="one_device", devices="cpu:1")
     contender.build()
     options = asked[0] if asked else {"jit_compile": contender.model.jit_compile}
     assert options["jit_compile"] == compiles
