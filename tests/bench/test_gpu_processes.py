@@ -31,24 +31,23 @@ def test_all_reduces_between_gpus_are_nccls(devices, first, monkeypatch):
     assert asked == [{"devices": devices[:3], "replicas": int(devices[4:]), "sizes": [8]}]
 
 
-def dense_step(*layers):
-    """In place of the net of `bench gpu`, which a rehearsal trains: test_gpu_suite.py."""
-    net = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), *layers, keras.layers.Dense(10)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return mk.train.Step(net, keras.optimizers.SGD(1e-4), loss=loss)
-
-
 def test_weights_on_two_devices_come_close_and_a_net_that_depends_on_the_cut_is_found(monkeypatch):
     tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
     nets = {"kind": "mirrored", "devices": "cpu:2", "steps": 3}
-    monkeypatch.setattr(gpu_processes, "_smooth_step", dense_step)
     (row,) = gpu_processes.closeness(**nets, tf32=[False])
     assert row["n"] == 3
     assert row["difference"] == row["values"][-1] < 1e-5
     assert row["within"]
     assert row["copies_agree"]
     assert not tf.config.experimental.tensor_float_32_execution_enabled()
-    monkeypatch.setattr(gpu_processes, "_smooth_step", lambda: dense_step(keras.layers.BatchNormalization()))
+
+    def with_batch_statistics():
+        layers = [keras.layers.Flatten(), keras.layers.BatchNormalization(), keras.layers.Dense(10)]
+        net = keras.Sequential([keras.Input((16, 16, 1)), *layers])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        return mk.train.Step(net, keras.optimizers.SGD(0.01), loss=loss)
+
+    monkeypatch.setattr(gpu_processes, "_smooth_step", with_batch_statistics)
     (row,) = gpu_processes.closeness(**nets, tf32=[True])
     assert not row["within"]
     assert tf.config.experimental.tensor_float_32_execution_enabled()

@@ -9,6 +9,7 @@ import pytest
 
 import mirrorkit as mk
 from mirrorkit import __main__ as command
+from mirrorkit._keras import keras
 from mirrorkit.bench import gpu_plan, gpu_processes, gpu_suite
 from mirrorkit.bench.gpu_plan import PlannedRows, plan
 from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured
@@ -150,10 +151,19 @@ def test_mistakes_are_told_before_anything_starts(arguments, message, pretended,
         mk.bench.gpu(**arguments)
 
 
+def linear_step():
+    net = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return mk.train.Step(net, keras.optimizers.SGD(1e-4), loss=loss)
+
+
 @pytest.mark.slow  # more than a dozen trainings compile
 @pytest.mark.usefixtures("in_this_process")
 def test_a_rehearsal_measures_everything(run_benchmark, capsys, monkeypatch):
+    collectives = gpu_processes.collectives
+    monkeypatch.setattr(gpu_processes, "collectives", lambda **of: collectives(**{**of, "sizes": [4096], "repeats": 1}))
     monkeypatch.setattr(gpu_processes, "closeness", functools.cache(gpu_processes.closeness))
+    monkeypatch.setattr(gpu_processes, "_smooth_step", linear_step)  # its own net: test_gpu_processes.py
     written, title = run_benchmark("gpu --devices cpu --models linear --data synthetic --repeats 1")
     rows = written["rows"]
     for row in rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,6 @@ from mirrorkit.bench import measure
 from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured, measure_in_turns
 from mirrorkit.bench.topology import Topology
 from mirrorkit.errors import MirrorkitError
-from mirrorkit.remote import Member, Remote
 
 
 class Machine:
@@ -119,13 +117,3 @@ def test_input_rates_are_taken_at_the_end_of_workers_that_train_in_step(monkeypa
     rates = [measured.input_rates for measured in found.values()]
     assert rates == [None, [3.0, 4.0] if inputs else None, None]
     assert (machine.seen[-4] == ("multi_worker", "input_rates")) == inputs
-
-
-def test_contenders_that_do_not_start_are_named_and_the_others_are_ready():
-    mean = {"right": {"mu": 3.0}, "wrong": {"nu": 3.0}}
-    contenders = {name: partial(Remote, "statistics:NormalDist", Member(own)) for name, own in mean.items()}
-    with measure.started(contenders, "quantiles") as (remotes, turns):
-        assert [*remotes] == ["right"]
-        assert remotes["right"].call("quantiles", n=2) == [3.0]
-    assert turns["right"].error is None
-    assert "unexpected keyword argument 'nu'" in turns["wrong"].error
