@@ -34,23 +34,26 @@ def test_devices_splits_verifies_and_prints(monkeypatch, capsys):
     assert split == ["cpu:2"]
 
 
-def test_what_is_required_and_missing_is_one_message_and_exit_code_1(monkeypatch, capsys):
-    monkeypatch.setattr(verification, "_nvidia_smi", list)
-    assert command.main(["devices", "--require", "gpu:99"]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("mirrorkit devices: At least 99 GPU required")
-    assert "Traceback" not in err
-
-
 def test_what_is_required_and_there_is_exit_code_0(capsys):
     assert command.main(["devices", "--devices", "cpu:4", "--require", "cpu:4"]) == 0
     assert "/device:CPU:3" in capsys.readouterr().out
 
 
-def test_devices_that_cannot_be_read_are_one_message_and_exit_code_1(capsys):
-    assert command.main(["devices", "--devices", "four"]) == 1
-    assert "devices='four' is not understood" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("devices --require gpu:99", "mirrorkit devices: At least 99 GPU required"),
+        ("devices --devices four", "mirrorkit devices: devices='four' is not understood"),
+        ("launch --workers 2 nowhere.py", "mirrorkit launch: There is no script 'nowhere.py'. Name a Python file.\n"),
+    ],
+)
+def test_what_cannot_be_is_one_message_and_exit_code_1(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(verification, "_nvidia_smi", list)
+    assert command.main(arguments.split()) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(message)
+    assert "Traceback" not in err
 
 
 def test_a_failing_device_is_exit_code_1(monkeypatch, capsys):
@@ -74,11 +77,6 @@ def test_launch_gives_the_exit_code_of_the_script_and_passes_its_arguments_on(tm
     script.write_text("import sys; print(sys.argv[1:]); sys.exit(6)")
     assert command.main(["launch", "--workers", "2", str(script), "--workers", "9", "-h"]) == 6
     assert "| ['--workers', '9', '-h']" in capsys.readouterr().out
-
-
-def test_launch_without_the_script_is_one_message_and_exit_code_1(capsys):
-    assert command.main(["launch", "--workers", "2", "nowhere.py"]) == 1
-    assert capsys.readouterr().err == "mirrorkit launch: There is no script 'nowhere.py'. Name a Python file.\n"
 
 
 def test_launch_runs_a_module(tmp_path, capsys, monkeypatch):

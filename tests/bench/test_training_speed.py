@@ -8,7 +8,7 @@ from mirrorkit import bench
 from mirrorkit.bench import measure, training_speed
 from mirrorkit.bench.measure import Measured
 from mirrorkit.bench.topology import Hardware, Topology
-from mirrorkit.errors import MirrorkitError, StrategyError
+from mirrorkit.errors import MirrorkitError
 
 SMALL = "--model linear --data synthetic --global-batch-size 64 --devices cpu --replicas 2"
 
@@ -134,45 +134,29 @@ def test_workers_that_read_have_their_input_rates_in_a_line_and_in_their_row(mea
     assert not any("Input alone" in note for note in benchmark(devices="workers", replicas=[2]).notes)
 
 
+BOTH = [bench.scaling, bench.strategies]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("benchmarks", "arguments", "message"),
     [
-        ({"devices": "tpu"}, "'tpu' was asked for; there are 'cpu', 'gpu', 'workers'"),
-        ({"mode": "sideways"}, "'sideways' was asked for; there are 'strong'"),
-        ({"replicas": [0, 2]}, "must be a whole number of at least 1"),
+        ([bench.scaling], {"devices": "tpu"}, "'tpu' was asked for; there are 'cpu', 'gpu', 'workers'"),
+        ([bench.scaling], {"mode": "sideways"}, "'sideways' was asked for; there are 'strong'"),
+        ([bench.scaling], {"replicas": [0, 2]}, "must be a whole number of at least 1"),
+        ([*BOTH, bench.collectives], {"devices": "gpu"}, "TensorFlow finds no GPU"),
+        (BOTH, {"model": "mnist_cn"}, "There is no model 'mnist_cn'. Did you mean 'mnist_cnn'"),
+        (BOTH, {"examples": -5}, "examples=-5 was asked for"),
+        (BOTH, {"examples": 0}, "examples=0 was asked for"),
+        ([bench.strategies], {"epochs": 0}, "epochs=0 was asked for"),
+        ([bench.strategies], {"epochs": 1.5}, "epochs=1.5 was asked for"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_starts(arguments, message):
-    with pytest.raises(StrategyError, match=message):
-        bench.scaling(**arguments)
-
-
-@pytest.mark.parametrize("benchmark", [bench.scaling, bench.strategies, bench.collectives])
-def test_gpus_that_are_not_there(benchmark, monkeypatch):
+def test_what_cannot_be_measured_is_refused_before_anything_starts(benchmarks, arguments, message, monkeypatch):
     monkeypatch.setattr(Hardware, "of", classmethod(lambda cls, about: cls(cores=2, gpus=0)))
-    with pytest.raises(StrategyError, match="TensorFlow finds no GPU"):
-        benchmark(devices="gpu")
-
-
-@pytest.mark.parametrize("benchmark", [bench.scaling, bench.strategies])
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"model": "mnist_cn"}, "There is no model 'mnist_cn'. Did you mean 'mnist_cnn'"),
-        ({"examples": -5}, "examples=-5 was asked for"),
-        ({"examples": 0}, "examples=0 was asked for"),
-    ],
-)
-def test_no_process_is_started_for_what_cannot_be_trained(benchmark, arguments, message, monkeypatch):
     monkeypatch.setattr(measure, "Remote", None)
-    with pytest.raises(MirrorkitError, match=message):
-        benchmark(devices="cpu", **arguments)
-
-
-@pytest.mark.parametrize("epochs", [0, 1.5])
-def test_epochs_that_are_none_are_named_as_they_were_asked_for(epochs):
-    with pytest.raises(MirrorkitError, match=f"epochs={epochs} was asked for"):
-        bench.strategies(epochs=epochs)
+    for benchmark in benchmarks:
+        with pytest.raises(MirrorkitError, match=message):
+            benchmark(**arguments)
 
 
 @pytest.mark.slow  # three trainings compile
