@@ -269,6 +269,14 @@ def test_a_version_outside_of_the_range(examined, distribution, name, version, f
     assert_named((code, kept), finding, status, found, f"pip install .*{cure}")
 
 
+@pytest.mark.parametrize(("name", "found"), [("import", "not tried: "), ("devices", "not here")])
+def test_only_without_tensorflow_there_is_no_all_reduce(examined, monkeypatch, name, found):
+    monkeypatch.setattr(probe, "devices", lambda *_, **__: [Finding(name, "failure", "broken", "Repair it.")])
+    code, findings = examined()
+    assert code == 1
+    assert (findings[-1].name, findings[-1].found.startswith(found)) == ("all-reduce", True)
+
+
 def test_packages_that_do_not_fit_or_are_missing(examined, distribution):
     """Of one package after the other; each stays wrong."""
     distribution("protobuf", "3.9.0")
