@@ -69,7 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--contenders", default="loop-resident,loop,fit,hand", help=f"of {', '.join(CONTENDERS)}")
     parser.add_argument("--data", choices=["auto", "mnist", "synthetic"], default="auto")
     parser.add_argument("--data-dir", help="the folder with MNIST, or its parent")
-    parser.add_argument("--examples", type=int, default=60_000, help="take no more than so many")
+    parser.add_argument("--examples", type=int, default=60_000, help="take at most this many")
     parser.add_argument("--plain", action="store_true", help="peers: TensorFlow's default strategy, not mirrorkit's")
     parser.add_argument("--first-step", action="store_true", help="time to the first step; --rounds fresh processes")
     options = parsed(parser)

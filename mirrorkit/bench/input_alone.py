@@ -32,7 +32,7 @@ class Epochs:
         self.most = _MOST if self._alike is None else self._alike
 
     def with_left(self, batches: int) -> EpochIterator:
-        """Return the epoch that goes on, or the next one where that has not so many batches left."""
+        """Return the current epoch, or the next one if fewer than `batches` are left in it."""
         if self._alike is not None and self._epoch.position + batches > self._alike:
             self._number += 1
             self._epoch = self._input.epoch(self._number)
@@ -61,7 +61,7 @@ class InputAlone:
         self._read = tf.function(self._many, autograph=False)
 
     def seconds(self, batches: int) -> float:
-        """Return how long this worker takes to read so many."""
+        """Return the seconds that this worker takes to read this many batches."""
         epoch = self._epochs.with_left(batches)
         start = time.perf_counter()
         float(self._read(epoch.source, tf.constant(epoch.position, tf.int64), tf.constant(batches, tf.int64)))
@@ -97,9 +97,9 @@ class InputAlone:
 
 
 def repeated(strategy: tf.distribute.Strategy, once: Callable[[tf.Tensor, Any], Any], times: tf.Tensor) -> Any:
-    """Call `once(index, last)` so many times, one after the other, within a `tf.function`; return the last result.
+    """Call `once(index, last)` `times` times in sequence, within a `tf.function`, and return the last result.
 
-    Results are a float32 number of each replica; `last` is the one before, at first 0.
+    A result is a float32 number on each replica; `last` is the previous one, 0 at first.
     """
 
     def body(index: tf.Tensor, last: Any) -> tuple[Any, ...]:

@@ -71,7 +71,7 @@ def alone(core: int, **arguments: Any) -> Member:
 
 
 def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[Topology]:
-    """Return every strategy that one machine can run: one device first, then each kind with so many replicas.
+    """Return every strategy that one machine can run: one device first, then each kind for each number of replicas.
 
     "cpu" adds workers on cores of their own, as far as this machine has `cores`; "gpu" adds one CPU.
     """
@@ -124,5 +124,5 @@ class Hardware:
         return [n for n in (1, 2, 4, 8, 16, 32) if n <= most]
 
     def is_shared(self, device: str, replicas: int) -> bool:
-        """Whether so many replicas run on the same hardware, so that they cannot be faster than one."""
+        """Whether that many replicas share hardware, so that they cannot be faster than one."""
         return replicas > {"cpu": 1, "gpu": self.gpus, "workers": self.cores}[device]

@@ -53,11 +53,11 @@ class Variants:
         }
 
     def most(self, name: str) -> int:
-        """Return how many steps a call may have."""
+        """Return the largest number of steps in a call."""
         return _MOST if name in self._variants else self._updates
 
     def seconds(self, name: str, steps: int) -> float:
-        """Return seconds per step (per update, where it takes several batches) of a call of so many."""
+        """Return the seconds per step (per update, where it takes several batches) of a call of `steps` steps."""
         of_all_workers(self._strategy, 0.0)  # all begin at once: a worker's seconds hold no wait for a late one
         if name not in self._variants:
             batches = steps * self._step.accumulate
