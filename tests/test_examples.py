@@ -187,12 +187,12 @@ def compared(output: str) -> dict[tuple[str, int], tuple[float, float, float]]:
 def test_all_strategies_are_compared(tmp_path, monkeypatch, capsys):
     """The processes and their trainings are made up; the next test has real ones."""
 
-    class Pool(contextlib.nullcontext):
-        def apply(self, measure, arguments):
-            kind, devices, *_ = arguments
-            return 1200.0 / int(devices[-1]), 0.98 if kind == "one_device" else 0.97
+    def apply(measure, arguments):
+        kind, devices, *_ = arguments
+        return 1200.0 / int(devices[-1]), 0.98 if kind == "one_device" else 0.97
 
-    monkeypatch.setattr(multiprocessing, "get_context", lambda how: SimpleNamespace(Pool=lambda *_, **__: Pool()))
+    pool = contextlib.nullcontext(SimpleNamespace(apply=apply))
+    monkeypatch.setattr(multiprocessing, "get_context", lambda how: SimpleNamespace(Pool=lambda *_, **__: pool))
     plot = tmp_path / "speeds.png"
     monkeypatch.setattr(sys, "argv", ["", "--data", "synthetic", "--devices", "cpu:4", "--plot", str(plot)])
     runpy.run_path(str(ROOT / "examples" / "compare_strategies.py"), run_name="__main__")
