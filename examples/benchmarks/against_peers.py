@@ -90,13 +90,13 @@ def parts(name: str) -> tuple[str, str, dict[str, str]]:
 def job(name: str, options: argparse.Namespace, work: dict[str, Any]) -> Job:
     """The processes of a contender, and what is made in them."""
     short, number, environment = parts(name)
-    if CONTENDERS[short][2]:
-        layout = Topology.of("workers", int(number or 2))
+    processes = CONTENDERS[short][2]
+    replicas = int(number or (2 if processes else options.replicas))
+    if processes == "apart":
+        layout = Topology("apart", "workers", replicas)
     else:
-        layout = Topology.of(options.device, int(number or options.replicas))
-    if short == "loop-apart":
-        layout = Topology("apart", "workers", layout.replicas)
-    return Job("contenders:make", layout, {"name": short, "work": {**work, "replicas": layout.replicas}}, environment)
+        layout = Topology.of(processes or options.device, replicas)
+    return Job("contenders:make", layout, {"name": short, "work": {**work, "replicas": replicas}}, environment)
 
 
 def epochs(jobs: dict[str, Job], options: argparse.Namespace) -> dict[str, Measured]:
