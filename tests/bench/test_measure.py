@@ -33,7 +33,7 @@ class Machine:
                 machine.seen.append(f"end {target}")
 
             def call(self, method, **arguments):
-                if target in machine.fails:
+                if target in machine.fails or (target, arguments.get("epochs")) in machine.fails:
                     raise MirrorkitError("no room")
                 machine.now += machine.starts if method == "facts" else machine.epochs * arguments.get("epochs", 0)
                 machine.seen.append((target, arguments.get("epochs", method)))
@@ -79,10 +79,11 @@ def test_nothing_is_started_that_would_not_end_with_the_budget_and_turns_end_wit
 
 
 def test_a_job_that_fails_is_an_error_and_the_others_go_on(monkeypatch):
-    Machine(monkeypatch, starts=1, epochs=1, fails=("a",))
-    found = measure_in_turns(jobs("abc"), budget=Budget(1000), seconds=500, repeats=2)
-    assert found["a"].error == "no room"
-    assert [len(found[name].speeds) for name in "abc"] == [0, 2, 2]
+    Machine(monkeypatch, starts=1, epochs=1, fails=("a", ("b", 3)))  # at its start, and in its first turn
+    found = measure_in_turns(jobs("abc"), repeats=2, epochs=3, evaluate=True)
+    assert [found[name].error for name in "abc"] == ["no room", "no room", None]
+    assert [len(found[name].speeds) for name in "abc"] == [0, 0, 2]
+    assert [found[name].accuracy for name in "abc"] == [None, None, 0.5]
 
 
 def test_a_job_that_hangs_does_not_take_all_that_is_left(monkeypatch):
