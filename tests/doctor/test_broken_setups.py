@@ -222,6 +222,7 @@ def test_a_worker_that_does_not_start(examined, own, missing):
     named = rf"worker {missing} \({address}\): its machine answers, but nothing listens"
     assert_named(result, "workers", "failure", named, "Start the doctor there")
     assert any(f"worker {missing} ({address})" in f.found and "0.5 s" in f.found for f in result[1])
+    assert "not tried" in result[1][-1].found, "the all-reduce would wait too"
 
 
 def test_a_worker_whose_machine_is_off(examined, monkeypatch):
