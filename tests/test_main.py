@@ -12,31 +12,26 @@ import pytest
 import tensorflow as tf
 
 from mirrorkit import __main__ as command
-from mirrorkit import __version__
+from mirrorkit import __version__, devices
 from mirrorkit.devices import verification
 from mirrorkit.supported import TENSORFLOW, written
 
 
-def test_devices_splits_verifies_and_prints():
-    done = subprocess.run(
-        [sys.executable, "-m", "mirrorkit", "devices", "--devices", "cpu:2"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    lines = done.stdout.splitlines()
+def test_it_is_a_program():
+    command = [sys.executable, "-m", "mirrorkit", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.startswith(f"mirrorkit {__version__}, ")
+
+
+def test_devices_splits_verifies_and_prints(monkeypatch, capsys):
+    """How the CPU is split before TensorFlow starts: tests/devices."""
+    split = []
+    monkeypatch.setattr(devices, "resolve", split.append)
+    assert command.main(["devices", "--devices", "cpu:2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("TensorFlow ")
     assert [line.split()[0] for line in lines[1:3]] == ["/device:CPU:0", "/device:CPU:1"]
-
-
-def test_what_is_required_and_missing_is_one_message_and_exit_code_1(monkeypatch, capsys):
-    monkeypatch.setattr(verification, "nvidia_smi", lambda *fields: [])
-    assert command.main(["devices", "--require", "gpu:99"]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("mirrorkit devices: At least 99 GPU required")
-    assert "Traceback" not in err
+    assert split == ["cpu:2"]
 
 
 def test_what_is_required_and_there_is_exit_code_0(capsys):
@@ -44,9 +39,21 @@ def test_what_is_required_and_there_is_exit_code_0(capsys):
     assert "/device:CPU:3" in capsys.readouterr().out
 
 
-def test_devices_that_cannot_be_read_are_one_message_and_exit_code_1(capsys):
-    assert command.main(["devices", "--devices", "four"]) == 1
-    assert "devices='four' is not understood" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("devices --require gpu:99", "mirrorkit devices: At least 99 GPU required"),
+        ("devices --devices four", "mirrorkit devices: devices='four' is not understood"),
+        ("launch --workers 2 nowhere.py", "mirrorkit launch: There is no script 'nowhere.py'. Name a Python file.\n"),
+    ],
+)
+def test_what_cannot_be_is_one_message_and_exit_code_1(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(verification, "nvidia_smi", lambda *fields: [])
+    assert command.main(arguments.split()) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(message)
+    assert "Traceback" not in err
 
 
 def test_a_failing_device_is_exit_code_1(monkeypatch, capsys):
@@ -70,11 +77,6 @@ def test_launch_gives_the_exit_code_of_the_script_and_passes_its_arguments_on(tm
     script.write_text("import sys; print(sys.argv[1:]); sys.exit(6)")
     assert command.main(["launch", "--workers", "2", str(script), "--workers", "9", "-h"]) == 6
     assert "| ['--workers', '9', '-h']" in capsys.readouterr().out
-
-
-def test_launch_without_the_script_is_one_message_and_exit_code_1(capsys):
-    assert command.main(["launch", "--workers", "2", "nowhere.py"]) == 1
-    assert capsys.readouterr().err == "mirrorkit launch: There is no script 'nowhere.py'. Name a Python file.\n"
 
 
 def test_launch_runs_a_module(tmp_path, capsys, monkeypatch):

@@ -18,18 +18,17 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from contenders import CONTENDERS
 
-from mirrorkit.bench.measure import started
+from mirrorkit.bench.measure import Job, Measured, measure_in_turns
 from mirrorkit.bench.report import Column, figures
 from mirrorkit.bench.script import parsed, parser_of, present, report_of
-from mirrorkit.bench.topology import Topology, alone
-from mirrorkit.bench.turns import Turns, in_turns
-from mirrorkit.remote import Member, Remote
+from mirrorkit.bench.topology import Topology
+from mirrorkit.bench.turns import in_turns
+from mirrorkit.remote import Remote
 
 
 def main() -> None:
@@ -45,9 +44,9 @@ def main() -> None:
                 records=any("records" in name for name in options.contenders),
             )
         work = {name: getattr(options, name) for name in ("net", "batch_size", "plain")} | {"folder": folder}
+        jobs = {name: job(name, options, work) for name in options.contenders}
         measure = first_steps if options.first_step else epochs
-        turns, accuracies = measure(options, work, examples)
-    rows = compare(turns, accuracies, smaller_is_better=options.first_step)
+        rows = compare(measure(jobs, options), smaller_is_better=options.first_step)
     unit = "seconds to the first step" if options.first_step else "images/s"
     title = (
         f"{options.net} on {examples:,} images of {data}, global batch {options.batch_size}, {options.replicas} "
@@ -70,7 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--contenders", default="loop-resident,loop,fit,hand", help=f"of {', '.join(CONTENDERS)}")
     parser.add_argument("--data", choices=["auto", "mnist", "synthetic"], default="auto")
     parser.add_argument("--data-dir", help="the folder with MNIST, or its parent")
-    parser.add_argument("--examples", type=int, default=60_000, help="take no more than so many")
+    parser.add_argument("--examples", type=int, default=60_000, help="take at most this many")
     parser.add_argument("--plain", action="store_true", help="peers: TensorFlow's default strategy, not mirrorkit's")
     parser.add_argument("--first-step", action="store_true", help="time to the first step; --rounds fresh processes")
     options = parsed(parser)
@@ -88,70 +87,48 @@ def parts(name: str) -> tuple[str, str, dict[str, str]]:
     return short, number, {} if rest == name else {"TF_ENABLE_ONEDNN_OPTS": "1"}
 
 
-def layout(name: str, options: argparse.Namespace) -> tuple[str, Topology]:
-    """A contender's name in CONTENDERS, and its replicas."""
-    short, number, _ = parts(name)
-    if CONTENDERS[short][2]:
-        return short, Topology.of("workers", int(number or 2))
-    return short, Topology.of(options.device, int(number or options.replicas))
+def job(name: str, options: argparse.Namespace, work: dict[str, Any]) -> Job:
+    """The processes of a contender, and what is made in them."""
+    short, number, environment = parts(name)
+    processes = CONTENDERS[short][2]
+    replicas = int(number or (2 if processes else options.replicas))
+    if processes == "apart":
+        layout = Topology("apart", "workers", replicas)
+    else:
+        layout = Topology.of(processes or options.device, replicas)
+    return Job("contenders:make", layout, {"name": short, "work": {**work, "replicas": replicas}}, environment)
 
 
-def members(name: str, options: argparse.Namespace, work: dict[str, Any]) -> list[Member]:
-    """The processes of a contender."""
-    short, own = layout(name, options)
-    arguments = {"name": short, "work": {**work, "replicas": own.replicas}}
-    found = own.members(**arguments)
-    if short == "loop-apart":
-        found = [alone(core, **arguments) for core in range(own.replicas)]
-    return [replace(member, environment={**member.environment, **parts(name)[2]}) for member in found]
-
-
-def remote(name: str, options: argparse.Namespace, work: dict[str, Any]) -> Remote:
-    return Remote("contenders:make", *members(name, options, work), timeout=1800)
-
-
-def epochs(
-    options: argparse.Namespace, work: dict[str, Any], examples: int
-) -> tuple[dict[str, Turns], dict[str, float]]:
+def epochs(jobs: dict[str, Job], options: argparse.Namespace) -> dict[str, Measured]:
     """Images per second of every epoch, and the last training accuracy."""
-    per_epoch = examples // options.batch_size * options.batch_size
-    accuracies: dict[str, float] = {}
-
-    def block(name: str, contender: Remote) -> list[float]:
-        laps, accuracies[name] = contender.call("train", epochs=options.epochs)
-        return [per_epoch / seconds for seconds in laps]
-
-    contenders = {name: partial(remote, name, options, work) for name in options.contenders}
-    with started(contenders, "warm_up") as (remotes, turns):
-        turns |= in_turns({name: partial(block, name, ready) for name, ready in remotes.items()}, options.rounds)
-    for turn in turns.values():
-        turn.answers = [speed for speeds in turn.answers if speeds for speed in speeds]
-    return turns, accuracies
+    found = measure_in_turns(jobs, repeats=options.rounds, epochs=options.epochs, evaluate=True)
+    for measured in found.values():
+        measured.speeds = [speed for speeds in measured.speeds for speed in speeds]
+    return found
 
 
-def first_steps(
-    options: argparse.Namespace, work: dict[str, Any], examples: int
-) -> tuple[dict[str, Turns], dict[str, float]]:
+def first_steps(jobs: dict[str, Job], options: argparse.Namespace) -> dict[str, Measured]:
     """Seconds from a made model to the end of the first step (optimizer, compile, trace, run), in fresh processes."""
 
-    def measure(name: str) -> float:
-        with remote(name, options, work) as contender:
+    def measure(of: Job) -> float:
+        with Remote(of.target, *of.members, timeout=1800) as contender:
             return contender.call("first_step")
 
-    return in_turns({name: partial(measure, name) for name in options.contenders}, options.rounds), {}
+    turns = in_turns({name: partial(measure, of) for name, of in jobs.items()}, options.rounds)
+    return {name: Measured(turn.answers, error=turn.error) for name, turn in turns.items()}
 
 
-def compare(turns: dict[str, Turns], accuracies: dict[str, float], *, smaller_is_better: bool) -> list[dict[str, Any]]:
+def compare(found: dict[str, Measured], *, smaller_is_better: bool) -> list[dict[str, Any]]:
     """A row for each contender; the ratios say how many times better the first one is than it."""
     rows: list[dict[str, Any]] = []
-    for name, turn in turns.items():
-        row = {"contender": name, **figures(turn.answers, turn.error, smaller_is_better=smaller_is_better)}
+    for name, measured in found.items():
+        row = {"contender": name, **figures(measured.speeds, measured.error, smaller_is_better=smaller_is_better)}
         rows.append(row)
-        if turn.error is None:
+        if measured.error is None:
             first = next(r for r in rows if "best" in r)
             ratios = [first[key] / row[key] for key in ("best", "median")]
             row["ratio"], row["ratio_of_medians"] = (1 / r for r in ratios) if smaller_is_better else ratios
-            row["accuracy"] = accuracies.get(name)
+            row["accuracy"] = measured.accuracy
     return rows
 
 

@@ -8,17 +8,20 @@ that computes while the CPU is free. The variants are measured in turns. It need
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 import mirrorkit as mk
+from mirrorkit.bench.report import Column, figures, table
+from mirrorkit.bench.script import parsed, parser_of, present, report_of
+from mirrorkit.bench.turns import values_in_turns
 
 BATCH, SIZE, STEP = 64, 224, 0.020
 AUTOTUNE = tf.data.AUTOTUNE
@@ -75,39 +78,44 @@ def waits(dataset: tf.data.Dataset, epochs: int) -> list[float]:
     return found[len(found) // epochs :]
 
 
-def shuffled(path: str, buffer: int) -> tuple[float, float]:
+def shuffled(path: str, buffer: int) -> dict[str, float]:
     """Return how many of ten classes a batch holds on average, and the milliseconds until the first batch."""
     dataset = tf.data.TFRecordDataset(path).map(decode, AUTOTUNE).shuffle(buffer, seed=0).batch(BATCH)
     next(iter(dataset))  # warm
     start = time.perf_counter()
     next(iter(dataset))
     first = 1000 * (time.perf_counter() - start)
-    return statistics.mean(len(np.unique(labels)) for _, labels in dataset), first
+    return {"classes": statistics.mean(len(np.unique(labels)) for _, labels in dataset), "first": first}
 
 
 def main() -> None:
-    """Measure and print two tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure both, the pipelines in turns."""
+    parser = parser_of(__doc__)
     parser.add_argument("--examples", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=4)
-    args = parser.parse_args()
+    options = parsed(parser)
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "images.tfrecord"))
-        write(path, args.examples)
-        datasets = variants(path)
-        times: dict[str, list[float]] = {name: [] for name in datasets}
-        for _ in range(args.rounds):
-            for name, dataset in datasets.items():
-                times[name] += waits(dataset, 5)
-        print(f"tensorflow {tf.__version__}, keras {keras.__version__}; a step takes {1000 * STEP:.0f} ms")
-        print("| pipeline | wait for a batch, ms: median | 10 to 90 % of the batches | n |\n|---|---:|---:|---:|")
-        for name, measured in times.items():
-            low, median, high = np.percentile(measured, [10, 50, 90])
-            print(f"| {name} | {median:.1f} | {low:.1f} to {high:.1f} | {len(measured)} |")
-        print("\n| `shuffle(buffer)` | classes in a batch, mean | first batch after, ms |\n|---:|---:|---:|")
-        for buffer in (1, args.examples // 16, args.examples // 4, args.examples):
-            classes, first = shuffled(path, buffer)
-            print(f"| {buffer:,} | {classes:.1f} | {first:.0f} |")
+        write(path, options.examples)
+        calls = {name: partial(waits, dataset, 5) for name, dataset in variants(path).items()}
+        rows: list[dict[str, Any]] = []
+        for name, rounds in values_in_turns(calls, options.rounds).items():
+            measured = [wait for part in rounds for wait in part]
+            low, high = np.percentile(measured, [10, 90]).tolist()
+            rows.append({"pipeline": name, **figures(measured, smaller_is_better=True), "low": low, "high": high})
+        buffers = (1, options.examples // 16, options.examples // 4, options.examples)
+        mixed = [{"buffer": buffer, **shuffled(path, buffer)} for buffer in buffers]
+    columns = [
+        *(Column("pipeline", "pipeline"), Column("median", "wait for a batch, ms", ".1f")),
+        *(Column("low", "10 %", ".1f"), Column("high", "90 % of the batches", ".1f"), Column("n", "n", "d")),
+    ]
+    more = [
+        *(Column("buffer", "shuffle(buffer)", ",d"), Column("classes", "classes in a batch, mean", ".1f")),
+        Column("first", "first batch after, ms", ".0f"),
+    ]
+    title = f"Waits of a step of {1000 * STEP:.0f} ms for its batch"
+    notes = ["", table(more, mixed)]
+    present(report_of("input_pipeline", title, columns, rows, unit="ms", notes=notes), options)
 
 
 if __name__ == "__main__":

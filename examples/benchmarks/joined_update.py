@@ -59,14 +59,14 @@ def main() -> None:
 
 
 def seconds(run: Callable[[int], Any], count: int) -> float:
-    """Return the processor time of one of so many updates."""
+    """Return the processor time of one update, the mean of `count`."""
     start = time.process_time()
     run(count)
     return (time.process_time() - start) / count
 
 
 def updates(strategy: tf.distribute.Strategy, net: str, optimizer: Any, limit: float) -> Callable[[int], Any]:
-    """Return a function that makes so many updates in one compiled call."""
+    """Return a function that makes a given number of updates in one compiled call."""
     packed._SMALL = int(limit * 1024)
     with strategy.scope():
         model, made = mk.models.create(net), optimizer()

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.machine import about_with_gpus
-from mirrorkit.bench.measure import started
+from mirrorkit.bench.measure import Job, measure_in_turns
 from mirrorkit.bench.report import Column, Report, figures
 from mirrorkit.bench.topology import Hardware, Topology, check
-from mirrorkit.bench.turns import in_turns
 from mirrorkit.errors import DeviceError, StrategyError
-from mirrorkit.remote import Remote
 
 IMPLEMENTATIONS = {
     "cpu": ("auto", "ring", "hierarchical", "one_device"),
@@ -75,17 +72,15 @@ def collectives(
             f"{devices!r} of the implementations {', '.join(known)}."
         )
     layout = Topology.of(devices, replicas)
-    members = {name: layout.members(implementation=name, sizes=list(sizes)) for name in implementations}
-    contenders = {name: partial(Remote, f"{__name__}:AllReduce", *own) for name, own in members.items()}
-    with started(contenders, "prepare") as (remotes, turns):
-        turns |= in_turns({name: partial(remote.call, "seconds") for name, remote in remotes.items()}, repeats)
+    target = f"{__name__}:AllReduce"
+    jobs = {name: Job(target, layout, {"implementation": name, "sizes": list(sizes)}) for name in implementations}
     rows: list[dict[str, Any]] = []
-    for name, turn in turns.items():
+    for name, found in measure_in_turns(jobs, repeats=repeats, epochs=1, warm_up=0).items():
         own = {"implementation": name, "replicas": replicas}
-        if turn.error is not None:
-            rows.append(own | figures([], turn.error))
+        if found.error is not None:
+            rows.append(own | figures([], found.error))
             continue
-        for size, *seconds in zip(sizes, *turn.answers, strict=True):
+        for size, *seconds in zip(sizes, *found.speeds, strict=True):
             row = {**own, "bytes": size, **figures([size / s / 1e9 for s in seconds])}
             row |= {"microseconds": size / row["median"] / 1e3, "bus": row["median"] * 2 * (replicas - 1) / replicas}
             rows.append(row)
@@ -105,7 +100,7 @@ class AllReduce:
         self._strategy = strategy.create(kind, devices=devices, communication=implementation)
         self._sizes = sizes
 
-    def prepare(self) -> None:
+    def facts(self) -> dict[str, Any]:
         """Compile, and choose how many all-reduces a call of each size makes."""
         from mirrorkit.strategy import of_all_workers
 
@@ -113,9 +108,11 @@ class AllReduce:
         # about 0.1 s each, so that the dispatch of the call does not count; all workers as often as the chief
         often = [max(4, round(0.4 / _seconds(f, 4))) for f in self._functions]
         self._loops = [int(of_all_workers(self._strategy, times)[0]) for times in often]
+        return {}
 
     def _function(self, length: int) -> Any:
         """Compile all-reduces, each after the one before on the same replica; a call takes how many."""
+        from mirrorkit.bench.input_alone import repeated
         from mirrorkit.train import all_reduce
 
         tf, strategy = self._tf, self._strategy
@@ -126,13 +123,9 @@ class AllReduce:
                 message = tf.identity(message)
             return all_reduce(message)[0] / strategy.num_replicas_in_sync
 
-        def body(index: Any, last: Any, message: Any) -> Any:
-            return index + 1, strategy.run(on_replica, args=(message, last)), message
-
         @tf.function(autograph=False)
         def many(times: Any, message: Any) -> Any:
-            start = (0, strategy.run(lambda: tf.ones([])), message)
-            _, last, _ = tf.while_loop(lambda index, *_: index < times, body, start, parallel_iterations=1)
+            last = repeated(strategy, lambda _, last: strategy.run(on_replica, args=(message, last)), times)
             return strategy.reduce("mean", last, axis=None)
 
         def call(times: int) -> None:
@@ -143,7 +136,7 @@ class AllReduce:
         call(1)
         return call
 
-    def seconds(self) -> list[float]:
+    def measure(self, epochs: int) -> list[float]:
         """Seconds of one all-reduce of each size."""
         return [_seconds(f, times) / times for f, times in zip(self._functions, self._loops, strict=True)]
 

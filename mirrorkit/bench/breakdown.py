@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SECONDS = 0.25  # of one measurement, about
 _LEAST_STEPS = 8  # in it
-_LATE = 1.2  # a worker that takes so many times the median is named
+_LATE = 1.2  # a worker that takes longer than this multiple of the median is named
 
 PARTS = ("input", "compute", "all_reduce", "update", "python")
 
@@ -42,7 +42,7 @@ class Anatomy:
         seconds: of a step in a loop, everything counted.
         parts: of those, by PARTS: waiting for the input, computing the replicas' sums, all-reducing them, writing the
             update, and dispatching the call from Python. Each is a difference of two measurements, none below 0.
-        input_alone: seconds in which the input makes a batch where nobody else wants the cores; most of it runs beside
+        input_alone: seconds in which the input makes a batch when nothing else uses the cores; most of it runs beside
             the computation.
         steps_per_call: over how many steps the dispatch of a call is spread.
         spread: largest less smallest measurement of a step, as a share of the median.
@@ -57,8 +57,8 @@ class Anatomy:
     input_alone: float
     steps_per_call: int
     spread: float
-    workers: Sequence[float] = field(default_factory=list)
-    input_rates: Sequence[float] = field(default_factory=list)
+    workers: Sequence[float] = ()
+    input_rates: Sequence[float] = ()
     examples_per_second: float = math.nan
 
     @property

@@ -49,7 +49,7 @@ def write(path: str, name: str, data_dir: str | None, examples: int | None, synt
 
 
 def all_reduces(kind: str, devices: str, **options: Any) -> list[dict[str, Any]]:
-    """Return the rows of `mk.bench.collectives` over so many devices, such as "gpu:2"."""
+    """Return the rows of `mk.bench.collectives` over devices such as "gpu:2"."""
     device, _, replicas = devices.partition(":")
     # "auto" is NCCL on GPUs
     implementations = ("nccl", "hierarchical", "one_device") if device == "gpu" else None

@@ -11,7 +11,7 @@ from mirrorkit.bench.allreduce_speed import COLUMNS as ALL_REDUCE_COLUMNS
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.gpu_plan import NO_GPU, PlannedRows, plan, set_for
 from mirrorkit.bench.machine import about_with_gpus, in_a_line
-from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured, check_work, train_in_turns
+from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured, check_work, measure_in_turns
 from mirrorkit.bench.report import SPEED_COLUMNS, Column, Report, figures, table
 from mirrorkit.bench.training_speed import SCALING_COLUMNS, compare
 from mirrorkit.errors import ArgumentError, DeviceError, MirrorkitError
@@ -135,7 +135,7 @@ def measure(group: PlannedRows, budget: Budget, *, seconds: float, repeats: int)
     common = {"part": group.part, **group.common}
     if group.part in ("equivalence", "all-reduce"):
         return [{**common, **row} for name, job in group.jobs.items() for row in _rows_of(name, job, budget)]
-    found = train_in_turns(group.jobs, budget=budget, seconds=seconds, repeats=repeats)
+    found = measure_in_turns(group.jobs, budget=budget, seconds=seconds, repeats=repeats)
     if group.part == "scaling":
         return [{**common, **row} for row in compare(found, group.shared)]
     return [{**common, **row} for row in against_fit(found)]

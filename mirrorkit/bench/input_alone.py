@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -31,7 +32,7 @@ class Epochs:
         self.most = _MOST if self._alike is None else self._alike
 
     def with_left(self, batches: int) -> EpochIterator:
-        """Return the epoch that goes on, or the next one where that has not so many batches left."""
+        """Return the current epoch, or the next one if fewer than `batches` are left in it."""
         if self._alike is not None and self._epoch.position + batches > self._alike:
             self._number += 1
             self._epoch = self._input.epoch(self._number)
@@ -60,7 +61,7 @@ class InputAlone:
         self._read = tf.function(self._many, autograph=False)
 
     def seconds(self, batches: int) -> float:
-        """Return how long this worker takes to read so many."""
+        """Return the seconds that this worker takes to read this many batches."""
         epoch = self._epochs.with_left(batches)
         start = time.perf_counter()
         float(self._read(epoch.source, tf.constant(epoch.position, tf.int64), tf.constant(batches, tf.int64)))
@@ -88,13 +89,24 @@ class InputAlone:
         return rows(source)
 
     def _many(self, source: Nest, first: tf.Tensor, batches: tf.Tensor) -> tf.Tensor:
-        def body(index: tf.Tensor, last: Any) -> tuple[Any, ...]:
+        def read(index: tf.Tensor, last: Any) -> Any:
             batch = self._take(source, first + index, self._size)
-            return index + 1, self._strategy.run(lambda: touched(batch.rows()))
+            return self._strategy.run(lambda: touched(batch.rows()))
 
-        start = (tf.constant(0, tf.int64), self._strategy.run(lambda: tf.zeros([])))
-        _, last = tf.while_loop(lambda index, _: index < batches, body, start, parallel_iterations=1)
-        return of_this_worker(self._strategy, last)
+        return of_this_worker(self._strategy, repeated(self._strategy, read, batches))
+
+
+def repeated(strategy: tf.distribute.Strategy, once: Callable[[tf.Tensor, Any], Any], times: tf.Tensor) -> Any:
+    """Call `once(index, last)` `times` times in sequence, within a `tf.function`, and return the last result.
+
+    A result is a float32 number on each replica; `last` is the previous one, 0 at first.
+    """
+
+    def body(index: tf.Tensor, last: Any) -> tuple[Any, ...]:
+        return index + 1, once(index, last)
+
+    start = (tf.zeros([], times.dtype), strategy.run(lambda: tf.zeros([])))
+    return tf.while_loop(lambda index, _: index < times, body, start, parallel_iterations=1)[1]
 
 
 def touched(values: Any) -> tf.Tensor:

@@ -1,17 +1,21 @@
-"""Train contenders in turns, each in a process of its own, and collect speed and accuracy."""
+"""Measure contenders in turns, each in a process of its own, and collect speed and accuracy.
+
+A contender is an object with `facts()`, which makes it ready and says what it is, and `measure(epochs)`, which returns
+a figure; some have `evaluate()` and `input_rates()` too.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from mirrorkit.bench.topology import Topology
-from mirrorkit.bench.turns import Turns, in_turns
+from mirrorkit.bench.turns import in_turns
 from mirrorkit.errors import ArgumentError, MirrorkitError
 from mirrorkit.remote import Member, Remote
 from mirrorkit.whole import is_whole
@@ -26,7 +30,7 @@ _TURN = 2.0  # its seconds, about
 class Measured:
     """The result of one job."""
 
-    speeds: list[float] = field(default_factory=list)  # examples per second, turn by turn
+    speeds: list[Any] = field(default_factory=list)  # what `measure` returned, turn by turn; examples per second
     facts: dict[str, Any] = field(default_factory=dict)  # the data's name and number of examples, and the strategy
     accuracy: float | None = None  # on the test set, after all turns, where it was asked for
     input_rates: list[float] | None = None  # examples per second of each worker's input alone, where asked for
@@ -79,25 +83,7 @@ class Budget:
         return min(self.left, self._patience)
 
 
-@contextmanager
-def started(
-    contenders: Mapping[Any, Callable[[], Remote]], method: str
-) -> Iterator[tuple[dict[Any, Remote], dict[Any, Turns]]]:
-    """Start contenders and call `method` of each, such as one that compiles; one after the other, as none is to slow
-    another down. Gives those that are ready, and the turns of all, in which errors stand.
-    """
-    remotes: dict[Any, Remote] = {}
-    with ExitStack() as stack:
-
-        def start(name: Any) -> None:
-            remotes[name] = stack.enter_context(contenders[name]())
-            remotes[name].call(method)
-
-        turns = in_turns({name: partial(start, name) for name in contenders}, 1)
-        yield {name: remotes[name] for name in contenders if turns[name].error is None}, turns
-
-
-def train_in_turns(
+def measure_in_turns(
     jobs: Mapping[Any, Job],
     *,
     repeats: int,
@@ -109,10 +95,12 @@ def train_in_turns(
     budget: Budget | None = None,
     seconds: float = math.inf,
 ) -> dict[Any, Measured]:
-    """Train all jobs in turns while there is time; a job that fails or does not fit has an error in place of figures.
+    """Measure all jobs in turns while there is time; one that fails or does not fit has an error in place of figures.
+
+    They start one after the other, so that none slows another down.
 
     Args:
-        jobs: objects like `training.Training`, the most telling ones first.
+        jobs: the contenders, the most telling ones first.
         repeats: turns of each; fewer when the budget ends.
         epochs: of a turn; as many as fit into about two seconds by default.
         warm_up: epochs before the first turn.
@@ -125,7 +113,7 @@ def train_in_turns(
     budget = budget or Budget()
     begun = time.monotonic()
     found = {key: Measured() for key in jobs}
-    first = next(iter(jobs))
+    first = next(iter(jobs), None)
     remotes: dict[Any, Remote] = {}
     calls: dict[Any, Any] = {}
     turn: dict[Any, float] = {}
@@ -140,14 +128,14 @@ def train_in_turns(
                 remotes[key] = stack.enter_context(Remote(job.target, *job.members, timeout=budget.patience))
                 found[key].facts = remotes[key].call("facts")
                 if warm_up:
-                    remotes[key].call("train", epochs=warm_up)
+                    remotes[key].call("measure", epochs=warm_up)
                 length, once = epochs, 0.0
                 if length is None:
                     before = time.monotonic()
-                    remotes[key].call("train", epochs=1)
+                    remotes[key].call("measure", epochs=1)
                     once = time.monotonic() - before
                     length = min(MOST_EPOCHS, max(1, round(_TURN / max(once, 1e-3))))
-                calls[key] = partial(remotes[key].call, "train", epochs=length)
+                calls[key] = partial(remotes[key].call, "measure", epochs=length)
                 turn[key] = length * once
                 budget.slowest = max(budget.slowest, time.monotonic() - start)
             except MirrorkitError as error:

@@ -23,7 +23,7 @@ SHARED_NOTE = (
 class Topology:
     """Replicas on one machine."""
 
-    kind: str  # as in `mk.strategy.create`
+    kind: str  # as in `mk.strategy.create`; or "apart": processes that train independently, for the limit of the cores
     device: str  # "cpu" for virtual CPU devices, "gpu", or "workers" for processes of one CPU core each
     replicas: int
     logical: bool = False  # whether the GPUs are logical ones, parts of the first
@@ -38,6 +38,8 @@ class Topology:
         """Return the processes; their objects are made with `arguments`, `kind` and `devices`, and with `split_gpu`
         where the GPUs are logical ones.
         """
+        if self.kind == "apart":
+            return [alone(core, **arguments) for core in range(self.replicas)]
         arguments = {**arguments, "kind": self.kind, "devices": f"{self.device}:{self.replicas}"}
         if self.logical:
             arguments["split_gpu"] = self.replicas
@@ -69,7 +71,7 @@ def alone(core: int, **arguments: Any) -> Member:
 
 
 def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[Topology]:
-    """Return every strategy that one machine can run: one device first, then each kind with so many replicas.
+    """Return every strategy that one machine can run: one device first, then each kind for each number of replicas.
 
     "cpu" adds workers on cores of their own, as far as this machine has `cores`; "gpu" adds one CPU.
     """
@@ -122,5 +124,5 @@ class Hardware:
         return [n for n in (1, 2, 4, 8, 16, 32) if n <= most]
 
     def is_shared(self, device: str, replicas: int) -> bool:
-        """Whether so many replicas run on the same hardware, so that they cannot be faster than one."""
+        """Whether that many replicas share hardware, so that they cannot be faster than one."""
         return replicas > {"cpu": 1, "gpu": self.gpus, "workers": self.cores}[device]

@@ -27,7 +27,7 @@ class Training:
         data: also the path of a file that `gpu_processes.write` wrote.
         policy: Keras's dtype policy; "mixed_float16" trains with a dynamic loss scale.
         jit_compile: what XLA compiles: "step", "loop" or nothing, as `jit_compile` of `Step` and of `Loop`.
-        split_gpu: split the first GPU into so many logical ones first.
+        split_gpu: the number of logical GPUs to split the first GPU into, before anything else.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Training:
     def _compiled(self) -> dict[str, Any]:
         return {"xla": self._jit_compile or False, "on": strategy.describe(self._strategy)}
 
-    def train(self, epochs: int) -> float:
+    def measure(self, epochs: int) -> float:
         """Train for some epochs and return examples per second, everything counted."""
         start = time.perf_counter()
         self._fit(epochs)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.machine import about_with_gpus
-from mirrorkit.bench.measure import TRAINING, Job, Measured, check_work, train_in_turns
+from mirrorkit.bench.measure import TRAINING, Job, Measured, check_work, measure_in_turns
 from mirrorkit.bench.report import SPEED_COLUMNS, Column, Report, figures, rates_line, span
 from mirrorkit.bench.topology import SHARED_NOTE, Hardware, Topology, check, for_comparison
 from mirrorkit.errors import StrategyError
@@ -130,7 +130,8 @@ def strategies(
         rows.append(row)
     title = f"Strategies: {what}, {devices}, global batch {global_batch_size}, {epochs} epochs"
     shared = any(hardware.is_shared(layout.device, layout.replicas) for layout in layouts)
-    names = [f"{row['strategy']} x{row['replicas']}" + " (CPU)" * _is_aside(row, devices) for row in rows]
+    aside = {"gpu": "cpu"}.get(devices)  # the CPU beside GPUs
+    names = [f"{row['strategy']} x{row['replicas']}" + " (CPU)" * (row["device"] == aside) for row in rows]
     speeds, spans = {"speed": [row.get("median") for row in rows]}, {"speed": [span(row) for row in rows]}
     chart = Chart(f"{model}, global batch {global_batch_size}", names, speeds, spans, y_label=_Y_LABEL, bars=True)
     chart.beside, chart.beside_label = [row.get("accuracy") for row in rows], "test accuracy"
@@ -146,7 +147,7 @@ def _trained(
         key: Job(TRAINING, layout, {**training, "global_batch_size": size}) for key, (layout, size) in layouts.items()
     }
     # A set on the devices is read at once.
-    found = train_in_turns(jobs, needs_first=True, inputs=not training["resident"], **turns)
+    found = measure_in_turns(jobs, needs_first=True, inputs=not training["resident"], **turns)
     facts = next(iter(found.values())).facts
     return found, f"{training['model']} on {facts['examples']:,} images of {facts['data']}"
 
@@ -166,11 +167,6 @@ def compare(found: Mapping[tuple[str, int, int], Measured], shared: Container[in
             row |= {"overhead": 1 / faster - 1} if n in shared else {"speedup": faster, "efficiency": faster / n}
         rows.append(row)
     return rows
-
-
-def _is_aside(row: dict[str, Any], devices: str) -> bool:
-    """Whether this is the CPU beside GPUs."""
-    return devices == "gpu" and row["device"] == "cpu"
 
 
 def _rates(rows: Sequence[dict[str, Any]], name: str) -> list[str]:

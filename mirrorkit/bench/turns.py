@@ -23,13 +23,11 @@ class Turns:
     error: str | None = None
 
 
-def in_turns(
-    contenders: Mapping[Any, Callable[[], Any]], repeats: int, *, until: float = math.inf, go_on: bool = True
-) -> dict[Any, Turns]:
+def in_turns(contenders: Mapping[Any, Callable[[], Any]], repeats: int, *, until: float = math.inf) -> dict[Any, Turns]:
     """Call each contender once, then each again, `repeats` times in all.
 
     After `until`, a time of `time.monotonic`, no further round begins; the first one always does. When a contender
-    raises a `MirrorkitError`, the others go on, unless `go_on` is off.
+    raises a `MirrorkitError`, the others go on.
     """
     whole_number("repeats", repeats, ArgumentError)
     turns = {name: Turns() for name in contenders}
@@ -41,8 +39,6 @@ def in_turns(
                 try:
                     turns[name].answers.append(call())
                 except MirrorkitError as error:
-                    if not go_on:
-                        raise
                     turns[name].error = str(error)
     return turns
 
@@ -50,7 +46,7 @@ def in_turns(
 def values_in_turns(
     contenders: Mapping[Any, Callable[[], Any]], repeats: int, *, warm_up: int = 0
 ) -> dict[Any, list[Any]]:
-    """Return what each contender returned `in_turns`, after `warm_up` rounds that do not count; errors are raised."""
-    for _ in range(warm_up):
-        in_turns(contenders, 1, go_on=False)
-    return {name: turns.answers for name, turns in in_turns(contenders, repeats, go_on=False).items()}
+    """Return what each contender returned in turns, after `warm_up` rounds that do not count; errors are raised."""
+    whole_number("repeats", repeats, ArgumentError)
+    rounds = [{name: call() for name, call in contenders.items()} for _ in range(warm_up + repeats)]
+    return {name: [values[name] for values in rounds[warm_up:]] for name in contenders}

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._types import Batch
-from mirrorkit.bench.input_alone import Epochs, InputAlone, of_this_worker, touched
+from mirrorkit.bench.input_alone import Epochs, InputAlone, of_this_worker, repeated, touched
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica, of_all_workers
 from mirrorkit.train import Calls, OwnRows, Step, all_reduce
@@ -53,11 +53,11 @@ class Variants:
         }
 
     def most(self, name: str) -> int:
-        """Return how many steps a call may have."""
+        """Return the largest number of steps in a call."""
         return _MOST if name in self._variants else self._updates
 
     def seconds(self, name: str, steps: int) -> float:
-        """Return seconds per step (per update, where it takes several batches) of a call of so many."""
+        """Return the seconds per step (per update, where it takes several batches) of a call of `steps` steps."""
         of_all_workers(self._strategy, 0.0)  # all begin at once: a worker's seconds hold no wait for a late one
         if name not in self._variants:
             batches = steps * self._step.accumulate
@@ -75,13 +75,11 @@ class Variants:
     def _many(self, one: Any) -> Any:
         @tf.function(autograph=False)
         def many(rows: Any, steps: tf.Tensor) -> tf.Tensor:
-            def body(index: tf.Tensor, last: Any, rows: Any) -> tuple[Any, ...]:
+            def once(index: tf.Tensor, last: Any) -> Any:
                 with tf.control_dependencies([index]):
-                    return index + 1, one(rows), rows
+                    return one(rows)
 
-            start = (tf.constant(0), self._strategy.run(lambda: tf.zeros([])), rows)
-            _, last, _ = tf.while_loop(lambda index, *_: index < steps, body, start, parallel_iterations=1)
-            return of_this_worker(self._strategy, last)
+            return of_this_worker(self._strategy, repeated(self._strategy, once, steps))
 
         return many
 

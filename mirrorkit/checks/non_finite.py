@@ -127,9 +127,13 @@ def _computes_a_loss(step: Any) -> bool:
 
 def _in_batch(batch: UnpackedBatch) -> Iterator[NonFinite]:
     for what, nest in zip(("input", "target", "sample weight"), batch, strict=True):
-        for key, value in keras.tree.flatten_with_path({} if nest is None else nest):
-            if found := _look(what, "/".join(map(str, key)) or "of the batch", [value]):
-                yield found
+        yield from _in_nest(what, {} if nest is None else nest, whole="of the batch")
+
+
+def _in_nest(what: str, nest: Any, *, whole: str = "") -> Iterator[NonFinite]:
+    for key, value in keras.tree.flatten_with_path(nest):
+        if found := _look(what, "/".join(map(str, key)) or whole, [value]):
+            yield found
 
 
 def _in_computation(step: Any, rows: Any, batch: UnpackedBatch, shard: int) -> Iterator[NonFinite]:
@@ -139,9 +143,7 @@ def _in_computation(step: Any, rows: Any, batch: UnpackedBatch, shard: int) -> I
         yield from _forth_and_back(step, lambda w, s: _objective_of_model(step, w, s, batch))
     elif hasattr(step, "compute"):
         yield from _in_own_step(step, batch)
-    elif not (
-        hasattr(step, "train") or isinstance(step, Step)
-    ):  # several updates in one method: only variables and batch can be looked at
+    elif not (hasattr(step, "train") or isinstance(step, Step)):  # of these only variables and batch can be looked at
         raise StepError(f"find_non_finite takes a step, a loop or a Keras model, found {type(step).__name__}.")
 
 
@@ -161,9 +163,7 @@ def _in_own_step(step: Any, batch: UnpackedBatch) -> Iterator[NonFinite]:
     with unchanged(getattr(step, "variables", [])), recorded() as calls:
         sums = step.compute(tuple(part for part in batch if part is not None))
     yield from _in_outputs(calls)
-    for key, value in keras.tree.flatten_with_path(sums):
-        if found := _look("sum", "/".join(map(str, key)), [value]):
-            yield found
+    yield from _in_nest("sum", sums)
 
 
 def _forth_and_back(model: Any, objective_of: Callable[[Any, Any], tf.Tensor | None]) -> Iterator[NonFinite]:

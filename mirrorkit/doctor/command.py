@@ -6,6 +6,8 @@ import argparse
 import json
 import os
 import signal
+from collections import Counter
+from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
@@ -47,26 +49,23 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _examine(options: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
     from mirrorkit.doctor import settings
-    from mirrorkit.doctor.examination import Asked, findings
+    from mirrorkit.doctor.examination import findings
 
-    given = {name: value for name, value in vars(options).items() if name not in ("command", "run", "json")}
     found = []
-    for finding in findings(Asked(**given)):
+    for finding in findings(options):
         found.append(finding)
         if not options.json:
             print(in_lines(finding), flush=True)
-    failures = sum(finding.status == "failure" for finding in found)
-    warnings = sum(finding.status == "warning" for finding in found)
+    by_status = Counter(finding.status for finding in found)
+    failures = by_status["failure"]
     variables = settings.variables(os.environ)
     if options.json:
         print(json.dumps({"ok": not failures, "findings": [asdict(f) for f in found], "environment": variables}))
     else:
         for name, value in variables.items():
             print(f"set   {name}={value}")
-        print(f"{len(found)} checks: {failures} failed, {warnings} with a warning")
+        print(f"{len(found)} checks: {failures} failed, {by_status['warning']} with a warning")
     return 1 if failures else 0
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from mirrorkit.cluster import Cluster
@@ -18,19 +18,8 @@ _NAMES = 10.0  # for names to become known: that of a Kubernetes pod appears onl
 _AT_FAULT_FIRST = "Fix what failed above, then run the doctor again."
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The options of the command."""
-
-    data: str | None = None
-    checkpoints: str | None = None
-    devices: str | None = None
-    require: str | None = None
-    start_timeout: float = 30.0
-
-
-def findings(asked: Asked, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Run all checks, and give each finding as it comes."""
+def findings(asked: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Run all checks for the options of the command, and give each finding as it comes."""
     yield from guarded("versions", versions.packages, seconds=_QUICK)
     yield from guarded("Keras's settings", lambda: versions.keras_settings(environ), seconds=_QUICK)
     cluster: Cluster | None = None
@@ -42,21 +31,20 @@ def findings(asked: Asked, environ: Mapping[str, str] = os.environ) -> Iterator[
 
     told = guarded("cluster settings", detect, seconds=_QUICK)
     yield from told
-    is_wrong = any(finding.status == "failure" for finding in told)
+    is_wrong = _has_failed(told)
     if cluster is not None and not is_wrong:
-        for finding in _network(cluster, asked, environ):
+        for finding in _network(cluster, asked.start_timeout, environ):
             is_wrong = is_wrong or finding.status == "failure"
             yield finding
     yield from _storage(asked, environ)
     here = 1 if cluster is None else network.on_this_machine(cluster)
-    for finding in guarded(
-        "devices",
-        lambda: probe.devices(asked.devices, asked.require, workers_here=here),
-        seconds=2 * probe.SECONDS,
-    ):
-        is_wrong = is_wrong or (finding.name == "import" and finding.status == "failure")
-        yield finding
-    if is_wrong:
+
+    def devices() -> list[Finding]:
+        return probe.devices(asked.devices, asked.require, workers_here=here)
+
+    told = guarded("devices", devices, seconds=2 * probe.SECONDS)
+    yield from told
+    if is_wrong or _has_failed([finding for finding in told if finding.name == "import"]):
         yield Finding("all-reduce", "warning", "not tried: the failures above come first", _AT_FAULT_FIRST)
         return
     yield from guarded(
@@ -66,21 +54,22 @@ def findings(asked: Asked, environ: Mapping[str, str] = os.environ) -> Iterator[
     )
 
 
-def _network(cluster: Cluster, asked: Asked, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _has_failed(found: list[Finding]) -> bool:
+    return any(finding.status == "failure" for finding in found)
+
+
+def _network(cluster: Cluster, seconds: float, environ: Mapping[str, str]) -> Iterator[Finding]:
     found = guarded("hosts", lambda: network.hosts(cluster, seconds=_NAMES), seconds=_NAMES + 2 * _QUICK)
     found += guarded("port", lambda: network.port(cluster), seconds=_QUICK)
     found += guarded("exposure", lambda: network.exposure(cluster, environ), seconds=_QUICK)
     yield from found
-    # Parameter servers do not meet the others; TensorFlow's own start waits for them all.
-    if any(finding.status == "failure" for finding in found) or cluster.num_workers < 2 or cluster.ps:
+    # Parameter servers do not meet the others; TensorFlow's own start waits for them all. Nor does an evaluator.
+    if _has_failed(found) or cluster.num_workers < 2 or cluster.ps or cluster.task not in cluster.addresses:
         return
-    if cluster.task not in cluster.addresses:  # an evaluator
-        return
-    seconds = asked.start_timeout
     yield from guarded("workers", lambda: network.workers(cluster, seconds=seconds), seconds=seconds + 2 * _QUICK)
 
 
-def _storage(asked: Asked, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _storage(asked: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield from guarded("temporary files", _temporary, seconds=_QUICK)
     named = asked.data or environ.get("MIRRORKIT_DATA")
     if named:

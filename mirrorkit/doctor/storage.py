@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ _MIB, _GIB = 2**20, 2**30
 _PROBE = 16 * _MIB  # what is written to try a folder
 _LITTLE = _GIB  # free space below which a warning comes
 _MOST_ENTRIES = 10_000  # that are looked at for a file
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def data(named: str, asked_by: str) -> Iterator[Finding]:
@@ -34,9 +36,8 @@ def data(named: str, asked_by: str) -> Iterator[Finding]:
     except FileNotFoundError:
         yield Finding(name, "failure", f"there is no folder {folder}", cure)
     except OSError as error:
-        yield Finding(
-            name, "failure", f"{folder} cannot be read: {error}", f"{cure} This user must be able to read it."
-        )
+        cure = f"{cure} This user must be able to read it."
+        yield Finding(name, "failure", f"{folder} cannot be read: {error}", cure)
     else:
         yield Finding(name, "ok", f"{folder}, {file.name} can be read")
 
@@ -72,7 +73,7 @@ def checkpoints(folder: Path) -> Iterator[Finding]:
         _write(there)
         seconds = time.perf_counter() - start
     except OSError as error:
-        full = f"Make room; {_PROBE // _MIB} MiB were tried. " if _is_full(error) else ""
+        full = f"Make room; {_PROBE // _MIB} MiB were tried. " if error.errno in _FULL else ""
         yield Finding(name, "failure", f"{there} cannot be written to: {error}", full + cure)
         return
     where = f"{folder}" if there == folder else f"{folder} (will be made)"
@@ -92,9 +93,3 @@ def _write(folder: Path) -> None:
         while left > 0:
             left -= file.write(block[:left])
         os.fsync(file.fileno())
-
-
-def _is_full(error: OSError) -> bool:
-    import errno
-
-    return error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))

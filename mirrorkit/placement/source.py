@@ -18,10 +18,9 @@ from mirrorkit._keras import keras
 _OF_THE_MODEL = {
     f"{name}.py".replace("/", os.sep)
     for name in (
-        "train/step/calling",
+        *("train/keras_model/calling", "train/keras_model/keras_operations"),
         "train/step/functions",
-        "train/step/totals",
-        "train/step/metrics",
+        *("train/totals/losses", "train/totals/metrics", "train/totals/totals"),
         "optim/functional",
     )
 }

@@ -18,9 +18,8 @@ from mirrorkit.testing.equivalence_runs import Comparison as Comparison
 from mirrorkit.testing.equivalence_runs import Trial as Trial
 from mirrorkit.testing.equivalence_runs import distances as distances
 from mirrorkit.testing.equivalence_runs import train as train
-from mirrorkit.testing.in_process_cluster import local_cluster
+from mirrorkit.testing.local import local_cluster, virtual_replicas
 from mirrorkit.testing.process import ProcessResult, run_in_fresh_process
-from mirrorkit.testing.replicas import virtual_replicas
 
 __all__ = [
     "Equivalence",

@@ -22,7 +22,7 @@ from mirrorkit.errors import NonFiniteLossError, StepError
 from mirrorkit.testing.equivalence_data import global_batches, permuted
 from mirrorkit.testing.equivalence_diagnosis import looks_like
 from mirrorkit.testing.equivalence_runs import Arrangement, Comparison, Run, Trial, train
-from mirrorkit.testing.replicas import virtual_replicas
+from mirrorkit.testing.local import virtual_replicas
 
 _CONTROLS = 3
 _USELESS_CONTROL = 1e-3  # a step whose own runs differ by this much proves nothing

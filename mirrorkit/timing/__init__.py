@@ -44,9 +44,9 @@ def profile(log_dir: str | os.PathLike[str], *, steps: tuple[int, int] = (10, 20
     Raises:
         StepError: `steps` is not a valid range.
     """
-    from mirrorkit.timing.profiler import checked  # here, since the rest of mk.timing needs no TensorFlow
+    from mirrorkit.timing.profiler import Profile  # here, since the rest of mk.timing needs no TensorFlow
 
-    return checked(log_dir, steps)
+    return Profile(log_dir, steps)
 
 
 def warm_up(function: Callable[..., Any], *arguments: Any, restore: Any = ()) -> None:

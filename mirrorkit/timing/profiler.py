@@ -20,11 +20,15 @@ class Profile(keras.callbacks.Callback):  # type: ignore[name-defined]
         profiled: (first, last + 1) of the training steps that the trace holds; None before it is written.
     """
 
-    def __init__(self, log_dir: str | os.PathLike[str], first: int, end: int) -> None:
+    def __init__(self, log_dir: str | os.PathLike[str], steps: tuple[int, int]) -> None:
         super().__init__()
+        self._first, self._end = steps
+        if not 0 <= self._first < self._end:
+            raise StepError(
+                f"profile(steps={steps}) was asked for; give (first, end) with 0 <= first < end, as in (10, 20)."
+            )
         self.log_dir = os.fspath(log_dir)
         self.profiled: tuple[int, int] | None = None
-        self._first, self._end = first, end
         self._before = 0  # steps of the epochs before
         self._done = 0  # steps so far
         self._began: int | None = None
@@ -61,17 +65,3 @@ class Profile(keras.callbacks.Callback):  # type: ignore[name-defined]
             wait_for_devices()
             tf.profiler.experimental.stop()
             self.profiled, self._began = (self._began, self._done), None
-
-
-def checked(log_dir: str | os.PathLike[str], steps: tuple[int, int]) -> Profile:
-    """Make the callback.
-
-    Raises:
-        StepError: `steps` is not a valid range.
-    """
-    first, end = steps
-    if not 0 <= first < end:
-        raise StepError(
-            f"profile(steps={steps}) was asked for; give (first, end) with 0 <= first < end, as in (10, 20)."
-        )
-    return Profile(log_dir, first, end)

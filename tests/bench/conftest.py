@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
-import subprocess
-import sys
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from xml.etree import ElementTree
 import pytest
 
 from mirrorkit import __main__ as command
-
-BENCHMARKS = Path(__file__).parents[2] / "examples/benchmarks"
+from mirrorkit.bench import gpu_suite, measure
+from mirrorkit.errors import MirrorkitError
 
 
 @pytest.fixture
@@ -46,20 +45,44 @@ def check_rows() -> Callable[[list[dict[str, Any]]], None]:
 
 
 @pytest.fixture
-def run_script(tmp_path: Path) -> Callable[..., str]:
-    """`run_script("overheads.py --rounds 2", NAME=value)` runs a script of examples/benchmarks; returns its output."""
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> type:
+    """Let benchmarks start no processes, of which each would import TensorFlow: their objects live here.
 
-    def run(command: str, **environment: str) -> str:
-        script, *arguments = command.split()
-        done = subprocess.run(
-            [sys.executable, BENCHMARKS / script, *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parents[1]), "TMPDIR": str(tmp_path), **environment},
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
+    What travels is pickled, as on the way to a process; what was made of the same arguments is used again. Returns the
+    class that plays `Remote`; of several workers the first one plays alone.
+    """
+    made: dict[bytes, Any] = {}
 
-    return run
+    class Here:
+        def __init__(self, target: str, *members: Any, timeout: float = 0.0) -> None:
+            self.target, self.arguments = target, dict(members[0].arguments) if members else {}
+
+        def __enter__(self) -> Here:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def call(self, method: str, **arguments: Any) -> Any:
+            module, _, name = self.target.partition(":")
+            subject = importlib.import_module(module)
+            try:
+                if name:
+                    key = pickle.dumps((self.target, self.arguments))
+                    if key not in made:
+                        made[key] = getattr(subject, name)(**pickle.loads(key)[1])
+                    subject = made[key]
+                return pickle.loads(pickle.dumps(getattr(subject, method)(**arguments)))
+            except Exception as error:
+                raise MirrorkitError(f"{self.target} failed: {type(error).__name__}: {error}") from error
+
+    monkeypatch.setattr(measure, "Remote", Here)
+    monkeypatch.setattr(gpu_suite, "Remote", Here)
+    return Here
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """`script("figures")` imports a module of examples/benchmarks."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples/benchmarks")
+    return importlib.import_module

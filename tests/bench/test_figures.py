@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shutil
@@ -15,9 +14,8 @@ FOLDER = ROOT / "docs/figures"
 
 
 @pytest.fixture
-def figures(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "examples/benchmarks")
-    return importlib.import_module("figures")
+def figures(script):
+    return script("figures")
 
 
 def test_pages_and_pictures_follow_from_the_stored_runs(figures):
@@ -110,8 +108,8 @@ def test_blocks_and_pictures_that_are_missing_are_named(figures, copy):
     assert "record" in names
 
 
-def test_medians_ranges_and_ratios_come_from_the_single_measurements(figures):
-    runs, tables = importlib.import_module("stored.runs"), importlib.import_module("stored.tables")
+def test_medians_ranges_and_ratios_come_from_the_single_measurements(script):
+    runs, tables = script("stored.runs"), script("stored.tables")
     about = {"command": "python b.py --net cnn --json docs/figures/x.json", "versions": {}}
     row = {"median": 1.0, "best": 1.0, "n": 1, "accuracy": 0.5}  # what the file sums up is not believed
     rows = [
@@ -119,7 +117,7 @@ def test_medians_ranges_and_ratios_come_from_the_single_measurements(figures):
         {**row, "contender": "fit", "values": [10.0, 40.0, 30.0, 20.0]},
         {"contender": "orbit", "error": "not installed"},
     ]
-    lines = tables.cnn(runs.Run("x", {"about": about, "rows": rows}))
+    lines = tables.epochs_of(tables.REPLICAS)(runs.Run("x", {"about": about, "rows": rows}))
     assert lines == [
         "| trained by | images/s, median | range | `Loop` / it | accuracy |",
         "| --- | ---: | ---: | ---: | ---: |",

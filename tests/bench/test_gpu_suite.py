@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from pathlib import Path
 
 import pytest
 
 import mirrorkit as mk
 from mirrorkit import __main__ as command
-from mirrorkit.bench import gpu_plan, gpu_suite
+from mirrorkit._keras import keras
+from mirrorkit.bench import gpu_plan, gpu_processes, gpu_suite
 from mirrorkit.bench.gpu_plan import PlannedRows, plan
 from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured
 from mirrorkit.bench.topology import Topology
@@ -30,8 +31,7 @@ def test_speeds_are_multiples_of_fit_where_it_was_measured():
 
 
 def test_a_process_that_fails_is_a_row_with_its_error(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.setattr(gpu_suite, "_PROCESSES", "remote_subjects")
+    monkeypatch.setattr(gpu_suite, "_PROCESSES", "statistics")
     group = PlannedRows("equivalence", {"on": "GPUs"}, {2: Job("no_such_function", Topology("one_device", "cpu", 1))})
     (row,) = gpu_suite.measure(group, Budget(100), seconds=100, repeats=1)
     assert (row["part"], row["on"], row["replicas"]) == ("equivalence", "GPUs", 2)
@@ -60,7 +60,7 @@ def pretended(monkeypatch):
         def call(self, method, **_):
             return {"verify": verified, "write": {"data": "digits", "examples": 64}}.get(method, [{"n": 1}])
 
-    def train_in_turns(jobs, *, budget, seconds, repeats):
+    def measure_in_turns(jobs, *, budget, seconds, repeats):
         return {key: Measured([10.0 * n]) if n < 4 else Measured(error=LEFT_OUT) for n, key in enumerate(jobs, 1)}
 
     def use(gpus, answer=None):
@@ -68,7 +68,7 @@ def pretended(monkeypatch):
         about = {"processor": "p", "cores": 2, "memory_gib": 1, "gpus": gpus, "versions": {}, "environment": {}}
         monkeypatch.setattr(gpu_suite, "about_with_gpus", lambda: about)
         monkeypatch.setattr(gpu_suite, "Remote", Fake)
-        monkeypatch.setattr(gpu_suite, "train_in_turns", train_in_turns)
+        monkeypatch.setattr(gpu_suite, "measure_in_turns", measure_in_turns)
 
     return use
 
@@ -151,9 +151,19 @@ def test_mistakes_are_told_before_anything_starts(arguments, message, pretended,
         mk.bench.gpu(**arguments)
 
 
-@pytest.mark.slow  # two dozen processes
-@pytest.mark.timeout(900)
-def test_a_rehearsal_measures_everything(run_benchmark, capsys):
+def linear_step():
+    net = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return mk.train.Step(net, keras.optimizers.SGD(1e-4), loss=loss)
+
+
+@pytest.mark.slow  # more than a dozen trainings compile
+@pytest.mark.usefixtures("in_this_process")
+def test_a_rehearsal_measures_everything(run_benchmark, capsys, monkeypatch):
+    collectives = gpu_processes.collectives
+    monkeypatch.setattr(gpu_processes, "collectives", lambda **of: collectives(**{**of, "sizes": [4096], "repeats": 1}))
+    monkeypatch.setattr(gpu_processes, "closeness", functools.cache(gpu_processes.closeness))
+    monkeypatch.setattr(gpu_processes, "_smooth_step", linear_step)  # its own net: test_gpu_processes.py
     written, title = run_benchmark("gpu --devices cpu --models linear --data synthetic --repeats 1")
     rows = written["rows"]
     for row in rows:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from mirrorkit.bench import measure
-from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured, train_in_turns
+from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured, measure_in_turns
 from mirrorkit.bench.topology import Topology
 from mirrorkit.errors import MirrorkitError
-from mirrorkit.remote import Member, Remote
 
 
 class Machine:
@@ -35,7 +33,7 @@ class Machine:
                 machine.seen.append(f"end {target}")
 
             def call(self, method, **arguments):
-                if target in machine.fails:
+                if target in machine.fails or (target, arguments.get("epochs")) in machine.fails:
                     raise MirrorkitError("no room")
                 machine.now += machine.starts if method == "facts" else machine.epochs * arguments.get("epochs", 0)
                 machine.seen.append((target, arguments.get("epochs", method)))
@@ -50,7 +48,7 @@ def jobs(names):
 
 def test_turns_are_about_two_seconds_long_and_alternate(monkeypatch):
     machine = Machine(monkeypatch, starts=10, epochs=0.5)
-    found = train_in_turns(jobs("ab"), budget=Budget(1000), seconds=500, repeats=2)
+    found = measure_in_turns(jobs("ab"), budget=Budget(1000), seconds=500, repeats=2)
     assert machine.seen[:3] == [("a", "facts"), ("a", 1), ("a", 1)]
     assert machine.seen[6:10] == [("a", 4), ("b", 4), ("a", 4), ("b", 4)]
     assert machine.seen[10:] == ["end b", "end a"]
@@ -59,32 +57,33 @@ def test_turns_are_about_two_seconds_long_and_alternate(monkeypatch):
 
 def test_jobs_that_do_not_fit_into_their_share_are_left_out_but_two_are_measured(monkeypatch):
     Machine(monkeypatch, starts=10, epochs=1)
-    found = train_in_turns(jobs("abcde"), budget=Budget(1000), seconds=60, repeats=2)
+    found = measure_in_turns(jobs("abcde"), budget=Budget(1000), seconds=60, repeats=2)
     # 12 s to start, 4 s of turns for each; before d: 36 s, and it needs 12 s and 2 x (3 + 1) x 2 s
     assert [measured.error for measured in found.values()] == [None, None, None, LEFT_OUT, LEFT_OUT]
-    found = train_in_turns(jobs("abcde"), budget=Budget(1000), seconds=1, repeats=2)
+    found = measure_in_turns(jobs("abcde"), budget=Budget(1000), seconds=1, repeats=2)
     assert [measured.error for measured in found.values()] == [None, None, LEFT_OUT, LEFT_OUT, LEFT_OUT]
 
 
 def test_nothing_is_started_that_would_not_end_with_the_budget_and_turns_end_with_it(monkeypatch):
     machine = Machine(monkeypatch, starts=10, epochs=1)
     budget = Budget(25)  # the first takes 12 s to start, and so would the next, and 2 s each for the turns
-    found = train_in_turns(jobs("abc"), budget=budget, seconds=1000, repeats=1)
+    found = measure_in_turns(jobs("abc"), budget=budget, seconds=1000, repeats=1)
     assert [measured.error for measured in found.values()] == [None, LEFT_OUT, LEFT_OUT]
     assert budget.left > 0
-    found = train_in_turns(jobs("abc"), budget=Budget(30), seconds=1000, repeats=1)
+    found = measure_in_turns(jobs("abc"), budget=Budget(30), seconds=1000, repeats=1)
     assert [measured.error for measured in found.values()] == [None, None, LEFT_OUT]
     budget = Budget(30)
-    found = train_in_turns(jobs("a"), budget=budget, seconds=1000, repeats=100)
+    found = measure_in_turns(jobs("a"), budget=budget, seconds=1000, repeats=100)
     assert 1 < len(found["a"].speeds) < 10
     assert machine.now <= budget.end
 
 
 def test_a_job_that_fails_is_an_error_and_the_others_go_on(monkeypatch):
-    Machine(monkeypatch, starts=1, epochs=1, fails=("a",))
-    found = train_in_turns(jobs("abc"), budget=Budget(1000), seconds=500, repeats=2)
-    assert found["a"].error == "no room"
-    assert [len(found[name].speeds) for name in "abc"] == [0, 2, 2]
+    Machine(monkeypatch, starts=1, epochs=1, fails=("a", ("b", 3)))  # at its start, and in its first turn
+    found = measure_in_turns(jobs("abc"), repeats=2, epochs=3, evaluate=True)
+    assert [found[name].error for name in "abc"] == ["no room", "no room", None]
+    assert [len(found[name].speeds) for name in "abc"] == [0, 0, 2]
+    assert [found[name].accuracy for name in "abc"] == [None, None, 0.5]
 
 
 def test_a_job_that_hangs_does_not_take_all_that_is_left(monkeypatch):
@@ -97,13 +96,13 @@ def test_a_job_that_hangs_does_not_take_all_that_is_left(monkeypatch):
 def test_a_first_job_that_must_run_ends_all_with_its_error(monkeypatch):
     machine = Machine(monkeypatch, starts=1, epochs=1, fails=("a",))
     with pytest.raises(MirrorkitError, match="no room"):
-        train_in_turns(jobs("ab"), repeats=1, epochs=1, needs_first=True)
+        measure_in_turns(jobs("ab"), repeats=1, epochs=1, needs_first=True)
     assert machine.seen == ["end a"]
 
 
 def test_without_a_budget_epochs_and_repeats_are_as_asked_and_accuracy_comes_last(monkeypatch):
     machine = Machine(monkeypatch, starts=1, epochs=1, fails=("b",))
-    found = train_in_turns(jobs("abc"), repeats=2, epochs=3, warm_up=0, evaluate=True)
+    found = measure_in_turns(jobs("abc"), repeats=2, epochs=3, warm_up=0, evaluate=True)
     assert machine.seen[:2] == [("a", "facts"), ("c", "facts")]
     assert [entry for entry in machine.seen if entry[1:] == (3,)] == [("a", 3), ("c", 3), ("a", 3), ("c", 3)]
     assert machine.seen[-5:-3] == [("a", "evaluate"), ("c", "evaluate")]
@@ -115,17 +114,7 @@ def test_input_rates_are_taken_at_the_end_of_workers_that_train_in_step(monkeypa
     machine = Machine(monkeypatch, starts=1, epochs=1)
     kinds = ("one_device", "multi_worker", "parameter_server")
     several = {kind: Job(kind, Topology(kind, "workers", 1 if kind == "one_device" else 2)) for kind in kinds}
-    found = train_in_turns(several, repeats=1, epochs=1, inputs=inputs)
+    found = measure_in_turns(several, repeats=1, epochs=1, inputs=inputs)
     rates = [measured.input_rates for measured in found.values()]
     assert rates == [None, [3.0, 4.0] if inputs else None, None]
     assert (machine.seen[-4] == ("multi_worker", "input_rates")) == inputs
-
-
-def test_contenders_that_do_not_start_are_named_and_the_others_are_ready():
-    mean = {"right": {"mu": 3.0}, "wrong": {"nu": 3.0}}
-    contenders = {name: partial(Remote, "statistics:NormalDist", Member(own)) for name, own in mean.items()}
-    with measure.started(contenders, "quantiles") as (remotes, turns):
-        assert [*remotes] == ["right"]
-        assert remotes["right"].call("quantiles", n=2) == [3.0]
-    assert turns["right"].error is None
-    assert "unexpected keyword argument 'nu'" in turns["wrong"].error

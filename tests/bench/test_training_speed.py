@@ -8,7 +8,7 @@ from mirrorkit import bench
 from mirrorkit.bench import measure, training_speed
 from mirrorkit.bench.measure import Measured
 from mirrorkit.bench.topology import Hardware, Topology
-from mirrorkit.errors import MirrorkitError, StrategyError
+from mirrorkit.errors import MirrorkitError
 
 SMALL = "--model linear --data synthetic --global-batch-size 64 --devices cpu --replicas 2"
 
@@ -19,7 +19,7 @@ def measured(monkeypatch):
     asked = []
 
     def use(speeds):
-        def train_in_turns(jobs, **options):
+        def measure_in_turns(jobs, **options):
             asked.append((jobs, options))
             facts = {"data": "digits", "examples": 1000}
             return {
@@ -34,7 +34,7 @@ def measured(monkeypatch):
                 for key, job in jobs.items()
             }
 
-        monkeypatch.setattr(training_speed, "train_in_turns", train_in_turns)
+        monkeypatch.setattr(training_speed, "measure_in_turns", measure_in_turns)
         return asked
 
     return use
@@ -134,50 +134,33 @@ def test_workers_that_read_have_their_input_rates_in_a_line_and_in_their_row(mea
     assert not any("Input alone" in note for note in benchmark(devices="workers", replicas=[2]).notes)
 
 
+BOTH = [bench.scaling, bench.strategies]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("benchmarks", "arguments", "message"),
     [
-        ({"devices": "tpu"}, "'tpu' was asked for; there are 'cpu', 'gpu', 'workers'"),
-        ({"mode": "sideways"}, "'sideways' was asked for; there are 'strong'"),
-        ({"replicas": [0, 2]}, "must be a whole number of at least 1"),
+        ([bench.scaling], {"devices": "tpu"}, "'tpu' was asked for; there are 'cpu', 'gpu', 'workers'"),
+        ([bench.scaling], {"mode": "sideways"}, "'sideways' was asked for; there are 'strong'"),
+        ([bench.scaling], {"replicas": [0, 2]}, "must be a whole number of at least 1"),
+        ([*BOTH, bench.collectives], {"devices": "gpu"}, "TensorFlow finds no GPU"),
+        (BOTH, {"model": "mnist_cn"}, "There is no model 'mnist_cn'. Did you mean 'mnist_cnn'"),
+        (BOTH, {"examples": -5}, "examples=-5 was asked for"),
+        (BOTH, {"examples": 0}, "examples=0 was asked for"),
+        ([bench.strategies], {"epochs": 0}, "epochs=0 was asked for"),
+        ([bench.strategies], {"epochs": 1.5}, "epochs=1.5 was asked for"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_starts(arguments, message):
-    with pytest.raises(StrategyError, match=message):
-        bench.scaling(**arguments)
-
-
-@pytest.mark.parametrize("benchmark", [bench.scaling, bench.strategies, bench.collectives])
-@pytest.mark.parametrize("replicas", [None, 2])
-def test_gpus_that_are_not_there(benchmark, replicas, monkeypatch):
+def test_what_cannot_be_measured_is_refused_before_anything_starts(benchmarks, arguments, message, monkeypatch):
     monkeypatch.setattr(Hardware, "of", classmethod(lambda cls, about: cls(cores=2, gpus=0)))
-    asked = [replicas] if replicas and benchmark != bench.collectives else replicas
-    with pytest.raises(StrategyError, match="TensorFlow finds no GPU"):
-        benchmark(devices="gpu", replicas=asked)
-
-
-@pytest.mark.parametrize("benchmark", [bench.scaling, bench.strategies])
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"model": "mnist_cn"}, "There is no model 'mnist_cn'. Did you mean 'mnist_cnn'"),
-        ({"examples": -5}, "examples=-5 was asked for"),
-        ({"examples": 0}, "examples=0 was asked for"),
-    ],
-)
-def test_no_process_is_started_for_what_cannot_be_trained(benchmark, arguments, message, monkeypatch):
     monkeypatch.setattr(measure, "Remote", None)
-    with pytest.raises(MirrorkitError, match=message):
-        benchmark(devices="cpu", **arguments)
+    for benchmark in benchmarks:
+        with pytest.raises(MirrorkitError, match=message):
+            benchmark(**arguments)
 
 
-@pytest.mark.parametrize("epochs", [0, 1.5])
-def test_epochs_that_are_none_are_named_as_they_were_asked_for(epochs):
-    with pytest.raises(MirrorkitError, match=f"epochs={epochs} was asked for"):
-        bench.strategies(epochs=epochs)
-
-
-@pytest.mark.slow  # three processes compile
+@pytest.mark.slow  # three trainings compile
+@pytest.mark.usefixtures("in_this_process")  # processes: below, in those of strategies
 def test_scaling(run_benchmark, check_rows, capsys):
     written, title = run_benchmark(f"scaling {SMALL} --examples 1024 --repeats 2")
     check_rows(written["rows"])
@@ -193,14 +176,18 @@ def test_scaling(run_benchmark, check_rows, capsys):
     assert title.startswith("Scaling of linear")
 
 
-@pytest.mark.slow  # nine processes
-@pytest.mark.timeout(900)
-def test_strategies_reach_the_same_accuracy(run_benchmark, check_rows):
-    written, _ = run_benchmark(f"strategies {SMALL} --examples 8192 --epochs 3")
+@pytest.mark.slow  # seven processes
+@pytest.mark.parametrize("devices", ["cpu", "workers"])
+def test_strategies_reach_the_same_accuracy(run_benchmark, check_rows, devices, request, monkeypatch):
+    kinds = {"cpu": ("mirrored", "central_storage"), "workers": ("multi_worker", "parameter_server")}[devices]
+    if devices == "cpu":
+        request.getfixturevalue("in_this_process")
+        monkeypatch.setattr("mirrorkit.processor.cores", lambda: 1)  # where no worker would have a core of its own
+    work = SMALL.replace("cpu", devices)
+    written, _ = run_benchmark(f"strategies {work} --examples 4096 --epochs 3")
     rows = {row["strategy"]: row for row in written["rows"]}
     check_rows(rows.values())
-    processes = ("multi_worker", "parameter_server") if written["about"]["cores"] > 1 else ()
-    assert tuple(rows) == ("one_device", "mirrored", "central_storage", *processes)
+    assert tuple(rows) == ("one_device", *kinds)
     accuracy = rows["one_device"]["accuracy"]
     assert accuracy > 0.3  # one class in ten is 0.1
     for kind, row in rows.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,20 +14,36 @@ from mirrorkit._keras import keras
 L = keras.layers
 
 
-@pytest.fixture
-def step_of(strategy_of: Callable[..., Any]) -> Callable[..., tuple[Any, mk.train.Step]]:
-    """`step_of(kind, replicas)`: a strategy and a step with BatchNorm, Dropout and Adam, built, not trained."""
+@pytest.fixture(scope="session")
+def make_step(strategy_of: Callable[..., Any]) -> Callable[[], tuple[Any, mk.train.Step]]:
+    """Return two mirrored replicas and a step with BatchNorm, Dropout and slots, built, not trained."""
 
-    def make(kind: str, replicas: int) -> tuple[Any, mk.train.Step]:
-        strategy = strategy_of(kind, replicas)
+    def make() -> tuple[Any, mk.train.Step]:
+        strategy = strategy_of("mirrored", 2)
         with strategy.scope():
             layers = [L.Dense(6, name="first"), L.BatchNormalization(name="norm"), L.Dropout(0.5), L.Dense(1)]
-            model, optimizer = keras.Sequential([keras.Input((4,)), *layers]), keras.optimizers.Adam(0.01)
+            model, optimizer = keras.Sequential([keras.Input((4,)), *layers]), keras.optimizers.SGD(0.01, momentum=0.9)
         step = mk.train.Step(model, optimizer, loss="mse")
         step.build(strategy)
         return strategy, step
 
     return make
+
+
+@pytest.fixture(scope="session")
+def _shared_step(make_step: Callable[[], Any]) -> tuple[Any, mk.train.Step]:
+    return make_step()
+
+
+@pytest.fixture
+def two_replicas(_shared_step: Any) -> Iterator[tuple[Any, mk.train.Step]]:
+    """Such a step for all tests, so that its check compiles once; it gets its values back."""
+    strategy, step = _shared_step
+    copies = [copy for v in step.variables for copy in strategy.experimental_local_results(v.value)]
+    values = [copy.numpy() for copy in copies]
+    yield strategy, step
+    for copy, value in zip(copies, values, strict=True):
+        copy.assign(value)
 
 
 @pytest.fixture(scope="session")

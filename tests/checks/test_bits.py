@@ -41,17 +41,10 @@ def test_text_has_no_words() -> None:
         to_words(tf.constant(["a"]))
 
 
-FAST = {tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.int8, tf.int64}  # every size; two in one
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [pytest.param(dtype, marks=[pytest.mark.slow] * (dtype not in FAST)) for dtype in DTYPES],
-    ids=lambda dtype: dtype.name,
-)
-def test_every_single_bit_changes_the_checksum(dtype: tf.DType) -> None:
+@pytest.mark.parametrize("dtype", [tf.uint8, tf.bfloat16, tf.float32, tf.int64, tf.complex128], ids=lambda t: t.name)
+def test_every_single_bit_changes_the_checksum(dtype: tf.DType) -> None:  # of every size; two words in one
     """All variants at once: each is one of a list of tensors."""
-    count = min(6, max(2, 24 // dtype.size))
+    count = 2
     size = count * dtype.size
     data = np.random.default_rng(1).integers(0, 256, size, "uint8")
     flips = np.packbits(np.eye(8 * size, dtype="uint8"), axis=1)

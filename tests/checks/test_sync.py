@@ -16,11 +16,6 @@ from mirrorkit._keras import keras
 from mirrorkit.checks import sync
 from mirrorkit.errors import StepError
 
-KINDS = [
-    ("mirrored", 3),
-    *(pytest.param(where, marks=pytest.mark.slow) for where in (("one_device", 1), ("central_storage", 2))),
-]
-
 
 def change(strategy: Any, variable: Any, replica: int, index: Any, value: Any) -> None:
     """Set one element of one replica's copy."""
@@ -34,39 +29,47 @@ def bits(strategy: Any, variables: Any) -> list[list[bytes]]:
     return [[c.numpy().tobytes() for c in strategy.experimental_local_results(v.value)] for v in variables]
 
 
-@pytest.mark.parametrize("where", KINDS, ids=str)
-def test_a_right_step_keeps_all_replicas_in_sync(where: Any, step_of: Callable[..., Any], numbers: Any) -> None:
-    strategy, step = step_of(*where)
+def test_a_right_step_keeps_all_replicas_in_sync(two_replicas: Any, numbers: Any) -> None:
+    strategy, step = two_replicas
     mk.train.Loop(strategy, step).fit(numbers, epochs=1, verbose=0)
     report = mk.checks.in_sync(strategy, step)
     assert report
-    assert report.replicas == (where[1] if where[0] == "mirrored" else 1)
-    assert f" {len(step.variables)} variables" in str(report)
+    assert (report.replicas, report.variables) == (2, len(step.variables))
+    assert str(report) == f"2 replicas hold the same bits in {len(step.variables)} variables"
     assert mk.checks.repair(strategy, step)
 
 
-def test_the_report_names_the_first_variable_the_replica_and_by_how_much(step_of: Callable[..., Any]) -> None:
-    strategy, step = step_of("mirrored", 4)
-    kernel, mean = step.model.layers[0].kernel, step.model.layers[1].moving_mean
-    kernel.assign(np.ones((4, 6)))
-    change(strategy, mean, 1, 2, 0.25)
+@pytest.mark.parametrize("where", [("one_device", 1), ("central_storage", 2)], ids=str)
+def test_one_copy_is_in_sync(where: Any, strategy_of: Callable[..., Any]) -> None:
+    strategy = strategy_of(*where)
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+    for look in (mk.checks.in_sync, mk.checks.repair):
+        report = look(strategy, [variable])
+        assert report
+        assert str(report) == "There is one copy of the 1 variables: nothing to compare"
+
+
+def test_the_report_names_the_first_variable_the_replica_and_by_how_much(strategy_of: Callable[..., Any]) -> None:
+    strategy = strategy_of("mirrored", 4)
+    with strategy.scope():
+        layer = keras.layers.Dense(6, kernel_initializer="ones", name="first")
+        layer.build([None, 4])
+    kernel, bias = layer.variables
+    change(strategy, bias, 1, 2, 0.25)
     change(strategy, kernel, 3, (0, 0), 1.5)
     change(strategy, kernel, 3, (2, 5), 0.75)
-    report = mk.checks.in_sync(strategy, step)
+    report = mk.checks.in_sync(strategy, layer)
     assert not report
-    assert report.differing == (kernel.path, mean.path)
+    assert report.differing == (kernel.path, bias.path)
     assert report.first == mk.checks.Difference(kernel.path, 3, 2, 24, 0.5)
-    assert (report.replicas, report.variables) == (4, len(step.variables))
-    for part in (
-        f"2 of {len(step.variables)} variables",
-        "first/kernel' on replica 3: 2 of 24 elements",
-        "at most 0.5",
-    ):
+    assert (report.replicas, report.variables) == (4, 2)
+    for part in ("2 of 2 variables", "first/kernel' on replica 3: 2 of 24 elements", "at most 0.5"):
         assert part in str(report)
 
 
-def test_differences_that_are_no_ordinary_numbers(step_of: Callable[..., Any]) -> None:
-    strategy, step = step_of("mirrored", 2)
+def test_differences_that_are_no_ordinary_numbers(two_replicas: Any) -> None:
+    strategy, step = two_replicas
     bias = step.model.layers[0].bias
     for value, largest in ((np.nan, np.inf), (np.inf, np.inf), (-0.0, 0.0), (1e-30, 1e-30)):
         change(strategy, bias, 1, 0, value)
@@ -76,8 +79,8 @@ def test_differences_that_are_no_ordinary_numbers(step_of: Callable[..., Any]) -
         assert first.largest == pytest.approx(largest, rel=1e-3, abs=0)
 
 
-def test_the_same_nan_on_all_replicas_is_in_sync(step_of: Callable[..., Any]) -> None:
-    strategy, step = step_of("mirrored", 2)
+def test_the_same_nan_on_all_replicas_is_in_sync(two_replicas: Any) -> None:
+    strategy, step = two_replicas
     bias = step.model.layers[0].bias
     bias.assign([np.inf, np.nan, 0, 0, 0, 0])
     assert mk.checks.in_sync(strategy, step)
@@ -101,34 +104,33 @@ def test_variables_of_other_dtypes(strategy_of: Callable[..., Any]) -> None:
         assert [copy.numpy() for copy in strategy.experimental_local_results(variable)] == [value] * 2
 
 
-def test_repair_copies_replica_0_and_leaves_the_rest(step_of: Callable[..., Any]) -> None:
-    strategy, step = step_of("mirrored", 4)
-    before = bits(strategy, step.variables)
-    kernel = step.model.layers[0].kernel
-    seed = next(v for v in step.variables if "seed" in v.path)
-    for variable, index in [(kernel, (1, 1)), (seed, 1), (step.optimizer.variables[-1], 0)]:
-        change(strategy, variable, 2, index, 7)
-    report = mk.checks.repair(strategy, step)
-    assert len(report.differing) == 3  # what was found before
-    assert bits(strategy, step.variables) == before
-    change(strategy, kernel, 0, (1, 1), 9)  # replica 0 is right by definition
-    assert mk.checks.repair(strategy, step).first.largest > 1
-    assert [copy.numpy()[1, 1] for copy in strategy.experimental_local_results(kernel.value)] == [9.0] * 4
+def test_repair_copies_replica_0_and_leaves_the_rest(strategy_of: Callable[..., Any]) -> None:
+    strategy = strategy_of("mirrored", 4)
+    with strategy.scope():
+        variables = [keras.Variable(value, dtype=dtype) for value, dtype in ([[1.0] * 4, "float32"], [[1, 2], "int32"])]
+        variables.append(keras.Variable([[5.0, 6.0]]))
+    before = bits(strategy, variables)
+    for variable in variables[:2]:
+        change(strategy, variable, 2, 1, 7)
+    report = mk.checks.repair(strategy, variables)
+    assert len(report.differing) == 2  # what was found before
+    assert bits(strategy, variables) == before
+    change(strategy, variables[0], 0, 1, 9)  # replica 0 is right by definition
+    assert mk.checks.repair(strategy, variables).first.largest > 1
+    assert [copy.numpy()[1] for copy in strategy.experimental_local_results(variables[0].value)] == [9.0] * 4
 
 
-def test_models_optimizers_and_lists_are_checked_too(step_of: Callable[..., Any]) -> None:
-    strategy, step = step_of("mirrored", 2)
+def test_models_optimizers_and_lists_are_checked_too(two_replicas: Any) -> None:
+    strategy, step = two_replicas
     slot = step.optimizer.variables[-1]
     change(strategy, slot, 1, 0, 7)
     assert mk.checks.in_sync(strategy, step.model)
-    for of in (step, step.optimizer, [slot], step.optimizer.variables):
+    for of in (step, step.optimizer, [slot]):
         assert mk.checks.in_sync(strategy, of).differing == (slot.path,)
 
 
-def test_values_are_fetched_only_where_checksums_differ(
-    step_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strategy, step = step_of("mirrored", 2)
+def test_values_are_fetched_only_where_checksums_differ(two_replicas: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, step = two_replicas
     looked_at: list[int] = []
     original = sync.Replicas._difference
     monkeypatch.setattr(sync.Replicas, "_difference", lambda self, i: looked_at.append(i) or original(self, i))
@@ -141,9 +143,9 @@ def test_values_are_fetched_only_where_checksums_differ(
 
 
 def test_a_check_in_a_loop_compiles_once_and_keeps_nothing_alive(
-    step_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    make_step: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy, step = step_of("mirrored", 2)
+    strategy, step = make_step()
     compiled: list[Any] = []
     original = sync.Replicas._compiled
     monkeypatch.setattr(sync.Replicas, "_compiled", lambda self, f: compiled.append(f) or original(self, f))
@@ -159,11 +161,11 @@ def test_a_check_in_a_loop_compiles_once_and_keeps_nothing_alive(
     assert also_dead() is None
 
 
-def test_what_cannot_be_compared(step_of: Callable[..., Any], strategy_of: Callable[..., Any]) -> None:
-    _, step = step_of("mirrored", 2)
+def test_what_cannot_be_compared(two_replicas: Any, strategy_of: Callable[..., Any]) -> None:
+    strategy, step = two_replicas
     with pytest.raises(StepError, match=r"first/kernel' was not created in the scope of this MirroredStrategy.*Pass"):
         mk.checks.in_sync(strategy_of("mirrored", 4), step)
     with pytest.raises(StepError, match="no variables to compare in Sequential"):
-        mk.checks.in_sync(strategy_of("mirrored", 2), keras.Sequential())
+        mk.checks.in_sync(strategy, keras.Sequential())
     with pytest.raises(StepError, match="no variables to compare in str"):
-        mk.checks.in_sync(strategy_of("mirrored", 2), "model")
+        mk.checks.in_sync(strategy, "model")

@@ -39,6 +39,11 @@ def tf_config(*workers: str, index: int = 0) -> dict[str, str]:
     return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})}
 
 
+KERAS = "Keras's settings"
+UNKNOWN = tf_config("127.0.0.1:PORT", "no-such-host.invalid:2222")
+NO_TOKEN = {**tf_config("127.0.0.1:PORT", "127.0.0.1:1"), "MIRRORKIT_JOB_TOKEN": ""}
+
+
 def two(index: int = 0) -> dict[str, str]:
     return tf_config(*(f"127.0.0.1:{port}" for port in free_ports(2)), index=index)
 
@@ -80,6 +85,35 @@ def test_a_whole_set_up_passes_and_every_wrong_finding_would_have_a_cure(examine
     assert {f.name for f in findings} >= {"TensorFlow", "Keras", "requirements", "data", "checkpoints", "all-reduce"}
     assert [f for f in findings if f.status != "ok"] == []
     assert [path.name for path in tmp_path.iterdir()] == ["data"], "the doctor leaves nothing behind"
+
+
+# Arguments and environment; the finding, how bad it is, what was found, the cure. FOLDER is that of the test below.
+BROKEN: list[tuple[str, dict[str, str], str, str, str, str]] = [
+    ("--data FOLDER/nowhere", {}, "data", "failure", "no folder FOLDER/nowhere", "Correct --data"),
+    ("", {"MIRRORKIT_DATA": "FOLDER/empty"}, "data", "failure", "no file with anything in", "Correct MIRRORKIT_DATA"),
+    ("--data gs://bucket/train", {}, "data", "warning", "gs://bucket/train is not on", "Read a file"),
+    ("--checkpoints FOLDER/keras.json/a", {}, "checkpoints", "failure", "keras.json is a file", "Choose a folder"),
+    ("", {"TF_USE_LEGACY_KERAS": "1"}, KERAS, "failure", "tf.keras to Keras 2", "unset TF_USE_LEGACY_KERAS"),
+    ("", {"KERAS_BACKEND": "jax"}, KERAS, "failure", "KERAS_BACKEND selects 'jax'", "KERAS_BACKEND=tensorflow"),
+    ("", {"KERAS_HOME": "FOLDER"}, KERAS, "failure", "keras.json selects 'torch'", "KERAS_BACKEND=tensorflow"),
+    ("", UNKNOWN, "hosts", "failure", r"'no-such-host.invalid' \(worker 1\)", "misspelt host name"),
+    ("", NO_TOKEN, "exposure", "failure", "JOB_TOKEN is set, but empty", "Set it to the same secret"),
+]
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case[4])
+def test_what_is_broken_is_named_with_its_cure(examined, tmp_path, case):
+    arguments, environment, *finding = case
+    (tmp_path / "keras.json").write_text(json.dumps({"backend": "torch"}))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "0.tfrecord").touch()
+    (port,) = free_ports(1)
+
+    def here(text: str) -> str:
+        return text.replace("FOLDER", str(tmp_path)).replace("PORT", str(port))
+
+    result = examined(*here(arguments).split(), **{name: here(value) for name, value in environment.items()})
+    assert_named(result, *map(here, finding))
 
 
 OF_THE_CLUSTER = {
@@ -144,12 +178,6 @@ def test_a_port_that_is_taken(examined):
     assert_named(result, "port", "failure", f"worker 0 is to listen at port .*{address}", "End it .* another port")
 
 
-def test_a_host_name_that_is_unknown(examined):
-    (port,) = free_ports(1)
-    result = examined(**tf_config(f"127.0.0.1:{port}", "no-such-host.invalid:2222"))
-    assert_named(result, "hosts", "failure", r"'no-such-host.invalid' \(worker 1\)", "misspelt host name")
-
-
 def test_an_address_of_another_machine(examined, monkeypatch):
     monkeypatch.setattr(network, "wait_for_all", lambda *_, **__: None)
     (port,) = free_ports(1)
@@ -175,11 +203,6 @@ def test_a_port_that_others_reach_is_a_warning_and_without_a_token_there_is_a_no
     assert next(f.found for f in result[1] if f.name == "job token").startswith("set: ")
 
 
-def test_an_empty_token_fails(examined):
-    result = examined(**two(), MIRRORKIT_JOB_TOKEN="")
-    assert_named(result, "exposure", "failure", "MIRRORKIT_JOB_TOKEN is set, but empty", "Set it to the same secret")
-
-
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_the_token_is_not_shown(examined, monkeypatch, capsys, form):
     monkeypatch.setattr(network, "wait_for_all", lambda *_, **__: None)
@@ -199,6 +222,7 @@ def test_a_worker_that_does_not_start(examined, own, missing):
     named = rf"worker {missing} \({address}\): its machine answers, but nothing listens"
     assert_named(result, "workers", "failure", named, "Start the doctor there")
     assert any(f"worker {missing} ({address})" in f.found and "0.5 s" in f.found for f in result[1])
+    assert "not tried" in result[1][-1].found, "the all-reduce would wait too"
 
 
 def test_a_worker_whose_machine_is_off(examined, monkeypatch):
@@ -210,50 +234,24 @@ def test_a_worker_whose_machine_is_off(examined, monkeypatch):
     assert_named(result, "workers", "failure", r"worker 1 .*: its machine does not answer \(timed out\)", "firewall")
 
 
-def test_a_data_folder_that_is_missing(examined, tmp_path):
-    result = examined("--data", tmp_path / "nowhere")
-    assert_named(result, "data", "failure", f"no folder {tmp_path}/nowhere", "Correct --data")
-
-
-def test_a_data_folder_that_holds_nothing(examined, tmp_path):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "0.tfrecord").touch()
-    result = examined(MIRRORKIT_DATA=str(tmp_path))
-    assert_named(result, "data", "failure", "holds no file with anything in it", "Correct MIRRORKIT_DATA")
-
-
-def test_data_elsewhere_is_not_called_missing(examined):
-    assert_named(
-        examined("--data", "gs://bucket/train"), "data", "warning", "gs://bucket/train is not on", "Read a file"
-    )
-
-
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs /sys, where root too may make no file")
 def test_a_checkpoint_folder_that_cannot_be_written(examined):
     result = examined("--checkpoints", "/sys/kernel/runs")
     assert_named(result, "checkpoints", "failure", "/sys/kernel cannot be written to", "may create files")
 
 
-def test_a_checkpoint_folder_that_is_a_file(examined, tmp_path):
-    (tmp_path / "runs").touch()
-    result = examined("--checkpoints", tmp_path / "runs" / "first")
-    assert_named(result, "checkpoints", "failure", "runs is a file", "Choose a folder")
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_without_space(examined, monkeypatch, tmp_path, number):
+def test_a_disk_without_space_and_one_with_little(examined, monkeypatch, tmp_path, number):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 10**12, 2**28))
+    result = examined("--checkpoints", tmp_path)
+    assert_named(result, "checkpoints", "warning", "0.2 GiB free", "Make room")
+
     def full(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", full)  # where a quota of a network file system shows
     result = examined("--checkpoints", tmp_path)
     assert_named(result, "checkpoints", "failure", os.strerror(number), "Make room; 16 MiB were tried")
-
-
-def test_a_disk_with_little_space(examined, monkeypatch, tmp_path):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 10**12, 2**28))
-    result = examined("--checkpoints", tmp_path)
-    assert_named(result, "checkpoints", "warning", "0.2 GiB free", "Make room")
 
 
 @pytest.mark.parametrize(
@@ -272,13 +270,19 @@ def test_a_version_outside_of_the_range(examined, distribution, name, version, f
     assert_named((code, kept), finding, status, found, f"pip install .*{cure}")
 
 
-def test_protobuf_or_numpy_that_tensorflow_cannot_use(examined, distribution):
+@pytest.mark.parametrize(("name", "found"), [("import", "not tried: "), ("devices", "not here")])
+def test_only_without_tensorflow_there_is_no_all_reduce(examined, monkeypatch, name, found):
+    monkeypatch.setattr(probe, "devices", lambda *_, **__: [Finding(name, "failure", "broken", "Repair it.")])
+    code, findings = examined()
+    assert code == 1
+    assert (findings[-1].name, findings[-1].found.startswith(found)) == ("all-reduce", True)
+
+
+def test_packages_that_do_not_fit_or_are_missing(examined, distribution):
+    """Of one package after the other; each stays wrong."""
     distribution("protobuf", "3.9.0")
     found = r"tensorflow\S* needs protobuf\S+; found 3.9.0"
     assert_named(examined(), "requirements", "warning", found, "pip install 'protobuf")
-
-
-def test_a_package_that_is_missing(examined, distribution):
     distribution("keras", "3.12.0", requires=("no-such-package>=1",))
     found = "keras needs no-such-package>=1; found none"
     assert_named(examined(), "requirements", "failure", found, "pip install 'no-such-package>=1'")
@@ -289,23 +293,6 @@ def test_two_tensorflows(examined, distribution):
     distribution("tensorflow-cpu", "2.20.0")
     found = "tensorflow 2.21.0 and tensorflow-cpu 2.20.0 overwrite each other's files"
     assert_named(examined(), "TensorFlow", "warning", found, "pip uninstall")
-
-
-@pytest.mark.parametrize(
-    ("environment", "found", "cure"),
-    [
-        ({"TF_USE_LEGACY_KERAS": "1"}, "switches tf.keras to Keras 2", "unset TF_USE_LEGACY_KERAS"),
-        ({"KERAS_BACKEND": "jax"}, "KERAS_BACKEND selects 'jax'", "KERAS_BACKEND=tensorflow"),
-    ],
-)
-def test_another_keras(examined, environment, found, cure):
-    assert_named(examined(**environment), "Keras's settings", "failure", found, cure)
-
-
-def test_a_backend_in_the_configuration_file(examined, tmp_path):
-    (tmp_path / "keras.json").write_text(json.dumps({"backend": "torch"}))
-    result = examined(KERAS_HOME=str(tmp_path))
-    assert_named(result, "Keras's settings", "failure", "keras.json selects 'torch'", "KERAS_BACKEND=tensorflow")
 
 
 def test_a_full_temporary_folder(examined, monkeypatch):

@@ -31,7 +31,7 @@ BROKEN = {
         r"^the process ended with 3\nno space for tables$",
         "TensorFlow's own",
     ),
-    "hangs": ("import time; time.sleep(60)", "gave no answer within 3 s", "hang"),
+    "hangs": ("import time; time.sleep(60)", "gave no answer within 0.5 s", "hang"),
 }
 
 
@@ -40,13 +40,24 @@ def test_a_tensorflow_that_does_not_load_is_named_in_time(distribution, monkeypa
     code, found, cure = BROKEN[case]
     distribution("tensorflow", "2.21.0", code=code)
     if case == "hangs":
-        monkeypatch.setattr(probe, "SECONDS", 3.0)
+        monkeypatch.setattr(probe, "SECONDS", 0.5)
     start = time.monotonic()
     (finding,) = probe.devices(None, None, workers_here=1)
     assert time.monotonic() - start < 20
     assert (finding.name, finding.status) == ("import" if "imported" in case else "devices", "failure")
     assert re.search(found, finding.found), finding.found
     assert cure in finding.cure
+
+
+def test_a_keras_that_cannot_be_used_is_named(distribution, monkeypatch):
+    code = "class config: list_physical_devices = list\n__version__ = '2.21.0'"
+    distribution("tensorflow", "2.21.0", code=code)
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    loaded, keras = probe.devices(None, None, workers_here=1)
+    assert loaded.found.startswith("TensorFlow 2.21.0 in ")
+    assert (keras.name, keras.status) == ("import", "failure")
+    assert keras.found.startswith("mirrorkit needs Keras 3, but TF_USE_LEGACY_KERAS")
+    assert "Unset TF_USE_LEGACY_KERAS" in keras.cure
 
 
 @pytest.fixture

@@ -48,31 +48,23 @@ def _of_case(case: Case) -> Subject:
     return Subject(make_step, data, case.policy)
 
 
-def pictures(**options: Any) -> Callable[[str], Any]:
-    """Return what makes uint8 pictures, 64 and a smaller batch of 12."""
+def pictures(count: int = 76, **options: Any) -> Callable[[str], Any]:
+    """Return what makes uint8 pictures in batches of 16: four, and a smaller one of 12."""
 
     def data(source: str) -> Any:
         rng = np.random.default_rng(0)
-        x, y = rng.integers(0, 256, (76, 8, 8, 3)).astype("uint8"), rng.integers(0, 3, 76)
+        x, y = rng.integers(0, 256, (count, 8, 8, 3)).astype("uint8"), rng.integers(0, 3, count)
         split = mk.data.arrays(x, y, num_classes=3)
         return getattr(mk.data, source)(split, global_batch_size=16, shuffle=True, seed=0, **options)
 
     return data
 
 
-def convolutions(*layers: Any, metrics: tuple[Any, ...] = ("accuracy",), **options: Any) -> Callable[[], Any]:
-    """Return what makes a step with a small convolutional net; each of `layers` is a function that makes one."""
-
-    def make_step() -> Any:
-        net = [keras.Input((8, 8, 3)), keras.layers.Rescaling(1 / 255), *(make() for make in layers)]
-        net += [keras.layers.Conv2D(4, 3, activation="relu"), keras.layers.MaxPooling2D(), keras.layers.Flatten()]
-        model = keras.Sequential([*net, keras.layers.Dense(3)])
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        return mk.train.Step(
-            model, keras.optimizers.SGD(0.1, momentum=0.9), loss=loss, metrics=list(metrics), **options
-        )
-
-    return make_step
+def _convolutions() -> Any:
+    layers = [keras.layers.Conv2D(4, 3, activation="relu"), keras.layers.MaxPooling2D(), keras.layers.Flatten()]
+    model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Rescaling(1 / 255), *layers, keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return mk.train.Step(model, keras.optimizers.SGD(0.1, momentum=0.9), loss=loss, metrics=["accuracy"])
 
 
 _augmentations = {
@@ -83,7 +75,7 @@ _augmentations = {
     "normalize": mk.data.augment.normalize(127.0, 60.0),
 }
 FEATURES = {
-    "convolutions and accuracy, uint8": Subject(convolutions(), pictures()),
-    **{name: Subject(convolutions(), pictures(augment=[one])) for name, one in _augmentations.items()},
+    "convolutions and accuracy, uint8": Subject(_convolutions, pictures()),
+    **{name: Subject(_convolutions, pictures(augment=[one])) for name, one in _augmentations.items()},
     **{name: _of_case(case) for name, case in CASES.items()},
 }

@@ -5,17 +5,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from placement_subjects import convolutions, pictures
+from placement_subjects import pictures
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.data import rows
+from mirrorkit.placement import source
 from mirrorkit.train.calls import compiled
 from mirrorkit.train.input import resident
 from mirrorkit.train.keras_model import keras_operations
@@ -23,8 +25,30 @@ from mirrorkit.train.step import clock, functions
 from mirrorkit.train.totals import metrics
 
 
-def _report(make_step: Any, data: Any, devices: str = "gpu:2") -> Any:
+def _report(make_step: Any, data: Any, devices: str = "gpu") -> Any:
     return mk.checks.placement(make_step, data, devices=devices)
+
+
+def _batches(count: int = 64) -> Any:
+    """Whole batches only, so that each function is traced once."""
+    return pictures(count)("batches")
+
+
+def _resident(**options: Any) -> Any:
+    return pictures(64, **options)("resident")
+
+
+def _net(*layers: Any, optimizer: Any = None, **options: Any) -> Callable[[], Any]:
+    """Return what makes a step with a linear net; each of `layers` is a function that makes one."""
+
+    def make_step() -> Any:
+        net = [keras.Input((8, 8, 3)), keras.layers.Rescaling(1 / 255), *(make() for make in layers)]
+        model = keras.Sequential([*net, keras.layers.Flatten(), keras.layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        made = optimizer() if optimizer else keras.optimizers.SGD(0.1, momentum=0.9)
+        return mk.train.Step(model, made, loss=loss, metrics=["accuracy"], **options)
+
+    return make_step
 
 
 def _layer(function: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[], Any]:
@@ -58,7 +82,7 @@ _STRAY = {"PrintV2": _print, "AsString": _string, "EagerPyFunc": _python, "Gathe
 @pytest.fixture(scope="module")
 def stray_problems() -> list[str]:
     """What the report says of a net with all stray operations, each in a layer of its own."""
-    return _report(convolutions(*map(_layer, _STRAY.values())), pictures()("batches"))["train"].problems
+    return _report(_net(*map(_layer, _STRAY.values())), _batches(), "gpu:2")["train"].problems
 
 
 @pytest.mark.parametrize("operation", _STRAY)
@@ -78,14 +102,14 @@ def test_a_users_map_is_named_with_its_line() -> None:
         return tf.gather(x, tf.range(8), axis=1), y
 
     line = inspect.getsourcelines(looked_up)[1] + 1
-    problems = _report(convolutions(), pictures(map=looked_up)("resident")).problems
+    problems = _report(_net(), _resident(map=looked_up)).problems
     assert any("no GPU kernel" in problem and f"test_inspection.py:{line}" in problem for problem in problems)
 
 
 def test_a_report_can_be_required_to_be_clean() -> None:
-    assert mk.checks.placement(convolutions(), pictures()("batches"), devices="gpu:2", require="clean").is_clean
+    assert mk.checks.placement(_net(), _batches(76), require="clean").is_clean
     with pytest.raises(mk.errors.DeviceError, match=r"(?s)not ready for GPUs.*waits: .*PrintV2|StringFormat"):
-        mk.checks.placement(convolutions(_layer(_print)), pictures()("batches"), devices="gpu:2", require="clean")
+        mk.checks.placement(_net(_layer(_print)), _batches(), require="clean")
 
 
 @pytest.mark.parametrize("layer", [keras.layers.GRU, pytest.param(keras.layers.LSTM, marks=pytest.mark.slow)])
@@ -96,7 +120,7 @@ def test_a_loop_within_a_step_counts_as_one_round(layer: Any) -> None:
 
     x = np.zeros((32, 5, 6), np.float32)
     data = mk.data.batches(mk.data.arrays(x, x[:, 0, :1]), global_batch_size=8)
-    train = _report(make_step, data)["train"]
+    train = _report(make_step, data, "gpu:2")["train"]
     assert train.step.loops == 2 * 2  # forward and backward, on two devices
     assert train.step.without_kernel == []
     assert train.step.kernels["GPU:0", "MatMul"] >= 2 * 2 + 2  # of the two kernels of a gate, and of Dense
@@ -115,7 +139,7 @@ def test_a_loop_within_a_step_counts_as_one_round(layer: Any) -> None:
 )
 def test_what_cannot_be_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(mk.errors.StepError, match=r"was asked for|looks at GPUs"):
-        mk.checks.placement(convolutions(), pictures()("batches"), **arguments)
+        mk.checks.placement(_net(), _batches(), **arguments)
 
 
 def test_bytes_and_kernels_of_a_step_written_by_hand() -> None:
@@ -142,10 +166,10 @@ def test_bytes_and_kernels_of_a_step_written_by_hand() -> None:
 
 
 def test_data_of_unknown_length_are_read_on_the_host() -> None:
-    split = pictures()("batches").split
+    split = _batches().split
     data = tf.data.Dataset.from_tensor_slices((split.images, split.labels)).filter(lambda x, y: True).batch(16)
     assert data.cardinality() == tf.data.UNKNOWN_CARDINALITY
-    report = _report(convolutions(), data)
+    report = _report(_net(), data)
     assert report["evaluate"].problems == []
     assert report["train"].problems == []
 
@@ -168,7 +192,7 @@ def test_a_step_of_ones_own_is_looked_at() -> None:
             return self._update(sums)
 
     data = mk.data.batches(mk.data.arrays(np.zeros((8, 2), np.float32), np.zeros(8)), global_batch_size=4)
-    report = _report(Own, data)
+    report = _report(Own, data, "gpu:2")
     assert [call.name for call in report.calls] == ["train"]
     assert report.memory["GPU:1"] == {"variables": 4}
     assert report.is_clean
@@ -178,11 +202,11 @@ def test_nothing_is_run_or_left_behind() -> None:
     made: list[Any] = []
 
     def make_step() -> Any:
-        made.append(convolutions()())
+        made.append(_net()())
         return made[0]
 
     before = np.random.get_state()[1].copy()
-    _report(make_step, pictures()("resident"))
+    _report(make_step, _resident(), "gpu:2")
     assert int(made[0].optimizer.iterations.value.values[1].numpy()) == 0
     assert np.array_equal(np.random.get_state()[1], before)
 
@@ -192,10 +216,9 @@ def test_nothing_is_run_or_left_behind() -> None:
 
 def test_uint8_that_is_gathered_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "GATHERED", rows.GATHERED | {tf.uint8})
-    data = pictures()("resident")
-    train = _report(convolutions(), data)["train"]
+    train = _report(_net(), _resident())["train"]
     assert any("GatherV2" in problem and "no GPU kernel" in problem for problem in train.problems)
-    assert train.to_host >= 2 * 76 * 8 * 8 * 3  # the whole set, of both replicas
+    assert train.to_host >= 64 * 8 * 8 * 3  # the whole set
 
 
 def test_a_resident_set_of_int32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,27 +228,19 @@ def test_a_resident_set_of_int32(monkeypatch: pytest.MonkeyPatch) -> None:
     data = mk.data.resident(mk.data.arrays(x, x[:, 0]), global_batch_size=16)
 
     def make_step() -> Any:
-        model = keras.Sequential(
-            [
-                keras.Input((8,), dtype="int32"),
-                keras.layers.Embedding(4, 2),
-                keras.layers.Flatten(),
-                keras.layers.Dense(3),
-            ]
-        )
-        return mk.train.Step(
-            model, keras.optimizers.SGD(0.1), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        )
+        layers = [keras.layers.Embedding(4, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((8,), dtype="int32"), *layers])
+        return mk.train.Step(model, keras.optimizers.SGD(0.1), loss="mse")
 
     train = _report(make_step, data)["train"]
-    assert train.to_devices >= 2 * x.nbytes
+    assert train.to_devices >= x.nbytes
     assert any("bytes from the host to the devices in a step" in problem for problem in train.problems)
 
 
 def test_a_counter_of_int64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_number", lambda value: tf.constant(value, tf.int64))
     monkeypatch.setattr(compiled, "HOST", None)
-    problems = _report(convolutions(), pictures()("batches"))["train"].problems
+    problems = _report(_net(), _batches())["train"].problems
     assert any(problem.startswith("train: waits: While (") for problem in problems)
 
 
@@ -237,7 +252,7 @@ def test_bounds_of_a_slice_from_the_device(monkeypatch: pytest.MonkeyPatch) -> N
         return order[start : start + 8]
 
     monkeypatch.setattr(resident._ResidentBatch, "_places", places)
-    problems = _report(convolutions(), pictures()("resident"))["train"].problems
+    problems = _report(_net(), _resident())["train"].problems
     assert any(problem.startswith("train: waits: StridedSlice (") for problem in problems)
 
 
@@ -249,28 +264,30 @@ def test_a_branch_on_a_device_value(monkeypatch: pytest.MonkeyPatch) -> None:
         return [next(chosen) if is_changed else None for is_changed in changed]
 
     monkeypatch.setattr(functions, "only_if", only_if)
-    problems = _report(convolutions(loss_scale="dynamic"), pictures()("batches"))["train"].problems
+    problems = _report(_net(loss_scale="dynamic"), _batches())["train"].problems
     assert any("waits: StatelessIf (" in problem and "1 bytes" in problem for problem in problems)
 
 
-def _with_warm_up() -> Any:
-    schedule = keras.optimizers.schedules.CosineDecay(0.0, 10, warmup_target=0.1, warmup_steps=5)
-    step = convolutions()()
-    return mk.train.Step(
-        step.model, keras.optimizers.SGD(schedule), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
-
-
 def test_a_warm_up_of_the_learning_rate_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _report(_with_warm_up, pictures()("batches")).is_clean
+    def optimizer() -> Any:
+        schedule = keras.optimizers.schedules.CosineDecay(0.0, 10, warmup_target=0.1, warmup_steps=5)
+        return keras.optimizers.SGD(schedule)
+
+    assert _report(_net(optimizer=optimizer), _batches()).is_clean
     monkeypatch.setattr(clock, "schedule_of", lambda optimizer: None)
-    problems = _report(_with_warm_up, pictures()("batches"))["train"].problems
+    problems = _report(_net(optimizer=optimizer), _batches())["train"].problems
     assert any("waits: StatelessIf (" in problem for problem in problems)
 
 
 def test_keras_accuracy_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras_operations, "_within", SimpleNamespace())  # the wrappers look elsewhere
     monkeypatch.setattr(metrics, "without_waits", lambda of_metric: nullcontext())
-    train = _report(convolutions(), pictures()("batches"))["train"]
-    assert any("waits: Less (" in problem for problem in train.problems)
+    train = _report(_net(), _batches())["train"]
+    (problem,) = [problem for problem in train.problems if "waits: Less (" in problem]
+    assert "mirrorkit/" not in problem, "Keras made it: its name says more than the line that called Keras"
     assert train.to_host == 16 * 3 * 4  # all logits
+
+
+def test_where_mirrorkit_calls_keras_there_are_such_files() -> None:
+    package = Path(mk.__file__).parent
+    assert [name for name in source._OF_THE_MODEL if not (package / name).exists()] == []

@@ -17,7 +17,7 @@ o = keras.optimizers
 
 def test_a_users_own_step() -> None:
     found = mk.testing.assert_equivalent(
-        lambda: RightStep(net(), o.Adam(0.02)), points(60), replicas=(1, 3), steps=6, global_batch_size=16
+        lambda: RightStep(net(), o.SGD(0.05)), points(60), replicas=(1, 3), steps=6, global_batch_size=16
     )
     assert found.differences.keys() == {3}
     assert 0 < found.differences[3] < 1e-6
@@ -26,22 +26,14 @@ def test_a_users_own_step() -> None:
     assert str(found).startswith("after 6 steps: 3 replicas ")
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "options"),
-    [
-        (lambda: o.AdamW(o.schedules.CosineDecay(0.05, 6), weight_decay=0.1), {"clip_norm": 0.3, "metrics": ["mae"]}),
-        pytest.param(lambda: o.SGD(0.1, momentum=0.9), {"accumulate": 2}, marks=pytest.mark.slow),
-    ],
-    ids=["AdamW", "accumulate"],
-)
-def test_step_with_options(optimizer: Any, options: Any) -> None:
+def test_step_with_options() -> None:
     x, y = points(60)
-    data = mk.data.batches(
-        mk.data.arrays(x, y, sample_weight=np.linspace(0.5, 2, 60)), global_batch_size=13, shuffle=True
-    )
+    weighted = mk.data.arrays(x, y, sample_weight=np.linspace(0.5, 2, 60))
+    data = mk.data.batches(weighted, global_batch_size=13, shuffle=True)
 
     def make() -> Any:
-        return mk.train.Step(net(), optimizer(), loss="mse", **options)
+        optimizer = o.AdamW(o.schedules.CosineDecay(0.05, 6), weight_decay=0.1)
+        return mk.train.Step(net(), optimizer, loss="mse", clip_norm=0.3, metrics=["mae"])
 
     mk.testing.assert_equivalent(make, data, replicas=(3,), steps=7)
 
@@ -61,19 +53,17 @@ def _in_float16() -> Any:
     ("make", "options"),
     [
         (_in_float16, {"reference": "shards"}),
-        (lambda: mk.train.Step(net(L.BatchNormalization(synchronized=True)), o.SGD(0.05), loss="mse"), {}),
-        (lambda: mk.train.Step(net(), o.Adam(0.02), loss="mse", ema=0.9, clip_value=0.1), {}),
-        (lambda: RightStep(net(), o.Adam(0.02)), {"kind": "central_storage"}),
+        (lambda: RightStep(net(), o.SGD(0.05)), {"kind": "central_storage"}),
     ],
-    ids=["float16", "synchronized", "ema", "central_storage"],
+    ids=["float16", "central_storage"],
 )
 def test_more_right_steps(make: Any, options: Any) -> None:
-    found = mk.testing.assert_equivalent(make, points(64), global_batch_size=16, **options)
+    found = mk.testing.assert_equivalent(make, points(64), replicas=(2,), steps=8, global_batch_size=16, **options)
     assert max(found.differences.values()) < 2e-6
 
 
 def _layers_that_depend_on_the_cut() -> Any:
-    return mk.train.Step(net(L.BatchNormalization(), L.Dropout(0.3)), o.Adam(0.01), loss="mse", accumulate=2)
+    return mk.train.Step(net(L.BatchNormalization(), L.Dropout(0.3)), o.SGD(0.01), loss="mse", accumulate=2)
 
 
 def test_layers_that_depend_on_the_cut() -> None:

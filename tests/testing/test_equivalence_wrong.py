@@ -44,7 +44,7 @@ def _adam() -> Any:
 
 
 def test_a_mean_over_the_local_batch() -> None:
-    message = _fails(lambda: LocalMean(net(), _adam()))
+    message = _fails(lambda: LocalMean(net(), _sgd()))
     assert "on 2 replicas" in message
     assert "It looks like means over the local batch where sums belong: 'examples', 'gradients/0'" in message
 
@@ -197,6 +197,12 @@ def test_a_step_that_depends_on_the_order() -> None:
     assert "Nothing can be proven: one replica that gets the examples" in _fails(lambda: Neighbours(net(), _sgd()))
 
 
+class Silent(RightStep):
+    """Does not say what it changes."""
+
+    variables = property(lambda self: [], lambda self, value: None)
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -205,28 +211,17 @@ def test_a_step_that_depends_on_the_order() -> None:
         ({"replicas": (0, 2)}, "replicas must hold numbers above 1"),
         ({"steps": 1}, "steps must be at least 2"),
         ({"global_batch_size": None}, "with global_batch_size="),
+        ({"data": "dataset"}, "global_batch_size is for arrays"),
+        ({"data": "array"}, "found ndarray"),
+        ({"data": "nothing", "global_batch_size": None}, "data set is empty"),
+        ({"ignore": ["last/bias", "first/bias"]}, r"ignore=\['first/bias'\] matches none"),
+        ({"step": Silent}, "Silent does not say what it changes"),
     ],
 )
 def test_arguments_that_do_not_fit(options: Any, match: str) -> None:
-    options = {"global_batch_size": 8, **options}
-    with pytest.raises(StepError, match=match):
-        mk.testing.assert_equivalent(lambda: RightStep(net(), _sgd()), points(), **options)
-
-
-def test_data_and_steps_that_do_not_fit() -> None:
+    options = {"step": RightStep, "data": "arrays", "global_batch_size": 8, **options}
     dataset = tf.data.Dataset.from_tensor_slices(points()).batch(8)
-    make = lambda: RightStep(net(), _sgd())  # noqa: E731
-    with pytest.raises(StepError, match="global_batch_size is for arrays"):
-        mk.testing.assert_equivalent(make, dataset, global_batch_size=8)
-    with pytest.raises(StepError, match="found ndarray"):
-        mk.testing.assert_equivalent(make, points()[0], global_batch_size=8)
-    with pytest.raises(StepError, match=r"ignore=\['first/bias'\] matches none"):
-        mk.testing.assert_equivalent(make, dataset, ignore=["last/bias", "first/bias"])
-    with pytest.raises(StepError, match="data set is empty"):
-        mk.testing.assert_equivalent(make, dataset.take(0))
-
-    class Silent(RightStep):
-        variables = property(lambda self: [], lambda self, value: None)
-
-    with pytest.raises(StepError, match="Silent does not say what it changes"):
-        mk.testing.assert_equivalent(lambda: Silent(net(), _sgd()), dataset)
+    every = {"arrays": points(), "array": points()[0], "dataset": dataset, "nothing": dataset.take(0)}
+    step, data = options.pop("step"), every[options.pop("data")]
+    with pytest.raises(StepError, match=match):
+        mk.testing.assert_equivalent(lambda: step(net(), _sgd()), data, **options)

@@ -38,7 +38,7 @@ class Own:
         stateful = [] if central else [L.BatchNormalization(), L.Dropout(0.3)]
         with strategy.scope():
             self.model = keras.Sequential([keras.Input((4,)), Count(), L.Dense(5), *stateful, L.Dense(1)])
-            self.optimizer = keras.optimizers.Adam(0.05)
+            self.optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
             if built:
                 self.optimizer.build(self.model.trainable_variables)
             read, total = tf.VariableSynchronization.ON_READ, tf.VariableAggregation.SUM

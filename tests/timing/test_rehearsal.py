@@ -14,37 +14,24 @@ from rehearsal_subjects import Count, Own, assert_same, copies_of, draws, number
 import mirrorkit as mk
 from mirrorkit.errors import StepError
 
-PLACES = [("one_device", 1), ("mirrored", 2), ("central_storage", 2)]
+PLACES = [
+    ("mirrored", 2),
+    *(pytest.param(place, marks=pytest.mark.slow) for place in (("one_device", 1), ("central_storage", 2))),
+]
 
 
-@pytest.fixture(
-    params=[place if place[0] == "mirrored" else pytest.param(place, marks=pytest.mark.slow) for place in PLACES],
-    ids=lambda where: where[0],
-)
-def strategy(request: Any, strategy_of: Callable[..., Any]) -> Any:
-    return strategy_of(*request.param)
-
-
-@pytest.mark.parametrize(
-    ("place", "listed"),
-    [
-        pytest.param(PLACES[0], True, marks=pytest.mark.slow),
-        pytest.param(PLACES[1], True, marks=pytest.mark.slow),  # fast: within the scope, below
-        (PLACES[1], False),
-        pytest.param(PLACES[2], False, marks=pytest.mark.slow),
-    ],
-    ids=lambda given: given[0] if isinstance(given, tuple) else "listed" if given else "only captured",
-)
-def test_everything_is_as_it_was_and_nothing_is_left_to_trace(
-    place: tuple[str, int], listed: bool, strategy_of: Callable[..., Any]
-) -> None:
+@pytest.fixture(scope="module")
+def own(strategy_of: Callable[..., Any]) -> Own:
     """In the midst of a training, when the replicas' own counts differ and the optimizer's slots are not zero."""
-    strategy = strategy_of(*place)
-    own = Own(strategy)
-    tf.function(own.train_step)(next(iter(own.batches())))  # another trace of the same, so that `train` has none
+    own = Own(strategy_of("mirrored", 2))
+    own.train(next(iter(own.batches())))
+    assert len(set(map(float, copies_of([own.seen])))) == 2
+    return own
+
+
+def check_that_all_is_as_it_was(own: Own, restore: Any = ()) -> None:
+    own.train = tf.function(own.train_step)
     before = own.values()
-    if strategy.num_replicas_in_sync == 2 and not own.central:
-        assert len(set(map(float, copies_of([own.seen])))) == 2
     python, numpy, generator = random.getstate(), np.random.get_state(), tf.random.get_global_generator()
     state = generator.state.numpy()
     expected = draws()
@@ -52,43 +39,43 @@ def test_everything_is_as_it_was_and_nothing_is_left_to_trace(
     np.random.set_state(numpy)
     generator.state.assign(state)
     traces = Count.traces
-    mk.timing.warm_up(own.train, next(iter(own.batches())), restore=own.restore if listed else ())
+    mk.timing.warm_up(own.train, next(iter(own.batches())), restore=restore)
     assert Count.traces > traces
     assert_same(expected, draws())
     assert_same(before, own.values())
     traces = Count.traces
     own.fit()
-    assert Count.traces == traces
+    assert Count.traces == traces, "nothing is left to trace"
     assert own.train.experimental_get_tracing_count() == 1
 
 
-@pytest.mark.parametrize("built", [pytest.param(True, marks=pytest.mark.slow), False])  # fast: all values, above
-def test_training_gives_the_same_bits_with_and_without(built: bool, strategy: Any) -> None:
+def test_everything_is_as_it_was_and_nothing_is_left_to_trace(own: Own) -> None:
+    check_that_all_is_as_it_was(own)
+
+
+def test_within_the_scope_of_the_strategy_with_what_is_listed(own: Own) -> None:
+    with own.strategy.scope():
+        check_that_all_is_as_it_was(own, own.restore)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_training_gives_the_same_bits_with_and_without(place: Any, strategy_of: Callable[..., Any]) -> None:
     """Also where the first call makes the optimizer's slots."""
     results = []
-    for warm, before in ((False, True), (True, built)):
-        own = Own(strategy, built=before)
+    for warm in (False, True):
+        own = Own(strategy_of(*place), built=not warm)
         if warm:
             mk.timing.warm_up(own.train, next(iter(own.batches())), restore=own.restore)
             assert float(np.sum(own.optimizer.iterations.numpy())) == 0
         losses = own.fit()
         results.append([losses, *own.values()])
     assert_same(*results)
+    if place[0] != "mirrored":
+        check_that_all_is_as_it_was(own)
 
 
-def test_within_the_scope_of_the_strategy(strategy_of: Callable[..., Any]) -> None:
-    own = Own(strategy_of("mirrored", 2))
-    before = own.values()
-    with own.strategy.scope():
-        mk.timing.warm_up(own.train, next(iter(own.batches())), restore=own.restore)
-        assert_same(before, own.values())
-        traces = Count.traces
-        own.train(next(iter(own.batches())))
-    assert Count.traces == traces
-
-
-def test_a_plain_function_puts_back_what_the_functions_it_calls_hold(strategy_of: Callable[..., Any]) -> None:
-    own = Own(strategy_of("mirrored", 2))
+def test_a_plain_function_puts_back_what_the_functions_it_calls_hold(own: Own) -> None:
+    own.train = tf.function(own.train_step)
     steps = tf.Variable(7)
 
     def train(batch: Any) -> Any:
@@ -124,22 +111,20 @@ def test_a_concrete_function() -> None:
     assert float(total) == 1
 
 
-@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_error_within_the_function_restores_as_well(plain: bool, strategy_of: Callable[..., Any]) -> None:
-    own = Own(strategy_of("mirrored", 2))
+@pytest.mark.parametrize("plain", [False, True])
+def test_an_error_within_the_function_restores_as_well(plain: bool) -> None:
+    total = tf.Variable(1.0)
 
     @tf.function
-    def fails(batch: Any) -> Any:
-        loss = own.train_step(batch)
-        with tf.control_dependencies([loss]):
-            tf.debugging.assert_less(own.calls, 0, message="as planned")
+    def fails(x: Any) -> Any:
+        with tf.control_dependencies([total.assign_add(x)]):
+            tf.debugging.assert_less(total, 0.0, message="as planned")
 
-    before = own.values()
-    function = (lambda batch: fails(batch)) if plain else fails
+    function = (lambda x: fails(x)) if plain else fails
     python = random.getstate()
     with pytest.raises(tf.errors.InvalidArgumentError, match="as planned"):
-        mk.timing.warm_up(function, next(iter(own.batches())), restore=own.model)
-    assert_same(before, own.values())
+        mk.timing.warm_up(function, tf.constant(2.0), restore=tf.Variable(0.0))
+    assert float(total) == 1
     assert random.getstate() == python
 
 

@@ -8,23 +8,23 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# name: (module, keyword arguments of its Contender, processes instead of replicas)
-CONTENDERS: dict[str, tuple[str, dict[str, Any], bool]] = {
-    "loop-resident": ("mirrorkit_loop", {"data": "resident"}, False),
-    "loop-xla": ("mirrorkit_loop", {"data": "resident", "jit_compile": True}, False),
-    "loop": ("mirrorkit_loop", {"data": "batches"}, False),
-    "loop-records": ("mirrorkit_loop", {"data": "records"}, False),
-    "loop-workers": ("mirrorkit_loop", {"data": "resident"}, True),
-    "loop-apart": ("mirrorkit_loop", {"data": "resident", "apart": True}, True),
-    "fit": ("keras_fit", {}, False),
-    "fit-calls": ("keras_fit", {"steps_per_execution": 78}, False),
-    "fit-repeat": ("keras_fit", {"repeat": True}, False),
-    "fit-xla": ("keras_fit", {"jit_compile": True}, False),
-    "fit-records": ("keras_fit", {"data": "records"}, False),
-    "hand": ("hand_written", {}, False),
-    "hand-records": ("hand_written", {"data": "records"}, False),
-    "orbit": ("orbit_trainer", {}, False),
-    "ddp": ("torch_ddp", {}, True),
+# name: (module, keyword arguments of its Contender, "workers" or "apart" for processes instead of replicas)
+CONTENDERS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "loop-resident": ("mirrorkit_loop", {"data": "resident"}, ""),
+    "loop-xla": ("mirrorkit_loop", {"data": "resident", "jit_compile": True}, ""),
+    "loop": ("mirrorkit_loop", {"data": "batches"}, ""),
+    "loop-records": ("mirrorkit_loop", {"data": "records"}, ""),
+    "loop-workers": ("mirrorkit_loop", {"data": "resident"}, "workers"),
+    "loop-apart": ("mirrorkit_loop", {"data": "resident", "apart": True}, "apart"),
+    "fit": ("keras_fit", {}, ""),
+    "fit-calls": ("keras_fit", {"steps_per_execution": 78}, ""),
+    "fit-repeat": ("keras_fit", {"repeat": True}, ""),
+    "fit-xla": ("keras_fit", {"jit_compile": True}, ""),
+    "fit-records": ("keras_fit", {"data": "records"}, ""),
+    "hand": ("hand_written", {}, ""),
+    "hand-records": ("hand_written", {"data": "records"}, ""),
+    "orbit": ("orbit_trainer", {}, ""),
+    "ddp": ("torch_ddp", {}, "workers"),
 }
 
 

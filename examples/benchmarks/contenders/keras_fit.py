@@ -19,6 +19,7 @@ class Contender(Base):
     """
 
     def __init__(self, work: Work, *, data: str = "memory", repeat: bool = False, **options: Any) -> None:
+        self.work = work
         self.strategy = strategy(work, own=False)
         self.dataset = pipeline(work, data=data)
         self.steps_per_epoch = steps_per_epoch(work) if repeat else None

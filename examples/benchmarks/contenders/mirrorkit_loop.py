@@ -18,7 +18,7 @@ class Contender(Base):
     """
 
     def __init__(self, work: Work, *, data: str, apart: bool = False, jit_compile: bool = False) -> None:
-        self.jit_compile = jit_compile
+        self.work, self.jit_compile = work, jit_compile
         self.strategy = strategy(work, own=True)
         parts = work.replicas if apart else 1
         recipe = {"global_batch_size": work.batch_size // parts, "shuffle": True, "seed": 0, "drop_remainder": True}

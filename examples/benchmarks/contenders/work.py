@@ -45,7 +45,10 @@ class Work:
 
 
 class Base(abc.ABC):
-    """A contender. Its constructor makes data, strategy, model and optimizer."""
+    """A contender, as `mirrorkit.bench.measure` calls it. Its constructor makes data, strategy, model and optimizer."""
+
+    work: Work
+    accuracy = 0.0  # of the training, in the last epoch
 
     @abc.abstractmethod
     def build(self) -> None:
@@ -60,10 +63,20 @@ class Base(abc.ABC):
             steps: of an epoch; all by default.
         """
 
-    def warm_up(self) -> None:
-        """Build and train an epoch: everything is compiled afterwards."""
+    def facts(self) -> dict[str, Any]:
+        """Build; the first epoch compiles."""
         self.build()
-        self.train(1)
+        return {}
+
+    def measure(self, epochs: int) -> list[float]:
+        """Train, and return the images per second of each epoch."""
+        seconds, self.accuracy = self.train(epochs)
+        examples = steps_per_epoch(self.work) * self.work.batch_size
+        return [examples / lap for lap in seconds]
+
+    def evaluate(self) -> float:
+        """Return the training accuracy of the last epoch."""
+        return self.accuracy
 
     def first_step(self) -> float:
         """Return the seconds from a made model to the end of the first step."""

@@ -4,44 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from mirrorkit.bench.chart import Chart
+from mirrorkit.bench.report import span
 from stored.runs import FOLDER, Run, digest, read
 
 STAMP = re.compile(r"sha256 (?P<stamp>[0-9a-f]{16}), drawing (?P<drawing>[0-9a-f]{16})")
 
 
-def bars(title: str, names: dict[str, str]) -> Callable[[Run], Chart]:
+def bars(title: str, labels: Sequence[str], rows: Sequence[dict[str, Any]], unit: str, **options: Any) -> Chart:
+    """A bar for each row, with its range."""
+    values, spans = {"speed": [row["median"] for row in rows]}, {"speed": [span(row) for row in rows]}
+    return Chart(title, labels, values, spans, y_label=f"{unit}: median, range", bars=True, **options)
+
+
+def contenders(title: str, names: dict[str, str]) -> Callable[[Run], Chart]:
     """A chart of contenders; the first one is marked."""
+    labels = list(names.values())
 
     def draw(run: Run) -> Chart:
-        rows, unit = [run.row(contender=name) for name in names], "images/s: median, range"
-        values, spans = {"speed": [row.median for row in rows]}, {"speed": [row.span for row in rows]}
-        labels = list(names.values())
-        return Chart(title, labels, values, spans, y_label=unit, bars=True, form=",.0f", marked=labels[:1])
+        rows = [run.row(contender=name) for name in names]
+        return bars(title, labels, rows, "images/s", form=",.0f", marked=labels[:1])
 
     return draw
 
 
-def strategies_chart(run: Run) -> Chart:
-    labels = [f"{row.keys['strategy']} x{row.keys['replicas']}" for row in run.rows]
-    values, spans = {"speed": [row.median for row in run.rows]}, {"speed": [row.span for row in run.rows]}
-    accuracies = [row.keys["accuracy"] for row in run.rows]
-    title, unit = "Speed and accuracy of every strategy on one machine", "examples/s: median, range"
-    return Chart(
-        title,
-        labels,
-        values,
-        spans,
-        y_label=unit,
-        bars=True,
-        beside=accuracies,
-        beside_label="test accuracy",
-        marked=(),
-    )
+def strategies(run: Run) -> Chart:
+    labels = [f"{row['strategy']} x{row['replicas']}" for row in run.rows]
+    beside = {"beside": [row["accuracy"] for row in run.rows], "beside_label": "test accuracy"}
+    return bars("Speed and accuracy of every strategy on one machine", labels, run.rows, "examples/s", **beside)
 
 
 SHORT = {
@@ -54,10 +49,10 @@ SHORT = {
 }
 README = {name: SHORT[name] for name in ("loop-resident", "fit", "hand", "orbit")}
 PICTURES: dict[str, tuple[Callable[[Run], Chart], str]] = {
-    "cnn": (bars("A CNN on 4 virtual replicas", {**SHORT, "loop-apart": "no communication"}), "cnn"),
-    "linear": (bars("A linear model on 4 virtual replicas", SHORT), "linear"),
-    "readme": (bars("A CNN on 4 virtual replicas of 2 CPU cores", README), "cnn"),
-    "strategies": (strategies_chart, "strategies"),
+    "cnn": (contenders("A CNN on 4 virtual replicas", {**SHORT, "loop-apart": "no communication"}), "cnn"),
+    "linear": (contenders("A linear model on 4 virtual replicas", SHORT), "linear"),
+    "readme": (contenders("A CNN on 4 virtual replicas of 2 CPU cores", README), "cnn"),
+    "strategies": (strategies, "strategies"),
 }
 
 

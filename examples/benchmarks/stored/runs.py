@@ -5,34 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mirrorkit.bench.report import figures
+
 FOLDER = Path(__file__).parents[3] / "docs/figures"
-
-
-@dataclass(frozen=True)
-class Row:
-    """What was measured of one contender; everything is computed from the single measurements."""
-
-    keys: dict[str, Any]
-    values: Sequence[float]
-
-    @property
-    def n(self) -> int:
-        return len(self.values)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.values)
-
-    @property
-    def span(self) -> tuple[float, float]:
-        """The smallest and the largest measurement."""
-        return min(self.values), max(self.values)
 
 
 @dataclass(frozen=True)
@@ -72,12 +51,13 @@ class Run:
         return [f"{name}={value}" for name, value in self.content["about"]["environment"].items()]
 
     @property
-    def rows(self) -> list[Row]:
-        return [Row(row, row["values"]) for row in self.content["rows"] if "values" in row]
+    def rows(self) -> list[dict[str, Any]]:
+        """What was measured; medians and all else are computed from the single measurements."""
+        return [row | figures(row["values"]) for row in self.content["rows"] if "values" in row]
 
-    def row(self, **keys: Any) -> Row:
+    def row(self, **keys: Any) -> dict[str, Any]:
         """The one row that has these keys."""
-        found = [row for row in self.rows if keys.items() <= row.keys.items()]
+        found = [row for row in self.rows if all(row.get(key) == value for key, value in keys.items())]
         if len(found) != 1:
             raise ValueError(
                 f"docs/figures/{self.name}.json has {len(found)} measured rows with {keys}; it must be one."

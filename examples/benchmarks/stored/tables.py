@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from stored.runs import Row, Run
+from mirrorkit.bench.report import span
+from stored.runs import Run
 
 REPLICAS = {
     "loop-resident": "**`Loop`**",
@@ -48,8 +50,8 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
-def spread(row: Row) -> str:
-    return " to ".join(map(number, row.span))
+def spread(row: dict[str, Any]) -> str:
+    return " to ".join(map(number, span(row)))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -60,7 +62,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def under(run: Run, each: str) -> list[str]:
     """What a table is read with."""
-    numbers = sorted({row.n for row in run.rows})
+    numbers = sorted({row["n"] for row in run.rows})
     return ["", f"n = {' or '.join(map(str, numbers))} {each}; `{run.command}`"]
 
 
@@ -69,13 +71,13 @@ def peers(
 ) -> list[str]:
     """A row for each contender; the first one is compared with each."""
     first = run.row(contender=next(iter(names)))
-    measured = {row.keys["contender"] for row in run.rows}
+    measured = {row["contender"] for row in run.rows}
     lines = []
     for contender in filter(measured.__contains__, names):
         row = run.row(contender=contender)
-        ratio = row.median / first.median if smaller_is_better else first.median / row.median
-        cells = [names[contender], number(row.median), spread(row), "" if row == first else times(ratio)]
-        lines.append([*cells, *([f"{row.keys['accuracy']:.4f}"] if accuracy else [])])
+        ratio = row["median"] / first["median"] if smaller_is_better else first["median"] / row["median"]
+        cells = [names[contender], number(row["median"]), spread(row), "" if row == first else times(ratio)]
+        lines.append([*cells, *([f"{row['accuracy']:.4f}"] if accuracy else [])])
     ratio_head = "it / `Loop`" if smaller_is_better else "`Loop` / it"
     head = ["trained by", f"{unit}, median", "range", ratio_head, *["accuracy"] * accuracy]
     return table(head, lines)
@@ -95,16 +97,9 @@ def machine(*runs: Run) -> list[str]:
     return ["Measured on " + lines[0]] if len(lines) == 1 else ["Measured on:", "", *(f"- {line}" for line in lines)]
 
 
-def cnn(run: Run) -> list[str]:
-    return [*peers(run, REPLICAS), *under(run, "epochs each")]
-
-
-def workers(run: Run) -> list[str]:
-    return [*peers(run, WORKERS), *under(run, "epochs each")]
-
-
-def records(run: Run) -> list[str]:
-    return [*peers(run, RECORDS), *under(run, "epochs each")]
+def epochs_of(names: dict[str, str]) -> Callable[[Run], list[str]]:
+    """A table of these contenders, whose measurements are epochs."""
+    return lambda run: [*peers(run, names), *under(run, "epochs each")]
 
 
 def first_step(run: Run) -> list[str]:
@@ -114,12 +109,12 @@ def first_step(run: Run) -> list[str]:
 
 def scaling(run: Run) -> list[str]:
     base = run.row(scaling="baseline")
-    lines = [["1", f"{base.keys['global_batch_size']:,}", number(base.median), spread(base), "", ""]]
-    for replicas in sorted({row.keys["replicas"] for row in run.rows} - {1}):
+    lines = [["1", f"{base['global_batch_size']:,}", number(base["median"]), spread(base), "", ""]]
+    for replicas in sorted({row["replicas"] for row in run.rows} - {1}):
         strong, weak = (run.row(scaling=kind, replicas=replicas) for kind in ("strong", "weak"))
-        cells = [cell for row in (strong, weak) for cell in (number(row.median), spread(row))]
-        lines.append([str(replicas), f"{weak.keys['global_batch_size']:,}", *cells])
-    size = base.keys["global_batch_size"]
+        cells = [cell for row in (strong, weak) for cell in (number(row["median"]), spread(row))]
+        lines.append([str(replicas), f"{weak['global_batch_size']:,}", *cells])
+    size = base["global_batch_size"]
     head = ["replicas", "weak: global batch", f"global batch {size}: examples/s", "range", "weak: examples/s", "range"]
     return [*table(head, lines), *under(run, "epochs each")]
 
@@ -128,10 +123,10 @@ def strategies(run: Run) -> list[str]:
     first = run.rows[0]
     lines = [
         [
-            f"`{row.keys['strategy']}`",
-            {"workers": "processes", "cpu": "CPU", "gpu": "GPU"}.get(row.keys["device"], row.keys["device"]),
-            str(row.keys["replicas"]),
-            *(number(row.median), spread(row), times(row.median / first.median), f"{row.keys['accuracy']:.4f}"),
+            f"`{row['strategy']}`",
+            {"workers": "processes", "cpu": "CPU", "gpu": "GPU"}.get(row["device"], row["device"]),
+            str(row["replicas"]),
+            *(number(row["median"]), spread(row), times(row["median"] / first["median"]), f"{row['accuracy']:.4f}"),
         ]
         for row in run.rows
     ]
@@ -142,19 +137,19 @@ def strategies(run: Run) -> list[str]:
 def callbacks(run: Run) -> list[str]:
     first, lines = run.rows[0], []
     for row in run.rows:
-        low, high = row.span
-        more = f"{row.median / first.median - 1:+.1%}"
-        lines.append([row.keys["variant"], f"{row.median:.3f}", f"{low:.3f} to {high:.3f}", more])
+        low, high = span(row)
+        more = f"{row['median'] / first['median'] - 1:+.1%}"
+        lines.append([row["variant"], f"{row['median']:.3f}", f"{low:.3f} to {high:.3f}", more])
     return [*table(["callback", "seconds of an epoch, median", "range", "to nothing"], lines), *under(run, "runs each")]
 
 
 def messages(run: Run) -> list[str]:
     lines = []
-    for size in sorted({row.keys["bytes"] for row in run.rows}):
+    for size in sorted({row["bytes"] for row in run.rows}):
         line = [f"{size:,}"]
         for name in ("auto", "ring"):
             row = run.row(implementation=name, bytes=size)  # its values are GB/s
-            low, median, high = (f"{size / speed / 1e3:,.0f}" for speed in (row.span[1], row.median, row.span[0]))
+            low, median, high = (f"{size / speed / 1e3:,.0f}" for speed in (span(row)[1], row["median"], span(row)[0]))
             line += [median, f"{low} to {high}"]
         lines.append(line)
     head = ["bytes", '`"auto"`: microseconds, median', "range", '`"ring"`: microseconds, median', "range"]
@@ -174,7 +169,7 @@ def summary(cnn: Run, linear: Run, one: Run, records: Run) -> list[str]:
     lines = []
     for work, run, names, (own, *others) in compared:
         for other in others:
-            ratio = run.row(contender=own).median / run.row(contender=other).median
+            ratio = run.row(contender=own)["median"] / run.row(contender=other)["median"]
             lines.append([work if other == others[0] else "", names[other], times(ratio)])
     head, _, *rows = table(["work", "compared with", "`Loop` / it"], lines)
     return [head, "| --- | --- | ---: |", *rows]
@@ -186,10 +181,10 @@ def readme(cnn: Run, linear: Run) -> list[str]:
     lines, ratios, once, numbers = [], [], [], set()
     for work, run in {"CNN, batches of 256": cnn, "linear model, batches of 64": linear}.items():
         rows = [run.row(contender=name) for name in names]
-        lines.append([work, *(f"{number(row.median)} ({spread(row)})" for row in rows)])
-        ratios.append(times(rows[0].median / rows[1].median))
-        once.append(times(rows[0].median / run.row(contender="fit-repeat").median))
-        numbers |= {row.n for row in rows}
+        lines.append([work, *(f"{number(row['median'])} ({spread(row)})" for row in rows)])
+        ratios.append(times(rows[0]["median"] / rows[1]["median"]))
+        once.append(times(rows[0]["median"] / run.row(contender="fit-repeat")["median"]))
+        numbers |= {row["n"] for row in rows}
     text = (
         f"The CNN trains {ratios[0]} times as fast as with `fit`, {once[0]} times where `fit` gets one dataset for all "
         "epochs: this is what training that is bound by convolutions gains. The linear model's factors of "
@@ -205,11 +200,9 @@ def readme(cnn: Run, linear: Run) -> list[str]:
 # Name of a block: what makes it, and the runs that it is made from
 BLOCKS: dict[str, tuple[Callable[..., list[str]], Sequence[str]]] = {
     "machine": (machine, []),  # all that are there
-    "cnn": (cnn, ["cnn"]),
-    "linear": (cnn, ["linear"]),
-    "linear-one-device": (cnn, ["linear-one-device"]),
-    "workers": (workers, ["cnn"]),
-    "records": (records, ["records"]),
+    **{name: (epochs_of(REPLICAS), [name]) for name in ("cnn", "linear", "linear-one-device")},
+    "workers": (epochs_of(WORKERS), ["cnn"]),
+    "records": (epochs_of(RECORDS), ["records"]),
     "first-step": (first_step, ["first-step"]),
     "scaling": (scaling, ["scaling"]),
     "strategies": (strategies, ["strategies"]),

@@ -1,13 +1,27 @@
-"""A cluster with parameter servers inside one process, for tests and notebooks."""
+"""Several replicas, and a cluster with parameter servers, inside one process, for tests and notebooks."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from mirrorkit import processor
+import tensorflow as tf
+
+from mirrorkit import processor, strategy
 from mirrorkit.cluster import Cluster, free_ports
 from mirrorkit.errors import JobError
 from mirrorkit.strategy import start_server
+
+
+def virtual_replicas(n: int, *, kind: str = "mirrored") -> tf.distribute.Strategy:
+    """Return a strategy with `n` replicas on virtual CPU devices; split the CPU if TensorFlow has not started.
+
+    Call it at the top of the program with the largest number that it needs; a later call with fewer takes the first.
+
+    Raises:
+        DeviceError: TensorFlow has already started with fewer CPU devices.
+        StrategyError: an unknown kind, or one that cannot have `n` replicas.
+    """
+    return strategy.create(kind, devices=f"cpu:{n}")
 
 
 def local_cluster(workers: int = 2, ps: int = 1) -> Cluster:
