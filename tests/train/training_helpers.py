@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from mirrorkit._keras import keras
 
 # Two replicas are what most other tests take, and the table of equivalence has one to four of each.
 KINDS = [("one_device", 1), ("mirrored", 3), ("central_storage", 2)]
-# The same, of which only the mirrored one is in the fast suite; test_equivalence.py has all of them there.
-MIRRORED_FAST = [kind if kind[0] == "mirrored" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+THREE = ("mirrored", 3)  # of a batch of four, one replica has nothing
 
 
 def plain_dataset(*parts: Any, batch: int) -> tf.data.Dataset:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import MIRRORED_FAST, largest_difference, plain_dataset, sequential
+from training_helpers import THREE, largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -20,11 +20,8 @@ def _noisy_net() -> Any:
     return sequential((4,), L.BatchNormalization(momentum=0.5), L.Dense(6), L.Dropout(0.4), L.Dense(1))
 
 
-@pytest.mark.parametrize("where", MIRRORED_FAST[1:], ids=str)
-def test_batchnorm_statistics_and_seeds_stay_equal(
-    where: Any, make_loop: Any, numbers: Any, assert_replicas_equal: Any
-) -> None:
-    loop = make_loop(where, _noisy_net, lambda: keras.optimizers.Adam(0.01))
+def test_batchnorm_statistics_and_seeds_stay_equal(make_loop: Any, numbers: Any, assert_replicas_equal: Any) -> None:
+    loop = make_loop(THREE, _noisy_net, lambda: keras.optimizers.Adam(0.01))
     state = loop.step.model.non_trainable_variables
     is_seed = ["seed" in variable.path for variable in state]
     assert any(is_seed)
@@ -50,33 +47,14 @@ def test_moving_statistics_are_the_mean_over_the_examples(batch: int, make_loop:
     np.testing.assert_allclose(layer.moving_variance.value.numpy(), 0.5 + 0.5 * variance, rtol=1e-5)
 
 
-class _Block(L.Layer):
-    """A layer with layers inside, as users write them."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def build(self, shape: Any) -> None:
-        self.inner.build(shape)
-
-    def call(self, x: Any, training: bool | None = None) -> Any:
-        return self.inner(x, training=training)
-
-
-@pytest.mark.parametrize(
-    "place",
-    # fast, in the model: test_synchronized.py
-    [*(pytest.param(place, marks=pytest.mark.slow) for place in ("in the model", "in a layer")), "wrapped"],
-)
-def test_synchronized_batchnorm_equals_one_replica(
-    place: str, make_loop: Any, numbers: Any, assert_replicas_equal: Any
+def test_synchronized_batchnorm_within_another_layer_equals_one_replica(
+    make_loop: Any, numbers: Any, assert_replicas_equal: Any
 ) -> None:
+    """In the model itself: test_synchronized.py."""
+
     def net() -> Any:
         synchronized = L.BatchNormalization(synchronized=True)
-        if place == "wrapped":
-            return sequential((4,), L.Reshape((2, 2)), L.TimeDistributed(synchronized), L.Flatten(), L.Dense(1))
-        return sequential((4,), L.Dense(3), _Block(synchronized) if place == "in a layer" else synchronized, L.Dense(1))
+        return sequential((4,), L.Reshape((2, 2)), L.TimeDistributed(synchronized), L.Flatten(), L.Dense(1))
 
     weights = []
     for where in (("one_device", 1), ("mirrored", 2)):

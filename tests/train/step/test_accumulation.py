@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import cut, numbers_of, train_by_hand, updates
-from training_helpers import MIRRORED_FAST, keras_twin, largest_difference, sequential
+from training_helpers import THREE, keras_twin, largest_difference, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -31,12 +31,9 @@ def _joined(groups: list[Any]) -> list[Any]:
     return [tuple(np.concatenate(part) for part in zip(*group, strict=True)) for group in groups]
 
 
-@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
-def test_an_update_equals_that_of_one_large_batch(
-    where: Any, make_loop: Any, numbers: Any, assert_replicas_equal: Any
-) -> None:
+def test_an_update_equals_that_of_one_large_batch(make_loop: Any, numbers: Any, assert_replicas_equal: Any) -> None:
     """Parts of 11, 11 and 2 (a share of three replicas empty), then a remainder of 11 alone, then three more."""
-    loop = make_loop(where, _net, _adam, metrics=["mae"], accumulate=3)
+    loop = make_loop(THREE, _net, _adam, metrics=["mae"], accumulate=3)
     model, optimizer = keras_twin(_net, loop), _adam()
     batches = cut(*numbers, sizes=[11, 11, 2, 11, 12, 7, 5])
     groups = [batches[:3], batches[3:4], batches[4:]]
@@ -49,15 +46,14 @@ def test_an_update_equals_that_of_one_large_batch(
     assert_replicas_equal(loop)
 
 
-@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
-def test_layer_state_and_seeds_are_those_of_more_shards(where: Any, make_loop: Any, numbers: Any) -> None:
+def test_layer_state_and_seeds_are_those_of_more_shards(make_loop: Any, numbers: Any) -> None:
     """BatchNorm and Dropout: one device computes the k * N shards by hand, all from the same state."""
 
     def net() -> Any:
         return sequential((4,), L.BatchNormalization(momentum=0.5), L.Dense(8), L.Dropout(0.5), L.Dense(1))
 
-    loop = make_loop(where, net, accumulate=2)
-    model, replicas = keras_twin(net, loop), where[1]
+    loop = make_loop(THREE, net, accumulate=2)
+    model, replicas = keras_twin(net, loop), 3
     state = numbers_of(loop.step.model.non_trainable_variables)
     seed = next(i for i, v in enumerate(model.non_trainable_variables) if "seed" in v.path)
     batches = cut(*numbers, sizes=[20, 9, 20, 2])  # 2 on three replicas: 1, 1, 0

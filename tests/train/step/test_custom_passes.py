@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import MIRRORED_FAST, largest_difference, plain_dataset, set_values, values_of
+from training_helpers import THREE, largest_difference, plain_dataset, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -66,10 +66,9 @@ def _loop(strategy: Any, step: Any = Line, **options: Any) -> mk.train.Loop:
     return mk.train.Loop(strategy, made, **options)
 
 
-@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
-def test_evaluate_and_predict_as_keras(where: Any, strategy_of: Any, numbers: Any) -> None:
+def test_evaluate_and_predict_as_keras(strategy_of: Any, numbers: Any) -> None:
     """Exact with a partial last batch (60 in batches of 13: the last one has 8, on three replicas 3, 3, 2)."""
-    loop = _loop(strategy_of(*where))
+    loop = _loop(strategy_of(*THREE))
     data = plain_dataset(*numbers, batch=13)
     x, y = numbers
     expected = np.asarray(loop.step.net(x))
@@ -81,16 +80,11 @@ def test_evaluate_and_predict_as_keras(where: Any, strategy_of: Any, numbers: An
     np.testing.assert_allclose(loop.predict(data)["y"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [pytest.param(mk.data.batches, marks=pytest.mark.slow), mk.data.resident],  # batches, fast: the next test
-    ids=lambda make: make.__name__,
-)
-def test_validation_with_an_empty_share(make: Any, strategy_of: Any, numbers: Any) -> None:
+def test_validation_with_an_empty_share(strategy_of: Any, numbers: Any) -> None:
     """61 examples in batches of 20 leave one for the last batch: the second replica has none."""
     x, y = (np.concatenate([part, part[:1]]) for part in numbers)
     loop = _loop(strategy_of("mirrored", 2))
-    data = make(mk.data.arrays(x, y), global_batch_size=20)
+    data = mk.data.resident(mk.data.arrays(x, y), global_batch_size=20)
     report = loop.fit(data, epochs=2, validation_data=data, verbose=0)
     assert set(report.history) == {"loss", "val_loss", "val_mae"}
     error = np.asarray(loop.step.net(x)) - y
@@ -212,7 +206,7 @@ def by_hand(numbers: Any) -> tuple[Alternating, list[float]]:
     return step, means
 
 
-@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
+@pytest.mark.parametrize("where", [THREE, pytest.param(("central_storage", 2), marks=pytest.mark.slow)], ids=str)
 def test_several_updates_of_a_batch_one_after_the_other(
     where: Any, strategy_of: Any, numbers: Any, by_hand: Any
 ) -> None:
@@ -295,15 +289,11 @@ def test_variables_that_a_step_names_twice(strategy_of: Any, numbers: Any, tmp_p
 def test_checkpoints_of_several_updates(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
     data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=20, shuffle=True)
     first, second = (_loop(strategy_of("mirrored", 2), Alternating) for _ in range(2))
-    start = values_of(first)
-    first.fit(data, epochs=4, verbose=0)
-    whole = first.step.painter.get_weights()
-    set_values(first, start)
-    first.position = mk.train.Position()
     first.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    assert largest_difference(first.step.painter.get_weights(), whole) > 0
+    first.fit(data, epochs=4, initial_epoch=2, verbose=0)
     second.fit(data, epochs=4, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    assert largest_difference(second.step.painter.get_weights(), whole) == 0
+    assert second.position.steps == 12
+    assert largest_difference(values_of(second), values_of(first)) == 0
 
 
 def test_a_step_without_any_way_to_train(strategy_of: Any) -> None:

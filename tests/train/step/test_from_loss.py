@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import cut, numbers_of
-from training_helpers import MIRRORED_FAST, largest_difference, plain_dataset, sequential
+from training_helpers import largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 Parts = dict[str, Any]
 LossFn = Callable[..., Any]
-SIZES = [20, 20, 20, 1]  # of the batches: in the last one all replicas but the first have nothing
+SIZES = [20, 20, 1]  # of the batches: in the last one all replicas but the first have nothing
 
 
 class Vae:
@@ -95,8 +95,8 @@ class _Drift(L.Layer):  # type: ignore[name-defined, misc]
 
 @pytest.fixture(scope="module")
 def x() -> np.ndarray:
-    """Inputs [61, 6]."""
-    x = np.random.default_rng(0).normal(size=(61, 6)).astype("float32")
+    """Inputs [41, 6]."""
+    x = np.random.default_rng(0).normal(size=(41, 6)).astype("float32")
     x.setflags(write=False)
     return x
 
@@ -230,11 +230,13 @@ def _dataset(case: Any, x: np.ndarray) -> tf.data.Dataset:
     return _rows(case.data(x))
 
 
-@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
 @pytest.mark.parametrize(
-    "case",
-    [Vae(), pytest.param(Siamese(), marks=pytest.mark.slow), Distillation()],  # Siamese, fast: the next test
-    ids=lambda case: type(case).__name__,
+    ("case", "where"),
+    [
+        *((Vae(), ("mirrored", 3)), (Distillation(), ("mirrored", 3))),
+        pytest.param(Siamese(), ("central_storage", 2), marks=pytest.mark.slow),  # fast: the next test
+    ],
+    ids=lambda value: type(value).__name__ if hasattr(value, "parts") else str(value),
 )
 def test_as_plain_tensorflow(case: Any, where: Any, make: Any, x: np.ndarray, assert_replicas_equal: Any) -> None:
     """Two epochs with validation: every log and every weight."""
@@ -248,20 +250,20 @@ def test_as_plain_tensorflow(case: Any, where: Any, make: Any, x: np.ndarray, as
         logs |= {f"val_{name}": value for name, value in by_hand.logs(batches, False).items()}
         assert {name: values[epoch] for name, values in history.items()} == pytest.approx(logs, rel=1e-5)
     assert largest_difference(_all(parts), _all(by_hand.parts)) < 1e-6  # measured: 2e-7
-    assert loop.evaluate(data) == pytest.approx({name: history[f"val_{name}"][1] for name in loop.evaluate(data)})
+    evaluated = loop.evaluate(data)
+    assert evaluated == pytest.approx({name: history[f"val_{name}"][1] for name in evaluated})
     assert_replicas_equal(loop)
 
 
-@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
-def test_with_the_options_of_a_step(where: Any, make: Any, x: np.ndarray, assert_replicas_equal: Any) -> None:
-    """Clip, averages, accumulation and a loss scale: updates of 40 and 21, and Keras's own averages."""
+def test_with_the_options_of_a_step(make: Any, x: np.ndarray, assert_replicas_equal: Any) -> None:
+    """Clip, averages, accumulation and a loss scale: updates of 40 and 1, and Keras's own averages."""
     options = {"clip_norm": 0.05, "ema": 0.9, "accumulate": 2, "loss_scale": 1024.0}
-    loop, parts = make(where, Siamese(), **options)
+    loop, parts = make(("mirrored", 3), Siamese(), **options)
     optimizer = keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9)
     by_hand = _ByHand(Siamese(), optimizer, clip_norm=0.05)
     loop.fit(_dataset(Siamese(), x), epochs=2, verbose=0)
     for _ in range(2):
-        for (update,) in _shards(Siamese(), x, [40, 21], 1):
+        for (update,) in _shards(Siamese(), x, [40, 1], 1):
             by_hand.train([update])
     assert largest_difference(_all(parts), _all(by_hand.parts)) < 1e-6
     optimizer.finalize_variable_values(_weights(by_hand.parts))
@@ -318,7 +320,7 @@ def test_predict(make: Any, x: np.ndarray) -> None:
     loop, parts = make(("mirrored", 2), Vae())
     rounding = {"rtol": 1e-5, "atol": 1e-6}  # near 0 that of the summands, which are around 1
     np.testing.assert_allclose(loop.predict(_rows(x)), parts["encoder"](x), **rounding)
-    assert loop.predict(plain_dataset(x, np.arange(61), batch=20)).shape == (61, 4)
+    assert loop.predict(plain_dataset(x, np.arange(41), batch=20)).shape == (41, 4)
 
     data = _dataset(Distillation(), x)
     loop, parts = make(("mirrored", 2), Distillation())
@@ -383,26 +385,22 @@ def test_several_models_do_not_fit_into_one_file(make: Any, x: np.ndarray, tmp_p
 
 
 def test_a_run_goes_on_bit_for_bit(make: Any, x: np.ndarray, tmp_path: Any) -> None:
-    """Noise, averages and a loss scale: a second epoch by the same loop, and by another one from the checkpoint."""
-    whole, parts = make(("mirrored", 2), Vae(), ema=0.9, loss_scale="dynamic")
-    whole.fit(_rows(x), verbose=0, callbacks=[mk.train.Checkpoints(tmp_path)])
-    whole.fit(_rows(x), epochs=2, initial_epoch=1, verbose=0)
-    loop, again = make(("mirrored", 2), Vae(), ema=0.9, loss_scale="dynamic")
-    loop.fit(_rows(x), epochs=2, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path)])
+    """Noise, averages and a loss scale: a second epoch by the same loop, and by another one from the checkpoint.
+
+    Both draw the same numbers in validation too.
+    """
+    options = {"ema": 0.9, "loss_scale": "dynamic"}
+    whole, parts = make(("mirrored", 2), Vae(), **options)
+    whole.fit(_rows(x), verbose=0, validation_data=_rows(x), callbacks=[mk.train.Checkpoints(tmp_path)])
+    expected = whole.fit(_rows(x), epochs=2, initial_epoch=1, validation_data=_rows(x), verbose=0).history
+    loop, again = make(("mirrored", 2), Vae(), **options)
+    found = loop.fit(
+        _rows(x), epochs=2, verbose=0, validation_data=_rows(x), callbacks=[mk.train.Checkpoints(tmp_path)]
+    ).history
     for one, other in zip(numbers_of(whole.step.variables), numbers_of(loop.step.variables), strict=True):
         np.testing.assert_array_equal(one, other)
     assert largest_difference(_all(parts), _all(again)) == 0
-
-
-@pytest.mark.slow  # fast: test_warm_up.py, and test_custom_passes.py for several passes
-def test_warm_up_changes_nothing_and_compiles_everything(make: Any, x: np.ndarray) -> None:
-    loop, _ = make(("mirrored", 2), Vae())
-    before = numbers_of(loop.step.variables)
-    loop.warm_up(_rows(x), validation_data=_rows(x))
-    assert all(map(np.array_equal, before, numbers_of(loop.step.variables)))
-    compiled = loop._passes.calls.traces
-    loop.fit(_rows(x), validation_data=_rows(x), verbose=0)
-    assert compiled == loop._passes.calls.traces
+    assert {name: values[-1:] for name, values in found.items()} == expected
 
 
 class Squared:
@@ -421,7 +419,6 @@ class Squared:
 OUTSIDE: dict[str, Any] = {}  # what a loss function uses and the step is not given
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
@@ -472,14 +469,20 @@ OUTSIDE: dict[str, Any] = {}  # what a loss function uses and the step is not gi
         "a metric",
     ],
 )
-def test_what_a_loss_function_may_not_do(wrong: Any, match: str, replicas: int, make: Any, x: np.ndarray) -> None:
+def test_what_a_loss_function_may_not_do(wrong: Any, match: str, make: Any, x: np.ndarray) -> None:
     OUTSIDE.update(
         net=sequential((6,), L.Dense(3)), seed=keras.random.SeedGenerator(1), mean=keras.metrics.Mean("mean")
     )
-    loop, _ = make(("mirrored" if replicas > 1 else "one_device", replicas), Squared(wrong))
+    loop, _ = make(("mirrored", 2), Squared(wrong))
     for use in (loop.fit, loop.evaluate):
         with pytest.raises(StepError, match=match):
             use(_rows(x))
+
+
+def test_it_may_not_on_one_device_either(make: Any, x: np.ndarray) -> None:
+    loop, _ = make(("one_device", 1), Squared(lambda b, p, v: tf.reduce_mean(v)))
+    with pytest.raises(StepError, match=r"shape \(\) for 'loss'"):
+        loop.fit(_rows(x))
 
 
 def _with_noise(batch: Any, parts: Parts, values: Any) -> Any:
@@ -490,52 +493,43 @@ def _count(batch: Any) -> Any:
     return tf.cast(tf.shape(batch)[0], "float32")
 
 
+class WithSeed(Squared):
+    """And a generator of random numbers."""
+
+    def parts(self) -> Parts:
+        return {**super().parts(), "seed": keras.random.SeedGenerator(1)}
+
+
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
         (lambda b, p, v: v + tf.reduce_mean(p["net"](b)) ** 2, "'loss' for an example depends on the other examples"),
-        pytest.param(
-            lambda b, p, v: {"loss": v, "rank": v - tf.reduce_max(v)},
-            "'rank' for an example depends on the other examples",
-            marks=pytest.mark.slow,
-        ),
-        (
-            lambda b, p, v: {"loss": v, "top": tf.equal(v, tf.reduce_max(v))},
-            "'top' for an example depends on the other",
-        ),
-        pytest.param(
-            lambda b, p, v: tf.reduce_logsumexp(p["net"](b) @ tf.transpose(p["net"](b)), -1),
-            "the other examples",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            lambda b, p, v: v / _count(b),
-            "'loss' for an example depends on how many.*do not divide",
-            marks=pytest.mark.slow,
-        ),
+        (lambda b, p, v: {"loss": v, "rank": v - tf.reduce_max(v)}, "'rank' for an example depends on the other exam"),
+        (lambda b, p, v: {"loss": v, "top": tf.equal(v, tf.reduce_max(v))}, "'top' for an example depends on the oth"),
+        (lambda b, p, v: tf.reduce_logsumexp(p["net"](b) @ tf.transpose(p["net"](b)), -1), "the other examples"),
+        (lambda b, p, v: v / _count(b), "'loss' for an example depends on how many.*do not divide"),
         (_with_noise, "'loss' for an example depends on how many.*do not divide"),
     ],
     ids=["mean", "rank", "not floats", "contrastive", "divided", "divided, with noise"],
 )
 def test_a_loss_over_the_whole_batch(wrong: Any, match: str, make: Any, x: np.ndarray) -> None:
-    """Refused on replicas and for parts of an update, unless it is named."""
+    loop, _ = make(("mirrored", 2), WithSeed(wrong))
+    with pytest.raises(StepError, match=match + r".*Step.from_loss\(..., unchecked=\('rows',\)\)"):
+        loop.fit(_rows(x), verbose=0)
 
-    class Wrong(Squared):
-        def parts(self) -> Parts:
-            return {**super().parts(), "seed": keras.random.SeedGenerator(1)}
 
-    for where, options in ((("mirrored", 2), {}), (("one_device", 1), {"accumulate": 2})):
-        loop, _ = make(where, Wrong(wrong), **options)
-        with pytest.raises(StepError, match=match + r".*Step.from_loss\(..., unchecked=\('rows',\)\)"):
-            loop.fit(_rows(x), verbose=0)
-    loop, _ = make(("mirrored", 2), Wrong(wrong), unchecked="rows")
+def test_it_is_refused_for_parts_of_an_update_too_unless_it_is_named(make: Any, x: np.ndarray) -> None:
+    loop, _ = make(("one_device", 1), WithSeed(_with_noise), accumulate=2)
+    with pytest.raises(StepError, match="'loss' for an example depends on how many"):
+        loop.fit(_rows(x), verbose=0)
+    loop, _ = make(("mirrored", 2), WithSeed(_with_noise), unchecked="rows")
     loop.fit(_rows(x), verbose=0)
 
 
 def test_class_weight(make: Any, x: np.ndarray) -> None:
     loop, _ = make(("mirrored", 2), Squared())
     with pytest.raises(StepError, match=r"class_weight weighs a loss by its targets.*Multiply the values in loss_fn"):
-        loop.fit(plain_dataset(x, np.arange(61) % 2, batch=20), class_weight={0: 1.0, 1: 2.0})
+        loop.fit(plain_dataset(x, np.arange(41) % 2, batch=20), class_weight={0: 1.0, 1: 2.0})
 
 
 def test_rows_of_every_tensor_of_a_batch(make: Any, x: np.ndarray) -> None:

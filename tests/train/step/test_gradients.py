@@ -85,7 +85,7 @@ def test_a_weight_that_the_loss_does_not_reach_stays(make_loop: Any, numbers: An
 
 def test_a_compiled_computation_gives_the_same_result(make_loop: Any, numbers: Any) -> None:
     def net() -> Any:
-        return sequential((4,), L.Dense(5, activation="relu"), L.BatchNormalization(), L.Dense(1))
+        return sequential((4,), L.BatchNormalization(), L.Dense(1))
 
     results = []
     for jit_compile in (False, True):
@@ -93,22 +93,3 @@ def test_a_compiled_computation_gives_the_same_result(make_loop: Any, numbers: A
         history = loop.fit(plain_dataset(*numbers, batch=20), verbose=0).history
         results.append([*loop.step.model.get_weights(), *history.values()])
     assert largest_difference(*results) < 1e-5  # measured: 2.5e-7
-
-
-@pytest.mark.slow  # fast: float16, with a scale too, in test_loss_scale.py
-def test_bfloat16_computes_the_same_on_two_replicas(make_loop: Any, numbers: Any, assert_replicas_equal: Any) -> None:
-    def net() -> Any:
-        return sequential((4,), L.Dense(8, activation="relu"), L.Dense(1, dtype="float32"))
-
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        weights = []
-        for where in (("one_device", 1), ("mirrored", 2)):
-            loop = make_loop(where, net)
-            loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
-            assert_replicas_equal(loop)
-            weights.append(loop.step.model.get_weights())
-            assert weights[-1][0].dtype == np.float32
-    finally:
-        keras.config.set_dtype_policy("float32")
-    assert largest_difference(*weights) < 5e-3  # bfloat16 has 8 bits; measured: 1.6e-3

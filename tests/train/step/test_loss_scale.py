@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import cut, numbers_of, train, train_by_hand, updates, with_far_ones, with_policy
-from training_helpers import MIRRORED_FAST, keras_twin, largest_difference, line_net, plain_dataset, sequential
+from training_helpers import THREE, keras_twin, largest_difference, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -33,13 +33,10 @@ def _adam() -> Any:
     return keras.optimizers.Adam(0.01)
 
 
-@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
-def test_scale_skips_and_weights_are_those_of_keras(
-    where: Any, make_loop: Any, numbers: Any, assert_replicas_equal: Any
-) -> None:
+def test_scale_skips_and_weights_are_those_of_keras(make_loop: Any, numbers: Any, assert_replicas_equal: Any) -> None:
     """Against Keras's LossScaleOptimizer on one device and whole batches: halved at a skip, doubled after two steps."""
     batches = with_far_ones(numbers, batch=10, far=(1, 2))
-    loop = make_loop(where, _net, _adam, loss_scale=LossScale(initial=_HUGE, growth_steps=2))
+    loop = make_loop(THREE, _net, _adam, loss_scale=LossScale(initial=_HUGE, growth_steps=2))
     model, inner = keras_twin(_net, loop), _adam()
     scaling = keras.optimizers.LossScaleOptimizer(inner, initial_scale=_HUGE, dynamic_growth_steps=2)
     scaling.build(model.trainable_variables)
@@ -66,12 +63,9 @@ def test_scale_skips_and_weights_are_those_of_keras(
     assert_replicas_equal(loop)
 
 
-@pytest.mark.parametrize(
-    "where", [("mirrored", 2), pytest.param(("central_storage", 2), marks=pytest.mark.slow)], ids=str
-)
-def test_an_overflow_in_one_part_skips_the_update_of_all(where: Any, make_loop: Any, numbers: Any) -> None:
+def test_an_overflow_in_one_part_skips_the_update_of_all(make_loop: Any, numbers: Any) -> None:
     batches = with_far_ones(numbers, batch=10, far=(2,))
-    loop = make_loop(where, _net, _adam, loss_scale=LossScale(initial=_HUGE), accumulate=2)
+    loop = make_loop(("mirrored", 2), _net, _adam, loss_scale=LossScale(initial=_HUGE), accumulate=2)
     model, optimizer = keras_twin(_net, loop), _adam()
     updates(loop, [batches[0:2], batches[2:4], batches[4:6]])
     whole = [tuple(np.concatenate(part) for part in zip(*batches[i : i + 2], strict=True)) for i in (0, 4)]
@@ -80,16 +74,8 @@ def test_an_overflow_in_one_part_skips_the_update_of_all(where: Any, make_loop: 
     assert largest_difference(numbers_of(loop.step.model.trainable_variables), model.get_weights()) < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("where", "synchronized"),
-    [
-        (("mirrored", 2), True),
-        pytest.param(("mirrored", 2), False, marks=pytest.mark.slow),
-        pytest.param(("central_storage", 2), False, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_a_fixed_scale_changes_no_result(where: Any, synchronized: bool, make_loop: Any, numbers: Any) -> None:
+@pytest.mark.parametrize("synchronized", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_fixed_scale_changes_no_result(synchronized: bool, make_loop: Any, numbers: Any) -> None:
     """Unequal and empty shares too: what a share is divided by before the scale comes back after it."""
 
     def net() -> Any:
@@ -98,7 +84,7 @@ def test_a_fixed_scale_changes_no_result(where: Any, synchronized: bool, make_lo
 
     results = []
     for loss_scale in (None, 1024.0):
-        loop = make_loop(where, net, _adam, loss_scale=loss_scale)
+        loop = make_loop(("mirrored", 2), net, _adam, loss_scale=loss_scale)
         train(loop, cut(*numbers, sizes=[21, 30] if synchronized else [21, 30, 1]))
         results.append(numbers_of([*loop.step.model.variables, *loop.step.optimizer.variables]))
     assert loop.step.current_loss_scale == 1024
@@ -114,13 +100,12 @@ def _half_net() -> Any:
         return sequential((4,), L.Dense(8, activation="tanh"), L.BatchNormalization(), L.Dense(1, dtype="float32"))
 
 
-@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
 def test_mixed_float16_equals_one_device_that_computes_the_shards(
-    where: Any, make_loop: Any, numbers: Any, assert_replicas_equal: Any
+    make_loop: Any, numbers: Any, assert_replicas_equal: Any
 ) -> None:
     """By hand: each shard's part of the mean loss scaled, its gradient taken through float16, brought back, summed."""
     scale = 256.0
-    loop = make_loop(where, _half_net, _adam, loss_scale=LossScale(scale))
+    loop = make_loop(THREE, _half_net, _adam, loss_scale=LossScale(scale))
     model, optimizer = keras_twin(_half_net, loop), _adam()
     optimizer.build(model.trainable_variables)
     batches = cut(*numbers, sizes=[24, 22, 2])
@@ -131,18 +116,18 @@ def test_mixed_float16_equals_one_device_that_computes_the_shards(
     def loss_and_gradients(own: tf.Tensor, target: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((tf.cast(model(own, training=True), tf.float32) - target) ** 2)
-            scaled = loss / where[1] * scale
+            scaled = loss / 3 * scale
         return loss, tape.gradient(scaled, model.trainable_variables)
 
     for (x, y), log in zip(batches, logs, strict=True):
         gradients, statistics, total = [], [], 0.0
-        for own, target in cut(x, y, sizes=mk.batching.per_replica_sizes(len(x), where[1])):
+        for own, target in cut(x, y, sizes=mk.batching.per_replica_sizes(len(x), 3)):
             if len(own) == 0:
                 continue
             for variable, value in zip(model.non_trainable_variables, state, strict=True):
                 variable.assign(value)
             loss, parts = loss_and_gradients(own, target)
-            gradients.append([g * (len(own) * where[1] / scale) for g in parts])
+            gradients.append([g * (len(own) * 3 / scale) for g in parts])
             statistics.append([len(own) * v for v in numbers_of(model.non_trainable_variables)])
             total += float(loss) * len(own)
         optimizer.apply([tf.add_n(parts) / len(x) for parts in zip(*gradients, strict=True)])
