@@ -14,7 +14,6 @@ from training_helpers import largest_difference, line_net, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import StepError
 from mirrorkit.train.step.global_batch import HostBatch
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.totals.totals import EXAMPLES
@@ -156,9 +155,3 @@ def test_collectives_leave_the_messages_apart() -> None:
         found = sum(op.type.startswith("CollectiveReduce") for op in traced.graph.get_operations())
         assert found == 2 * messages  # of two replicas
         assert sum(float(tf.reduce_sum(part)) for value in traced() for part in value.values) == 4 * (8 + 20 + 6)
-
-
-@pytest.mark.parametrize("size", [0, -1])
-def test_a_message_of_no_size(size: float) -> None:
-    with pytest.raises(StepError, match="bucket_mib must be a positive number"):
-        mk.train.Step(line_net(), keras.optimizers.SGD(), loss="mse", bucket_mib=size)

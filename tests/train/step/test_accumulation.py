@@ -132,9 +132,3 @@ def test_finish_before_add(make_loop: Any) -> None:
     loop = make_loop(("mirrored", 2), _net, accumulate=2)
     with pytest.raises(StepError, match=r"step\.add\(batch, part\)"):
         loop.step.for_loop(loop.strategy).finish()
-
-
-@pytest.mark.parametrize("accumulate", [0, -1, 1.5, None, "2"])
-def test_what_is_no_number_of_batches(accumulate: Any) -> None:
-    with pytest.raises(StepError, match="accumulate must be a whole number from 1 on"):
-        mk.train.Step(_net(), keras.optimizers.SGD(), loss="mse", accumulate=accumulate)

@@ -117,12 +117,6 @@ def test_a_block_within_a_block(make_loop: Any, numbers: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize("ema", [0, 1, 1.5, -0.1, float("nan")])
-def test_a_decay_out_of_range(ema: float) -> None:
-    with pytest.raises(StepError, match="ema must be a decay between 0 and 1"):
-        mk.train.Step(line_net(), keras.optimizers.SGD(), loss="mse", ema=ema)
-
-
 def test_training_within_the_averages_is_refused(make_loop: Any, numbers: Any) -> None:
     """At the end of the block the weights come back, and what was trained on the averages would be gone."""
     loop = make_loop(("one_device", 1), line_net, ema=0.5)

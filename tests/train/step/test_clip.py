@@ -10,9 +10,7 @@ import pytest
 from step_helpers import cut, numbers_of, train
 from training_helpers import THREE, line_net
 
-import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import StepError
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
@@ -67,15 +65,3 @@ def test_the_global_gradient_is_clipped(
     found = numbers_of(loop.step.model.trainable_variables)
     np.testing.assert_allclose(found[0], kernel, atol=1e-5)
     np.testing.assert_allclose(found[1], bias, atol=1e-5)
-
-
-@pytest.mark.parametrize("bound", [0, -1.0, float("nan")])
-@pytest.mark.parametrize("name", ["clip_norm", "clip_value"])
-def test_a_bound_that_is_not_positive(name: str, bound: float) -> None:
-    with pytest.raises(StepError, match=f"{name} must be a positive number"):
-        mk.train.Step(line_net(), keras.optimizers.SGD(), loss="mse", **{name: bound})
-
-
-def test_two_bounds_at_once() -> None:
-    with pytest.raises(StepError, match=r"clip_norm=1\.0 and clip_value=2\.0 exclude each other"):
-        mk.train.Step(line_net(), keras.optimizers.SGD(), loss="mse", clip_norm=1.0, clip_value=2.0)

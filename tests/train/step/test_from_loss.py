@@ -641,27 +641,6 @@ def test_a_generator_that_a_layer_has_too(strategy_of: Any, x: np.ndarray) -> No
     assert step.model is net
 
 
-def test_the_refusals_of_overridden_methods_show_the_way(strategy_of: Any) -> None:
-    for name in ("train_step", "test_step", "compute_loss"):
-        model = type("Own", (keras.Sequential,), {name: lambda self, *_: None})([keras.Input((2,)), L.Dense(1)])
-        with pytest.raises(StepError, match=rf"Own overrides {name}.*Step.from_loss\(model, optimizer, loss_fn\)"):
-            mk.train.Step(model, keras.optimizers.SGD(), loss="mse")
-        mk.train.Step.from_loss(model, keras.optimizers.SGD(), lambda batch: batch)
-
-
-def test_predict_with_a_model_that_does_so_itself(strategy_of: Any, x: np.ndarray) -> None:
-    class Own(keras.Sequential):  # type: ignore[name-defined, misc]
-        def predict_step(self, data: Any) -> Any:
-            return data
-
-    strategy = strategy_of("one_device", 1)
-    with strategy.scope():
-        net, optimizer = Own([keras.Input((6,)), L.Dense(1)]), keras.optimizers.SGD()
-    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(net, optimizer, lambda batch: net(batch)[:, 0]))
-    with pytest.raises(StepError, match="Own overrides predict_step"):
-        loop.predict(_rows(x))
-
-
 def test_the_first_number_that_is_not_finite(make: Any, x: np.ndarray) -> None:
     loop, _ = make(("mirrored", 2), Distillation())
     batch = Distillation().data(x[:20].copy())

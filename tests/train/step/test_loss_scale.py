@@ -16,7 +16,6 @@ from training_helpers import THREE, keras_twin, largest_difference, line_net, pl
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import StepError
 from mirrorkit.train.step.loss_scale import LossScale
 
 L = keras.layers
@@ -183,16 +182,6 @@ def test_small_gradients_survive_float16(make_loop: Any, numbers: Any) -> None:
     np.testing.assert_allclose(moved[1], 0.1 * gradient, rtol=0.02, atol=0.002)
 
 
-def test_float16_needs_a_scale(make_loop: Any) -> None:
-    with pytest.raises(StepError, match=r"computes in float16.*loss_scale=\"dynamic\""):
-        make_loop(("mirrored", 2), _half_net)
-
-
-def test_weights_in_float16_are_refused(make_loop: Any) -> None:
-    with pytest.raises(StepError, match=r"weights in float16.*mixed_float16"):
-        make_loop(("mirrored", 2), lambda: sequential((4,), L.Dense(1, dtype="float16")), loss_scale="dynamic")
-
-
 def test_a_compiled_float16_model_brings_its_scale(strategy_of: Any, numbers: Any) -> None:
     """Keras wraps the optimizer of a mixed_float16 model in a LossScaleOptimizer by itself."""
     strategy = strategy_of("mirrored", 2)
@@ -218,17 +207,9 @@ def test_a_compiled_float16_model_brings_its_scale(strategy_of: Any, numbers: An
     assert mk.train.Step.from_compiled(model, loss_scale=8.0)._options.loss_scale == LossScale(8.0, None)
 
 
-@pytest.mark.parametrize("given", ["Dynamic", 0, -2.0, float("inf"), float("nan"), True, [1.0]], ids=str)
-def test_what_is_no_scale(given: Any) -> None:
-    with pytest.raises(StepError, match=r"loss.scale must be"):
-        mk.train.Step(line_net(), keras.optimizers.SGD(), loss="mse", loss_scale=given)
-
-
 def test_constants_of_a_scale() -> None:
     reference = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     assert LossScale() == LossScale.of("dynamic") == LossScale(reference.initial_scale, reference.dynamic_growth_steps)
-    with pytest.raises(StepError, match="growth_steps must be"):
-        LossScale(growth_steps=0)
 
 
 def test_without_a_scale_nothing_is_skipped(make_loop: Any) -> None:
