@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from step_helpers import Line
 from training_helpers import THREE, largest_difference, plain_dataset, values_of
 
 import mirrorkit as mk
@@ -16,48 +17,6 @@ from mirrorkit.errors import NonFiniteLossError, StepError
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
-
-class Line:
-    """Least squares, with a test and a prediction."""
-
-    def __init__(self) -> None:
-        keras.utils.set_random_seed(0)
-        self.net = keras.Sequential([keras.Input((4,)), L.Dense(1)])
-        self.optimizer = keras.optimizers.SGD(0.1)
-
-    @property
-    def variables(self) -> list[Any]:
-        return [*self.net.trainable_variables, *self.optimizer.variables]
-
-    def build(self, strategy: tf.distribute.Strategy) -> None:
-        with strategy.scope():
-            self.optimizer.build(self.net.trainable_variables)
-        self._update = mk.train.Update(strategy, self.variables, self._new_values)
-
-    def compute(self, batch: Any) -> Any:
-        x, y = batch
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum((self.net(x) - y) ** 2)
-        weights = [variable.value for variable in self.net.trainable_variables]
-        return {"gradients": tape.gradient(loss, weights), "loss": loss, "examples": tf.cast(tf.shape(x)[0], "float32")}
-
-    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> Any:
-        return self._update(sums)
-
-    def test(self, batch: Any) -> dict[str, tf.Tensor]:
-        x, y = batch
-        error = self.net(x) - y
-        return {"loss": (error**2)[:, 0], "mae": tf.abs(error)[:, 0]}
-
-    def predict(self, batch: Any) -> Any:
-        return {"y": self.net(batch[0])}
-
-    def _new_values(self, sums: Any, values: Any) -> Any:
-        count = len(self.net.trainable_variables)
-        gradients = [gradient / sums["examples"] for gradient in sums["gradients"]]
-        new = mk.optim.functional_apply(self.optimizer, values[:count], values[count:], gradients)
-        return [*new[0], *new[1]], {"loss": sums["loss"] / sums["examples"]}
 
 
 def _loop(strategy: Any, step: Any = Line, **options: Any) -> mk.train.Loop:
@@ -271,29 +230,22 @@ def test_export_asks_which_model(strategy_of: Any, tmp_path: Any) -> None:
     assert keras.saving.load_model(tmp_path / "painter.keras").count_params() == loop.step.painter.count_params()
 
 
-def test_variables_that_a_step_names_twice(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
-    """As two halves that share a net do; a checkpoint holds each once."""
+class Twice(Alternating):
+    """Names variables twice, as two halves that share a net do; a checkpoint holds each once."""
 
-    class Twice(Alternating):
-        @property
-        def variables(self) -> list[Any]:
-            return [*super().variables, *self.judge.variables]
-
-    data = plain_dataset(*numbers, batch=20)
-    for step, epochs in ((Twice, 1), (Alternating, 0)):
-        loop = _loop(strategy_of("one_device", 1), step)
-        report = loop.fit(data, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-        assert len(report.epochs) == epochs
+    @property
+    def variables(self) -> list[Any]:
+        return [*super().variables, *self.judge.variables]
 
 
 def test_checkpoints_of_several_updates(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
     data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=20, shuffle=True)
-    first, second = (_loop(strategy_of("mirrored", 2), Alternating) for _ in range(2))
+    first, second = (_loop(strategy_of("mirrored", 2), step) for step in (Twice, Alternating))
     first.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
     first.fit(data, epochs=4, initial_epoch=2, verbose=0)
     second.fit(data, epochs=4, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
     assert second.position.steps == 12
-    assert largest_difference(values_of(second), values_of(first)) == 0
+    assert largest_difference(values_of(second), values_of(first)[: len(values_of(second))]) == 0
 
 
 def test_a_step_without_any_way_to_train(strategy_of: Any) -> None:
