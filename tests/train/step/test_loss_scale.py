@@ -1,5 +1,6 @@
-"""Loss scaling: mixed_float16 trains, and a step whose reduced gradient is not finite is skipped on every replica.
+"""Loss scaling: a step whose reduced gradient is not finite is skipped on every replica.
 
+The equivalence table trains in mixed_float16, with steps that overflow (tests/equivalence).
 Overflow needs no poisoned data here: with a scale near float32's end, an example far off makes the scaled gradient
 infinite, while the loss stays finite.
 """
@@ -73,18 +74,16 @@ def test_an_overflow_in_one_part_skips_the_update_of_all(make_loop: Any, numbers
     assert largest_difference(numbers_of(loop.step.model.trainable_variables), model.get_weights()) < 1e-6
 
 
-@pytest.mark.parametrize("synchronized", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_fixed_scale_changes_no_result(synchronized: bool, make_loop: Any, numbers: Any) -> None:
-    """Unequal and empty shares too: what a share is divided by before the scale comes back after it."""
+def test_a_fixed_scale_changes_no_result(make_loop: Any, numbers: Any) -> None:
+    """Unequal shares too: what a share is divided by before the scale comes back after it."""
 
     def net() -> Any:
-        layer = L.BatchNormalization(synchronized=True) if synchronized else L.ReLU()
-        return sequential((4,), L.Dense(4, use_bias=False), layer, L.Dense(1))
+        return sequential((4,), L.BatchNormalization(synchronized=True), L.Dense(1))
 
     results = []
     for loss_scale in (None, 1024.0):
         loop = make_loop(("mirrored", 2), net, _adam, loss_scale=loss_scale)
-        train(loop, cut(*numbers, sizes=[21, 30] if synchronized else [21, 30, 1]))
+        train(loop, cut(*numbers, sizes=[21, 30]))
         results.append(numbers_of([*loop.step.model.variables, *loop.step.optimizer.variables]))
     assert loop.step.current_loss_scale == 1024
     assert loop.step.skipped_steps == 0
@@ -97,69 +96,6 @@ def test_a_fixed_scale_changes_no_result(synchronized: bool, make_loop: Any, num
 def _half_net() -> Any:
     with with_policy("mixed_float16"):
         return sequential((4,), L.Dense(8, activation="tanh"), L.BatchNormalization(), L.Dense(1, dtype="float32"))
-
-
-def test_mixed_float16_equals_one_device_that_computes_the_shards(
-    make_loop: Any, numbers: Any, assert_replicas_equal: Any
-) -> None:
-    """By hand: each shard's part of the mean loss scaled, its gradient taken through float16, brought back, summed."""
-    scale = 256.0
-    loop = make_loop(THREE, _half_net, _adam, loss_scale=LossScale(scale))
-    model, optimizer = keras_twin(_half_net, loop), _adam()
-    optimizer.build(model.trainable_variables)
-    batches = cut(*numbers, sizes=[24, 22, 2])
-    logs = train(loop, batches)
-    state = numbers_of(model.non_trainable_variables)
-
-    @tf.function(autograph=False)  # rounds to float16 where the loop does: between operations that are not fused
-    def loss_and_gradients(own: tf.Tensor, target: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((tf.cast(model(own, training=True), tf.float32) - target) ** 2)
-            scaled = loss / 3 * scale
-        return loss, tape.gradient(scaled, model.trainable_variables)
-
-    for (x, y), log in zip(batches, logs, strict=True):
-        gradients, statistics, total = [], [], 0.0
-        for own, target in cut(x, y, sizes=mk.batching.per_replica_sizes(len(x), 3)):
-            if len(own) == 0:
-                continue
-            for variable, value in zip(model.non_trainable_variables, state, strict=True):
-                variable.assign(value)
-            loss, parts = loss_and_gradients(own, target)
-            gradients.append([g * (len(own) * 3 / scale) for g in parts])
-            statistics.append([len(own) * v for v in numbers_of(model.non_trainable_variables)])
-            total += float(loss) * len(own)
-        optimizer.apply([tf.add_n(parts) / len(x) for parts in zip(*gradients, strict=True)])
-        state = [np.sum(parts, 0) / len(x) for parts in zip(*statistics, strict=True)]
-        np.testing.assert_allclose(log["loss"], total / len(x), rtol=1e-5)
-    found = numbers_of([*loop.step.model.trainable_variables, *loop.step.optimizer.variables])
-    expected = numbers_of([*model.trainable_variables, *optimizer.variables])
-    assert largest_difference(found, expected) < 1e-6
-    assert largest_difference(numbers_of(loop.step.model.non_trainable_variables), state) < 1e-6
-    assert loop.step.skipped_steps == 0
-    assert_replicas_equal(loop)
-
-
-def test_float16_overflows_at_first_and_then_trains(make_loop: Any, numbers: Any) -> None:
-    """Gradients beyond 65504: the scale halves until they fit; at the limit the cut of the batch decides."""
-
-    def net() -> Any:
-        with with_policy("mixed_float16"):
-            return sequential((4,), L.Dense(8, activation="tanh"), L.Dense(1, dtype="float32"))
-
-    x, y = numbers
-    skipped, losses = [], []
-    for where in (("one_device", 1), ("mirrored", 2)):
-        loop = make_loop(where, net, lambda: keras.optimizers.SGD(1e-3), loss_scale="dynamic")
-        logs = train(loop, cut(x, 100 * y, sizes=[30, 30]) * 10)
-        skipped.append(loop.step.skipped_steps)
-        losses.append([float(log["loss"]) for log in logs])
-        assert loop.step.current_loss_scale == 2.0 ** (15 - skipped[-1])
-        assert int(loop.step.optimizer.iterations.numpy()) == 20 - skipped[-1]
-    assert min(skipped) > 1
-    assert abs(skipped[0] - skipped[1]) <= 1
-    assert losses[0][-1] < 0.9 * losses[0][1]
-    np.testing.assert_allclose(*losses, rtol=0.1)
 
 
 def test_small_gradients_survive_float16(make_loop: Any, numbers: Any) -> None:
