@@ -298,7 +298,7 @@ def exact_division(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *[(name, {}) for name in ("SGD", "Adam", "Nadam", "Adamax", "Lion", "Adagrad", "Adadelta", "RMSprop")],
+        *[(name, {}) for name in ("SGD", "Nadam", "Adamax", "Lion", "Adagrad", "Adadelta")],
         ("Adam", {"amsgrad": True}),
         ("AdamW", {"weight_decay": 0.2}),
         ("RMSprop", {"momentum": 0.9, "centered": True}),
@@ -312,4 +312,7 @@ def test_every_optimizer(name: str, options: dict[str, Any], make_loop: Any, num
     def optimizer() -> Any:
         return getattr(keras.optimizers, name)(learning_rate=0.02, **options)
 
-    _run_both(make_loop, ("mirrored", 3), _net, optimizer, run)
+    def net() -> Any:
+        return sequential((4,), L.Dense(5, activation="tanh"), L.Dense(1))
+
+    _run_both(make_loop, ("mirrored", 3), net, optimizer, run)
