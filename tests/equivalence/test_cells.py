@@ -1,4 +1,4 @@
-"""Cells of the table in docs/equivalence-table.md: a few corners, and those of workers. All rows: test_rows.py.
+"""Cells of the table in docs/equivalence-table.md: a few corners, and those of workers. All rows: test_every_row.py.
 
 `python tests/equivalence/table.py` measures every cell.
 """

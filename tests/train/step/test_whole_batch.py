@@ -316,6 +316,7 @@ class _Own:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(self.values(batch))
         gradients = tape.gradient(loss, self.variables)
+        gradients = [tf.ensure_shape(g, weight.shape) for g, weight in zip(gradients, self.variables, strict=True)]
         return {"gradients": gradients, "loss": loss, "examples": tf.cast(rows, tf.float32)}
 
     def update(self, strategy: tf.distribute.Strategy, sums: Any) -> Any:
