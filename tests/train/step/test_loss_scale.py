@@ -78,7 +78,7 @@ def test_a_fixed_scale_changes_no_result(make_loop: Any, numbers: Any) -> None:
     """Unequal shares too: what a share is divided by before the scale comes back after it."""
 
     def net() -> Any:
-        return sequential((4,), L.BatchNormalization(synchronized=True), L.Dense(1))
+        return sequential((4,), L.Dense(4, use_bias=False), L.BatchNormalization(synchronized=True), L.Dense(1))
 
     results = []
     for loss_scale in (None, 1024.0):
