@@ -120,7 +120,7 @@ def assert_equal(some: Any, others: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-FAST = {"sequential", "build, to no effect", "dict", "a head of the training"}
+FAST = {"build, to no effect", "dict", "a head of the training"}
 
 
 @pytest.mark.filterwarnings("ignore:`build")
