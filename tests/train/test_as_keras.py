@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_helpers import keras_twin, largest_difference, line_net, linear, plain_dataset, sequential
+from training_helpers import fit_both, line_net, linear, plain_dataset, sequential
 
 from mirrorkit._keras import keras
 
@@ -15,17 +15,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def _fit_both(make_loop: Any, net: Any, data: Any, *, class_weight: Any = None, **options: Any) -> Any:
-    """Train both, with validation: histories and weights must agree."""
-    loop = make_loop(("mirrored", 2), net, **options)
-    model = keras_twin(net, loop)
-    model.compile(keras.optimizers.SGD(0.1), **options)
-    given = {"epochs": 2, "validation_data": data, "verbose": 0, "class_weight": class_weight}
-    expected, found = (one.fit(data, **given).history for one in (model, loop))
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
-    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5
-    return found
+    fit = {"validation_data": data, "class_weight": class_weight}
+    return fit_both(make_loop, net, data, fit=fit, rtol=1e-5, atol=1e-6, **options)[0]
 
 
 def _probabilities() -> Any:

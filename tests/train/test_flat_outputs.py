@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_helpers import keras_twin, largest_difference, plain_dataset, sequential
+from training_helpers import fit_both, plain_dataset, sequential
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
@@ -35,14 +35,8 @@ def test_as_keras_gives(loss: Any, make_loop: Any, numbers: Any) -> None:
     net = _probability if loss == "binary_crossentropy" else _net
     x, y = numbers[0], numbers[1][:, 0]
     y = (y > 0).astype("float32") if net is _probability else y
-    loop = make_loop(("mirrored", 2), net, loss=loss)
-    model = keras_twin(net, loop)
-    model.compile(keras.optimizers.SGD(0.1), loss)
     data = plain_dataset(x, y, batch=25)  # unequal shares, and a smaller last batch
-    expected = model.fit(data, epochs=2, validation_data=data, verbose=0).history
-    found = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
-    assert found == {name: pytest.approx(values, rel=2e-5) for name, values in expected.items()}
-    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5
+    fit_both(make_loop, net, data, fit={"validation_data": data}, loss=loss)
 
 
 @pytest.mark.parametrize(

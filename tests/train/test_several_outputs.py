@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed_versions import needs_keras
-from training_helpers import keras_twin, largest_difference
+from training_helpers import assert_same_logs, fit_both, keras_twin
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
@@ -54,32 +54,12 @@ def _data(targets: Any, numbers: Any, weight: Any = None, batch: int = 20) -> tf
     return tf.data.Dataset.from_tensor_slices(parts if weight is None else (*parts, weight)).batch(batch)
 
 
-def _fit_both(
-    make_loop: Any, net: Any, data: Any, compiled: dict[str, Any], renamed: dict[str, str] | None = None
-) -> Any:
-    """Train both; `renamed` are Keras's log names for which ours is another. Returns the loop and Keras's model."""
-    loop = _loop(make_loop, net, **compiled)
-    model = keras_twin(net, loop)
-    model.compile(keras.optimizers.SGD(0.05), **compiled)
-
-    def as_ours(logs: Any) -> Any:
-        return {(renamed or {}).get(name, name): value for name, value in logs.items()}
-
-    expected = as_ours(model.fit(data, epochs=2, verbose=0).history)
-    found = loop.fit(data, epochs=2, verbose=0).history
-    _assert_same_logs(found, expected)
-    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5
-    return found, loop, model
+def _fit_both(make_loop: Any, net: Any, data: Any, compiled: dict[str, Any], renamed: Any = None) -> Any:
+    return fit_both(make_loop, net, data, optimizer=_sgd, renamed=renamed, **compiled)
 
 
-def _assert_same_logs(found: Any, expected: Any) -> None:
-    assert set(found) == set(expected)
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=2e-5, err_msg=name)
-
-
-def _loop(make_loop: Any, net: Any, **options: Any) -> Any:
-    return make_loop(TWO, net, lambda: keras.optimizers.SGD(0.05), **options)
+def _sgd() -> Any:
+    return keras.optimizers.SGD(0.05)
 
 
 def absolute(y: Any, y_pred: Any) -> Any:
@@ -158,12 +138,12 @@ def test_names_of_nested_outputs_and_a_list_say_the_same(make_loop: Any, numbers
         {"u/a": "mse", "u/b": "mae", "c": "huber"},
         ["huber", "mse", "mae"],
     ]
-    loops = [_loop(make_loop, net, loss=loss) for loss in ways]
+    loops = [make_loop(TWO, net, loss=loss) for loss in ways]
     logs = [loop.evaluate(data) for loop in loops]
     assert logs[0] == logs[1] == logs[2]
     model = keras_twin(net, loops[0])
     model.compile(loss=ways[2])
-    _assert_same_logs(logs[2], model.evaluate(data, verbose=0, return_dict=True))
+    assert_same_logs(logs[2], model.evaluate(data, verbose=0, return_dict=True), rtol=2e-5)
 
 
 def test_a_tuple_with_a_dict(make_loop: Any, numbers: Any) -> None:
@@ -196,11 +176,11 @@ def test_lists_within_a_dict(make_loop: Any, numbers: Any) -> None:
 )
 def test_nests_that_do_not_fit(options: Any, match: str, make_loop: Any, numbers: Any) -> None:
     with pytest.raises(StepError, match=match):
-        _loop(make_loop, _model(NESTED), **options).fit(_data(FACTORS, numbers), verbose=0)
+        make_loop(TWO, _model(NESTED), **options).fit(_data(FACTORS, numbers), verbose=0)
 
 
 def test_targets_in_another_nest(make_loop: Any, numbers: Any) -> None:
-    loop = _loop(make_loop, _model(NESTED))
+    loop = make_loop(TWO, _model(NESTED))
     with pytest.raises(StepError, match=r"targets do not fit the model's outputs \['c', 'u/a', 'u/b'\]"):
         loop.fit(_data({"u": {"a": 1.0, "x": 1.0}, "c": 1.0}, numbers), verbose=0)
     with pytest.raises(StepError, match="no target for the output 'u/b'"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed_versions import needs_keras
-from training_helpers import THREE, keras_twin, largest_difference, line_net, plain_dataset, sequential
+from training_helpers import THREE, fit_both, keras_twin, largest_difference, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -17,16 +17,6 @@ from mirrorkit.errors import StepError
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
-
-def _fit_both(loop: Any, net: Any, data: Any, **compiled: Any) -> None:
-    """Train two epochs with the loop, and with Keras's own fit on one device: weights and first losses agree."""
-    model = keras_twin(net, loop)
-    model.compile(keras.optimizers.SGD(0.1), **compiled)
-    expected = model.fit(data, epochs=2, verbose=0).history["loss"]
-    found = loop.fit(data, epochs=2, verbose=0).history["loss"]
-    np.testing.assert_allclose(found, expected, rtol=2e-5)
-    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5
 
 
 # --- overrides of what Keras's fit calls
@@ -123,13 +113,7 @@ def test_an_overridden_call_of_the_model_counts(make_loop: Any, numbers: Any) ->
     def net() -> Any:
         return Doubled([keras.Input((4,)), L.Dense(1)])
 
-    loop = make_loop(("mirrored", 2), net, optimizer=lambda: keras.optimizers.SGD(0.01))
-    model = keras_twin(net, loop)
-    model.compile(keras.optimizers.SGD(0.01), loss="mse")
-    data = plain_dataset(*numbers, batch=20)
-    model.fit(data, epochs=2, verbose=0)
-    loop.fit(data, epochs=2, verbose=0)
-    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5
+    fit_both(make_loop, net, plain_dataset(*numbers, batch=20), optimizer=lambda: keras.optimizers.SGD(0.01))
 
 
 # --- masks that a loss puts on its values
@@ -146,7 +130,7 @@ def test_ignored_classes_do_not_count(make_loop: Any) -> None:
     y[rng.uniform(size=y.shape) < np.linspace(0.1, 0.9, 18)[:, None]] = 255  # shares differ in what they ignore
     weight = rng.uniform(0.5, 2, (18, 6)).astype("float32")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=255)
-    _fit_both(make_loop(THREE, net, loss=loss), net, plain_dataset(x, y, weight, batch=18), loss=loss)
+    fit_both(make_loop, net, plain_dataset(x, y, weight, batch=18), where=THREE, loss=loss)
 
 
 def test_masks_of_outputs_and_values_are_combined(make_loop: Any) -> None:
@@ -156,7 +140,7 @@ def test_masks_of_outputs_and_values_are_combined(make_loop: Any) -> None:
     rng = np.random.default_rng(0)
     tokens, y = rng.integers(0, 5, (16, 6)), rng.integers(0, 3, (16, 6))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2)
-    _fit_both(make_loop(("mirrored", 2), net, loss=loss), net, plain_dataset(tokens, y, batch=16), loss=loss)
+    fit_both(make_loop, net, plain_dataset(tokens, y, batch=16), loss=loss)
 
 
 def test_circle_masks_its_own_values(make_loop: Any) -> None:
@@ -166,8 +150,7 @@ def test_circle_masks_its_own_values(make_loop: Any) -> None:
     x = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
     loss = keras.losses.Circle(gamma=4.0)
     labels = np.array([0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6])  # the last four values are masked
-    data = plain_dataset(x, labels, batch=12)
-    _fit_both(make_loop(("one_device", 1), net, loss=loss), net, data, loss=loss)
+    fit_both(make_loop, net, plain_dataset(x, labels, batch=12), where=("one_device", 1), loss=loss)
 
 
 # --- several divisors in one step
@@ -211,13 +194,7 @@ def test_a_masked_output_beside_others(make_loop: Any) -> None:
     tokens, y = _sentences()
     data = plain_dataset(tokens, {"tags": y, "mood": y[:, 0]}, batch=24)
     options = {"loss": {"tags": "mse", "mood": "mae"}, "loss_weights": {"tags": 2.0, "mood": 0.5}}
-    loop = make_loop(("mirrored", 2), net, **options)
-    model = keras_twin(net, loop)
-    model.compile(keras.optimizers.SGD(0.1), **options)
-    expected, found = (trained.fit(data, epochs=2, verbose=0).history for trained in (model, loop))
-    for name in ("loss", "tags_loss", "mood_loss"):
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
-    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-6
+    fit_both(make_loop, net, data, rtol=1e-5, apart=1e-6, **options)
 
 
 def test_a_loss_that_is_not_finite_is_found_in_any_part(make_loop: Any) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed_versions import KERAS
-from training_helpers import keras_twin, largest_difference, plain_dataset, sequential
+from training_helpers import fit_both, keras_twin, largest_difference, plain_dataset, sequential
 
 from mirrorkit._keras import keras
 
@@ -28,14 +28,8 @@ def test_regularisers_and_added_losses_count_once(make_loop: Any, numbers: Any) 
         dense = L.Dense(3, kernel_regularizer=l2, activity_regularizer=of_activity)
         return sequential((4,), dense, Penalty(), L.Dense(1))
 
-    loop = make_loop(("mirrored", 2), net)
-    model = keras_twin(net, loop)
-    model.compile(keras.optimizers.SGD(0.1), "mse")
     data = plain_dataset(*numbers, batch=29)  # 15, 14
-    expected = model.fit(data, epochs=3, verbose=0).history["loss"]
-    np.testing.assert_allclose(loop.fit(data, epochs=3, verbose=0).history["loss"], expected, rtol=1e-5)
-    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5  # measured: 2.4e-7
-    assert loop.evaluate(data)["loss"] == pytest.approx(model.evaluate(data, verbose=0), rel=1e-5)
+    fit_both(make_loop, net, data, fit={"validation_data": data}, rtol=1e-5)  # measured: 2.4e-7
 
 
 def test_embeddings_get_dense_gradients(make_loop: Any) -> None:
@@ -73,13 +67,8 @@ def test_a_weight_that_the_loss_does_not_reach_stays(make_loop: Any, numbers: An
     def net() -> Any:
         return sequential((4,), HalfUsed(), L.Dense(1))
 
-    loop = make_loop(("mirrored", 2), net, lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1))
-    model = keras_twin(net, loop)
-    model.compile(keras.optimizers.AdamW(0.05, weight_decay=0.1), "mse")
     data = plain_dataset(*numbers, batch=30)
-    model.fit(data, epochs=2, verbose=0)
-    loop.fit(data, epochs=2, verbose=0)
-    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5  # measured: 3e-8
+    _, loop, _ = fit_both(make_loop, net, data, optimizer=lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1))
     np.testing.assert_array_equal(loop.step.model.layers[0].unused.numpy(), np.ones(5))
 
 
