@@ -76,10 +76,13 @@ class References:
 
 
 def cells(
-    case: Case, where: Sequence[tuple[str, int]], train_on: Callable[[Case, str, int], Outcome]
+    case: Case,
+    where: Sequence[tuple[str, int]],
+    train_on: Callable[[Case, str, int], Outcome],
+    references: References | None = None,
 ) -> Iterator[tuple[tuple[str, int], Cell]]:
     """Measure a row: `train_on(case, kind, replicas)` trains, in this process or in others."""
-    references = References(case)
+    references = references or References(case)
     for kind, replicas in where:
         yield (kind, replicas), references.cell(kind, replicas, train_on(case, kind, replicas))
 

@@ -1,11 +1,6 @@
-"""Cells of the table in docs/equivalence-table.md: a few corners fast, a sample of all rows slow.
+"""Cells of the table in docs/equivalence-table.md: a few corners, and those of workers. All rows: test_every_row.py.
 
-`python tests/equivalence/table.py` measures every cell. The sample is the same every time: row i, counted from 0 in the
-order of the table, is trained
-
-- under mirrored with 2 + i % 3 replicas, and at one of the other places of this process in turn: one replica of each
-  strategy, central storage, a layout, sharded slots;
-- and, where it depends on the other replicas by a mechanism of its own, on 2 or 3 workers in turn; all at once on both.
+`python tests/equivalence/table.py` measures every cell.
 """
 
 from __future__ import annotations
@@ -23,53 +18,27 @@ from cells import FLOOR, Outcome, difference
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 _SKIPS = 'loss_scale="dynamic", mixed_float16, overflows'
-_CORNERS = [
+_CORNERS = [  # a layout: parallel/test_placed_training.py
     ("all at once", ("mirrored", 2)),
     ("BatchNorm, empty share", ("central_storage", 3)),
     (_SKIPS, ("mirrored", 2)),
-    ("transformer", ("layout", 2)),
     ("Adam", ("shard_optimizer", 3)),
 ]
 # What depends on the other replicas by a mechanism of its own.
 _ON_WORKERS = {
-    2: ["accumulate", "several inputs and outputs", "BatchNorm, empty share", "Dropout", "all at once"],
-    3: [_SKIPS, "AUC", "synchronized BatchNorm, empty share", "all at once"],
+    2: ["several inputs and outputs", "BatchNorm, empty share", "all at once"],
+    3: [_SKIPS, "AUC", "synchronized BatchNorm, empty share"],
 }
-_OTHERS = [place for place in [*table.HERE, *table.LARGE] if place[0] != "mirrored" or place[1] == 1]
-
-
-def _sample(name: str) -> list[tuple[str, int]]:
-    """Where a row is trained; the rule is at the top."""
-    i = list(CASES).index(name)
-    return [("mirrored", 2 + i % 3), _OTHERS[i % len(_OTHERS)]]
-
-
-def _green(name: str, where: list[tuple[str, int]]) -> None:
-    row = dict(table.cells(CASES[name], where, table.train_here))
-    red = {place: str(cell) for place, cell in row.items() if cell.is_red}
-    assert not red, f"difference (control) of {name}: {red}"
 
 
 @pytest.mark.parametrize(
     ("name", "where"),
-    # a layout, fast: parallel/test_placed_training.py
-    [pytest.param(*corner, marks=[pytest.mark.slow] * (corner[0] == "transformer")) for corner in _CORNERS],
+    _CORNERS,
     ids=[name for name, _ in _CORNERS],
 )
 def test_a_corner_of_the_table(name: str, where: tuple[str, int]) -> None:
-    _green(name, [where])
-
-
-def test_the_sample_has_every_place() -> None:
-    assert {place for name in CASES for place in _sample(name)} == {*table.HERE, *table.LARGE}
-    workers = [("multi_worker", workers) for workers in _ON_WORKERS]
-    assert [*table.HERE, *table.LARGE, *workers] == table.WHERE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_every_row(name: str) -> None:
-    _green(name, _sample(name))
+    ((_, cell),) = table.cells(CASES[name], [where], table.train_here)
+    assert not cell.is_red, str(cell)
 
 
 @pytest.mark.slow

@@ -11,26 +11,27 @@ import tensorflow as tf
 import mirrorkit as mk
 from mirrorkit._keras import keras
 
-ROWS = 10  # in batches of 4: the last has 2, none for two of four replicas
-X = np.arange(ROWS, dtype="float32")[:, None]
+ROWS = 6  # in batches of 4: the last has 2, none for two of four replicas. Each is a log, which takes long to trace
+X = np.arange(10, dtype="float32")[:, None]
 
 
-def data(kind: str = "batches") -> Any:
+def data(kind: str = "batches", rows: int = ROWS) -> Any:
     """Every row once: streamed by a recipe, on the devices, or from a dataset of the user's own of unknown length."""
+    x = X[:rows]
     if kind == "dataset":
-        return tf.data.Dataset.from_tensor_slices((X, X)).batch(4).filter(lambda *_: True)
-    return getattr(mk.data, kind)(mk.data.arrays(X, X), global_batch_size=4)
+        return tf.data.Dataset.from_tensor_slices((x, x)).batch(4).filter(lambda *_: True)
+    return getattr(mk.data, kind)(mk.data.arrays(x, x), global_batch_size=4)
 
 
-def shown(batch: Any, drawn: Any) -> dict[str, Any]:
-    """What `from_loss` logs as "d0" to "d9": the number that each row has drawn."""
-    number = batch[0][:, 0]
-    return {f"d{i}": tf.where(number == i, ROWS * drawn, 0.0) for i in range(ROWS)}
+def shown(batch: Any, drawn: Any, rows: int = ROWS) -> dict[str, Any]:
+    """What `from_loss` logs as "d0", "d1", ...: the number that each row has drawn."""
+    of_row = tf.one_hot(tf.cast(batch[0][:, 0], tf.int32), rows) * rows * drawn[:, None]
+    return {f"d{i}": value for i, value in enumerate(tf.unstack(of_row, axis=1))}
 
 
-def draws(logs: Mapping[str, Any], before: str = "") -> np.ndarray:
-    """The numbers in the logs, or in a history: [ROWS] or [ROWS, epochs]."""
-    return np.array([logs[f"{before}d{i}"] for i in range(ROWS)])
+def draws(logs: Mapping[str, Any], before: str = "", rows: int = ROWS) -> np.ndarray:
+    """The numbers in the logs, or in a history: [rows] or [rows, epochs]."""
+    return np.array([logs[f"{before}d{i}"] for i in range(rows)])
 
 
 class Noise(keras.layers.Layer):  # type: ignore[name-defined, misc]

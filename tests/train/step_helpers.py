@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.train.step.global_batch import HostBatch
 
@@ -75,18 +77,54 @@ def numbers_of(variables: Sequence[Any]) -> list[np.ndarray]:
     return [variable.value.numpy() for variable in variables]
 
 
-def with_policy(policy: str) -> Any:
-    """A context in which layers are made with this dtype policy."""
-    return _Policy(policy)
+@contextmanager
+def with_policy(policy: str) -> Iterator[None]:
+    """Make layers with this dtype policy within the block."""
+    before = keras.config.dtype_policy().name
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
-class _Policy:
-    def __init__(self, policy: str) -> None:
-        self._policy = policy
+class Line:
+    """A step of the user's own: least squares, with a test and a prediction."""
 
-    def __enter__(self) -> None:
-        self._before = keras.config.dtype_policy().name
-        keras.config.set_dtype_policy(self._policy)
+    def __init__(self) -> None:
+        keras.utils.set_random_seed(0)
+        self.net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        self.optimizer = keras.optimizers.SGD(0.1)
 
-    def __exit__(self, *_: Any) -> None:
-        keras.config.set_dtype_policy(self._before)
+    @property
+    def variables(self) -> list[Any]:
+        return [*self.net.trainable_variables, *self.optimizer.variables]
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        with strategy.scope():
+            self.optimizer.build(self.net.trainable_variables)
+        self._update = mk.train.Update(strategy, self.variables, self._new_values)
+
+    def compute(self, batch: Any) -> Any:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((self.net(x) - y) ** 2)
+        weights = [variable.value for variable in self.net.trainable_variables]
+        return {"gradients": tape.gradient(loss, weights), "loss": loss, "examples": tf.cast(tf.shape(x)[0], "float32")}
+
+    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> Any:
+        return self._update(sums)
+
+    def test(self, batch: Any) -> dict[str, tf.Tensor]:
+        x, y = batch
+        error = self.net(x) - y
+        return {"loss": (error**2)[:, 0], "mae": tf.abs(error)[:, 0]}
+
+    def predict(self, batch: Any) -> Any:
+        return {"y": self.net(batch[0])}
+
+    def _new_values(self, sums: Any, values: Any) -> Any:
+        count = len(self.net.trainable_variables)
+        gradients = [gradient / sums["examples"] for gradient in sums["gradients"]]
+        new = mk.optim.functional_apply(self.optimizer, values[:count], values[count:], gradients)
+        return [*new[0], *new[1]], {"loss": sums["loss"] / sums["examples"]}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from mirrorkit._keras import keras
 
 # Two replicas are what most other tests take, and the table of equivalence has one to four of each.
 KINDS = [("one_device", 1), ("mirrored", 3), ("central_storage", 2)]
-# The same, of which only the mirrored one is in the fast suite; test_equivalence.py has all of them there.
-MIRRORED_FAST = [kind if kind[0] == "mirrored" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+THREE = ("mirrored", 3)  # of a batch of four, one replica has nothing
 
 
 def plain_dataset(*parts: Any, batch: int) -> tf.data.Dataset:
@@ -35,6 +33,43 @@ def keras_twin(net: Any, loop: Any) -> Any:
     model = net()
     model.set_weights(loop.step.model.get_weights())
     return model
+
+
+def assert_same_logs(found: Mapping[str, Any], expected: Mapping[str, Any], rtol: float, atol: float = 0.0) -> None:
+    """The same names, and values within rounding."""
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(np.array(found[name]), np.array(values), rtol=rtol, atol=atol, err_msg=name)
+
+
+def fit_both(
+    make_loop: Any,
+    net: Any,
+    data: Any,
+    *,
+    where: tuple[str, int] = ("mirrored", 2),
+    optimizer: Any = lambda: keras.optimizers.SGD(0.1),
+    fit: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    rtol: float = 2e-5,
+    atol: float = 0.0,
+    apart: float = 1e-5,
+    **compiled: Any,
+) -> tuple[Any, Any, Any]:
+    """Train two epochs with a loop, and with Keras's own fit on one device: histories and weights agree.
+
+    `compiled` are arguments of `Step` and of `compile`; `renamed` are Keras's log names for which ours is another.
+    Returns the loop's history, the loop and Keras's model.
+    """
+    compiled = {"loss": "mse", **compiled}
+    loop = make_loop(where, net, optimizer, **compiled)
+    model = keras_twin(net, loop)
+    model.compile(optimizer(), **compiled)
+    given = {"epochs": 2, "verbose": 0, **(fit or {})}
+    expected, found = (one.fit(data, **given).history for one in (model, loop))
+    assert_same_logs(found, {(renamed or {}).get(name, name): v for name, v in expected.items()}, rtol, atol)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < apart
+    return found, loop, model
 
 
 def sequential(shape: tuple[int | None, ...], *layers: Any) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from typing import Any
 
 from mirrorkit._types import Batch
 from mirrorkit.errors import StepError
@@ -14,40 +14,48 @@ from mirrorkit.train.first_batch.same_results import require_same_results
 from mirrorkit.train.first_batch.shares import compare_shares
 from mirrorkit.train.step.custom import Custom
 from mirrorkit.train.step.keras_step import KerasStep
-from mirrorkit.train.step.loop_step import FirstOf, LoopStep, Pass
+from mirrorkit.train.step.loop_step import FirstOf, LoopStep
 from mirrorkit.train.step.supervised import Supervised
 
+Check = Callable[..., bool | None]  # of a step, a global batch and the kind of pass; False: of too few rows to tell
 
-@functools.singledispatch
-def first_batch_check(step: LoopStep, what: FirstOf = "train") -> Callable[[Batch], None] | None:
-    """Return what checks a global batch before the first pass of a kind; None without need."""
+
+def first_batch_check(step: Any, what: FirstOf = "train") -> Callable[[Batch], None] | None:
+    """Return what checks a global batch before the first pass of a kind of a `LoopStep`; None without need."""
+    check = None if what in step.checked else _check_of(step, what)
+    if check is None:
+        return None
+
+    def checked(batch: Batch) -> None:
+        if check(step, batch, what) is not False:
+            step.checked.add(what)
+
+    return checked
+
+
+def _check_of(step: LoopStep, what: FirstOf) -> Check | None:
+    if isinstance(step, Supervised):
+        return _of_step(step, what)
+    if isinstance(step, Custom):
+        skipped = step.strategy.num_replicas_in_sync == 1 or "seeds" in step.unchecked
+        return None if what != "train" or skipped else lambda step, batch, _: require_own_draws(step, batch)
+    if isinstance(step, KerasStep):
+        skipped = step.strategy.num_replicas_in_sync == 1 or "rows" in step.unchecked
+        return None if what == "predict" or skipped else compare_shares
     raise NotImplementedError(f"Nothing checks the first batch of a {type(step).__name__}.")
 
 
-@first_batch_check.register(Supervised)
-def _of_step(step: Supervised, what: FirstOf = "train") -> Callable[[Batch], None] | None:
+def _of_step(step: Supervised, what: FirstOf) -> Check | None:
     shards = step.strategy.num_replicas_in_sync * (step.accumulate if what == "train" else 1)
-    if shards == 1 or what in step.checked:
+    if shards == 1:
         return None
     if what == "predict":
         skipped = step.is_synchronized or "rows" in step.options.unchecked
-        return None if skipped else functools.partial(_check_predictions, step)
-    return None if "train" in step.checked else functools.partial(_check_batch, step, what)
+        return None if skipped else lambda step, batch, _: check_predictions(step, batch)
+    return None if "train" in step.checked else _check_batch
 
 
-@first_batch_check.register(Custom)
-def _of_custom_step(step: Custom, what: FirstOf = "train") -> Callable[[Batch], None] | None:
-    skipped = step.strategy.num_replicas_in_sync == 1 or "seeds" in step.unchecked or what in step.checked
-    return None if what != "train" or skipped else functools.partial(_check_draws, step)
-
-
-@first_batch_check.register(KerasStep)
-def _of_keras(step: KerasStep, what: FirstOf = "train") -> Callable[[Batch], None] | None:
-    skipped = step.strategy.num_replicas_in_sync == 1 or "rows" in step.unchecked or what in step.checked
-    return None if what == "predict" or skipped else functools.partial(_check_shares, step, what)
-
-
-def _check_batch(step: Supervised, what: Pass, batch: Batch) -> None:
+def _check_batch(step: Supervised, batch: Batch, what: FirstOf) -> None:
     step.prepare(batch)
     unchecked, totals = step.options.unchecked, step.totals
     known = {*totals.losses.own_names, *totals.metrics.names, "loss", "add_loss", "rows", "state"}
@@ -55,19 +63,3 @@ def _check_batch(step: Supervised, what: Pass, batch: Batch) -> None:
         raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
     compare_parts(step, step.unpack(batch), training=what == "train")
     require_same_results(step, batch, training=what == "train")
-    step.checked.add(what)
-
-
-def _check_shares(step: KerasStep, what: Pass, batch: Batch) -> None:
-    if compare_shares(step, batch, what):
-        step.checked.add(what)
-
-
-def _check_predictions(step: Supervised, batch: Batch) -> None:
-    check_predictions(step, batch)
-    step.checked.add("predict")
-
-
-def _check_draws(step: Custom, batch: Batch) -> None:
-    require_own_draws(step, batch)
-    step.checked.add("train")

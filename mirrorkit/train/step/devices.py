@@ -37,11 +37,6 @@ class OneDevice:
         self.has_copies = has_copies(strategy)
         self.description = class_name(strategy)
 
-    @classmethod
-    def fits(cls, strategy: tf.distribute.Strategy, variables: Changing) -> bool:
-        """Return whether these are the devices of such variables."""
-        return True
-
     def check(self, options: Options) -> None:
         """Refuse options that need something else; there are none."""
 

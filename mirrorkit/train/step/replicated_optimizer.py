@@ -13,7 +13,6 @@ from mirrorkit.optim import Joined, Packed, functional_apply, trainable_variable
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.changing import Changing, none_where_kept
 from mirrorkit.train.step.facts import TraceFacts
-from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.sharded_slots import WholeSlot
 
 Kept: TypeAlias = "list[tf.Tensor | None]"  # new values, None for what stays
@@ -45,19 +44,6 @@ class ReplicatedOptimizer:
                 f"{len(model.trainable_variables)} trainable ones of model {model.name!r}. Create a new optimizer in "
                 "the strategy's scope."
             )
-
-    @classmethod
-    def fits(cls, options: Options) -> bool:
-        """Return whether this is what the options say."""
-        return True
-
-    @classmethod
-    def check(cls, options: Options, optimizer: KerasOptimizer) -> None:
-        """Refuse an optimizer that cannot be used so."""
-
-    @classmethod
-    def check_model(cls, strategy: tf.distribute.Strategy, model: KerasModel) -> None:
-        """Refuse a strategy or model for which it cannot be used so."""
 
     def saved(self, slots: Sequence[Variable]) -> list[Variable | WholeSlot]:
         """Return the optimizer's variables as checkpoints hold them."""

@@ -71,8 +71,8 @@ class SeveralDevices(OneDevice):
         self.stages = [sorted(set(of_weights)).index(device) for device in of_weights]  # the same on all replicas
         self.on_first = self._on_first
 
-    @classmethod
-    def fits(cls, strategy: tf.distribute.Strategy, variables: Changing) -> bool:
+    @staticmethod
+    def fits(strategy: tf.distribute.Strategy, variables: Changing) -> bool:
         """Return whether the model is placed; refuses one of which a part is."""
         model = [*variables.weights, *variables.state]
         _check_all_placed(model)

@@ -35,7 +35,6 @@ from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.devices import are_placed
 from mirrorkit.train.step.facts import TraceFacts
-from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.replicated_optimizer import Gradient, Kept, ReplicatedOptimizer
 from mirrorkit.train.step.sharded_slots import Pieces, WholeSlot, whole_values
 
@@ -140,13 +139,8 @@ class ShardedOptimizer(ReplicatedOptimizer):
                 whole.append(WholeSlot(slot.path, shape, pieces[slot.kind][which], first_number))
         return whole
 
-    @classmethod
-    def fits(cls, options: Options) -> bool:
-        """Return whether it was asked for."""
-        return options.shard_optimizer
-
-    @classmethod
-    def check(cls, options: Options, optimizer: KerasOptimizer) -> None:
+    @staticmethod
+    def check(optimizer: KerasOptimizer) -> None:
         """Refuse an optimizer whose slots cannot be sharded."""
         name = type(optimizer).__name__
         if not treats_numbers_alike(optimizer):
@@ -173,8 +167,8 @@ class ShardedOptimizer(ReplicatedOptimizer):
                 f"a new one that is not built: the step builds it. {_WITHOUT}"
             )
 
-    @classmethod
-    def check_model(cls, strategy: tf.distribute.Strategy, model: KerasModel) -> None:
+    @staticmethod
+    def check_model(strategy: tf.distribute.Strategy, model: KerasModel) -> None:
         """Refuse strategies and models for which the slots cannot be sharded."""
         weights = model.trainable_variables
         if not has_copies(strategy) or is_tpu(strategy):

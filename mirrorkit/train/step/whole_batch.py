@@ -24,15 +24,6 @@ class EachExample:
     def __init__(self, shards: int) -> None:
         self._shards = shards
 
-    @classmethod
-    def fits(cls, options: Options) -> bool:
-        """Return whether this is what the options say."""
-        return True
-
-    @classmethod
-    def check(cls, options: Options, replicas: int) -> None:
-        """Refuse options that exclude it; there are none."""
-
     def gather(self, rows: Nest) -> Nest:
         """Do what `mk.train.all_gather` does in a trace that is the same for every shard."""
         if self._shards > 1:
@@ -58,13 +49,8 @@ class WholeBatch(EachExample):
         super().__init__(shards)
         self.communicates = shards > 1
 
-    @classmethod
-    def fits(cls, options: Options) -> bool:
-        """See `EachExample`."""
-        return options.whole_batch
-
-    @classmethod
-    def check(cls, options: Options, replicas: int) -> None:
+    @staticmethod
+    def check(options: Options, replicas: int) -> None:
         """Refuse `accumulate`, and `jit_compile` on several replicas."""
         if options.accumulate > 1:
             raise StepError(

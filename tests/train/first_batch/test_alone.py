@@ -31,10 +31,8 @@ def net() -> Any:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {"metrics": ["mae"]},
-    "accumulate": {"accumulate": 2, "ema": 0.9},
-    "clip": {"clip_norm": 0.1, "loss_scale": "dynamic"},
-    "sharded": {"shard_optimizer": True},
+    "all": {"accumulate": 2, "ema": 0.9, "clip_norm": 0.1, "loss_scale": "dynamic"},
+    "sharded": {"shard_optimizer": True, "metrics": ["mae"]},
 }
 
 

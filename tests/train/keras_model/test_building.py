@@ -120,17 +120,13 @@ def assert_equal(some: Any, others: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-FAST = [("sequential", ("mirrored", 2)), ("build, to no effect", ("mirrored", 2)), ("dict", ("mirrored", 2))]
-FAST += [("a head of the training", ("mirrored", 2))]
-ALL = [(net, where) for net in NETS for where in [("mirrored", 2), ("one_device", 1)]]
+FAST = {"build, to no effect", "dict", "a head of the training"}
 
 
 @pytest.mark.filterwarnings("ignore:`build")
-@pytest.mark.parametrize(
-    ("net", "where"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in FAST)]
-)
-def test_the_weights_and_the_losses_are_those_of_keras(net: str, where: Any, make_loop: Any, numbers: Any) -> None:
-    loop, first = make_loop(where, NETS[net], lambda: keras.optimizers.SGD(0.01)), First()
+@pytest.mark.parametrize("net", [pytest.param(net, marks=[pytest.mark.slow] * (net not in FAST)) for net in NETS])
+def test_the_weights_and_the_losses_are_those_of_keras(net: str, make_loop: Any, numbers: Any) -> None:
+    loop, first = make_loop(("mirrored", 2), NETS[net], lambda: keras.optimizers.SGD(0.01)), First()
     options = {"epochs": 2, "validation_data": data(numbers, net, batch=20)}
     history = loop.fit(data(numbers, net), callbacks=[first], verbose=0, **options).history
     model, expected = by_keras(net, numbers, **options)
@@ -212,14 +208,12 @@ def test_a_frozen_model_that_is_not_built_must_be_one_of_the_models(strategy_of:
         mk.train.Step.from_loss(net, keras.optimizers.SGD(), lambda batch: net(batch), frozen=other)
 
 
-@pytest.mark.filterwarnings("ignore:`build")
-@pytest.mark.parametrize("net", ["sequential", pytest.param("build, to no effect", marks=pytest.mark.slow)])
 def test_without_data_the_message_says_what_to_do_and_that_helps(
-    net: str, strategy_of: Any, numbers: Any, tmp_path: Path
+    strategy_of: Any, numbers: Any, tmp_path: Path
 ) -> None:
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():
-        model, optimizer = NETS[net](), keras.optimizers.SGD(0.1)
+        model, optimizer = NETS["sequential"](), keras.optimizers.SGD(0.1)
     step = mk.train.Step(model, optimizer, loss="mse")
     cure = r"is not built.*fit, evaluate, predict or warm_up.*with strategy\.scope\(\): model\(x\)"
     with pytest.raises(StepError, match=cure):

@@ -1,4 +1,7 @@
-"""Layer state on N replicas: BatchNorm's statistics, Dropout's seeds, frozen and synchronized layers."""
+"""Layer state on N replicas: Dropout's seeds, counters, frozen and synchronized layers.
+
+The equivalence table has BatchNorm's statistics, seeds that stay, and copies that are equal (tests/equivalence).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import MIRRORED_FAST, largest_difference, plain_dataset, sequential
+from training_helpers import largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -16,67 +19,14 @@ L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-def _noisy_net() -> Any:
-    return sequential((4,), L.BatchNormalization(momentum=0.5), L.Dense(6), L.Dropout(0.4), L.Dense(1))
-
-
-@pytest.mark.parametrize("where", MIRRORED_FAST[1:], ids=str)
-def test_batchnorm_statistics_and_seeds_stay_equal(
-    where: Any, make_loop: Any, numbers: Any, assert_replicas_equal: Any
+def test_synchronized_batchnorm_within_another_layer_equals_one_replica(
+    make_loop: Any, numbers: Any, assert_replicas_equal: Any
 ) -> None:
-    loop = make_loop(where, _noisy_net, lambda: keras.optimizers.Adam(0.01))
-    state = loop.step.model.non_trainable_variables
-    is_seed = ["seed" in variable.path for variable in state]
-    assert any(is_seed)
-    before = [variable.value.numpy() for variable in state]
-    loop.fit(plain_dataset(*numbers, batch=59), epochs=2, verbose=0)  # 20, 20, 19, then 1, 0, 0
-    assert_replicas_equal(loop)
-    for variable, old, stays in zip(state, before, is_seed, strict=True):
-        assert np.array_equal(variable.value.numpy(), old) is stays, variable.path
-    assert all(np.isfinite(value).all() for value in loop.step.model.get_weights())
+    """In the model itself: test_synchronized.py."""
 
-
-@pytest.mark.parametrize("batch", [58, 4])
-def test_moving_statistics_are_the_mean_over_the_examples(batch: int, make_loop: Any, numbers: Any) -> None:
-    """One step: shards count by their number of examples; 58 gives 20, 20, 18, 4 gives 2, 2, 0."""
-    x, y = numbers[0][:batch] + 3, numbers[1][:batch]
-    loop = make_loop(("mirrored", 3), _noisy_net)
-    loop.fit(plain_dataset(x, y, batch=batch), verbose=0)
-    shards = [s for s in np.split(x, np.cumsum(mk.batching.per_replica_sizes(batch, 3))[:-1]) if len(s)]
-    mean = sum(len(s) * s.mean(0) for s in shards) / batch
-    variance = sum(len(s) * s.var(0) for s in shards) / batch
-    layer = loop.step.model.layers[0]
-    np.testing.assert_allclose(layer.moving_mean.value.numpy(), 0.5 * mean, rtol=1e-5)
-    np.testing.assert_allclose(layer.moving_variance.value.numpy(), 0.5 + 0.5 * variance, rtol=1e-5)
-
-
-class _Block(L.Layer):
-    """A layer with layers inside, as users write them."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def build(self, shape: Any) -> None:
-        self.inner.build(shape)
-
-    def call(self, x: Any, training: bool | None = None) -> Any:
-        return self.inner(x, training=training)
-
-
-@pytest.mark.parametrize(
-    "place",
-    # fast, in the model: test_synchronized.py
-    [*(pytest.param(place, marks=pytest.mark.slow) for place in ("in the model", "in a layer")), "wrapped"],
-)
-def test_synchronized_batchnorm_equals_one_replica(
-    place: str, make_loop: Any, numbers: Any, assert_replicas_equal: Any
-) -> None:
     def net() -> Any:
         synchronized = L.BatchNormalization(synchronized=True)
-        if place == "wrapped":
-            return sequential((4,), L.Reshape((2, 2)), L.TimeDistributed(synchronized), L.Flatten(), L.Dense(1))
-        return sequential((4,), L.Dense(3), _Block(synchronized) if place == "in a layer" else synchronized, L.Dense(1))
+        return sequential((4,), L.Reshape((2, 2)), L.TimeDistributed(synchronized), L.Flatten(), L.Dense(1))
 
     weights = []
     for where in (("one_device", 1), ("mirrored", 2)):

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from step_helpers import cut, numbers_of, train
-from training_helpers import MIRRORED_FAST, line_net
+from training_helpers import THREE, line_net
 
-import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import StepError
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
@@ -37,7 +35,6 @@ def _gradients(x: Any, y: Any, kernel: Any, bias: Any) -> list[np.ndarray]:
     return [2 * x.T @ error / len(x), 2 * error.mean(0)]
 
 
-@pytest.mark.parametrize("where", MIRRORED_FAST[1:], ids=str)
 @pytest.mark.parametrize(
     ("of_step", "of_optimizer", "clip"),
     [
@@ -50,10 +47,10 @@ def _gradients(x: Any, y: Any, kernel: Any, bias: Any) -> list[np.ndarray]:
     ids=["clip_norm", "clip_value", "Keras's global_clipnorm", "Keras's clipnorm", "Keras's clipvalue"],
 )
 def test_the_global_gradient_is_clipped(
-    where: Any, of_step: Any, of_optimizer: Any, clip: Callable[..., Any], make_loop: Any, numbers: Any
+    of_step: Any, of_optimizer: Any, clip: Callable[..., Any], make_loop: Any, numbers: Any
 ) -> None:
     """Against NumPy; the batch of 4 leaves a share of three replicas empty, and that of 1 all but one."""
-    loop = make_loop(where, line_net, lambda: keras.optimizers.SGD(1.0, **of_optimizer), **of_step)
+    loop = make_loop(THREE, line_net, lambda: keras.optimizers.SGD(1.0, **of_optimizer), **of_step)
     kernel, bias = (value.astype("float64") for value in loop.step.model.get_weights())
     batches = cut(*numbers, sizes=[30, 4, 1])
     train(loop, batches)
@@ -68,15 +65,3 @@ def test_the_global_gradient_is_clipped(
     found = numbers_of(loop.step.model.trainable_variables)
     np.testing.assert_allclose(found[0], kernel, atol=1e-5)
     np.testing.assert_allclose(found[1], bias, atol=1e-5)
-
-
-@pytest.mark.parametrize("bound", [0, -1.0, float("nan")])
-@pytest.mark.parametrize("name", ["clip_norm", "clip_value"])
-def test_a_bound_that_is_not_positive(name: str, bound: float) -> None:
-    with pytest.raises(StepError, match=f"{name} must be a positive number"):
-        mk.train.Step(line_net(), keras.optimizers.SGD(), loss="mse", **{name: bound})
-
-
-def test_two_bounds_at_once() -> None:
-    with pytest.raises(StepError, match=r"clip_norm=1\.0 and clip_value=2\.0 exclude each other"):
-        mk.train.Step(line_net(), keras.optimizers.SGD(), loss="mse", clip_norm=1.0, clip_value=2.0)

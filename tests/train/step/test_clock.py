@@ -57,26 +57,14 @@ def _decaying(cls: Any) -> Any:
     return lambda: cls(S.ExponentialDecay(0.2, 3, 0.5))
 
 
-_OTHERS: dict[str, tuple[Any, Any]] = {
-    "own optimizer": (_decaying(CountsTwice), {}),
-    "loss scale": (_rising, {"loss_scale": "dynamic"}),
-    "accumulate": (_rising, {"accumulate": 2}),
-}
-
-
 @pytest.mark.parametrize(
     ("optimizer", "options", "lengths"),
     [
-        pytest.param(_rising, {}, (1, 4, "auto"), id="schedule"),
-        *(
-            pytest.param(*case, (1, 4), id=name, marks=[pytest.mark.slow] * (name == "loss scale"))
-            for name, case in _OTHERS.items()
-        ),
-        *(
-            pytest.param(*case, (1, "auto"), id=f"{name}, auto", marks=pytest.mark.slow)
-            for name, case in _OTHERS.items()
-        ),
+        (_rising, {}, (1, 4, "auto")),
+        (_decaying(CountsTwice), {}, (1, 4)),
+        (_rising, {"accumulate": 2, "loss_scale": "dynamic"}, (1, 4)),
     ],
+    ids=["schedule", "own optimizer", "accumulate and loss scale"],
 )
 def test_the_length_of_calls_changes_no_bit(
     optimizer: Any, options: Any, lengths: tuple[Any, ...], strategy_of: Any
@@ -89,12 +77,10 @@ def test_the_length_of_calls_changes_no_bit(
         _assert_same_bits(found, first)
 
 
-@pytest.mark.parametrize(
-    "own", [AsksItsSchedule, pytest.param(type("Plain", (keras.optimizers.SGD,), {}), marks=pytest.mark.slow)]
-)
-def test_an_optimizer_of_ones_own_works_its_rate_out_itself(own: Any, strategy_of: Any) -> None:
+def test_an_optimizer_of_ones_own_works_its_rate_out_itself(strategy_of: Any) -> None:
+    own, of_keras = (_decaying(cls) for cls in (AsksItsSchedule, keras.optimizers.SGD))
     strategy = strategy_of("mirrored", 2)
-    _assert_same_bits(_weights(strategy, _decaying(own)), _weights(strategy, _decaying(keras.optimizers.SGD)))
+    _assert_same_bits(_weights(strategy, own), _weights(strategy, of_keras))
 
 
 def test_each_step_draws_its_own_numbers(strategy_of: Any) -> None:
@@ -156,9 +142,8 @@ def test_a_schedule_with_a_state_is_refused(strategy_of: Any) -> None:
         mk.train.Loop(strategy, step).fit(_data(), verbose=0)
 
 
-@pytest.mark.parametrize("size", [pytest.param(5, marks=pytest.mark.slow), 8])
 def test_a_map_that_changes_the_number_of_examples_is_refused(
-    size: int, strategy_of: Any, monkeypatch: pytest.MonkeyPatch
+    strategy_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mirrorkit.data.preparation.require_by_row", lambda *given: None)  # sees the first rows alone
 
@@ -174,6 +159,6 @@ def test_a_map_that_changes_the_number_of_examples_is_refused(
     for changed in (twice, some):
         with strategy.scope():
             step = mk.train.Step(sequential((4,), L.Dense(1)), keras.optimizers.SGD(0.1), loss="mse")
-        data = mk.data.batches(split, global_batch_size=size, map=changed)
+        data = mk.data.batches(split, global_batch_size=8, map=changed)
         with pytest.raises(StepError, match="must keep the number of examples"):
             mk.train.Loop(strategy, step).fit(data, verbose=0)

@@ -65,15 +65,13 @@ COMPILED: dict[str, Any] = {
 
 
 ONE, TWO = ("one_device", 1), ("mirrored", 2)
-FAST = [("Loss", ONE), ("function", TWO), ("lists", TWO), ("weighted", TWO)]
 
 
 @pytest.mark.parametrize(
     ("kind", "where"),
     [
-        pytest.param(kind, where, marks=[pytest.mark.slow] * ((kind, where) not in FAST), id=f"{kind}-{where}")
-        for kind in COMPILED
-        for where in (ONE, TWO)
+        *(("Loss", ONE), ("function", TWO), ("lists", TWO), ("weighted", TWO)),
+        *(pytest.param(kind, TWO, marks=pytest.mark.slow) for kind in ("lambda", "wrapper")),
     ],
 )
 def test_trains_as_keras_does(kind: str, where: Any, strategy_of: Any, numbers: Any) -> None:
@@ -103,8 +101,13 @@ def test_trains_as_keras_does(kind: str, where: Any, strategy_of: Any, numbers: 
             np.testing.assert_allclose(logs[name], value, rtol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("when", ["before fit", "between fits", "before evaluate"])
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])  # `compile` wraps the optimizer of the latter
+@pytest.mark.parametrize(
+    ("when", "policy"),
+    [
+        *(("before fit", "float32"), ("before evaluate", "float32")),
+        ("between fits", "mixed_float16"),  # `compile` wraps the optimizer
+    ],
+)
 def test_a_second_compile_is_refused(when: str, policy: str, strategy_of: Any, request: Any) -> None:
     request.addfinalizer(functools.partial(keras.config.set_dtype_policy, keras.config.dtype_policy()))
     keras.config.set_dtype_policy(policy)
@@ -116,7 +119,6 @@ def test_a_second_compile_is_refused(when: str, policy: str, strategy_of: Any, r
         data = plain_dataset(np.ones([8, 4], np.float32), np.ones([8, 1], np.float32), batch=4)
         if when != "before fit":
             loop.fit(data, verbose=0)
-            loop.fit(data, epochs=2, verbose=0)
         model.compile("sgd", "mae")
         with pytest.raises(StepError, match=r"model.compile was called after Step.from_compiled"):
             loop.evaluate(data) if when == "before evaluate" else loop.fit(data, epochs=3, verbose=0)

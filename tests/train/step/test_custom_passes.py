@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import MIRRORED_FAST, largest_difference, plain_dataset, set_values, values_of
+from step_helpers import Line
+from training_helpers import THREE, largest_difference, plain_dataset, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -18,58 +19,15 @@ L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-class Line:
-    """Least squares, with a test and a prediction."""
-
-    def __init__(self) -> None:
-        keras.utils.set_random_seed(0)
-        self.net = keras.Sequential([keras.Input((4,)), L.Dense(1)])
-        self.optimizer = keras.optimizers.SGD(0.1)
-
-    @property
-    def variables(self) -> list[Any]:
-        return [*self.net.trainable_variables, *self.optimizer.variables]
-
-    def build(self, strategy: tf.distribute.Strategy) -> None:
-        with strategy.scope():
-            self.optimizer.build(self.net.trainable_variables)
-        self._update = mk.train.Update(strategy, self.variables, self._new_values)
-
-    def compute(self, batch: Any) -> Any:
-        x, y = batch
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum((self.net(x) - y) ** 2)
-        weights = [variable.value for variable in self.net.trainable_variables]
-        return {"gradients": tape.gradient(loss, weights), "loss": loss, "examples": tf.cast(tf.shape(x)[0], "float32")}
-
-    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> Any:
-        return self._update(sums)
-
-    def test(self, batch: Any) -> dict[str, tf.Tensor]:
-        x, y = batch
-        error = self.net(x) - y
-        return {"loss": (error**2)[:, 0], "mae": tf.abs(error)[:, 0]}
-
-    def predict(self, batch: Any) -> Any:
-        return {"y": self.net(batch[0])}
-
-    def _new_values(self, sums: Any, values: Any) -> Any:
-        count = len(self.net.trainable_variables)
-        gradients = [gradient / sums["examples"] for gradient in sums["gradients"]]
-        new = mk.optim.functional_apply(self.optimizer, values[:count], values[count:], gradients)
-        return [*new[0], *new[1]], {"loss": sums["loss"] / sums["examples"]}
-
-
 def _loop(strategy: Any, step: Any = Line, **options: Any) -> mk.train.Loop:
     with strategy.scope():
         made = step()
     return mk.train.Loop(strategy, made, **options)
 
 
-@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
-def test_evaluate_and_predict_as_keras(where: Any, strategy_of: Any, numbers: Any) -> None:
+def test_evaluate_and_predict_as_keras(strategy_of: Any, numbers: Any) -> None:
     """Exact with a partial last batch (60 in batches of 13: the last one has 8, on three replicas 3, 3, 2)."""
-    loop = _loop(strategy_of(*where))
+    loop = _loop(strategy_of(*THREE))
     data = plain_dataset(*numbers, batch=13)
     x, y = numbers
     expected = np.asarray(loop.step.net(x))
@@ -81,16 +39,11 @@ def test_evaluate_and_predict_as_keras(where: Any, strategy_of: Any, numbers: An
     np.testing.assert_allclose(loop.predict(data)["y"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [pytest.param(mk.data.batches, marks=pytest.mark.slow), mk.data.resident],  # batches, fast: the next test
-    ids=lambda make: make.__name__,
-)
-def test_validation_with_an_empty_share(make: Any, strategy_of: Any, numbers: Any) -> None:
+def test_validation_with_an_empty_share(strategy_of: Any, numbers: Any) -> None:
     """61 examples in batches of 20 leave one for the last batch: the second replica has none."""
     x, y = (np.concatenate([part, part[:1]]) for part in numbers)
     loop = _loop(strategy_of("mirrored", 2))
-    data = make(mk.data.arrays(x, y), global_batch_size=20)
+    data = mk.data.resident(mk.data.arrays(x, y), global_batch_size=20)
     report = loop.fit(data, epochs=2, validation_data=data, verbose=0)
     assert set(report.history) == {"loss", "val_loss", "val_mae"}
     error = np.asarray(loop.step.net(x)) - y
@@ -212,7 +165,7 @@ def by_hand(numbers: Any) -> tuple[Alternating, list[float]]:
     return step, means
 
 
-@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
+@pytest.mark.parametrize("where", [THREE, pytest.param(("central_storage", 2), marks=pytest.mark.slow)], ids=str)
 def test_several_updates_of_a_batch_one_after_the_other(
     where: Any, strategy_of: Any, numbers: Any, by_hand: Any
 ) -> None:
@@ -277,33 +230,22 @@ def test_export_asks_which_model(strategy_of: Any, tmp_path: Any) -> None:
     assert keras.saving.load_model(tmp_path / "painter.keras").count_params() == loop.step.painter.count_params()
 
 
-def test_variables_that_a_step_names_twice(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
-    """As two halves that share a net do; a checkpoint holds each once."""
+class Twice(Alternating):
+    """Names variables twice, as two halves that share a net do; a checkpoint holds each once."""
 
-    class Twice(Alternating):
-        @property
-        def variables(self) -> list[Any]:
-            return [*super().variables, *self.judge.variables]
-
-    data = plain_dataset(*numbers, batch=20)
-    for step, epochs in ((Twice, 1), (Alternating, 0)):
-        loop = _loop(strategy_of("one_device", 1), step)
-        report = loop.fit(data, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-        assert len(report.epochs) == epochs
+    @property
+    def variables(self) -> list[Any]:
+        return [*super().variables, *self.judge.variables]
 
 
 def test_checkpoints_of_several_updates(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
     data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=20, shuffle=True)
-    first, second = (_loop(strategy_of("mirrored", 2), Alternating) for _ in range(2))
-    start = values_of(first)
-    first.fit(data, epochs=4, verbose=0)
-    whole = first.step.painter.get_weights()
-    set_values(first, start)
-    first.position = mk.train.Position()
+    first, second = (_loop(strategy_of("mirrored", 2), step) for step in (Twice, Alternating))
     first.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    assert largest_difference(first.step.painter.get_weights(), whole) > 0
+    first.fit(data, epochs=4, initial_epoch=2, verbose=0)
     second.fit(data, epochs=4, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    assert largest_difference(second.step.painter.get_weights(), whole) == 0
+    assert second.position.steps == 12
+    assert largest_difference(values_of(second), values_of(first)[: len(values_of(second))]) == 0
 
 
 def test_a_step_without_any_way_to_train(strategy_of: Any) -> None:
@@ -315,16 +257,23 @@ def test_a_step_without_any_way_to_train(strategy_of: Any) -> None:
         mk.train.Loop(strategy_of("one_device", 1), Nothing())
 
 
-def test_what_looks_at_a_step_takes_one_of_several_updates_too(strategy_of: Any, numbers: Any) -> None:
-    loop = _loop(strategy_of("mirrored", 2), Alternating)
+class ByTrain(Line):
+    """Trains by a method of its own, as one of several updates does."""
+
+    def train(self, strategy: tf.distribute.Strategy, batch: Any) -> Any:
+        return self.update(strategy, strategy.run(self.compute, args=(batch,)))
+
+
+def test_what_looks_at_a_step_takes_one_that_trains_by_itself(strategy_of: Any, numbers: Any) -> None:
+    loop = _loop(strategy_of("mirrored", 2), ByTrain)
     x, y = numbers[0].copy(), numbers[1]
     x[45] = np.nan
     with pytest.raises(NonFiniteLossError, match=r"batch 2: input of the batch: 4 NaN"):
         loop.fit(plain_dataset(x, y, batch=20), callbacks=[mk.checks.NanWatch()], verbose=0)
     data = plain_dataset(*numbers, batch=20)
-    assert mk.testing.assert_equivalent(Alternating, data, replicas=(2,), steps=2)
-    with pytest.raises(StepError, match=r"Alternating trains by a method of its own"):
-        mk.testing.assert_equivalent(Alternating, data, replicas=(2,), steps=2, reference="shards")
+    assert mk.testing.assert_equivalent(ByTrain, data, replicas=(2,), steps=2)
+    with pytest.raises(StepError, match=r"ByTrain trains by a method of its own"):
+        mk.testing.assert_equivalent(ByTrain, data, replicas=(2,), steps=2, reference="shards")
 
 
 def test_draws_of_a_step_of_several_updates_are_its_replicas_own(strategy_of: Any, numbers: Any) -> None:

@@ -1,4 +1,4 @@
-"""A user's own step in Loop: a small GAN with two optimizers, and what the protocol refuses."""
+"""A user's own step in Loop, and what the protocol refuses."""
 
 from __future__ import annotations
 
@@ -7,202 +7,78 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from step_helpers import Line, train_by_hand
 from training_helpers import KINDS, largest_difference, plain_dataset
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import NonFiniteLossError, StepError
 
-L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-class Gan:
-    """Goodfellow et al. 2014 (arXiv:1406.2661), the generator with the non-saturating loss.
-
-    Generator and discriminator are updated at the same time, from one pass over the batch. A batch is `(real, noise)`.
-    """
-
-    def __init__(self, generator: Any, discriminator: Any, generator_optimizer: Any, discriminator_optimizer: Any):
-        self.nets = {"generator": generator, "discriminator": discriminator}
-        self.optimizers = {"generator": generator_optimizer, "discriminator": discriminator_optimizer}
-        self._update: mk.train.Update | None = None
-
-    @property
-    def variables(self) -> list[Any]:
-        """Weights and slots of both, in the order in which `_new_values` gets them."""
-        return [v for name in self.nets for v in (*self._weights(name), *self.optimizers[name].variables)]
-
-    def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Create the optimizers' slots."""
-        if self._update is None:
-            with strategy.scope():
-                for name, optimizer in self.optimizers.items():
-                    optimizer.build(self._weights(name))
-            self._update = mk.train.Update(strategy, self.variables, self._new_values)
-
-    def compute(self, batch: Any) -> dict[str, Any]:
-        """Sum both losses and their gradients over this replica's examples."""
-        real, noise = batch
-        generate, judge = self.nets["generator"], self.nets["discriminator"]
-        with tf.GradientTape(persistent=True) as tape:
-            fake = generate(noise, training=True)
-            fooled = judge(fake, training=True)
-            losses = {
-                "generator": tf.reduce_sum(tf.nn.softplus(-fooled)),
-                "discriminator": tf.reduce_sum(tf.nn.softplus(-judge(real, training=True)) + tf.nn.softplus(fooled)),
-            }
-        gradients = {name: tape.gradient(loss, [v.value for v in self._weights(name)]) for name, loss in losses.items()}
-        return {"gradients": gradients, "losses": losses, "examples": tf.cast(tf.shape(real)[0], tf.float32)}
-
-    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> dict[str, tf.Tensor]:
-        """Reduce the sums and train both nets with the mean gradients."""
-        assert self._update is not None
-        return self._update(sums)
-
-    def _weights(self, name: str) -> list[Any]:
-        return self.nets[name].trainable_variables
-
-    def _new_values(self, sums: Any, values: list[tf.Tensor]) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        new: list[tf.Tensor] = []
-        for name, optimizer in self.optimizers.items():
-            weights, slots = len(self._weights(name)), len(optimizer.variables)
-            own = values[len(new) : len(new) + weights + slots]
-            gradients = [gradient / sums["examples"] for gradient in sums["gradients"][name]]
-            for part in mk.optim.functional_apply(optimizer, own[:weights], own[weights:], gradients):
-                new += part
-        return new, {f"{name}_loss": loss / sums["examples"] for name, loss in sums["losses"].items()}
-
-
-def _nets() -> list[Any]:
-    keras.utils.set_random_seed(3)
-    generator = keras.Sequential([keras.Input((3,)), L.Dense(8, activation="tanh"), L.Dense(2)])
-    discriminator = keras.Sequential([keras.Input((2,)), L.Dense(8, activation="tanh"), L.Dense(1)])
-    return [generator, discriminator]
-
-
-def _optimizers() -> list[Any]:
-    return [keras.optimizers.Adam(0.01, beta_1=0.5), keras.optimizers.SGD(0.05, momentum=0.5)]
-
-
-@pytest.fixture(scope="module")
-def points() -> tf.data.Dataset:
-    """Points on a circle beside noise: 50, in batches of 12, so that the last one holds 2."""
-    rng = np.random.default_rng(0)
-    angle = rng.uniform(0, 2 * np.pi, 50)
-    circle = np.stack([np.cos(angle), np.sin(angle)], 1).astype("float32")
-    return plain_dataset(circle, rng.normal(size=(50, 3)).astype("float32"), batch=12)
-
-
 @pytest.fixture
-def make_gan(strategy_of: Any) -> Any:
-    def make(where: tuple[str, int]) -> tuple[Gan, mk.train.Loop]:
-        strategy = strategy_of(*where)
-        with strategy.scope():
-            gan = Gan(*_nets(), *_optimizers())
-        return gan, mk.train.Loop(strategy, gan, steps_per_call=2)
-
-    return make
+def line(strategy_of: Any) -> mk.train.Loop:
+    """A loop of a step of one's own on two replicas."""
+    with strategy_of("mirrored", 2).scope():
+        step = Line()
+    return mk.train.Loop(strategy_of("mirrored", 2), step, steps_per_call=2)
 
 
-@pytest.fixture(scope="module")
-def by_hand(points: tf.data.Dataset) -> tuple[list[np.ndarray], dict[str, list[float]]]:
-    """The same training in plain Keras on one device: weights, and the mean of each loss per epoch."""
-    generator, discriminator = _nets()
-    first, second = _optimizers()
-    history: dict[str, list[float]] = {"generator_loss": [], "discriminator_loss": []}
-    for _ in range(2):
-        totals = np.zeros(2)
-        for real, noise in points:
-            with tf.GradientTape(persistent=True) as tape:
-                fooled, judged = discriminator(generator(noise)), discriminator(real)
-                g_loss = tf.reduce_mean(tf.nn.softplus(-fooled))
-                d_loss = tf.reduce_mean(tf.nn.softplus(-judged) + tf.nn.softplus(fooled))
-            g_gradient = tape.gradient(g_loss, generator.trainable_variables)
-            d_gradient = tape.gradient(d_loss, discriminator.trainable_variables)
-            first.apply(g_gradient, generator.trainable_variables)
-            second.apply(d_gradient, discriminator.trainable_variables)
-            totals += len(real) * np.array([g_loss, d_loss])
-        for values, total in zip(history.values(), totals, strict=True):
-            values.append(total / 50)
-    return [*generator.get_weights(), *discriminator.get_weights()], history
+def test_it_trains_on_replicas_as_by_hand(line: Any, numbers: Any, assert_replicas_equal: Any) -> None:
+    data, twin = plain_dataset(*numbers, batch=11), Line()  # the last batch holds 5
+    report = line.fit(data, epochs=2, verbose=0)
+    losses = np.reshape(train_by_hand(twin.net, twin.optimizer, [*data, *data]), [2, 6])
+    assert largest_difference(line.step.net.get_weights(), twin.net.get_weights()) < 1e-5  # measured: 6e-8
+    np.testing.assert_allclose(report.history["loss"], np.average(losses, 1, [11] * 5 + [5]), rtol=1e-5)
+    assert [(epoch.examples, epoch.steps) for epoch in report.epochs] == [(60, 6)] * 2
+    assert_replicas_equal(line)
 
 
-@pytest.mark.parametrize(
-    "where",
-    [("mirrored", 2), *(pytest.param((kind, n), marks=pytest.mark.slow) for kind, n in (KINDS[0], KINDS[2]))],
-    ids=str,
-)
-def test_a_gan_trains_on_replicas_as_by_hand(
-    where: Any, make_gan: Any, points: Any, by_hand: Any, copies: Any, assert_replicas_equal: Any
+def test_warm_up_puts_it_back_and_the_same_step_in_the_open_gives_the_same_bits(
+    line: Any, numbers: Any, copies: Any
 ) -> None:
-    gan, loop = make_gan(where)
-    report = loop.fit(points, epochs=2, verbose=0)
-    weights, history = by_hand
-    found = [*gan.nets["generator"].get_weights(), *gan.nets["discriminator"].get_weights()]
-    assert largest_difference(found, weights) < 1e-5  # measured: 6e-8
-    assert report.history.keys() == history.keys()
-    for name, values in history.items():
-        np.testing.assert_allclose(report.history[name], values, rtol=1e-5)
-    assert [(epoch.examples, epoch.steps) for epoch in report.epochs] == [(50, 5)] * 2
-    assert_replicas_equal(loop)
-
-
-def test_warm_up_puts_a_users_step_back_and_the_same_step_in_the_open_gives_the_same_bits(
-    make_gan: Any, points: Any, copies: Any
-) -> None:
-    _, loop = make_gan(("mirrored", 2))
-    before = copies(loop)
-    loop.warm_up(points)
-    for one, other in zip(before, copies(loop), strict=True):
+    data, before = plain_dataset(*numbers, batch=11), copies(line)
+    line.warm_up(data)
+    for one, other in zip(before, copies(line), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert loop._passes.calls.traces == 1
-    loop.fit(points, verbose=0)
-    assert loop._passes.calls.traces == 1
+    compiled = line._passes.calls.traces
+    line.fit(data, verbose=0)
+    assert line._passes.calls.traces == compiled
 
-    expected = copies(loop)
-    other, loop = make_gan(("mirrored", 2))
-    strategy = loop.strategy
+    expected, strategy = copies(line), line.strategy
+    with strategy.scope():
+        step = Line()
+    step.build(strategy)
 
     @tf.function
     def train_step(batch: Any) -> Any:
-        return other.update(strategy, strategy.run(other.compute, args=(batch,)))
+        return step.update(strategy, strategy.run(step.compute, args=(batch,)))
 
-    for batch in mk.data.distribute(points, strategy):
+    for batch in mk.data.distribute(data, strategy):
         logs = train_step(batch)
-    assert set(logs) == {"generator_loss", "discriminator_loss"}
-    for one, two in zip(expected, copies(loop), strict=True):
+    assert set(logs) == {"loss"}
+    for one, two in zip(expected, copies(line, step.variables), strict=True):
         np.testing.assert_array_equal(one, two)
 
 
-def test_any_log_that_is_not_finite_stops_the_run(make_gan: Any, points: Any) -> None:
-    _, loop = make_gan(("one_device", 1))
-    bad = points.enumerate().map(lambda i, batch: (batch[0] / tf.where(i == 3, 0.0, 1.0), batch[1]))
+def test_any_log_that_is_not_finite_stops_the_run(line: Any, numbers: Any) -> None:
+    x = numbers[0].copy()
+    x[35] = np.nan
     with pytest.raises(NonFiniteLossError) as error:
-        loop.fit(bad, verbose=0)
+        line.fit(plain_dataset(x, numbers[1], batch=11), verbose=0)
     assert error.value.step == 3
 
 
-def test_evaluate_and_predict_are_for_steps_with_a_model(make_gan: Any, points: Any) -> None:
-    _, loop = make_gan(("one_device", 1))
-    for call in (loop.evaluate, loop.predict):
-        with pytest.raises(StepError, match=r"needs a mk\.train\.Step; Gan only trains"):
-            call(points)
-    with pytest.raises(StepError, match="evaluate needs"):
-        loop.fit(points, validation_data=points, verbose=0)
-
-
-def test_a_model_attribute_serves_the_callbacks(make_gan: Any, points: Any, tmp_path: Any) -> None:
-    gan, loop = make_gan(("mirrored", 2))
-    gan.model = gan.nets["generator"]
-    loop = mk.train.Loop(loop.strategy, gan)
-    saver = keras.callbacks.ModelCheckpoint(tmp_path / "generator.keras")
-    stopping = keras.callbacks.EarlyStopping("generator_loss", mode="max", patience=0, min_delta=1e9)
-    report = loop.fit(points, epochs=5, callbacks=[saver, stopping], verbose=0)
+def test_a_model_attribute_serves_the_callbacks(line: Any, numbers: Any, tmp_path: Any) -> None:
+    line.step.model = line.step.net
+    loop, data = mk.train.Loop(line.strategy, line.step), plain_dataset(*numbers, batch=20)
+    saver = keras.callbacks.ModelCheckpoint(tmp_path / "line.keras")
+    stopping = keras.callbacks.EarlyStopping("loss", mode="max", patience=0, min_delta=1e9)
+    report = loop.fit(data, epochs=5, callbacks=[saver, stopping], verbose=0)
     assert len(report.epochs) < 5
-    noise = np.ones((4, 3), "float32")
-    loaded = keras.models.load_model(tmp_path / "generator.keras")
-    np.testing.assert_allclose(loaded(noise), gan.nets["generator"](noise), atol=1e-6)
+    loaded = keras.models.load_model(tmp_path / "line.keras")
+    np.testing.assert_allclose(loaded(numbers[0]), line.step.net(numbers[0]), atol=1e-6)
 
 
 class _Average:
@@ -226,6 +102,16 @@ class _Average:
     def _new_values(self, sums: Any, values: Any) -> Any:
         mean = sums["sum"] / sums["examples"]
         return [mean], self._logs(mean, sums)
+
+
+def test_evaluate_and_predict_are_for_steps_that_say_how(strategy_of: Any) -> None:
+    loop = mk.train.Loop(strategy_of("one_device", 1), _Average())
+    data = tf.data.Dataset.from_tensor_slices(tf.ones(8)).batch(4)
+    for call in (loop.evaluate, loop.predict):
+        with pytest.raises(StepError, match=r"needs a mk\.train\.Step; _Average only trains"):
+            call(data)
+    with pytest.raises(StepError, match="evaluate needs"):
+        loop.fit(data, validation_data=data, verbose=0)
 
 
 @pytest.mark.parametrize("where", KINDS, ids=str)
@@ -277,42 +163,9 @@ def test_sums_of_unknown_shape_are_refused(strategy_of: Any) -> None:
         run(tf.ones(3))
 
 
-@pytest.mark.slow  # fast: the next test, test_compiled.py, and several outputs in test_several_outputs.py
-def test_from_compiled_takes_everything_over(strategy_of: Any, numbers: Any) -> None:
-    def compile_it(model: Any) -> None:
-        model.compile(
-            keras.optimizers.SGD(0.1, momentum=0.5),
-            loss=["mse", keras.losses.Huber(delta=0.5)],
-            loss_weights=[1.0, 0.5],
-            metrics=[["mae"], [keras.metrics.RootMeanSquaredError()]],
-            weighted_metrics=[[], ["mae"]],
-        )
-
-    strategy = strategy_of("mirrored", 2)
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        inputs = keras.Input((4,))
-        model = keras.Model(inputs, [L.Dense(1, name="a")(inputs), L.Dense(1, name="b")(inputs)])
-        compile_it(model)
-    twin = keras.models.clone_model(model)
-    twin.set_weights(model.get_weights())
-    compile_it(twin)  # not from model.get_compile_config(): Keras's config of Huber lacks the delta
-    step = mk.train.Step.from_compiled(model)
-    assert step.optimizer is model.optimizer
-    x, y = numbers
-    data = tf.data.Dataset.from_tensor_slices((x, (y, -y))).batch(20)
-    found = mk.train.Loop(strategy, step).fit(data, epochs=2, verbose=0).history
-    expected = twin.fit(data, epochs=2, verbose=0).history
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
-    assert largest_difference(model.get_weights(), twin.get_weights()) < 1e-5
-    assert mk.train.Step.from_compiled(model, clip_norm=2.0)._options.clip.norm == 2.0
-
-
 def test_from_compiled_takes_the_optimizer_and_options_of_a_step(strategy_of: Any) -> None:
     with strategy_of("mirrored", 2).scope():
-        model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.1), "mse")
     step = mk.train.Step.from_compiled(model, clip_norm=2.0)
     assert step.optimizer is model.optimizer

@@ -131,8 +131,7 @@ def test_terms_are_known_by_what_divides_them(make: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("static", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_the_first_replica_has_nothing(static: bool, make: Any) -> None:
+def test_the_first_replica_has_nothing(make: Any) -> None:
     """Each replica is traced for itself, the first one first; what it lacks it must find out all the same."""
     alone, loop = make(), make(replicas=2)
     rows = _batch(6)
@@ -143,13 +142,9 @@ def test_the_first_replica_has_nothing(static: bool, make: Any) -> None:
             lambda context: tf.constant(share[context.replica_id_in_sync_group][index])
         )
 
-    def compute(*batch: Any) -> Any:
-        if not static:
-            batch = tuple(tf.compat.v1.placeholder_with_default(part, [None, part.shape[1]]) for part in batch)
-        return loop.step.compute(batch)
-
     train = tf.function(
-        lambda *batch: loop.step.update(loop.strategy, loop.strategy.run(compute, args=batch)), autograph=False
+        lambda *batch: loop.step.update(loop.strategy, loop.strategy.run(loop.step.compute, args=(batch,))),
+        autograph=False,
     )
     logs = train(values(0), values(1))
     expected = alone.step.update(alone.strategy, _compute(alone, rows))

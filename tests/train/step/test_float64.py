@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -51,10 +50,10 @@ def narrow(arrays: Any) -> Any:
     return tuple(array.astype(np.float32) for array in arrays)
 
 
-@pytest.fixture(params=[1, 2])
-def loop_of(request: Any, strategy_of: Callable[..., Any]) -> Callable[..., mk.train.Loop]:
+@pytest.fixture
+def loop_of(strategy_of: Callable[..., Any]) -> Callable[..., mk.train.Loop]:
     def make(net: Callable[[], Any], **options: Any) -> mk.train.Loop:
-        strategy = strategy_of("mirrored", request.param)
+        strategy = strategy_of("mirrored", 2)
         with strategy.scope():
             model, optimizer = net(), keras.optimizers.SGD(0.1)
         if "from_loss" in options:
@@ -67,42 +66,29 @@ def loop_of(request: Any, strategy_of: Callable[..., Any]) -> Callable[..., mk.t
     return make
 
 
-NETS = {
-    "dense": (dense, {"loss": "mse"}),
-    "plain": (Plain, {"loss": "mse"}),
-    "own loss": (Plain, {"loss": squares, "metrics": ["mae"]}),
-}
-ARRAYS = {"examples": (X, Y), "weighted": (X, Y, WEIGHT)}
-_FAST = [("dense", "weighted", "dataset"), ("plain", "examples", "resident"), ("own loss", "weighted", "batches")]
-_RUNS = [
-    pytest.param(*run, marks=() if run in _FAST else pytest.mark.slow)
-    for run in itertools.product(NETS, ARRAYS, ("batches", "resident", "dataset"))
-]
-
-
-@pytest.mark.parametrize(("net", "arrays", "kind"), _RUNS)
-def test_it_trains_as_float32_does(loop_of: Any, net: str, arrays: str, kind: str) -> None:
-    wide, other = (loop_of(NETS[net][0], **NETS[net][1]) for _ in range(2))
-    for what in ("fit", "evaluate", "predict"):
-        given = {"verbose": 0, "epochs": 2} if what == "fit" else {}
-        runs = ((wide, ARRAYS[arrays]), (other, narrow(ARRAYS[arrays])))
-        found, wanted = (getattr(one, what)(whole(kind, *a), **given) for one, a in runs)
-        if what == "predict":
-            np.testing.assert_array_equal(found, wanted)
-        else:
-            assert getattr(found, "history", found) == getattr(wanted, "history", wanted)
-
-
-def test_a_function_of_whole_batches_gets_what_keras_would(loop_of: Any) -> None:
-    wide, other = (loop_of(Plain, from_loss=squares) for _ in range(2))
-    found, wanted = (one.fit(whole("batches", *a), verbose=0) for one, a in ((wide, (X, Y)), (other, narrow((X, Y)))))
-    assert found.history == wanted.history
-
-
-def test_it_is_said_once(loop_of: Any, caplog: Any) -> None:
-    loop = loop_of(dense, loss="mse")
+@pytest.mark.parametrize(
+    ("net", "options", "arrays", "kind"),
+    [
+        (dense, {"loss": "mse"}, (X, Y, WEIGHT), "dataset"),
+        (Plain, {"loss": "mse"}, (X, Y), "resident"),
+        (Plain, {"loss": squares, "metrics": ["mae"]}, (X, Y, WEIGHT), "batches"),
+        (Plain, {"from_loss": squares}, (X, Y), "batches"),  # a function of whole batches gets what Keras would
+    ],
+    ids=["dense", "plain", "own loss", "from_loss"],
+)
+def test_it_trains_as_float32_does(
+    loop_of: Any, net: Any, options: dict[str, Any], arrays: Any, kind: str, caplog: Any
+) -> None:
+    wide, other = (loop_of(net, **options) for _ in range(2))
     with caplog.at_level(logging.INFO, "mirrorkit"):
-        loop.fit(whole("batches", X, Y), epochs=3, validation_data=whole("dataset", X, Y), verbose=0)
+        for what in ("fit", "evaluate", "predict"):
+            given = {"verbose": 0, "epochs": 2} if what == "fit" else {}
+            runs = ((wide, arrays), (other, narrow(arrays)))
+            found, wanted = (getattr(one, what)(whole(kind, *a), **given) for one, a in runs)
+            if what == "predict":
+                np.testing.assert_array_equal(found, wanted)
+            else:
+                assert getattr(found, "history", found) == getattr(wanted, "history", wanted)
     assert len([record for record in caplog.records if "float64, which is cast to float32" in record.message]) == 1
 
 

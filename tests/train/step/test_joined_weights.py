@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -39,8 +38,7 @@ def _masked() -> Any:
 
 _CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "plain": (_net, {}),
-    "clip_value": (_net, {"clip_value": 0.01}),
-    "ema": (_net, {"ema": 0.7}),
+    "options": (_net, {"clip_value": 0.01, "ema": 0.7}),
     "two divisors": (_masked, {}),
     "loss_scale": (_mixed, {"loss_scale": 1024.0}),
 }
@@ -51,8 +49,8 @@ def _adamw() -> Any:
     return keras.optimizers.AdamW(schedule, weight_decay=0.1)
 
 
-def _trained(make_loop: Any, numbers: Any, where: Any, net: Any, options: dict[str, Any]) -> tuple[Any, list[Any]]:
-    loop = make_loop(where, net, _adamw, **options)
+def _trained(make_loop: Any, numbers: Any, net: Any, options: dict[str, Any]) -> tuple[Any, list[Any]]:
+    loop = make_loop(("mirrored", 2), net, _adamw, **options)
     train(loop, cut(*numbers, sizes=[20, 9, 20]))
     return loop, numbers_of(loop.step.variables)
 
@@ -62,22 +60,14 @@ def _operations(loop: Any) -> int:
     return sum(op.type not in ("Placeholder", "Const", "Identity") for op in trace.graph.get_operations())
 
 
-def _everywhere() -> Iterator[Any]:
-    """All cases on two replicas, one of them fast, and the first of other strategies, which share the traced update."""
-    others = [(where, "plain") for where in (("one_device", 1), ("central_storage", 2))]
-    for where, case in (*((("mirrored", 2), case) for case in _CASES), *others):
-        slow = (where[0], case) != ("mirrored", "plain")
-        yield pytest.param(where, case, id=f"{where}-{case}", marks=pytest.mark.slow if slow else ())
-
-
-@pytest.mark.parametrize(("where", "case"), list(_everywhere()))
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c != "plain")) for c in _CASES])
 def test_same_bits_with_fewer_operations(
-    where: Any, case: str, make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
+    case: str, make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, options = _CASES[case]
-    joined, found = _trained(make_loop, numbers, where, net, options)
+    joined, found = _trained(make_loop, numbers, net, options)
     monkeypatch.setattr(packed, "_SMALL", -1)
-    apart, expected = _trained(make_loop, numbers, where, net, options)
+    apart, expected = _trained(make_loop, numbers, net, options)
     for want, got in zip(expected, found, strict=True):
         np.testing.assert_array_equal(want, got)
     assert _operations(joined) < 0.7 * _operations(apart)
@@ -96,9 +86,8 @@ def test_the_same_within_a_rounding_when_the_norm_is_bounded(
     make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The squares are added up in another order."""
-    where = ("mirrored", 2)
-    _, found = _trained(make_loop, numbers, where, _net, {"clip_norm": 0.1})
+    _, found = _trained(make_loop, numbers, _net, {"clip_norm": 0.1})
     monkeypatch.setattr(packed, "_SMALL", -1)
-    _, expected = _trained(make_loop, numbers, where, _net, {"clip_norm": 0.1})
+    _, expected = _trained(make_loop, numbers, _net, {"clip_norm": 0.1})
     for want, got in zip(expected, found, strict=True):
         np.testing.assert_allclose(want, got, rtol=2e-6, atol=1e-7)

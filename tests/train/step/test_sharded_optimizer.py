@@ -36,8 +36,8 @@ class Unused(L.Layer):
 
 
 def _net() -> Any:
-    """Enough small weights that some are joined; 2 * 47 + 3 + ... numbers, which no number of replicas divides."""
-    layers = [L.Dense(7, activation="tanh"), L.BatchNormalization(), L.Dropout(0.2), L.Dense(5), L.Dense(3)]
+    """Enough small weights that some are joined, and numbers of them that no number of replicas divides."""
+    layers = [L.Dense(7, activation="tanh"), L.BatchNormalization(), L.Dropout(0.2), L.Dense(3)]
     return sequential((4,), *layers, L.Dense(1))
 
 
@@ -106,7 +106,7 @@ def test_averages_clipping_decay_accumulation_and_skipped_steps(make_loop: Any, 
     options = {"clip_norm": 0.5, "accumulate": 2, "ema": 0.8, "loss_scale": LossScale(2.0**120, 50)}
     _, loop = _run_both(make_loop, ("mirrored", 2), _net, _decaying, run, **options)
     velocities = [variable.numpy() for variable in loop.step.saved_variables if "velocity" in variable.path]
-    assert len(velocities) == 10
+    assert len(velocities) == 8
     assert all(map(np.any, velocities))
 
 
@@ -147,7 +147,7 @@ def test_the_norm_is_added_up_in_the_same_order(make_loop: Any, numbers: Any) ->
     """
 
     def net() -> Any:
-        return sequential((4,), *[L.Dense(n, activation="tanh") for n in range(11, 3, -1)], L.Dense(1))
+        return sequential((4,), *[L.Dense(n, activation="tanh") for n in range(9, 3, -1)], L.Dense(1))
 
     def run(loop: Any) -> None:
         loop.fit(plain_dataset(*numbers, batch=6), epochs=4, verbose=0)
@@ -155,9 +155,9 @@ def test_the_norm_is_added_up_in_the_same_order(make_loop: Any, numbers: Any) ->
     _run_both(make_loop, ("mirrored", 2), net, lambda: keras.optimizers.SGD(1.0, 0.5), run, clip_norm=0.1)
 
 
-@pytest.mark.parametrize("replicas", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
-def test_each_replica_has_its_share_of_the_slots(replicas: int, make_loop: Any) -> None:
+def test_each_replica_has_its_share_of_the_slots(make_loop: Any) -> None:
     """Counted from the variables on each device; only learning rate and iterations are on all."""
+    replicas = 3
 
     def net() -> Any:
         return sequential((4,), L.Dense(13), L.BatchNormalization(), L.Dense(11), L.Dense(1))
@@ -209,7 +209,7 @@ def test_by_hand_outside_of_a_function(make_loop: Any, numbers: Any) -> None:
 
 def test_the_check_of_the_replicas_and_warm_up(make_loop: Any, numbers: Any) -> None:
     """Pieces are meant to differ, weights are not; a warm-up puts back every replica's piece."""
-    loop = make_loop(("mirrored", 2), _net, lambda: keras.optimizers.Adam(0.01), shard_optimizer=True)
+    loop = make_loop(("mirrored", 2), line_net, lambda: keras.optimizers.Adam(0.01), shard_optimizer=True)
     data = plain_dataset(*numbers, batch=20)
     loop.fit(data, verbose=0, callbacks=[mk.checks.InSync(every=1), mk.checks.NanWatch(every=1)])
     before = [[copy.numpy() for copy in copies(v)] for v in loop.step.variables]
@@ -220,8 +220,8 @@ def test_the_check_of_the_replicas_and_warm_up(make_loop: Any, numbers: Any) -> 
     assert mk.checks.repair(loop.strategy, loop.step)
     loop.warm_up(plain_dataset(numbers[0], numbers[1] + 1, batch=14))
     np.testing.assert_equal([[copy.numpy() for copy in copies(v)] for v in loop.step.variables], before)
-    copies(loop.step.model.trainable_variables[0])[1].assign_add(np.ones((4, 7)))
-    assert mk.checks.in_sync(loop.strategy, loop.step).differing == ("sequential/dense/kernel",)
+    copies(loop.step.model.trainable_variables[0])[1].assign_add(np.ones((4, 1)))
+    assert mk.checks.in_sync(loop.strategy, loop.step).differing == ("sequential/line/kernel",)
 
 
 def test_what_is_not_finite_is_found_in_every_piece(make_loop: Any, numbers: Any) -> None:
@@ -294,11 +294,11 @@ def exact_division(request: pytest.FixtureRequest) -> Any:
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True, **before})
 
 
-@pytest.mark.slow  # every optimizer: 30 s
+@pytest.mark.slow  # every optimizer
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *[(name, {}) for name in ("SGD", "Adam", "Nadam", "Adamax", "Lion", "Adagrad", "Adadelta", "RMSprop")],
+        *[(name, {}) for name in ("SGD", "Nadam", "Adamax", "Lion", "Adagrad", "Adadelta")],
         ("Adam", {"amsgrad": True}),
         ("AdamW", {"weight_decay": 0.2}),
         ("RMSprop", {"momentum": 0.9, "centered": True}),
@@ -312,15 +312,7 @@ def test_every_optimizer(name: str, options: dict[str, Any], make_loop: Any, num
     def optimizer() -> Any:
         return getattr(keras.optimizers, name)(learning_rate=0.02, **options)
 
-    _run_both(make_loop, ("mirrored", 3), _net, optimizer, run)
+    def net() -> Any:
+        return sequential((4,), L.Dense(5, activation="tanh"), L.Dense(1))
 
-
-@pytest.mark.slow  # five trainings
-def test_it_is_equivalent_to_one_device() -> None:
-    def make_step() -> mk.train.Step:
-        model = sequential((4,), L.Dense(7, activation="tanh"), L.BatchNormalization(), L.Dense(1))
-        return mk.train.Step(model, keras.optimizers.Adam(0.01), loss="mse", shard_optimizer=True)
-
-    rng = np.random.default_rng(0)
-    data = (rng.normal(size=(48, 4)).astype("float32"), rng.normal(size=(48, 1)).astype("float32"))
-    mk.testing.assert_equivalent(make_step, data, replicas=(1, 2, 3), steps=8, global_batch_size=12, reference="shards")
+    _run_both(make_loop, ("mirrored", 3), net, optimizer, run)
