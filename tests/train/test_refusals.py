@@ -232,6 +232,11 @@ def _mean(y: Any, y_pred: Any) -> Any:
     return tf.reduce_mean((y - y_pred) ** 2)
 
 
+class _Called(keras.losses.Loss):
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return tf.reduce_sum((y_true - y_pred) ** 2)
+
+
 XY, X, A, AB, AQ = (None, (), ("a",), ("a", "b"), ("a", "q"))  # what the targets are
 BY_BATCH: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "unknown loss": (XY, _net, {"loss": "mean_sqared_error"}, r"no loss 'mean_sqared_error'"),
@@ -239,6 +244,7 @@ BY_BATCH: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "no loss": (XY, _net, {"loss": None}, "No output of the model has a loss"),
     "a class": (XY, _net, {"loss": keras.losses.Huber}, r"class Huber itself.*Huber\(\)"),
     "a sum": (XY, _net, {"loss": keras.losses.MeanSquaredError("sum")}, r"reduction='sum'.*sum_over_batch_size"),
+    "a loss that overrides __call__": (XY, _net, {"loss": _Called()}, r"_Called overrides __call__.*Override call\("),
     "a scalar": (XY, _net, {"loss": _mean}, r"one number for the whole batch.*shape \[batch\]"),
     "cut off": (XY, _net, {"loss": lambda y, p: tf.stop_gradient(p[:, 0])}, "does not depend on any trainable weight"),
     "two losses": (XY, _net, {"loss": ["mse", "mae"]}, "1 outputs.*2 losses"),

@@ -187,9 +187,9 @@ def readme(cnn: Run, linear: Run) -> list[str]:
         numbers |= {row["n"] for row in rows}
     text = (
         f"The CNN trains {ratios[0]} times as fast as with `fit`, {once[0]} times where `fit` gets one dataset for all "
-        "epochs: this is what training that is bound by convolutions gains. The linear model's factors of "
-        f"{ratios[1]} and {once[1]} are dispatch saved: its steps are so short that most of the time of `fit` passes "
-        "between them. MNIST on 4 virtual replicas; this library has it on the devices, the others read `tf.data`; "
+        "epochs; most of its time goes into convolutions, which take as long in both. The linear model trains "
+        f"{ratios[1]} and {once[1]} times as fast: its steps are so short that `fit` spends most of the time between "
+        "them. MNIST on 4 virtual replicas; this library keeps the images on the devices, the others read `tf.data`; "
         "accuracy tracked by all, in turns, n = "
         f"{' or '.join(map(str, sorted(numbers)))} epochs each, {cnn.date}, {cnn.hardware}, "
         f"{', '.join(cnn.versions('tensorflow', 'keras'))}."

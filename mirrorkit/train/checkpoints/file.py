@@ -180,9 +180,6 @@ def _check_directory(file: BinaryIO, size: int) -> None:
 
 def _read_about(archive: zipfile.ZipFile, path: Path, size: int) -> Json:
     entries = archive.infolist()
-    stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-    if not stored or sum(entry.file_size for entry in entries) > size:
-        raise ValueError("its entries are longer than the file")
     _require_short(archive.getinfo("about.npy").file_size, size)
     _check_header(archive, "about.npy", np.dtype(np.uint8))
     text = _read_entry(archive, "about.npy").tobytes()
@@ -195,6 +192,9 @@ def _read_about(archive: zipfile.ZipFile, path: Path, size: int) -> Json:
             f"{path} has format {about['format']}; this version of mirrorkit reads formats up to {_FORMAT}. "
             "Update mirrorkit."
         )
+    stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+    if not stored or sum(entry.file_size for entry in entries) > size:
+        raise ValueError("its entries are longer than the file")
     require_described(about.get("variables"))
     names = ["about.npy", *(f"{i}.npy" for i in range(len(about["variables"])))]
     if sorted(entry.filename for entry in entries) != sorted(names):

@@ -24,7 +24,7 @@ class Clip(NamedTuple):
     value: float | None  # of each number; at most one of the two is set
 
     def __call__(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the gradients within the bounds."""
+        """Return the gradients within the bounds; they may arrive joined into fewer tensors than there are weights."""
         if self.norm is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, self.norm)
         if self.value is not None:

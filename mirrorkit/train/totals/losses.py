@@ -91,6 +91,11 @@ def _resolve(loss: Loss | str, output: Output) -> Loss:
         raise StepError(f"The loss is the class {loss.__name__} itself. Make one of it: {loss.__name__}().")
     if not callable(loss):
         raise StepError(f"A loss must be a Keras name, a function or a keras.losses.Loss; found {loss!r}.")
+    if isinstance(loss, keras.losses.Loss) and type(loss).__call__ is not keras.losses.Loss.__call__:
+        raise StepError(
+            f"{type(loss).__name__} overrides __call__, which Keras's fit calls and a step does not: it sums the values "
+            "of all shards itself. Override call(y_true, y_pred), which returns a value for each example."
+        )
     if getattr(loss, "reduction", None) == "sum":
         raise StepError(
             f"{type(loss).__name__}(reduction='sum') makes the size of an update depend on the size of the batch. "
