@@ -93,8 +93,8 @@ def _resolve(loss: Loss | str, output: Output) -> Loss:
         raise StepError(f"A loss must be a Keras name, a function or a keras.losses.Loss; found {loss!r}.")
     if isinstance(loss, keras.losses.Loss) and type(loss).__call__ is not keras.losses.Loss.__call__:
         raise StepError(
-            f"{type(loss).__name__} overrides __call__, which Keras's fit calls and a step does not: it sums the values "
-            "of all shards itself. Override call(y_true, y_pred), which returns a value for each example."
+            f"{type(loss).__name__} overrides __call__, which Keras's fit calls and a step does not: it sums the "
+            "values of all shards itself. Override call(y_true, y_pred), which returns a value for each example."
         )
     if getattr(loss, "reduction", None) == "sum":
         raise StepError(
