@@ -169,7 +169,8 @@ def main() -> None:
             times = values_in_turns(blocks, options.rounds, warm_up=1)
         for what, found, count in (("first step", firsts, 1), ("step", times, options.steps)):
             for name, values in found.items():
-                row = {"what": f"{what}, {replicas} replicas: {name}", "replicas": replicas}
+                row = {"what": f"{what}, {replicas} replicas: {name}"}
+                row |= {"measured": what, "replicas": replicas, "contender": CONTENDERS[name]}
                 rows.append({**row, **figures([value / count for value in values], smaller_is_better=True)})
             rows[-2]["ratio"] = rows[-2]["median"] / rows[-1]["median"]
     title = f"WGAN-GP, three updates per batch of {options.batch_size}, {options.units} units: seconds"

@@ -176,7 +176,7 @@ class _InShards:
     """A custom step on one replica that computes its batch in N parts, each as replica number `part` would."""
 
     def __init__(self, step: Any, shards: int) -> None:
-        if not hasattr(step, "compute"):
+        if hasattr(step, "train") or not hasattr(step, "compute"):
             raise StepError(
                 f'reference="shards" takes compute apart; {type(step).__name__} trains by a method of its own. Let '
                 "make_step return the mk.train.Steps within it, one after the other, if it has some; or let the data "

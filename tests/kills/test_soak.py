@@ -40,7 +40,7 @@ def pretended(folder: Path, wrong: str) -> tuple[list[str], soak.Soak]:
     training = folder / f"{wrong}.py"
     shutil.copy(PRETENDED, training)
     (folder / "run").mkdir()
-    one = soak.Soak("process", [Strike("the process", KILL, STEP)] * 2, 2, folder / "run", 0, training, patience=0.3)
+    one = soak.Soak("process", [Strike("the process", KILL, STEP)] * 2, 6, folder / "run", 0, training, patience=0.3)
     problems = one.run()
     return [problem for struck in one.done for problem in (*struck.left, *struck.problems)] + problems, one
 

@@ -143,6 +143,22 @@ def callbacks(run: Run) -> list[str]:
     return [*table(["callback", "seconds of an epoch, median", "range", "to nothing"], lines), *under(run, "runs each")]
 
 
+def own_train_step(run: Run) -> list[str]:
+    """Seconds of the first step, milliseconds of a later one."""
+    lines = []
+    for replicas in sorted({row["replicas"] for row in run.rows}):
+        for measured, unit, factor in (("first step", "s", 1), ("step", "ms", 1000)):
+            rows = [run.row(measured=measured, replicas=replicas, contender=name) for name in ("InALoop", "ByHand")]
+            cells = [
+                f"{factor * value:.2f}" if index == 0 else " to ".join(f"{factor * end:.2f}" for end in value)
+                for row in rows
+                for index, value in enumerate((row["median"], span(row)))
+            ]
+            lines.append([f"{replicas}, {measured}, {unit}", *cells, times(rows[0]["median"] / rows[1]["median"])])
+    head = ["replicas", "**`Loop`**, median", "range", "by hand, median", "range", "`Loop` / by hand"]
+    return [*table(head, lines), *under(run, "processes, or blocks of steps, each")]
+
+
 def messages(run: Run) -> list[str]:
     lines = []
     for size in sorted({row["bytes"] for row in run.rows}):
@@ -207,6 +223,7 @@ BLOCKS: dict[str, tuple[Callable[..., list[str]], Sequence[str]]] = {
     "scaling": (scaling, ["scaling"]),
     "strategies": (strategies, ["strategies"]),
     "callbacks": (callbacks, ["callbacks"]),
+    "own-train-step": (own_train_step, ["own-train-step"]),
     "messages": (messages, ["messages"]),
     "summary": (summary, ["cnn", "linear", "linear-one-device", "records"]),
     "readme": (readme, ["cnn", "linear"]),

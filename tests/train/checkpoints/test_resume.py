@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from checkpoint_helpers import Interrupt, Interrupted, bits, break_off, check_resumed, names, saved_at, spoil
 from training_helpers import (
-    MIRRORED_FAST,
+    KINDS,
     largest_difference,
     line_net,
     plain_dataset,
@@ -27,7 +27,9 @@ L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-@pytest.mark.parametrize("where", MIRRORED_FAST, ids=str)
+@pytest.mark.parametrize(
+    "where", [kind if kind[0] == "mirrored" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS], ids=str
+)
 def test_bits_and_history_are_those_of_an_unbroken_run(
     where: Any, run_on: Any, as_new: Any, pictures: Any, tmp_path: Path, assert_replicas_equal: Any
 ) -> None:
