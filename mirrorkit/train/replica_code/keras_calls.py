@@ -78,7 +78,8 @@ def _wrap_functions() -> None:
     """Let tf.functions ask whether they are to be inlined."""
 
     def called(original: Any, function: Any, *args: Any, **options: Any) -> Any:
-        return (call_inlined if _inlining else original)(function, *args, **options)
+        inlined = _inlining and not function.python_function.__module__.startswith("tensorflow.")  # vectorized loops
+        return (call_inlined if inlined else original)(function, *args, **options)
 
     _wrap(type(tf.function(_call)), "__call__", called)
 

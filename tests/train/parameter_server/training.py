@@ -1,4 +1,7 @@
-"""The same script in every task: trains with checkpoints for ever, and says where it is. Argument: the folder."""
+"""The same script in every task: trains with checkpoints, and says where it is.
+
+Arguments: the folder, the number of epochs (for ever), and the seconds of a pause after each call (0.2).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 
 import mirrorkit as mk
 
-folder = sys.argv[1]
+folder, epochs, pause = sys.argv[1], int((sys.argv[2:] or [1000])[0]), float((sys.argv[3:] or [0.2])[0])
 strategy = mk.strategy.create("auto", start_timeout=60)
 
 rng = np.random.default_rng(0)
@@ -31,7 +34,9 @@ class Pace(keras.callbacks.Callback):
         print("epoch", epoch, "at step", loop.position.steps, "updates", updates, flush=True)
 
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.2)
+        time.sleep(pause)
 
 
-loop.fit(data, epochs=1000, callbacks=[mk.train.Checkpoints(folder, every=10), Pace()], verbose=0)
+callbacks = [mk.train.Checkpoints(folder, every=10), Pace()]
+report = loop.fit(data, epochs=epochs, callbacks=callbacks, verbose=0)
+print("done", loop.position.steps, int(optimizer.iterations.value.numpy()), report.history["loss"][-1], flush=True)
