@@ -244,6 +244,7 @@ BY_BATCH: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "no loss": (XY, _net, {"loss": None}, "No output of the model has a loss"),
     "a class": (XY, _net, {"loss": keras.losses.Huber}, r"class Huber itself.*Huber\(\)"),
     "a sum": (XY, _net, {"loss": keras.losses.MeanSquaredError("sum")}, r"reduction='sum'.*sum_over_batch_size"),
+    "sums": (XY, _net, {"loss": keras.losses.Huber(reduction="none")}, r"Huber\(reduction='none'\) minimizes a sum"),
     "a loss that overrides __call__": (XY, _net, {"loss": _Called()}, r"_Called overrides __call__.*Override call\("),
     "a scalar": (XY, _net, {"loss": _mean}, r"one number for the whole batch.*shape \[batch\]"),
     "cut off": (XY, _net, {"loss": lambda y, p: tf.stop_gradient(p[:, 0])}, "does not depend on any trainable weight"),

@@ -24,15 +24,11 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Loss, Nest
 from mirrorkit.errors import StepError
+from mirrorkit.train.first_batch.rounding import COARSE, LARGEST, SIXTEEN, differ, numbers
 from mirrorkit.train.first_batch.rows import (
-    COARSE,
-    LARGEST,
-    SIXTEEN,
     Forward,
     caller,
-    differ,
     in_parts,
-    numbers,
     of_gathered_values,
     of_places,
     of_rows,

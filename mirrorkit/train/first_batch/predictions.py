@@ -15,7 +15,8 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch.rows import LARGEST, SIXTEEN, caller, differ, in_parts, other_seeds
+from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN, differ
+from mirrorkit.train.first_batch.rows import caller, in_parts, other_seeds
 from mirrorkit.train.first_batch.sampled_rows import SEEN, take
 from mirrorkit.train.keras_model.calling import with_values
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits

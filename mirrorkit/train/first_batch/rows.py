@@ -12,14 +12,10 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest
 from mirrorkit.errors import StepError
+from mirrorkit.train.first_batch.rounding import COARSE, LARGEST, SIXTEEN, differ, numbers
 from mirrorkit.train.first_batch.sampled_rows import SEEN, take
 from mirrorkit.train.keras_model.layer_state import is_seed, layers_of
 from mirrorkit.train.reduce.gathering import gathering
-
-# Differences, in parts of a number's size:
-LARGEST = 1e-3  # larger than any rounding in float32
-SIXTEEN = 0.05  # the same in 16 bits
-COARSE = 0.3  # more than noise or BatchNormalization make of a mean, and less than a sum differs
 
 T = TypeVar("T")
 
@@ -247,13 +243,3 @@ def other_seeds(model: KerasModel, state: Sequence[tf.Tensor]) -> list[list[tf.T
     seeds = [is_seed(variable) for variable in model.non_trainable_variables]
     others = [[value + n if seed else value for value, seed in zip(state, seeds, strict=True)] for n in range(1, 9)]
     return others if any(seeds) else []
-
-
-def numbers(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
-    """Return them in float64; an output that is None as nothing."""
-    return [np.zeros(0) if tensor is None else np.asarray(tf.cast(tensor, tf.float64)) for tensor in tensors]
-
-
-def differ(one: np.ndarray, other: np.ndarray, rounding: float) -> bool:
-    """Whether two arrays differ by more than rounding; NaN on either side is no difference."""
-    return bool(np.any(np.abs(one - other) > rounding)) if one.shape == other.shape else True

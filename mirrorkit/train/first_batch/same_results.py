@@ -18,7 +18,7 @@ from mirrorkit._types import Nest
 from mirrorkit.errors import ClusterError, StepError
 from mirrorkit.strategy import addresses, arrays_of_all_workers, num_workers, of_chief, require_same
 from mirrorkit.train.first_batch.fingerprints import fingerprints, parted
-from mirrorkit.train.first_batch.rows import LARGEST, SIXTEEN
+from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.supervised import Supervised

@@ -18,7 +18,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, Nest
 from mirrorkit.errors import MirrorkitError, StepError
 from mirrorkit.strategy import first_replica, local_replica, num_workers
-from mirrorkit.train.first_batch.rows import LARGEST, SIXTEEN
+from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN, near, shown
 from mirrorkit.train.first_batch.same_results import rows_of_chief
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
 from mirrorkit.train.replica_code.keras_calls import functions_inlined
@@ -173,23 +173,13 @@ def _differences(step: KerasStep, whole: _Ran, parts: _Ran, what: Pass) -> Itera
             )
     loose = max(share, _LATER) if len(whole.gradients) > 1 else share
     for variable, value, of_parts in zip(_state(step), whole.values, parts.values, strict=True):
-        if not _near(value, of_parts, loose):
-            then = f"{_shown(value)} after all rows, and at {_shown(of_parts)} after shares"
+        if not near(value, of_parts, loose):
+            then = f"{shown(value)} after all rows, and at {shown(of_parts)} after shares"
             yield f"it leaves {path(variable)!r} at {then}."
     for name, log, of_shares in zip(step.names(what), whole.logs, parts.logs, strict=True):
-        if not _near(log, of_shares, loose):
+        if not near(log, of_shares, loose):
             yield f"it logs {name!r} as {log:.6g} on all rows, and as {of_shares:.6g} on shares."
 
 
 def _norm(values: list[np.ndarray]) -> float:
     return float(np.sqrt(sum(np.sum(np.square(np.asarray(value, np.float64))) for value in values)))
-
-
-def _near(one: np.ndarray, other: np.ndarray, share: float) -> bool:
-    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
-    size = max(np.max(np.abs(one), initial=0.0), np.max(np.abs(other), initial=0.0))
-    return bool(np.allclose(one, other, rtol=0, atol=share * size + 1e-6, equal_nan=True))
-
-
-def _shown(values: np.ndarray) -> str:
-    return f"{float(np.ravel(values)[0]):.6g}" if np.size(values) == 1 else f"a norm of {_norm([values]):.6g}"

@@ -19,7 +19,7 @@ def check_optimizer(optimizer: KerasOptimizer) -> None:
         )
     if type(optimizer).__name__ == "MultiOptimizer":
         raise StepError("MultiOptimizer is not supported in a Step. Use one optimizer for all variables.")
-    for name in ("apply_gradients", "scale_loss"):
+    for name in ("apply_gradients", "scale_loss", "finalize_variable_values"):
         if not next(kind for kind in type(optimizer).__mro__ if name in vars(kind)).__module__.startswith("keras."):
             raise StepError(
                 f"{type(optimizer).__name__} overrides {name}, which Keras's own training calls and a mirrorkit step "

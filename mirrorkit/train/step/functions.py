@@ -193,6 +193,29 @@ class Functions:
         found: tuple[tf.Tensor, list[tf.Tensor | None]] = self.testing.run(batch, totals)
         return found
 
+    def on_one_shard(
+        self, values: Changing, batch: Nest, *, training: bool
+    ) -> tuple[list[tf.Tensor | None], list[tf.Tensor], tf.Tensor]:
+        """Return what follows from one shard with all rows: mean gradients (of training), layer state, totals.
+
+        Computed eagerly; the values of the state have their seeds.
+        """
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(values.weights)
+            terms, totals, new_state = self._forward(values.weights, values.state, batch, training=training, tape=tape)
+        of_terms = [tape.gradient(term.numerator, values.weights) for term in terms] if training else []
+        sums = self._state.sums(values.state, new_state, lambda: totals[EXAMPLES])
+        changes = [value is not None for value in sums]
+        sent = [value for value in sums if value is not None]
+        state = self._state.new_values(changes, sent, values.state, totals[EXAMPLES])
+        after = [old if new is None else new for old, new in zip(values.state, state, strict=True)]
+        means = []
+        for of_weight in zip(*of_terms, strict=True):
+            pairs = zip(of_weight, terms, strict=True)
+            parts = [tf.convert_to_tensor(g) / totals[term.divisor] for g, term in pairs if g is not None]
+            means.append(tf.add_n(parts) if parts else None)
+        return means, after, totals
+
     def objective(
         self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor, training: bool
     ) -> tf.Tensor:

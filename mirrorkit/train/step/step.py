@@ -63,7 +63,8 @@ class Step:
         ema: decay of an exponential moving average, such as 0.999, of the weights and of layer state of floats, such as
             the statistics of BatchNormalization, except for frozen layers; see `averaged`.
         unchecked: names of what may differ between a batch and its parts: a metric's or loss's log name, "add_loss",
-            "rows", "state" (docs/differences.md). On several replicas `fit` checks the first batch.
+            "rows", "state"; "keras" for the comparison with Keras's own results (docs/differences.md). `fit` checks the
+            first batch.
         bucket_mib: size of the messages in which sums travel between replicas, in MiB (see `mk.train.all_reduce`).
         jit_compile: compile the replica's computation with XLA; slower for convolutions on CPU.
         shard_optimizer: let each of N replicas keep and update 1/N of the optimizer's slots (ZeRO-1, Rajbhandari et al.

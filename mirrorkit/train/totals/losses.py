@@ -96,10 +96,12 @@ def _resolve(loss: Loss | str, output: Output) -> Loss:
             f"{type(loss).__name__} overrides __call__, which Keras's fit calls and a step does not: it sums the "
             "values of all shards itself. Override call(y_true, y_pred), which returns a value for each example."
         )
-    if getattr(loss, "reduction", None) == "sum":
+    reduction = getattr(loss, "reduction", "mean")
+    if reduction in ("sum", "none", None):
         raise StepError(
-            f"{type(loss).__name__}(reduction='sum') makes the size of an update depend on the size of the batch. "
-            "Use reduction='sum_over_batch_size' and scale the learning rate (mk.batching.scale_learning_rate)."
+            f"{type(loss).__name__}(reduction={reduction!r}) minimizes a sum over the batch in Keras's fit, so the size "
+            "of an update depends on the size of the batch. Use reduction='sum_over_batch_size', the default, and scale "
+            "the learning rate (mk.batching.scale_learning_rate)."
         )
     return loss
 

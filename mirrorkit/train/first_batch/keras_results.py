@@ -1,0 +1,153 @@
+"""Keras as the judge: what a step makes of a few rows must be what Keras's own `compute_loss` and metrics make of them.
+
+Both are computed from the same rows, weights, layer state and seeds, as one shard, by the same forward pass, so that
+hardly any rounding differs. What is compared are the gradients as they reach the optimizer, what layers assign, and the
+logs. The optimizer is compared by itself, see `keras_updates.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel, Nest
+from mirrorkit.errors import StepError
+from mirrorkit.train.first_batch.keras_updates import update_faults
+from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN, near, numbers, shown
+from mirrorkit.train.first_batch.sampled_rows import take
+from mirrorkit.train.keras_model.kept import kept_by
+from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, is_seed, layers_of, training_argument
+from mirrorkit.train.keras_model.outputs import UnpackedBatch
+from mirrorkit.train.reduce.switching import keeping
+from mirrorkit.train.reduce.tracing import outside_replica
+from mirrorkit.train.replica_code.step_function import flat_logs
+from mirrorkit.train.step.loop_step import Pass
+from mirrorkit.train.step.supervised import Supervised
+from mirrorkit.variables import path, unchanged
+
+_log = logging.getLogger("mirrorkit")
+
+_ROWS = 4
+
+
+class Results(NamedTuple):
+    """What a pass over some rows comes to."""
+
+    gradients: list[tf.Tensor | None]  # one for each weight; none without training
+    state: list[tf.Tensor]  # of the layers, after it
+    logs: dict[str, tf.Tensor]
+
+
+def compare_with_keras(step: Supervised, batch: UnpackedBatch, what: Pass) -> None:
+    """Refuse a step that makes of rows what Keras's `fit` or `evaluate` does not.
+
+    What Keras itself cannot compute is not compared, nor a model whose variables lie on several devices.
+
+    Args:
+        step: one that is prepared for the batch.
+        batch: a global batch, taken apart.
+        what: the kind of pass.
+    """
+    size = tf.nest.flatten(batch.x)[0].shape[0]
+    if not size or step.on_first is not None:
+        return
+    rows = np.unique(np.linspace(0, size - 1, _ROWS).astype(int))
+    some = UnpackedBatch(*[None if part is None else take(part, rows) for part in batch])
+    with unchanged([]):  # a layer may draw from Python's or NumPy's generator
+        found = outside_replica(lambda: list(_differences(step, some, training=what == "train")))
+    if found:
+        raise StepError(
+            f"A step does not do what Keras's {'fit' if what == 'train' else 'evaluate'} does: {' '.join(found)} (Seen "
+            f"on {len(rows)} rows of the first batch, as one shard.) Look for a loss, metric, layer or optimizer that "
+            'overrides more than Keras documents. If you know that it is right, write Step(..., unchecked=("keras",)).'
+        )
+
+
+def _differences(step: Supervised, batch: UnpackedBatch, *, training: bool) -> Iterator[str]:
+    values = step.values()
+    values = values._replace(state=step.seeded(values.state))
+
+    def both(weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: UnpackedBatch) -> Nest:
+        theirs = of_keras(step, weights, state, batch, training=training)
+        return step.on_one_shard(values._replace(weights=weights, state=state), batch, training=training), theirs
+
+    try:
+        if any(isinstance(layer, keras.layers.RNN) for layer in layers_of(step.trained)):
+            both = tf.function(both, autograph=False)  # each time step would take as long as a layer
+        ours, theirs = both(list(values.weights), list(values.state), batch)
+    except StepError:
+        raise
+    except Exception as error:  # whatever Keras raises where a step computes
+        _log.debug("Keras's own pass could not be made: %s: %s", type(error).__name__, error)
+        return
+    share = SIXTEEN if has_sixteen_bits(step.model) else LARGEST
+    if training:
+        yield from update_faults(step.model.optimizer)
+        yield from _in_gradients(step.trained, ours[0], theirs[0], share)
+    for variable, one, other in zip(step.trained.non_trainable_variables, ours[1], theirs[1], strict=True):
+        if not is_seed(variable) and not near(one, other, share):
+            yield f"the state {path(variable)!r} becomes {shown(one)}, in Keras {shown(other)}."
+    for name, value in theirs[2].items():
+        if name in ours[2] and not near(ours[2][name], value, share):
+            yield f"the log {name!r} is {shown(ours[2][name])}, in Keras {shown(value)}."
+
+
+def _in_gradients(
+    model: KerasModel, ours: Sequence[tf.Tensor | None], theirs: Sequence[tf.Tensor | None], share: float
+) -> Iterator[str]:
+    """Compare by the largest number of all gradients: that of a bias before a normalization is rounding alone."""
+    largest, worst = 0.0, ("", 0.0, np.zeros(0), np.zeros(0))
+    for weight, *given in zip(model.trainable_variables, ours, theirs, strict=True):
+        one, other = numbers([tf.zeros(weight.shape) if g is None else tf.convert_to_tensor(g) for g in given])
+        apart = float(np.max(np.abs(one - other), initial=0.0))  # NaN on either side is no difference
+        largest = max(largest, float(np.max(np.abs(other), initial=0.0)))
+        if apart > worst[1]:
+            worst = (path(weight), apart, one, other)
+    if worst[1] > share * largest + 1e-12:
+        name, apart, one, other = worst
+        yield (
+            f"the gradient of {name!r} has the norm {np.linalg.norm(one):.6g}, in Keras {np.linalg.norm(other):.6g}, "
+            f"and numbers {apart:.4g} apart."
+        )
+
+
+def of_keras(
+    step: Supervised, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: UnpackedBatch, *, training: bool
+) -> Results:
+    """Compute with Keras's own code; nothing is assigned."""
+    model, trainer = step.trained, _trainer_of(step)
+    given = [*zip(model.trainable_variables, weights, strict=True)]
+    given += zip(model.non_trainable_variables, state, strict=True)
+    scope = keras.StatelessScope(state_mapping=given, collect_losses=True)
+    with tf.GradientTape() as tape, keeping(kept_by(layers_of(model))), scope:
+        tape.watch(list(weights))
+        y_pred = model(batch.x, **training_argument(model, training))
+        loss = trainer.compute_loss(batch.x, batch.y, y_pred, batch.weight, training=training)
+        if tf.executing_eagerly():  # within a function Keras could not create the metrics
+            logs = flat_logs(trainer.compute_metrics(batch.x, batch.y, y_pred, batch.weight) | {"loss": loss})
+        else:
+            logs = {"loss": tf.convert_to_tensor(loss)}
+        after = [tf.convert_to_tensor(scope.get_current_value(v)) for v in model.non_trainable_variables]
+    return Results(tape.gradient(loss, list(weights)) if training else [], after, logs)
+
+
+def _trainer_of(step: Supervised) -> KerasModel:
+    """Return a model compiled as the step is, to whose loss the layers of the step's model add theirs.
+
+    The metrics that Keras makes of names are its own, and go with it.
+    """
+    trained = step.trained
+
+    class Trainer(keras.Model):  # type: ignore[name-defined, misc]
+        losses = property(lambda self: trained.losses)
+
+    trainer = Trainer()
+    if hasattr(trained, "output_names"):
+        trainer.output_names = trained.output_names
+    trainer.compile(**step.options.losses, **step.options.metrics, jit_compile=False)
+    return trainer

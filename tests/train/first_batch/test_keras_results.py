@@ -1,0 +1,142 @@
+"""What a step makes of a few rows is what Keras makes of them: right uses pass, and each part that is broken is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import line_net, plain_dataset, sequential
+
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.train.first_batch.keras_results import compare_with_keras
+from mirrorkit.train.keras_model.layer_state import LayerState
+from mirrorkit.train.totals import losses, metrics
+
+L = keras.layers
+rng = np.random.default_rng(0)
+X = rng.normal(size=(12, 6)).astype("float32")
+NUMBERS = rng.uniform(0.1, 0.9, size=(12, 3)).astype("float32")
+BITS = rng.integers(0, 2, size=(12, 3)).astype("float32")
+CLASSES = np.eye(3, dtype="float32")[rng.integers(0, 3, 12)]
+WEIGHTS = rng.uniform(0.5, 2, size=12).astype("float32")
+
+
+@pytest.fixture
+def judge(make_loop: Any) -> Any:
+    """`judge(net, *batch, what="train", **Step's options)` compares the step with Keras."""
+
+    def compare(net: Any, *batch: Any, what: Any = "train", **options: Any) -> None:
+        loop = make_loop(("mirrored", 2), net, **options)
+        step = loop.step.for_loop(loop.strategy)
+        tensors = tuple(map(tf.constant, batch))
+        step.prepare(tensors)
+        compare_with_keras(step, step.unpack(tensors), what)
+
+    return compare
+
+
+def _of_keras(module: Any, base: type) -> list[type]:
+    found = {value for value in vars(module).values() if isinstance(value, type) and issubclass(value, base)}
+    return sorted(found - {base}, key=lambda kind: kind.__name__)
+
+
+def _dense(activation: str) -> Any:
+    return lambda: sequential((6,), L.Dense(5, "tanh"), L.Dense(3, activation))
+
+
+def test_losses_of_keras(judge: Any) -> None:
+    other = {"CTC", "Circle", "SparseCategoricalCrossentropy"}  # of sequences, of the whole batch, of numbers of classes
+    for kind in _of_keras(keras.losses, keras.losses.Loss):
+        if kind.__name__ in other:
+            continue
+        y = CLASSES if "Categorical" in kind.__name__ else BITS if "Binary" in kind.__name__ else NUMBERS
+        activation = "softmax" if "Categorical" in kind.__name__ else "sigmoid"
+        for reduction, weights in (("sum_over_batch_size", ()), ("mean_with_sample_weight", (WEIGHTS,))):
+            judge(_dense(activation), X, y, *weights, loss=kind(reduction=reduction))
+    judge(_dense("softmax"), X, CLASSES.argmax(1), WEIGHTS, loss="sparse_categorical_crossentropy")
+
+
+def test_layers_that_draw_normalize_regularize_and_mask(judge: Any) -> None:
+    def net() -> Any:
+        layers = [L.GaussianNoise(0.3), L.BatchNormalization(), L.Dropout(0.5), L.ActivityRegularization(0.1)]
+        return sequential((6,), L.Dense(5, "relu", kernel_regularizer="l2"), *layers, L.Dense(3))
+
+    def recurrent() -> Any:
+        return sequential((None,), L.Embedding(7, 4, mask_zero=True), L.LSTM(3, return_sequences=True))
+
+    ids = rng.integers(0, 7, size=(12, 5))
+    for what in ("train", "test"):
+        judge(net, X, NUMBERS, WEIGHTS, what=what, metrics=["mae"], weighted_metrics=["mse"])
+        judge(recurrent, ids, rng.normal(size=(12, 5, 3)).astype("float32"), what=what, metrics=["mae"])
+
+
+def _doubled(original: Any) -> Any:
+    return lambda *args: tf.nest.map_structure(lambda one: one * 2, original(*args))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "words"),
+    [
+        (losses, "loss_sum", r"gradient of '.*' has the norm .*in Keras.*log 'loss' is"),
+        (metrics, "_update", r"does: the log 'mae' is"),
+        (LayerState, "new_values", r"does: the state '.*moving_mean' becomes a norm of .*, in Keras a norm of"),
+    ],
+)
+def test_each_part_that_is_broken_is_named(
+    owner: Any, name: str, words: str, judge: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def net() -> Any:
+        return sequential((6,), L.Dense(5), L.BatchNormalization(), L.Dense(3))
+
+    judge(net, X, NUMBERS, metrics=["mae"])
+    monkeypatch.setattr(owner, name, _doubled(getattr(owner, name)))
+    with pytest.raises(StepError, match=words):
+        judge(net, X, NUMBERS, metrics=["mae"])
+
+
+class Halving(keras.optimizers.SGD):  # type: ignore[name-defined, misc]
+    """Keeps the rate where no update sees it."""
+
+    share = 2.0
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        self.share /= 2
+        super().update_step(gradient * self.share, variable, learning_rate)
+
+
+class Momentum(keras.optimizers.Optimizer):  # type: ignore[name-defined, misc]
+    """As Keras documents an optimizer."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.kept = [self.add_variable_from_reference(variable, "kept") for variable in variables]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        kept = self.kept[self._get_variable_index(variable)]
+        self.assign(kept, 0.9 * kept + gradient)
+        self.assign_sub(variable, learning_rate * kept)
+
+
+def test_an_optimizer_of_the_users_own(judge: Any) -> None:
+    judge(_dense("relu"), X, NUMBERS, optimizer=lambda: Momentum(0.1))
+    with pytest.raises(StepError, match=r"2 updates of Halving move weights of .*Keep it in add_variable or"):
+        judge(_dense("relu"), X, NUMBERS, optimizer=lambda: Halving(0.1))
+
+
+def test_fit_and_evaluate_ask_once_on_any_number_of_replicas(
+    make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "loss_sum", _doubled(losses.loss_sum))
+    data = plain_dataset(*numbers, batch=20)
+    for where in (("one_device", 1), ("mirrored", 2)):
+        loop = make_loop(where, line_net)
+        before = loop.step.model.get_weights()
+        with pytest.raises(StepError, match=r"not do what Keras's fit does.*unchecked=\(\"keras\",\)"):
+            loop.fit(data, verbose=0)
+        with pytest.raises(StepError, match="what Keras's evaluate does"):
+            loop.evaluate(data, verbose=0)
+        np.testing.assert_array_equal(before[0], loop.step.model.get_weights()[0])
+        make_loop(where, line_net, unchecked=("keras",)).fit(data, verbose=0)
