@@ -49,17 +49,17 @@ def _check_of(step: LoopStep, what: FirstOf) -> Check | None:
 def _of_step(step: Supervised, what: FirstOf) -> Check | None:
     shards = step.strategy.num_replicas_in_sync * (step.accumulate if what == "train" else 1)
     if shards == 1:
-        return None if what == "predict" else _check_alone
+        return None if what == "predict" else _check_as_keras
     if what == "predict":
         skipped = step.is_synchronized or "rows" in step.options.unchecked
         return None if skipped else lambda step, batch, _: check_predictions(step, batch)
     return None if "train" in step.checked else _check_batch
 
 
-def _check_alone(step: Supervised, batch: Batch, what: FirstOf) -> None:
+def _check_as_keras(step: Supervised, batch: Batch, what: FirstOf) -> None:
     step.prepare(batch)
     if not step.options.of_values and "keras" not in step.options.unchecked:
-        compare_with_keras(step, step.unpack(batch), what)
+        compare_with_keras(step, step.unpack(batch), training=what == "train")
 
 
 def _check_batch(step: Supervised, batch: Batch, what: FirstOf) -> None:
@@ -68,6 +68,6 @@ def _check_batch(step: Supervised, batch: Batch, what: FirstOf) -> None:
     known = {*totals.losses.own_names, *totals.metrics.names, "loss", "add_loss", "rows", "state", "keras"}
     if unknown := sorted(set(unchecked) - known):
         raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
-    _check_alone(step, batch, what)
+    _check_as_keras(step, batch, what)
     compare_parts(step, step.unpack(batch), training=what == "train")
     require_same_results(step, batch, training=what == "train")

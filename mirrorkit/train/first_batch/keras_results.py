@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasModel, Nest
+from mirrorkit._types import KerasModel
 from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch.keras_updates import update_faults
 from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN, near, numbers, shown
@@ -26,7 +26,6 @@ from mirrorkit.train.keras_model.outputs import UnpackedBatch
 from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.replica_code.step_function import flat_logs
-from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import path, unchanged
 
@@ -43,7 +42,7 @@ class Results(NamedTuple):
     logs: dict[str, tf.Tensor]
 
 
-def compare_with_keras(step: Supervised, batch: UnpackedBatch, what: Pass) -> None:
+def compare_with_keras(step: Supervised, batch: UnpackedBatch, *, training: bool) -> None:
     """Refuse a step that makes of rows what Keras's `fit` or `evaluate` does not.
 
     What Keras itself cannot compute is not compared, nor a model whose variables lie on several devices.
@@ -51,7 +50,7 @@ def compare_with_keras(step: Supervised, batch: UnpackedBatch, what: Pass) -> No
     Args:
         step: one that is prepared for the batch.
         batch: a global batch, taken apart.
-        what: the kind of pass.
+        training: whether the training is compared, or the evaluation.
     """
     size = tf.nest.flatten(batch.x)[0].shape[0]
     if not size or step.on_first is not None:
@@ -59,42 +58,51 @@ def compare_with_keras(step: Supervised, batch: UnpackedBatch, what: Pass) -> No
     rows = np.unique(np.linspace(0, size - 1, _ROWS).astype(int))
     some = UnpackedBatch(*[None if part is None else take(part, rows) for part in batch])
     with unchanged([]):  # a layer may draw from Python's or NumPy's generator
-        found = outside_replica(lambda: list(_differences(step, some, training=what == "train")))
+        found = outside_replica(lambda: _differences(step, some, training=training))
     if found:
         raise StepError(
-            f"A step does not do what Keras's {'fit' if what == 'train' else 'evaluate'} does: {' '.join(found)} (Seen "
+            f"A step does not do what Keras's {'fit' if training else 'evaluate'} does: {' '.join(found)} (Seen "
             f"on {len(rows)} rows of the first batch, as one shard.) Look for a loss, metric, layer or optimizer that "
             'overrides more than Keras documents. If you know that it is right, write Step(..., unchecked=("keras",)).'
         )
 
 
-def _differences(step: Supervised, batch: UnpackedBatch, *, training: bool) -> Iterator[str]:
+def _differences(step: Supervised, batch: UnpackedBatch, *, training: bool) -> list[str]:
     values = step.values()
-    values = values._replace(state=step.seeded(values.state))
+    given = values.weights, step.functions.seeded(values.state), batch
 
-    def both(weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: UnpackedBatch) -> Nest:
-        theirs = of_keras(step, weights, state, batch, training=training)
-        return step.on_one_shard(values._replace(weights=weights, state=state), batch, training=training), theirs
+    def of_keras(weights: list[tf.Tensor], state: list[tf.Tensor], batch: UnpackedBatch) -> Results:
+        return _of_keras(step, weights, state, batch, training=training)
 
+    def of_step(weights: list[tf.Tensor], state: list[tf.Tensor], batch: UnpackedBatch) -> Results:
+        own = values._replace(weights=weights, state=state)
+        gradients, after, totals = step.functions.on_one_shard(own, batch.present, training=training)
+        return Results(gradients, after, step.logs(totals))
+
+    if any(isinstance(layer, keras.layers.RNN) for layer in layers_of(step.trained)):
+        # Each time step would take as long as a layer.
+        of_keras, of_step = (tf.function(function, autograph=False) for function in (of_keras, of_step))
     try:
-        if any(isinstance(layer, keras.layers.RNN) for layer in layers_of(step.trained)):
-            both = tf.function(both, autograph=False)  # each time step would take as long as a layer
-        ours, theirs = both(list(values.weights), list(values.state), batch)
-    except StepError:
-        raise
+        theirs = of_keras(*given)
     except Exception as error:  # whatever Keras raises where a step computes
         _log.debug("Keras's own pass could not be made: %s: %s", type(error).__name__, error)
-        return
+        return []
+    found = [*_between(step, of_step(*given), theirs), *(update_faults(step.model.optimizer) if training else ())]
+    if found and any(_between(step, of_keras(*given), theirs)):
+        return []  # numbers drawn from a state of the process, which tracing refuses
+    return found
+
+
+def _between(step: Supervised, ours: Results, theirs: Results) -> Iterator[str]:
     share = SIXTEEN if has_sixteen_bits(step.model) else LARGEST
-    if training:
-        yield from update_faults(step.model.optimizer)
-        yield from _in_gradients(step.trained, ours[0], theirs[0], share)
-    for variable, one, other in zip(step.trained.non_trainable_variables, ours[1], theirs[1], strict=True):
+    if theirs.gradients:
+        yield from _in_gradients(step.trained, ours.gradients, theirs.gradients, share)
+    for variable, one, other in zip(step.trained.non_trainable_variables, ours.state, theirs.state, strict=True):
         if not is_seed(variable) and not near(one, other, share):
             yield f"the state {path(variable)!r} becomes {shown(one)}, in Keras {shown(other)}."
-    for name, value in theirs[2].items():
-        if name in ours[2] and not near(ours[2][name], value, share):
-            yield f"the log {name!r} is {shown(ours[2][name])}, in Keras {shown(value)}."
+    for name, value in theirs.logs.items():
+        if name in ours.logs and not near(ours.logs[name], value, share):
+            yield f"the log {name!r} is {shown(ours.logs[name])}, in Keras {shown(value)}."
 
 
 def _in_gradients(
@@ -116,7 +124,7 @@ def _in_gradients(
         )
 
 
-def of_keras(
+def _of_keras(
     step: Supervised, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: UnpackedBatch, *, training: bool
 ) -> Results:
     """Compute with Keras's own code; nothing is assigned."""

@@ -193,12 +193,16 @@ class Functions:
         found: tuple[tf.Tensor, list[tf.Tensor | None]] = self.testing.run(batch, totals)
         return found
 
+    def seeded(self, state: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the layer state with the seeds of the first shard of the first step."""
+        return self._state.seeded(state, tf.zeros([2], tf.int64))
+
     def on_one_shard(
         self, values: Changing, batch: Nest, *, training: bool
     ) -> tuple[list[tf.Tensor | None], list[tf.Tensor], tf.Tensor]:
         """Return what follows from one shard with all rows: mean gradients (of training), layer state, totals.
 
-        Computed eagerly; the values of the state have their seeds.
+        The layer state of `values` is `seeded`.
         """
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(values.weights)

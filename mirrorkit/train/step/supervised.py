@@ -190,6 +190,11 @@ class Supervised:
         return parts if self.options.of_values else parts._replace(x=with_known_shapes(self.trained, parts.x))
 
     @property
+    def functions(self) -> Functions:
+        """The arithmetic; see there."""
+        return self._functions
+
+    @property
     def totals(self) -> Totals:
         """What the totals hold; after `prepare`."""
         return self._functions.totals
@@ -329,17 +334,6 @@ class Supervised:
         self.prepare(rows)
         place = tf.stack([self.clock.read().count, tf.constant(shard, tf.int64)])
         return self._functions.objective(weights, state, self.unpack(rows).present, place, training)
-
-    def seeded(self, state: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the layer state with the seeds of the first shard of the first step."""
-        return self._layer_state.seeded(state, tf.zeros([2], tf.int64))
-
-    def on_one_shard(
-        self, values: Changing, batch: UnpackedBatch, *, training: bool
-    ) -> tuple[list[tf.Tensor | None], list[tf.Tensor], Logs]:
-        """Return what an update follows from where one shard has all rows; eagerly. See `Functions.on_one_shard`."""
-        gradients, state, totals = self._functions.on_one_shard(values, batch.present, training=training)
-        return gradients, state, self.logs(totals)
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Turn totals into Keras's logs: the loss, then each metric."""

@@ -99,9 +99,9 @@ def _resolve(loss: Loss | str, output: Output) -> Loss:
     reduction = getattr(loss, "reduction", "mean")
     if reduction in ("sum", "none", None):
         raise StepError(
-            f"{type(loss).__name__}(reduction={reduction!r}) minimizes a sum over the batch in Keras's fit, so the size "
-            "of an update depends on the size of the batch. Use reduction='sum_over_batch_size', the default, and scale "
-            "the learning rate (mk.batching.scale_learning_rate)."
+            f"{type(loss).__name__}(reduction={reduction!r}) minimizes a sum over the batch in Keras's fit, so the "
+            "size of an update depends on the size of the batch. Use reduction='sum_over_batch_size', the default, and "
+            "scale the learning rate (mk.batching.scale_learning_rate)."
         )
     return loss
 

@@ -1,4 +1,4 @@
-"""What a step makes of a few rows is what Keras makes of them: right uses pass, and each part that is broken is named."""
+"""What a step makes of a few rows is what Keras makes of them; each part that is broken is named."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ WEIGHTS = rng.uniform(0.5, 2, size=12).astype("float32")
 
 @pytest.fixture
 def judge(make_loop: Any) -> Any:
-    """`judge(net, *batch, what="train", **Step's options)` compares the step with Keras."""
+    """`judge(net, *batch, training=True, **Step's options)` compares the step with Keras."""
 
-    def compare(net: Any, *batch: Any, what: Any = "train", **options: Any) -> None:
+    def compare(net: Any, *batch: Any, training: bool = True, **options: Any) -> None:
         loop = make_loop(("mirrored", 2), net, **options)
         step = loop.step.for_loop(loop.strategy)
         tensors = tuple(map(tf.constant, batch))
         step.prepare(tensors)
-        compare_with_keras(step, step.unpack(tensors), what)
+        compare_with_keras(step, step.unpack(tensors), training=training)
 
     return compare
 
@@ -48,7 +48,8 @@ def _dense(activation: str) -> Any:
 
 
 def test_losses_of_keras(judge: Any) -> None:
-    other = {"CTC", "Circle", "SparseCategoricalCrossentropy"}  # of sequences, of the whole batch, of numbers of classes
+    # Of sequences, of the whole batch, of the numbers of classes:
+    other = {"CTC", "Circle", "Dice", "Tversky", "SparseCategoricalCrossentropy", "CategoricalGeneralizedCrossEntropy"}
     for kind in _of_keras(keras.losses, keras.losses.Loss):
         if kind.__name__ in other:
             continue
@@ -56,7 +57,8 @@ def test_losses_of_keras(judge: Any) -> None:
         activation = "softmax" if "Categorical" in kind.__name__ else "sigmoid"
         for reduction, weights in (("sum_over_batch_size", ()), ("mean_with_sample_weight", (WEIGHTS,))):
             judge(_dense(activation), X, y, *weights, loss=kind(reduction=reduction))
-    judge(_dense("softmax"), X, CLASSES.argmax(1), WEIGHTS, loss="sparse_categorical_crossentropy")
+    for loss in ("sparse_categorical_crossentropy", keras.losses.CategoricalGeneralizedCrossEntropy()):
+        judge(_dense("softmax"), X, CLASSES.argmax(1), WEIGHTS, loss=loss)
 
 
 def test_layers_that_draw_normalize_regularize_and_mask(judge: Any) -> None:
@@ -68,31 +70,35 @@ def test_layers_that_draw_normalize_regularize_and_mask(judge: Any) -> None:
         return sequential((None,), L.Embedding(7, 4, mask_zero=True), L.LSTM(3, return_sequences=True))
 
     ids = rng.integers(0, 7, size=(12, 5))
-    for what in ("train", "test"):
-        judge(net, X, NUMBERS, WEIGHTS, what=what, metrics=["mae"], weighted_metrics=["mse"])
-        judge(recurrent, ids, rng.normal(size=(12, 5, 3)).astype("float32"), what=what, metrics=["mae"])
+    for training in (True, False):
+        judge(net, X, NUMBERS, WEIGHTS, training=training, metrics=["mae"], weighted_metrics=["mse"])
+        judge(recurrent, ids, rng.normal(size=(12, 5, 3)).astype("float32"), training=training, metrics=["mae"])
 
 
-def _doubled(original: Any) -> Any:
-    return lambda *args: tf.nest.map_structure(lambda one: one * 2, original(*args))
+def _twice_the_loss(original: Any) -> Any:
+    return lambda loss, output: original(loss, output)._replace(numerator=2 * original(loss, output).numerator)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "words"),
-    [
-        (losses, "loss_sum", r"gradient of '.*' has the norm .*in Keras.*log 'loss' is"),
-        (metrics, "_update", r"does: the log 'mae' is"),
-        (LayerState, "new_values", r"does: the state '.*moving_mean' becomes a norm of .*, in Keras a norm of"),
-    ],
-)
+def _more(original: Any) -> Any:
+    return lambda *args: [None if value is None else value + 1 for value in original(*args)]
+
+
+BROKEN = [
+    (losses, "loss_sum", _twice_the_loss, r"gradient of '.*' has the norm .*in Keras.*log 'loss' is"),
+    (metrics.Metrics, "sums", _more, r"does: the log 'mae' is"),
+    (LayerState, "new_values", _more, r"does: the state '.*moving_mean' becomes a norm of .*, in Keras a norm of"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "broken", "words"), BROKEN, ids=[row[1] for row in BROKEN])
 def test_each_part_that_is_broken_is_named(
-    owner: Any, name: str, words: str, judge: Any, monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, broken: Any, words: str, judge: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def net() -> Any:
         return sequential((6,), L.Dense(5), L.BatchNormalization(), L.Dense(3))
 
     judge(net, X, NUMBERS, metrics=["mae"])
-    monkeypatch.setattr(owner, name, _doubled(getattr(owner, name)))
+    monkeypatch.setattr(owner, name, broken(getattr(owner, name)))
     with pytest.raises(StepError, match=words):
         judge(net, X, NUMBERS, metrics=["mae"])
 
@@ -129,7 +135,7 @@ def test_an_optimizer_of_the_users_own(judge: Any) -> None:
 def test_fit_and_evaluate_ask_once_on_any_number_of_replicas(
     make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(losses, "loss_sum", _doubled(losses.loss_sum))
+    monkeypatch.setattr(losses, "loss_sum", _twice_the_loss(losses.loss_sum))
     data = plain_dataset(*numbers, batch=20)
     for where in (("one_device", 1), ("mirrored", 2)):
         loop = make_loop(where, line_net)
@@ -137,6 +143,6 @@ def test_fit_and_evaluate_ask_once_on_any_number_of_replicas(
         with pytest.raises(StepError, match=r"not do what Keras's fit does.*unchecked=\(\"keras\",\)"):
             loop.fit(data, verbose=0)
         with pytest.raises(StepError, match="what Keras's evaluate does"):
-            loop.evaluate(data, verbose=0)
+            loop.evaluate(data)
         np.testing.assert_array_equal(before[0], loop.step.model.get_weights()[0])
         make_loop(where, line_net, unchecked=("keras",)).fit(data, verbose=0)

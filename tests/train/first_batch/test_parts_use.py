@@ -74,13 +74,14 @@ def test_evaluation_alone_is_checked_too(make_loop: Any) -> None:
     assert first_batch_check(right.step.for_loop(right.strategy)) is not None  # training has batches of its own
 
 
-def test_one_device_is_as_keras_and_not_checked(make_loop: Any) -> None:
+def test_one_device_has_no_parts(make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_module, "compare_parts", None)
     loop = make_loop(("one_device", 1), binary_net, loss="mse", metrics=[f1])
-    assert first_batch_check(loop.step.for_loop(loop.strategy)) is None
+    loop.fit(plain_dataset(X, (X[:, :1] > 0).astype("float32"), batch=8), verbose=0)
 
 
 def test_a_name_that_is_not_checked(make_loop: Any) -> None:
-    with pytest.raises(StepError, match=r"unchecked=\['f1'\] names nothing.*add_loss, loss, mae, rows, state"):
+    with pytest.raises(StepError, match=r"unchecked=\['f1'\] names nothing.*add_loss, keras, loss, mae, rows, state"):
         check(make_loop(TWO, line_net, metrics=["mae"], unchecked="f1"), X, X[:, :1])
 
 
