@@ -216,7 +216,9 @@ class Functions:
         means = []
         for of_weight in zip(*of_terms, strict=True):
             pairs = zip(of_weight, terms, strict=True)
-            parts = [tf.convert_to_tensor(g) / totals[term.divisor] for g, term in pairs if g is not None]
+            parts = [
+                tf.convert_to_tensor(g) / tf.cast(totals[term.divisor], g.dtype) for g, term in pairs if g is not None
+            ]
             means.append(tf.add_n(parts) if parts else None)
         return means, after, totals
 
