@@ -16,7 +16,7 @@ from mirrorkit.train.first_batch import check
 
 @pytest.fixture(autouse=True)
 def _keras_judges_elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save each fit of the fast tests a tenth of a second; those of first_batch, the corpus and the table are judged."""
+    """Save each fit of the fast tests a tenth of a second; first_batch, the corpus and the table have the judge."""
     if request.path.parent.name != "first_batch" and request.node.get_closest_marker("slow") is None:
         monkeypatch.setattr(check, "compare_with_keras", lambda *args, **options: None)
 
