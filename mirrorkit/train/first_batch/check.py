@@ -48,12 +48,10 @@ def _check_of(step: LoopStep, what: FirstOf) -> Check | None:
 
 def _of_step(step: Supervised, what: FirstOf) -> Check | None:
     shards = step.strategy.num_replicas_in_sync * (step.accumulate if what == "train" else 1)
-    if shards == 1:
-        return None if what == "predict" else _check_as_keras
     if what == "predict":
-        skipped = step.is_synchronized or "rows" in step.options.unchecked
+        skipped = shards == 1 or step.is_synchronized or "rows" in step.options.unchecked
         return None if skipped else lambda step, batch, _: check_predictions(step, batch)
-    return None if "train" in step.checked else _check_batch
+    return _check_as_keras if shards == 1 or "train" in step.checked else _check_batch
 
 
 def _check_as_keras(step: Supervised, batch: Batch, what: FirstOf) -> None:

@@ -56,9 +56,15 @@ def compare_with_keras(step: Supervised, batch: UnpackedBatch, *, training: bool
     if not size or step.on_first is not None:
         return
     rows = np.unique(np.linspace(0, size - 1, _ROWS).astype(int))
-    some = UnpackedBatch(*[None if part is None else take(part, rows) for part in batch])
-    with unchanged([]):  # a layer may draw from Python's or NumPy's generator
-        found = outside_replica(lambda: _differences(step, some, training=training))
+    try:
+        some = UnpackedBatch(*[None if part is None else take(part, rows) for part in batch])
+        with unchanged([]):  # a layer may draw from Python's or NumPy's generator
+            found = outside_replica(lambda: _differences(step, some, training=training))
+    except StepError:
+        raise
+    except Exception as error:  # the training will say more, or Keras alone cannot compute this
+        _log.info("A step could not be compared with Keras: %s: %s", type(error).__name__, error)
+        return
     if found:
         raise StepError(
             f"A step does not do what Keras's {'fit' if training else 'evaluate'} does: {' '.join(found)} (Seen "
@@ -82,11 +88,7 @@ def _differences(step: Supervised, batch: UnpackedBatch, *, training: bool) -> l
     if any(isinstance(layer, keras.layers.RNN) for layer in layers_of(step.trained)):
         # Each time step would take as long as a layer.
         of_keras, of_step = (tf.function(function, autograph=False) for function in (of_keras, of_step))
-    try:
-        theirs = of_keras(*given)
-    except Exception as error:  # whatever Keras raises where a step computes
-        _log.debug("Keras's own pass could not be made: %s: %s", type(error).__name__, error)
-        return []
+    theirs = of_keras(*given)
     found = [*_between(step, of_step(*given), theirs), *(update_faults(step.model.optimizer) if training else ())]
     if found and any(_between(step, of_keras(*given), theirs)):
         return []  # numbers drawn from a state of the process, which tracing refuses

@@ -132,6 +132,13 @@ def test_an_optimizer_of_the_users_own(judge: Any) -> None:
         judge(_dense("relu"), X, NUMBERS, optimizer=lambda: Halving(0.1))
 
 
+def test_what_keras_cannot_compute_trains(make_loop: Any, caplog: pytest.LogCaptureFixture) -> None:
+    data = plain_dataset(np.repeat(X[:, None], 5, 1), np.repeat(NUMBERS[:, None], 5, 1), WEIGHTS, batch=4)
+    with caplog.at_level("INFO", "mirrorkit"):
+        make_loop(("one_device", 1), lambda: sequential((5, 6), L.Dense(3))).fit(data, verbose=0)
+    assert "A step could not be compared with Keras: InvalidArgumentError" in caplog.text
+
+
 def test_fit_and_evaluate_ask_once_on_any_number_of_replicas(
     make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,3 +153,14 @@ def test_fit_and_evaluate_ask_once_on_any_number_of_replicas(
             loop.evaluate(data)
         np.testing.assert_array_equal(before[0], loop.step.model.get_weights()[0])
         make_loop(where, line_net, unchecked=("keras",)).fit(data, verbose=0)
+
+
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
+def test_evaluation_is_compared_after_a_training_too(
+    where: Any, make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, data = make_loop(where, line_net), plain_dataset(*numbers, batch=20)
+    loop.fit(data, verbose=0)
+    monkeypatch.setattr(losses, "loss_sum", _twice_the_loss(losses.loss_sum))
+    with pytest.raises(StepError, match=r"what Keras's evaluate does: the log 'loss' is"):
+        loop.evaluate(data)
