@@ -19,6 +19,7 @@ from cases import CASES
 
 from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.optim import functional
+from mirrorkit.train.first_batch import check
 from mirrorkit.train.keras_model import layer_state
 from mirrorkit.train.keras_model.layer_state import LayerState
 from mirrorkit.train.step import devices, functions, options, replicated_optimizer
@@ -305,6 +306,7 @@ def test_every_mechanism_is_where_it_is_switched_off(off: _Off, monkeypatch: pyt
 @pytest.mark.parametrize(("off", "row"), _PAIRS)
 def test_red(off: _Off, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     off.patch(monkeypatch)
+    monkeypatch.setattr(check, "compare_with_keras", lambda *args, **options: None)  # it would see some of them first
     try:
         ((_, cell),) = table.cells(CASES[row], [off.where], table.train_here, _references(row))
     except NonFiniteLossError:
