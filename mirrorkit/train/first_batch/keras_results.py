@@ -75,24 +75,16 @@ def compare_with_keras(step: Supervised, batch: UnpackedBatch, *, training: bool
 
 def _differences(step: Supervised, batch: UnpackedBatch, *, training: bool) -> list[str]:
     values = step.values()
-    given = values.weights, step.functions.seeded(values.state), batch
 
-    def of_keras(weights: list[tf.Tensor], state: list[tf.Tensor], batch: UnpackedBatch) -> Results:
-        return _of_keras(step, weights, state, batch, training=training)
+    def of_keras() -> Results:
+        return _of_keras(step, values.weights, step.functions.seeded(values.state), batch, training=training)
 
-    def of_step(weights: list[tf.Tensor], state: list[tf.Tensor], batch: UnpackedBatch) -> Results:
-        own = values._replace(weights=weights, state=state)
-        gradients, after, totals = step.functions.on_one_shard(own, batch.present, training=training)
-        return Results(gradients, after, step.logs(totals))
-
-    if any(isinstance(layer, keras.layers.RNN) for layer in layers_of(step.trained)):
-        # Each time step would take as long as a layer.
-        of_keras, of_step = (tf.function(function, autograph=False) for function in (of_keras, of_step))
-    theirs = of_keras(*given)
-    found = [*_between(step, of_step(*given), theirs), *(update_faults(step.model.optimizer) if training else ())]
-    if found and any(_between(step, of_keras(*given), theirs)):
-        return []  # numbers drawn from a state of the process, which tracing refuses
-    return found
+    theirs = of_keras()
+    gradients, state, totals = step.functions.on_one_shard(values, batch.present, training=training)
+    found = list(_between(step, Results(gradients, state, step.logs(totals)), theirs))
+    if found and any(_between(step, of_keras(), theirs)):
+        found = []  # numbers drawn from a state of the process, which tracing refuses
+    return [*found, *(update_faults(step.model.optimizer) if training else ())]
 
 
 def _between(step: Supervised, ours: Results, theirs: Results) -> Iterator[str]:
@@ -138,10 +130,7 @@ def _of_keras(
         tape.watch(list(weights))
         y_pred = model(batch.x, **training_argument(model, training))
         loss = trainer.compute_loss(batch.x, batch.y, y_pred, batch.weight, training=training)
-        if tf.executing_eagerly():  # within a function Keras could not create the metrics
-            logs = flat_logs(trainer.compute_metrics(batch.x, batch.y, y_pred, batch.weight) | {"loss": loss})
-        else:
-            logs = {"loss": tf.convert_to_tensor(loss)}
+        logs = flat_logs(trainer.compute_metrics(batch.x, batch.y, y_pred, batch.weight) | {"loss": loss})
         after = [tf.convert_to_tensor(scope.get_current_value(v)) for v in model.non_trainable_variables]
     return Results(tape.gradient(loss, list(weights)) if training else [], after, logs)
 

@@ -35,17 +35,19 @@ def update_faults(optimizer: KerasOptimizer) -> Iterator[str]:
     first, *gradients = ([rng.normal(size=shape).astype("float32") for shape in shapes] for _ in range(1 + _UPDATES))
     try:
         ours, theirs = (kind.from_config(optimizer.get_config()) for _ in range(2))
-        own, kerass = ([keras.Variable(value, name=names[value.shape]) for value in first] for _ in (ours, theirs))
+        own, kept = ([keras.Variable(value, name=names[value.shape]) for value in first] for _ in (ours, theirs))
         ours.build(own)
         values = _after(ours, gradients)
         for of_update in gradients:
-            theirs.apply_gradients(zip(map(tf.constant, of_update), kerass, strict=True))
+            theirs.apply_gradients(zip(map(tf.constant, of_update), kept, strict=True))
     except MirrorkitError:
         raise
     except Exception as error:  # whatever a user's optimizer may raise
-        _log.debug("%s could not be compared: %s: %s", kind.__name__, type(error).__name__, error)
+        _log.info(
+            "%s could not be compared with its apply_gradients: %s: %s", kind.__name__, type(error).__name__, error
+        )
         return
-    for value, variable in zip(values, kerass, strict=True):
+    for value, variable in zip(values, kept, strict=True):
         if not near(value, variable.value, LARGEST):
             yield (
                 f"{_UPDATES} updates of {kind.__name__} move weights of the shape {list(variable.shape)} to "

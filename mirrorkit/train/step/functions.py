@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums
@@ -31,6 +32,8 @@ from mirrorkit.train.step.own_loss import value_names
 from mirrorkit.train.step.replicated_optimizer import Gradient, Kept, ReplicatedOptimizer
 from mirrorkit.train.step.whole_batch import EachExample
 from mirrorkit.train.totals.totals import EXAMPLES, Term, Totals
+
+_FIRST = np.zeros(2, np.int64)  # the place of the first shard of the first step
 
 
 class Functions:
@@ -194,33 +197,28 @@ class Functions:
         return found
 
     def seeded(self, state: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the layer state with the seeds of the first shard of the first step."""
-        return self._state.seeded(state, tf.zeros([2], tf.int64))
+        """Return the layer state with the seeds that `on_one_shard` draws from."""
+        return self._state.seeded(state, _FIRST)
 
     def on_one_shard(
         self, values: Changing, batch: Nest, *, training: bool
     ) -> tuple[list[tf.Tensor | None], list[tf.Tensor], tf.Tensor]:
-        """Return what follows from one shard with all rows: mean gradients (of training), layer state, totals.
-
-        The layer state of `values` is `seeded`.
-        """
-        with tf.GradientTape(persistent=True) as tape:
-            tape.watch(values.weights)
-            terms, totals, new_state = self._forward(values.weights, values.state, batch, training=training, tape=tape)
-        of_terms = [tape.gradient(term.numerator, values.weights) for term in terms] if training else []
-        sums = self._state.sums(values.state, new_state, lambda: totals[EXAMPLES])
-        changes = [value is not None for value in sums]
-        sent = [value for value in sums if value is not None]
-        state = self._state.new_values(changes, sent, values.state, totals[EXAMPLES])
-        after = [old if new is None else new for old, new in zip(values.state, state, strict=True)]
-        means = []
-        for of_weight in zip(*of_terms, strict=True):
-            pairs = zip(of_weight, terms, strict=True)
-            parts = [
-                tf.convert_to_tensor(g) / tf.cast(totals[term.divisor], g.dtype) for g, term in pairs if g is not None
-            ]
-            means.append(tf.add_n(parts) if parts else None)
-        return means, after, totals
+        """Return what follows where one shard has all rows: mean gradients (in training), layer state, totals."""
+        means: list[tf.Tensor | None] = []
+        if training:
+            found = self._shard_sums(values, batch, _FIRST)
+            facts, totals, state = TraceFacts.of(found), found.totals, found.state
+            apart = Joined(self._variables.weights, [[i] for i in range(len(values.weights))])
+            means = facts.means(apart, found.sent["gradients"], [totals[index] for index in facts.divisors])
+        else:
+            totals, state = self._shard_totals(values, batch, _FIRST)
+        sent = [value for value in state if value is not None]
+        new = self._state.new_values([value is not None for value in state], sent, values.state, totals[EXAMPLES])
+        return (
+            means,
+            [before if after is None else after for before, after in zip(values.state, new, strict=True)],
+            totals,
+        )
 
     def objective(
         self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor, training: bool
