@@ -82,7 +82,7 @@ def _require_same_order(position: Position, data: Input, where: str) -> None:
         if began is not None and found is not None and began != found:
             raise CheckpointError(
                 f"{where}, of data with {began}; found {found}, {so}. Finish the epoch on the data that it began with, "
-                f"or {_AT_ITS_END}, where data may change. To begin the epoch anew: loop.restore(folder), "
+                f"or {_AT_ITS_END}, where data may change. To start the epoch again: loop.restore(folder), "
                 "loop.position.batch = 0, and fit with Checkpoints in another folder."
             )
     if data.steps is not None and position.batch > data.steps:
