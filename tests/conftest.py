@@ -60,14 +60,19 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def strategy_of() -> Callable[[str, int], tf.distribute.Strategy]:
-    """`strategy_of("mirrored", 2)`: kinds as in `mirrorkit.strategy.create`, over the first `replicas` CPU devices."""
-    made: dict[tuple[str, int], tf.distribute.Strategy] = {}
+def strategy_of() -> Callable[..., tf.distribute.Strategy]:
+    """`strategy_of("mirrored", 2)`: kinds as in `mirrorkit.strategy.create`, over the first `replicas` CPU devices.
 
-    def get(kind: str, replicas: int) -> tf.distribute.Strategy:
-        if (kind, replicas) not in made:
-            made[kind, replicas] = strategy.create(kind, devices=f"cpu:{replicas}")
-        return made[kind, replicas]
+    With `communication="ring"` there may be one in a process: TensorFlow numbers the collectives of each strategy from
+    100 on, and takes those of one number for the same.
+    """
+    made: dict[tuple[str, int, str], tf.distribute.Strategy] = {}
+
+    def get(kind: str, replicas: int, communication: str = "auto") -> tf.distribute.Strategy:
+        key = kind, replicas, communication
+        if key not in made:
+            made[key] = strategy.create(kind, devices=f"cpu:{replicas}", communication=communication)
+        return made[key]
 
     return get
 

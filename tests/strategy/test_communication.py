@@ -49,8 +49,8 @@ def test_virtual_devices_reduce_on_one_device_and_real_gpus_by_default(strategy_
 
 
 @pytest.mark.parametrize("communication", ["ring", "hierarchical", "one_device"])
-def test_every_all_reduce_of_one_machine_sums_exactly(communication):
-    strategy = mk.strategy.create("mirrored", devices="cpu:2", communication=communication)
+def test_every_all_reduce_of_one_machine_sums_exactly(communication, strategy_of):
+    strategy = strategy_of("mirrored", 2, communication)
 
     @tf.function
     def summed():

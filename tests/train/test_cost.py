@@ -141,9 +141,9 @@ def test_the_size_of_messages_is_the_one_asked_for(plain_operations: Any, make_l
     assert one["SplitV"] < several["SplitV"]
 
 
-def test_collectives_leave_the_messages_apart() -> None:
+def test_collectives_leave_the_messages_apart(strategy_of: Any) -> None:
     """On several GPUs and several workers; TensorFlow would pack them into one again."""
-    strategy = mk.strategy.create("mirrored", communication="ring", devices="cpu:2")
+    strategy = strategy_of("mirrored", 2, "ring")
     sums = [tf.ones([8]), tf.ones([20]), tf.ones([3, 2])]
     for bucket_mib, messages in ((32, 1), (64 / 2**20, 3)):
 
