@@ -75,6 +75,7 @@ def compare_with_keras(step: Supervised, batch: UnpackedBatch, *, training: bool
 
 def _differences(step: Supervised, batch: UnpackedBatch, *, training: bool) -> list[str]:
     values = step.values()
+    values = values._replace(scale=[tf.ones_like(value) for value in values.scale])  # a scale may overflow at first
 
     def of_keras() -> Results:
         return _of_keras(step, values.weights, step.functions.seeded(values.state), batch, training=training)
