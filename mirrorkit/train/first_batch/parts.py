@@ -6,14 +6,13 @@ So functions are compared on the model's outputs for a few rows: all of them at 
 since equal ones hide a mean that is taken for a sum. They see the real targets, and others: with all predictions on one
 side of a threshold many faults do not show.
 
-Only functions of fixed outputs are compared, and the rows of the outputs without training. So what is known to depend
-on the split (BatchNormalization, Dropout) raises no alarm.
+Only functions of fixed outputs are compared, and the rows of the outputs: in training with BatchNormalization at rest,
+and beside rows that draw the same. So what is known to depend on the split raises no alarm.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
@@ -29,9 +28,11 @@ from mirrorkit.train.first_batch.rows import (
     Forward,
     caller,
     in_parts,
+    known_mixers_at_rest,
     of_gathered_values,
     of_places,
     of_rows,
+    of_rows_in_training,
     of_values,
     other_seeds,
 )
@@ -145,9 +146,17 @@ def _compare(about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tens
             rows = functools.partial(of_gathered_values, call, about.totals.values, others, seen, y_pred, share)
     named = list(about.totals.values) or tf.nest.flatten(about.totals.names)
     places = functools.partial(of_places, call, named, others, seen, training=about.training)
+
+    def of_all_rows() -> Iterator[str]:
+        found = [*rows(), *([] if about.whole_batch else places())]
+        yield from found
+        if about.training and not found and not about.totals.values:
+            in_training = _caller(about, weights, state, batch.x, in_training=True)
+            yield from of_rows_in_training(in_training, named, seen, is_random=bool(others))
+
     losses = zip(about.totals.losses.own_names or ["loss"], about.totals.losses.members, strict=True)
     checks: list[tuple[str, Callable[[], Iterable[str]]]] = [
-        ("rows", lambda: rows() if about.whole_batch else itertools.chain(rows(), places())),
+        ("rows", of_all_rows),
         ("add_loss", lambda: _of_added(call, about, state, batch.x, added)),
         *((name, functools.partial(_of_loss, name, loss, variants[i])) for name, (i, loss) in losses),
     ]
@@ -175,11 +184,16 @@ def _compare(about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tens
         )
 
 
-def _caller(about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest) -> Forward:
-    """Return a function that calls the model on any number of rows."""
+def _caller(
+    about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest, *, in_training: bool = False
+) -> Forward:
+    """Return a function that calls the model on any number of rows; always `in_training`, without known mixers."""
 
     def compute(weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest, *, training: bool) -> Nest:
-        return call_model(about.model, weights, state, x, training=training)
+        if not in_training:
+            return call_model(about.model, weights, state, x, training=training)
+        with known_mixers_at_rest(about.model):
+            return call_model(about.model, weights, state, x, training=True)
 
     at_once = about.whole_batch  # what is gathered is another with each call, which a trace could not know
     return caller(about.model, compute, weights, state, x, placed=about.placed, at_once=at_once)

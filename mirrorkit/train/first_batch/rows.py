@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -71,6 +72,27 @@ def caller(
     return call_traced
 
 
+@contextlib.contextmanager
+def known_mixers_at_rest(model: KerasModel) -> Iterator[None]:
+    """Call the layers of Keras that are documented to mix rows in training as if outside of it."""
+    kinds = (keras.layers.BatchNormalization, keras.layers.MixUp, keras.layers.CutMix)
+    layers = [layer for layer in layers_of(model) if isinstance(layer, kinds)]
+
+    def at_rest(call: Callable[..., Nest]) -> Callable[..., Nest]:
+        def without_training(*args: Any, training: bool | None = None, **options: Any) -> Nest:
+            return call(*args, training=False, **options)
+
+        return without_training
+
+    for layer in layers:
+        vars(layer)["call"] = at_rest(layer.call)  # not by assignment, which Keras would track
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["call"]
+
+
 def of_rows(
     call: Forward, names: Sequence[str | None], with_loss: Collection[int], seen: Nest, y_pred: Nest
 ) -> Iterator[str]:
@@ -79,7 +101,7 @@ def of_rows(
     Of the outputs `with_loss`, given by their numbers, one row for all would be stretched over the targets.
     """
     outputs = tf.nest.flatten(y_pred)
-    titles = ["The model's output" if name is None else f"The output {name!r}" for name in names]
+    titles = [_title(name) for name in names]
     for number in with_loss:
         if outputs[number].shape[:1] == [1]:
             yield (
@@ -90,6 +112,23 @@ def of_rows(
         yield (
             f"{titles[number]} for an example depends on the other examples of its batch (training=False): a layer "
             "mixes the rows. Let it work along other axes than the first."
+        )
+
+
+def of_rows_in_training(call: Forward, names: Sequence[str | None], seen: Nest, *, is_random: bool) -> Iterator[str]:
+    """Compare outputs in training as `of_rows` does outside of it, and with those for fewer rows.
+
+    `call` leaves out what is known to mix rows. What `is_random` draws other numbers for another number of rows.
+    """
+    outputs = tf.nest.flatten(call(seen)[0])
+    changed = set(_mixed(call, seen, outputs))
+    if not is_random:
+        changed |= set(_changed_by_fewer(call, seen, outputs))
+    for number in sorted(changed):
+        yield (
+            f"{_title(names[number])} for an example depends on the other examples of its batch, or on how many there "
+            "are (training=True): a layer uses all rows of its batch. Of replicas each has its own; this is known and "
+            "told of BatchNormalization alone. Let the layer work along other axes than the first."
         )
 
 
@@ -120,13 +159,16 @@ def of_places(
                 if drawn or not differ(here[number][places], moved[number], rounding):
                     suspects.remove(number)
         for number in suspects:
-            output = "The model's output" if names[number] is None else f"The output {names[number]!r}"
             yield (
-                f"{output} for an example depends on its place in the batch (training={mode}): a layer draws numbers "
-                "with a constant seed, which each replica repeats, or mixes the rows, or numbers them. Draw from a "
-                "keras.random.SeedGenerator; let layers work along other axes than the first."
+                f"{_title(names[number])} for an example depends on its place in the batch (training={mode}): a layer "
+                "draws numbers with a constant seed, which each replica repeats, or mixes the rows, or numbers them. "
+                "Draw from a keras.random.SeedGenerator; let layers work along other axes than the first."
             )
             return
+
+
+def _title(name: str | None) -> str:
+    return "The model's output" if name is None else f"The output {name!r}"
 
 
 def _mixed(call: Forward, seen: Nest, outputs: Sequence[tf.Tensor]) -> Iterator[int]:
@@ -144,6 +186,19 @@ def _mixed(call: Forward, seen: Nest, outputs: Sequence[tf.Tensor]) -> Iterator[
         if differ(whole, numbers(tf.nest.flatten(call(seen)[0]))[number], rounding):
             continue  # the same rows give something else again: random numbers without a seed, which tracing refuses
         yield number
+
+
+def _changed_by_fewer(call: Forward, seen: Nest, outputs: Sequence[tf.Tensor]) -> Iterator[int]:
+    """Yield the numbers of the outputs whose rows are not the same in a smaller batch; they must not be drawn."""
+    rows = [0, 2]
+    fewer, again = (numbers(tf.nest.flatten(call(of)[0])) for of in (take(seen, rows), seen))
+    for number, one in enumerate(outputs):
+        if one is None or one.shape[:1] != [SEEN] or not one.dtype.is_floating:
+            continue
+        (whole,) = numbers([one])
+        rounding = (LARGEST if one.dtype.size >= 4 else SIXTEEN) * np.max(np.abs(whole), initial=0.0)
+        if differ(whole[rows], fewer[number], rounding) and not differ(whole, again[number], rounding):
+            yield number
 
 
 def of_values(

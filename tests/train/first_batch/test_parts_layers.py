@@ -47,6 +47,34 @@ def test_a_sum_that_is_added_in_training_alone(before: Any, make_loop: Any) -> N
     check(make_loop(TWO, lambda: net(ops.mean)), X, X[:, :1])
 
 
+class _InTraining(L.Layer):  # type: ignore[name-defined]
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.change = change
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.change(x) if training else x
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x + 0.3 * ops.roll(x, 1, axis=0),
+        lambda x: x - ops.mean(x, axis=0, keepdims=True),
+        lambda x: x * ops.cast(ops.shape(x)[0], "float32") / 12,
+    ],
+    ids=["neighbours", "centered", "number of rows"],
+)
+def test_a_layer_that_uses_all_rows_in_training_alone(change: Any, make_loop: Any) -> None:
+    def net(change: Any, *known: Any) -> Any:
+        return sequential((4,), L.Dense(8), *known, _InTraining(change), L.Dense(1))
+
+    for known in ((), (L.BatchNormalization,)):
+        with pytest.raises(StepError, match=r"on the other examples of its batch, or on how many.*\(training=True\)"):
+            check(make_loop(TWO, lambda known=known: net(change, *[kind() for kind in known])), X, X[:, :1])
+    check(make_loop(TWO, lambda: net(ops.square, L.BatchNormalization(), L.Dropout(0.3))), X, X[:, :1])
+
+
 @pytest.mark.parametrize("x", [X[:1], np.repeat(X[:1], 24, axis=0)], ids=["one row", "equal rows"])
 def test_a_sum_given_to_add_loss_shows_on_any_rows(x: Any, make_loop: Any) -> None:
     with pytest.raises(StepError, match="Add a mean over the rows"):
