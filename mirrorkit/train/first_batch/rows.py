@@ -15,7 +15,7 @@ from mirrorkit._types import KerasModel, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch.rounding import COARSE, LARGEST, SIXTEEN, differ, numbers
 from mirrorkit.train.first_batch.sampled_rows import SEEN, take
-from mirrorkit.train.keras_model.layer_state import is_seed, layers_of
+from mirrorkit.train.keras_model.layer_state import is_seed, layers_of, training_argument
 from mirrorkit.train.reduce.gathering import gathering
 
 T = TypeVar("T")
@@ -74,23 +74,19 @@ def caller(
 
 @contextlib.contextmanager
 def known_mixers_at_rest(model: KerasModel) -> Iterator[None]:
-    """Call the layers of Keras that are documented to mix rows in training as if outside of it."""
+    """Call Keras's layers that are documented to mix rows in training as outside of it."""
     kinds = (keras.layers.BatchNormalization, keras.layers.MixUp, keras.layers.CutMix)
     layers = [layer for layer in layers_of(model) if isinstance(layer, kinds)]
-
-    def at_rest(call: Callable[..., Nest]) -> Callable[..., Nest]:
-        def without_training(*args: Any, training: bool | None = None, **options: Any) -> Nest:
-            return call(*args, training=False, **options)
-
-        return without_training
-
-    for layer in layers:
-        vars(layer)["call"] = at_rest(layer.call)  # not by assignment, which Keras would track
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         for layer in layers:
-            del vars(layer)["call"]
+            call, at_rest = layer.call, training_argument(layer, False)
+
+            def call_at_rest(*args: Any, call: Any = call, at_rest: Any = at_rest, **options: Any) -> Nest:
+                return call(*args, **options | at_rest)
+
+            vars(layer)["call"] = call_at_rest  # not by assignment, which Keras would track
+            stack.callback(vars(layer).pop, "call")
+        yield
 
 
 def of_rows(
@@ -121,14 +117,11 @@ def of_rows_in_training(call: Forward, names: Sequence[str | None], seen: Nest, 
     `call` leaves out what is known to mix rows. What `is_random` draws other numbers for another number of rows.
     """
     outputs = tf.nest.flatten(call(seen)[0])
-    changed = set(_mixed(call, seen, outputs))
-    if not is_random:
-        changed |= set(_changed_by_fewer(call, seen, outputs))
-    for number in sorted(changed):
+    for number in _mixed(call, seen, outputs, of_fewer=not is_random):
         yield (
             f"{_title(names[number])} for an example depends on the other examples of its batch, or on how many there "
-            "are (training=True): a layer uses all rows of its batch. Of replicas each has its own; this is known and "
-            "told of BatchNormalization alone. Let the layer work along other axes than the first."
+            "are (training=True): a layer uses all rows of its batch, of which a replica has only its own. Let it work "
+            "along other axes than the first, or normalize by keras.layers.BatchNormalization(synchronized=True)."
         )
 
 
@@ -171,34 +164,22 @@ def _title(name: str | None) -> str:
     return "The model's output" if name is None else f"The output {name!r}"
 
 
-def _mixed(call: Forward, seen: Nest, outputs: Sequence[tf.Tensor]) -> Iterator[int]:
-    """Yield the numbers of the outputs whose rows depend on the other rows."""
-    kept_and_rows = [([1], [1, 1, 1]), ([0, 2], [0, 0, 2])]
-    again = [numbers(tf.nest.flatten(call(take(seen, rows))[0])) for _, rows in kept_and_rows]
+def _mixed(call: Forward, seen: Nest, outputs: Sequence[tf.Tensor], *, of_fewer: bool = False) -> Iterator[int]:
+    """Yield the numbers of the outputs whose rows depend on the other rows; `of_fewer`, or on how many there are."""
+    # Which rows to compare, of which rows, and where they are then.
+    ways = [([1], [1, 1, 1], [1]), ([0, 2], [0, 0, 2], [0, 2]), ([0, 2], [0, 2], [0, 1])][: 2 + of_fewer]
+    again = [numbers(tf.nest.flatten(call(take(seen, rows))[0])) for _, rows, _ in ways]
     for number, one in enumerate(outputs):
         if one is None or one.shape[:1] != [SEEN] or not one.dtype.is_floating:
             continue
         (whole,) = numbers([one])
         rounding = (LARGEST if one.dtype.size >= 4 else SIXTEEN) * np.max(np.abs(whole), initial=0.0)
-        pairs = [(whole[kept], other[number][kept]) for (kept, _), other in zip(kept_and_rows, again, strict=True)]
+        pairs = [(whole[kept], other[number][at]) for (kept, _, at), other in zip(ways, again, strict=True)]
         if not any(differ(before, beside, rounding) for before, beside in pairs):
             continue
         if differ(whole, numbers(tf.nest.flatten(call(seen)[0]))[number], rounding):
             continue  # the same rows give something else again: random numbers without a seed, which tracing refuses
         yield number
-
-
-def _changed_by_fewer(call: Forward, seen: Nest, outputs: Sequence[tf.Tensor]) -> Iterator[int]:
-    """Yield the numbers of the outputs whose rows are not the same in a smaller batch; they must not be drawn."""
-    rows = [0, 2]
-    fewer, again = (numbers(tf.nest.flatten(call(of)[0])) for of in (take(seen, rows), seen))
-    for number, one in enumerate(outputs):
-        if one is None or one.shape[:1] != [SEEN] or not one.dtype.is_floating:
-            continue
-        (whole,) = numbers([one])
-        rounding = (LARGEST if one.dtype.size >= 4 else SIXTEEN) * np.max(np.abs(whole), initial=0.0)
-        if differ(whole[rows], fewer[number], rounding) and not differ(whole, again[number], rounding):
-            yield number
 
 
 def of_values(

@@ -77,15 +77,18 @@ def test_layers_that_draw_normalize_regularize_and_mask(judge: Any) -> None:
         judge(recurrent, ids, rng.normal(size=(12, 5, 3)).astype("float32"), training=training, metrics=["mae"])
 
 
-def test_a_loss_scale_that_overflows_at_first(judge: Any) -> None:
+def _twice_the_loss(original: Any) -> Any:
+    return lambda loss, output: original(loss, output)._replace(numerator=2 * original(loss, output).numerator)
+
+
+def test_a_loss_scale_that_overflows_at_first(judge: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def net() -> Any:
         return sequential((6,), L.Dense(3, dtype="mixed_float16"))
 
     judge(net, X, 100 * NUMBERS, loss_scale=2.0**60)
-
-
-def _twice_the_loss(original: Any) -> Any:
-    return lambda loss, output: original(loss, output)._replace(numerator=2 * original(loss, output).numerator)
+    monkeypatch.setattr(losses, "loss_sum", _twice_the_loss(losses.loss_sum))
+    with pytest.raises(StepError, match=r"gradient of '.*' has the norm [\d.]+, in Keras [\d.]+, and"):
+        judge(net, X, 100 * NUMBERS, loss_scale=2.0**60)
 
 
 def _more(original: Any) -> Any:

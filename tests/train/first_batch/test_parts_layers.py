@@ -47,6 +47,9 @@ def test_a_sum_that_is_added_in_training_alone(before: Any, make_loop: Any) -> N
     check(make_loop(TWO, lambda: net(ops.mean)), X, X[:, :1])
 
 
+_USES_ALL = r"on the other examples of its batch, or on how many.*\(training=True\).*only its own.*synchronized=True"
+
+
 class _InTraining(L.Layer):  # type: ignore[name-defined]
     def __init__(self, change: Any) -> None:
         super().__init__()
@@ -70,9 +73,30 @@ def test_a_layer_that_uses_all_rows_in_training_alone(change: Any, make_loop: An
         return sequential((4,), L.Dense(8), *known, _InTraining(change), L.Dense(1))
 
     for known in ((), (L.BatchNormalization,)):
-        with pytest.raises(StepError, match=r"on the other examples of its batch, or on how many.*\(training=True\)"):
+        with pytest.raises(StepError, match=_USES_ALL):
             check(make_loop(TWO, lambda known=known: net(change, *[kind() for kind in known])), X, X[:, :1])
     check(make_loop(TWO, lambda: net(ops.square, L.BatchNormalization(), L.Dropout(0.3))), X, X[:, :1])
+
+
+def test_a_layer_that_mixes_rows_in_training_beside_dropout(make_loop: Any) -> None:
+    def net() -> Any:
+        return sequential((4,), L.Dense(8), L.Dropout(0.3), _InTraining(lambda x: x + ops.roll(x, 1, 0)), L.Dense(1))
+
+    with pytest.raises(StepError, match=_USES_ALL):
+        check(make_loop(TWO, net), X, X[:, :1])
+
+
+class _Renormalized(L.BatchNormalization):  # type: ignore[name-defined]
+    def call(self, x: Any) -> Any:
+        return super().call(x, training=False)
+
+
+@pytest.mark.parametrize("kind", [L.BatchNormalization, _Renormalized, L.MixUp, L.CutMix])
+def test_layers_of_keras_that_mix_rows_in_training_raise_no_alarm(kind: Any, make_loop: Any) -> None:
+    loop = make_loop(TWO, lambda: sequential((8, 8, 3), kind(), L.Flatten(), L.Dense(1)))
+    pictures = np.random.default_rng(0).uniform(size=(24, 8, 8, 3)).astype("float32")
+    check(loop, pictures, X[:, :1])
+    assert not any("call" in vars(layer) for layer in loop.step.model.layers)
 
 
 @pytest.mark.parametrize("x", [X[:1], np.repeat(X[:1], 24, axis=0)], ids=["one row", "equal rows"])
