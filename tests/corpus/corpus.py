@@ -38,7 +38,7 @@ KINDS = {
     "sequences": nets_sequences,
     "tables, several inputs and outputs": nets_tables,
     "options of layers and training": nets_options,
-    "training steps of one's own": nets_own_steps,
+    "custom training steps": nets_own_steps,
     "refused": nets_refused,
 }
 ENTRIES = {

@@ -70,7 +70,7 @@ def normal_likelihood(y: Any, y_pred: Any) -> Any:
 
 
 class Residual(keras.layers.Layer):
-    """A dense block with a shortcut, as a layer of one's own."""
+    """A dense block with a shortcut, as a custom layer."""
 
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ ENTRIES = [
         loss=lambda: normal_likelihood,
     ),
     Fit(
-        name="residual blocks as layers of one's own",
+        name="residual blocks as custom layers",
         data=split(classes),
         model=net(lambda: Residual(4), lambda: Residual(4), dense(3)),
         optimizer=lambda: _o.SGD(0.05, momentum=0.9),

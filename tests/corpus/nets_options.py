@@ -1,4 +1,4 @@
-"""Losses, metrics and layers of one's own; regularizers, constraints, optimizer options, callbacks, mixed precision."""
+"""Custom losses, metrics and layers; regularizers, constraints, optimizer options, callbacks, mixed precision."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class Soak:
         else:
             strikes.signal_to(pid, strike.deed)
         problems += self._after(ends, strike, job, before)
-        if ends in (ONE, ALL):  # of a stopped worker the others come to know after 10 s
+        if ends in (ONE, ALL):  # the others notice a stopped worker after 10 s
             self._until(lambda: self._has_said(pattern), job)
         ports = {port for seen in before.values() for port in seen.ports}
         belongs: dict[str, Callable[[int, Seen], bool]] = {

@@ -40,7 +40,7 @@ def test_both_workers_hold_the_same_bits_and_logs(run):
     rows = [zero["rows"], one["rows"]]
     own = ("rows", "seen")
     assert {k: v for k, v in zero.items() if k not in own} == {k: v for k, v in one.items() if k not in own}
-    # In a loop of one's own: every row once, the chief's first.
+    # In a custom loop: every row once, the chief's first.
     batches = [x.numpy() for x, _ in replicated_training.data()[1].dataset()]
     assert [a + b for a, b in zip(*rows, strict=True)] == [batch.tolist() for batch in batches]
     assert zero["all"] == [10.0, 11.0]

@@ -81,7 +81,7 @@ def supervised() -> mk.train.Report:
 
 
 class LeastSquares:
-    """A step of one's own."""
+    """A custom step."""
 
     def __init__(self) -> None:
         self.variables: list[tf.Variable] = []

@@ -252,7 +252,7 @@ def test_within_an_epoch_batch_size_and_metrics_must_stay(make_loop: Any, number
 
 
 class Slope:
-    """The smallest step of one's own: a line through the origin."""
+    """The smallest custom step: a line through the origin."""
 
     def __init__(self, strategy: tf.distribute.Strategy, tell: bool) -> None:
         with strategy.scope():

@@ -1,4 +1,4 @@
-"""Random numbers in a step of one's own: other ones on each replica, or an error that says how."""
+"""Random numbers in a custom step: other ones on each replica, or an error that says how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step of one's own is given batches whose components have a row for each example, as any other step."""
+"""A custom step is given batches whose components have a row for each example, as any other step."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 @pytest.fixture
 def line(strategy_of: Any) -> mk.train.Loop:
-    """A loop of a step of one's own on two replicas."""
+    """A loop of a custom step on two replicas."""
     with strategy_of("mirrored", 2).scope():
         step = Line()
     return mk.train.Loop(strategy_of("mirrored", 2), step, steps_per_call=2)

@@ -297,7 +297,7 @@ def test_options_that_exclude_the_whole_batch(make: Any, images: Any) -> None:
 
 
 class _Own:
-    """A step of one's own: least squares of codes against a sum over the whole batch."""
+    """A custom step: least squares of codes against a sum over the whole batch."""
 
     def __init__(self) -> None:
         keras.utils.set_random_seed(0)
