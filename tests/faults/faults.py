@@ -115,7 +115,7 @@ def _started_again(
     wrong = {f"exit codes {found}": found != expected, f"it took longer than {AT_MOST:g} s": seconds > AT_MOST}
     if codes:  # all have saved, at the end of the call in which the signal came
         newest = max(path.name for path in (folder / "checkpoints").iterdir())
-        first = step // STEPS_PER_EPOCH * STEPS_PER_EPOCH
+        first = (step - 1) // STEPS_PER_EPOCH * STEPS_PER_EPOCH
         saved = min(first + end for end in ENDS_OF_CALLS if first + end >= step)
         wrong[f"{newest} is not of step {saved}"] = newest != f"step-{saved:010d}.npz"
         wrong["not all have saved"] = not all(task.says(seen) for task in tasks.values())

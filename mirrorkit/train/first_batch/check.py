@@ -47,11 +47,11 @@ def _check_of(step: LoopStep, what: FirstOf) -> Check | None:
 
 
 def _of_step(step: Supervised, what: FirstOf) -> Check | None:
-    shards = step.strategy.num_replicas_in_sync * (step.accumulate if what == "train" else 1)
+    shards = step.shards if what == "train" else step.strategy.num_replicas_in_sync
     if what == "predict":
         skipped = shards == 1 or step.is_synchronized or "rows" in step.options.unchecked
         return None if skipped else lambda step, batch, _: check_predictions(step, batch)
-    return _check_as_keras if shards == 1 or "train" in step.checked else _check_batch
+    return _check_as_keras if shards == 1 else _check_batch
 
 
 def _check_as_keras(step: Supervised, batch: Batch, what: FirstOf) -> None:
@@ -67,5 +67,7 @@ def _check_batch(step: Supervised, batch: Batch, what: FirstOf) -> None:
     if unknown := sorted(set(unchecked) - known):
         raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
     _check_as_keras(step, batch, what)
-    compare_parts(step, step.unpack(batch), training=what == "train")
-    require_same_results(step, batch, training=what == "train")
+    is_first = "train" not in step.checked
+    compare_parts(step, step.unpack(batch), training=what == "train", functions=is_first)
+    if is_first:
+        require_same_results(step, batch, training=what == "train")

@@ -8,8 +8,7 @@ logs. The optimizer is compared by itself, see `keras_updates.py`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -18,28 +17,20 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel
 from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch.keras_updates import update_faults
-from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN, near, numbers, shown
+from mirrorkit.train.first_batch.results import Results, differences
 from mirrorkit.train.first_batch.sampled_rows import take
 from mirrorkit.train.keras_model.kept import kept_by
-from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, is_seed, layers_of, training_argument
+from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
 from mirrorkit.train.keras_model.outputs import UnpackedBatch
 from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.replica_code.step_function import flat_logs
 from mirrorkit.train.step.supervised import Supervised
-from mirrorkit.variables import path, unchanged
+from mirrorkit.variables import unchanged
 
 _log = logging.getLogger("mirrorkit")
 
 _ROWS = 4
-
-
-class Results(NamedTuple):
-    """What a pass over some rows comes to."""
-
-    gradients: list[tf.Tensor | None]  # one for each weight; none without training
-    state: list[tf.Tensor]  # of the layers, after it
-    logs: dict[str, tf.Tensor]
 
 
 def compare_with_keras(step: Supervised, batch: UnpackedBatch, *, training: bool) -> None:
@@ -82,41 +73,10 @@ def _differences(step: Supervised, batch: UnpackedBatch, *, training: bool) -> l
 
     theirs = of_keras()
     gradients, state, totals = step.functions.on_one_shard(values, batch.present, training=training)
-    found = list(_between(step, Results(gradients, state, step.logs(totals)), theirs))
-    if found and any(_between(step, of_keras(), theirs)):
+    found = differences(step, Results(gradients, state, step.logs(totals)), theirs, "in Keras")
+    if found and differences(step, of_keras(), theirs, ""):
         found = []  # numbers drawn from a state of the process, which tracing refuses
     return [*found, *(update_faults(step.model.optimizer) if training else ())]
-
-
-def _between(step: Supervised, ours: Results, theirs: Results) -> Iterator[str]:
-    share = SIXTEEN if has_sixteen_bits(step.model) else LARGEST
-    if theirs.gradients:
-        yield from _in_gradients(step.trained, ours.gradients, theirs.gradients, share)
-    for variable, one, other in zip(step.trained.non_trainable_variables, ours.state, theirs.state, strict=True):
-        if not is_seed(variable) and not near(one, other, share):
-            yield f"the state {path(variable)!r} becomes {shown(one)}, in Keras {shown(other)}."
-    for name, value in theirs.logs.items():
-        if name in ours.logs and not near(ours.logs[name], value, share):
-            yield f"the log {name!r} is {shown(ours.logs[name])}, in Keras {shown(value)}."
-
-
-def _in_gradients(
-    model: KerasModel, ours: Sequence[tf.Tensor | None], theirs: Sequence[tf.Tensor | None], share: float
-) -> Iterator[str]:
-    """Compare by the largest number of all gradients: that of a bias before a normalization is rounding alone."""
-    largest, worst = 0.0, ("", 0.0, np.zeros(0), np.zeros(0))
-    for weight, *given in zip(model.trainable_variables, ours, theirs, strict=True):
-        one, other = numbers([tf.zeros(weight.shape) if g is None else tf.convert_to_tensor(g) for g in given])
-        apart = float(np.max(np.abs(one - other), initial=0.0))  # NaN on either side is no difference
-        largest = max(largest, float(np.max(np.abs(other), initial=0.0)))
-        if apart > worst[1]:
-            worst = (path(weight), apart, one, other)
-    if worst[1] > share * largest + 1e-12:
-        name, apart, one, other = worst
-        yield (
-            f"the gradient of {name!r} has the norm {np.linalg.norm(one):.6g}, in Keras {np.linalg.norm(other):.6g}, "
-            f"and numbers {apart:.4g} apart."
-        )
 
 
 def _of_keras(

@@ -16,7 +16,7 @@ from mirrorkit.train.first_batch.rounding import LARGEST, near, shown
 
 _log = logging.getLogger("mirrorkit")
 
-_UPDATES = 2  # what the first one leaves behind shows in the second
+_UPDATES = 12  # what one leaves behind shows in the next, or where it counts them
 _SIDE = 3  # of weights, at most; and so many alike, which are joined
 
 

@@ -2,43 +2,31 @@
 
 A replica sees its own rows only. A loss, a metric or a layer that looks at all rows of its batch (a ratio of counts, a
 loss over pairs, a sum given to `add_loss`) means something else there, and trains without an error to another result.
-So functions are compared on the model's outputs for a few rows: all of them at once, and in two parts of unequal size,
-since equal ones hide a mean that is taken for a sum. They see the real targets, and others: with all predictions on one
-side of a threshold many faults do not show.
+So a few rows are computed all at once and in two parts (see `rows.py`), and gradients, layer state and logs compared.
+Where they differ, the outputs, what layers add to the loss and their state are compared to name what is to blame.
 
-Only functions of fixed outputs are compared, and the rows of the outputs: in training with BatchNormalization at rest,
-and beside rows that draw the same. So what is known to depend on the split raises no alarm.
+Losses and metrics are compared by themselves too, on more rows with the real targets and with others: with all
+predictions on one side of a threshold many faults do not show.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._keras import keras
-from mirrorkit._types import KerasModel, Loss, Nest
+from mirrorkit._types import Loss, Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch.rounding import COARSE, LARGEST, SIXTEEN, differ, numbers
-from mirrorkit.train.first_batch.rows import (
-    Forward,
-    caller,
-    in_parts,
-    known_mixers_at_rest,
-    of_gathered_values,
-    of_places,
-    of_rows,
-    of_rows_in_training,
-    of_values,
-    other_seeds,
-)
+from mirrorkit.train.first_batch.results import Results, differences
+from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN, differ, numbers
+from mirrorkit.train.first_batch.rows import PARTS, Computed, InParts, rows_differ
 from mirrorkit.train.first_batch.sampled_rows import (
+    CUT,
     OTHER_ORDER,
-    PARTS,
     ROWS,
     SEEN,
     kinds_of,
@@ -47,16 +35,14 @@ from mirrorkit.train.first_batch.sampled_rows import (
     take,
     variants_of,
 )
-from mirrorkit.train.first_batch.state import state_faults
+from mirrorkit.train.first_batch.state import RESOLUTION, state_faults
 from mirrorkit.train.keras_model.calling import call_model
-from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
+from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
 from mirrorkit.train.keras_model.outputs import Output, UnpackedBatch, match, per_output
-from mirrorkit.train.reduce.gathering import gathering
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.totals.losses import loss_sum
-from mirrorkit.train.totals.totals import Totals
-from mirrorkit.variables import unchanged
+from mirrorkit.variables import native, unchanged
 
 _log = logging.getLogger("mirrorkit")
 
@@ -64,139 +50,212 @@ _log = logging.getLogger("mirrorkit")
 _EXACT = 1e-5  # rounding of sums, where the rows in another order differ by less than a tenth of it
 _CALLS = 1e-4  # rounding of what models compute for batches of different sizes
 
-
 T = TypeVar("T")
+Checks = Mapping[str, Callable[[], Iterable[str]]]  # by the name under which one can be left out
 
 
-class About(NamedTuple):
-    """The step that is checked."""
-
-    model: KerasModel
-    totals: Totals  # which loss and metrics belong to which output
-    training: bool  # or only evaluation
-    whole_batch: bool  # whether the values of an example may depend on what it gathers from others
-    placed: Callable[[Callable[..., Nest]], Callable[..., Nest]] | None  # as OneDevice.on_first, of a placed model
-    shards: int  # into how many an update's examples are cut
-    replicas: int
-    unchecked: Sequence[str]  # names that are not checked
-
-    @property
-    def sixteen_bits(self) -> bool:
-        """Whether a layer computes in 16 bits."""
-        return has_sixteen_bits(self.model)
-
-
-def compare_parts(step: Supervised, batch: UnpackedBatch, *, training: bool) -> None:
+def compare_parts(step: Supervised, batch: UnpackedBatch, *, training: bool, functions: bool = True) -> None:
     """Refuse a step that means something else on several shards than on the whole batch.
 
     Args:
         step: one that is prepared for the batch.
         batch: a global batch, taken apart.
         training: whether the training is checked, or only the evaluation.
+        functions: whether losses and metrics are compared by themselves, on more rows.
     """
-    replicas = step.strategy.num_replicas_in_sync
-    about = About(
-        model=step.trained,
-        totals=step.totals,
-        training=training,
-        whole_batch=step.is_whole,
-        placed=step.on_first,
-        shards=replicas * step.accumulate,
-        replicas=replicas,
-        unchecked=step.options.unchecked,
-    )
-    values = step.values()
-
-    def compare() -> None:
-        with gathering(step.gather):
-            _compare(about, values.weights, values.state, batch)
-
-    with unchanged([]):  # a layer may draw from Python's or NumPy's generator
-        outside_replica(compare)
+    if tf.nest.flatten(batch.x)[0].shape[0]:
+        with unchanged([]):  # a layer may draw from Python's or NumPy's generator
+            outside_replica(_Parts(step, batch, training=training, functions=functions).compare)
 
 
-def _compare(about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: UnpackedBatch) -> None:
-    if not tf.nest.flatten(batch.x)[0].shape[0]:
-        return
-    targets = [None if y is None else kinds_of(y) for y in per_output(about.totals.names, batch.y, "targets")]
-    batch = some_rows(batch)
-    seen = take(batch.x, np.linspace(0, ROWS - 1, SEEN).astype(int))
-    call = _caller(about, weights, state, batch.x)
-    try:
-        y_pred, _, added = call(seen)
-    except StepError:
-        raise
-    except Exception as error:  # whatever a user's layer may raise
-        _log.warning(
-            "Whether a batch gives the same as its parts could not be checked: the model does not take %d rows "
-            "outside of the training (%s: %s).",
-            *(SEEN, type(error).__name__, error),
-        )
-        return
-    outputs = match(about.totals.names, batch.y, y_pred, batch.weight)
-    variants = [list(variants_of(output, ys)) for output, ys in zip(outputs, targets, strict=True)]
-    rows: Callable[[], Iterable[str]] = functools.partial(
-        of_rows, call, tf.nest.flatten(about.totals.names), [i for i, _ in about.totals.losses.members], seen, y_pred
-    )
-    others = other_seeds(about.model, state)
-    if about.totals.values:
-        rows = functools.partial(of_values, call, about.totals.values, others, seen, y_pred)
-        if about.whole_batch:
-            share = SIXTEEN if about.sixteen_bits else LARGEST
-            rows = functools.partial(of_gathered_values, call, about.totals.values, others, seen, y_pred, share)
-    named = list(about.totals.values) or tf.nest.flatten(about.totals.names)
-    places = functools.partial(of_places, call, named, others, seen, training=about.training)
+class _Parts:
+    """The comparisons of one step."""
 
-    def of_all_rows() -> Iterator[str]:
-        found = [*rows(), *([] if about.whole_batch else places())]
-        yield from found
-        if about.training and not found and not about.totals.values:
-            in_training = _caller(about, weights, state, batch.x, in_training=True)
-            yield from of_rows_in_training(in_training, named, seen, is_random=bool(others))
+    def __init__(self, step: Supervised, batch: UnpackedBatch, *, training: bool, functions: bool) -> None:
+        self._step, self._totals, self._training = step, step.totals, training
+        self._with_functions = functions
+        self._replicas = step.strategy.num_replicas_in_sync
+        names = self._totals.names
+        self._targets = [None if y is None else kinds_of(y) for y in per_output(names, batch.y, "targets")]
+        self._batch = some_rows(batch)
+        seen = np.linspace(0, ROWS - 1, SEEN).astype(int)
+        self._seen = UnpackedBatch(*[None if part is None else take(part, seen) for part in self._batch])
 
-    losses = zip(about.totals.losses.own_names or ["loss"], about.totals.losses.members, strict=True)
-    checks: list[tuple[str, Callable[[], Iterable[str]]]] = [
-        ("rows", of_all_rows),
-        ("add_loss", lambda: _of_added(call, about, state, batch.x, added)),
-        *((name, functools.partial(_of_loss, name, loss, variants[i])) for name, (i, loss) in losses),
-    ]
-    if about.replicas > 1:  # the parts of an accumulated update are batches to a metric, as in Keras
-        for number, (name, i) in enumerate(zip(about.totals.metrics.names, about.totals.metrics.outputs, strict=True)):
-            state_of = functools.partial(about.totals.metrics.state, number)
-            checks.append((name, functools.partial(_of_metric, name, state_of, variants[i])))
-    if about.training:
-        rounding = SIXTEEN if about.sixteen_bits else _CALLS
+    def compare(self) -> None:
+        """Raise an error that names what does not give the same."""
+        unchecked = self._step.options.unchecked
+        try:
+            functions = self._functions(self._predicted()) if self._with_functions else {}
+        except StepError:
+            raise
+        except Exception as error:  # whatever a user's layer may raise
+            _log.warning(
+                "Whether a batch gives the same as its parts could not be checked: the model does not take %d rows "
+                "outside of the training (%s: %s).",
+                *(SEEN, type(error).__name__, error),
+            )
+            return
+        left_out = {name: check for name, check in functions.items() if name in unchecked}
+        found = {name: list(_tried(name, check)) for name, check in functions.items() if name not in unchecked}
+        differing = list(_tried("rows", self._differences, may_fail="rows" in unchecked or bool(left_out)))
+        if differing:
+            layers = {"rows": self._rows, "add_loss": self._added, **({"state": self._state} if self._training else {})}
+            found |= {name: list(_tried(name, check, may_fail=True)) for name, check in (layers | left_out).items()}
+            if not any(found.values()):  # nothing that is known is to blame
+                found["rows"] = [text for text in differing if text]
+        names = tuple(name for name, texts in found.items() if texts and name not in unchecked)
+        if names:
+            raise StepError(
+                f"{self._replicas * self._step.accumulate} shards of a batch would not give what the whole batch "
+                f"gives. {' '.join(text for name in names for text in found[name])} (Seen on a few rows of the first "
+                "batch and on parts of them. If you know that it is right, write "
+                f"Step{'.from_loss' * bool(self._totals.values)}(..., unchecked={names!r}).)"
+            )
 
-        def after(rows: np.ndarray | None) -> Sequence[tf.Tensor]:
-            if rows is None:
-                return _on_all(functools.partial(call, batch.x, training=True))[1]
-            return call(take(batch.x, rows), training=True)[1]
+    def _predicted(self) -> Nest:
+        step = self._step
 
-        checks.append(("state", lambda: state_faults(about.model, state, after, ROWS, rounding)))
-    found = {name: list(_tried(name, check)) for name, check in checks if name not in about.unchecked}
-    if any(found.values()):
-        names = tuple(name for name, texts in found.items() if texts)
-        raise StepError(
-            f"{about.shards} shards of a batch would not give what the whole batch gives. "
-            + " ".join(text for texts in found.values() for text in texts)
-            + f" (Seen on {ROWS} rows of the first batch and on parts of them. If you know that it is right, write "
-            f"Step{'.from_loss' * bool(about.totals.values)}(..., unchecked={names!r}).)"
-        )
+        def outputs(weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], in_parts: InParts) -> Nest:
+            (of_all,) = in_parts(lambda x: call_model(step.trained, weights, state, x, training=False)[0], [SEEN])
+            return of_all
 
+        return Computed(step, self._seen.x, training=False)(outputs)
 
-def _caller(
-    about: About, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest, *, in_training: bool = False
-) -> Forward:
-    """Return a function that calls the model on any number of rows; always `in_training`, without known mixers."""
+    def _functions(self, y_pred: Nest) -> Checks:
+        """Return the checks of losses and metrics."""
+        totals = self._totals
+        outputs = match(totals.names, self._batch.y, y_pred, self._batch.weight)
+        variants = [list(variants_of(output, ys)) for output, ys in zip(outputs, self._targets, strict=True)]
+        checks: dict[str, Callable[[], Iterable[str]]] = {}
+        for name, (i, loss) in zip(totals.losses.own_names or ["loss"], totals.losses.members, strict=True):
+            checks[name] = functools.partial(_of_loss, name, loss, variants[i])
+        if self._replicas > 1:  # the parts of an accumulated update are batches to a metric, as in Keras
+            for number, (name, i) in enumerate(zip(totals.metrics.names, totals.metrics.outputs, strict=True)):
+                state_of = functools.partial(totals.metrics.state, number)
+                checks[name] = functools.partial(_of_metric, name, state_of, variants[i])
+        return checks
 
-    def compute(weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest, *, training: bool) -> Nest:
-        if not in_training:
-            return call_model(about.model, weights, state, x, training=training)
-        with known_mixers_at_rest(about.model):
-            return call_model(about.model, weights, state, x, training=True)
+    def _differences(self) -> Iterator[str]:
+        """Yield in sentences how parts differ from all rows; an empty one for layer state, which has its own rules."""
+        step, training = self._step, self._training
+        computed = Computed(step, self._seen.present, training=training)
+        on_shards = functools.partial(step.functions.on_shards, training=training)
+        losses, replicas = {"loss", *self._totals.losses.own_names}, self._replicas
 
-    at_once = about.whole_batch  # what is gathered is another with each call, which a trace could not know
-    return caller(about.model, compute, weights, state, x, placed=about.placed, at_once=at_once)
+        def of_all(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> Nest:
+            values = computed.values._replace(weights=weights, state=state)
+            return on_shards(values, lambda of_shard: in_parts(of_shard, [SEEN]))
+
+        def of_both(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> list[Nest]:
+            values = computed.values._replace(weights=weights, state=state)
+            whole = _on_all(lambda: of_all(weights, state, in_parts))
+            return [whole, on_shards(values, lambda of_shard: in_parts(of_shard, PARTS))]
+
+        def results(gradients: Any, state: Any, totals: Any) -> Results:
+            logs = {name: log for name, log in step.logs(totals).items() if name not in step.options.unchecked}
+            return Results(gradients, state, {n: log for n, log in logs.items() if n in losses or replicas > 1})
+
+        whole, parts = (results(*found) for found in computed(of_both))
+        found = differences(step, parts, whole._replace(state=parts.state), "on all rows")
+        before = computed.values.state
+        of_state = training and any(map(self._is_suspect, range(len(before)), before, whole.state, parts.state))
+        if not found and not of_state:
+            return
+        # What differs without being cut, or with other seeds where draws are not known by row, is no proof.
+        seeds = [None] if computed.all_draws_known else [None, computed.other_seeds]
+        again = [results(*computed(of_all, state)) for state in seeds]
+        if not any(differences(step, one._replace(state=whole.state), whole, "") for one in again):
+            yield from found
+            yield from [""] * of_state
+
+    def _is_suspect(self, number: int, before: tf.Tensor, *after: tf.Tensor) -> bool:
+        """Return whether the rules for layer state are to be asked for one of its variables."""
+        old, one, other = numbers([before, *after])
+        if getattr(self._step.trained.non_trainable_variables[number], "aggregation", None) == "sum":
+            return differ(old, one, 0)
+        size = max(np.max(np.abs(one - old), initial=0.0), np.max(np.abs(other - old), initial=0.0))
+        largest = max(np.max(np.abs(one), initial=0.0), np.max(np.abs(other), initial=0.0))
+        return differ(one, other, max(self._rounding * size, RESOLUTION * largest))
+
+    def _called(self, rows: Nest, sizes: Sequence[int]) -> Nest:
+        """Return what the model gives: outputs, state, added losses; for all rows, and for parts of these sizes."""
+        model, training = self._step.trained, self._training
+
+        def called(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> list[Nest]:
+            def of_part(x: Nest) -> Nest:
+                return call_model(model, weights, state, x, training=training)
+
+            (whole,) = _on_all(lambda: in_parts(of_part, [tf.nest.flatten(rows)[0].shape[0]]))
+            return [whole, *in_parts(of_part, sizes)]
+
+        return Computed(self._step, rows, training=training)(called)
+
+    def _rows(self) -> Iterator[str]:
+        """Compare the outputs for each row."""
+        whole, *parts = (tf.nest.flatten(outputs) for outputs, *_ in self._called(self._seen.x, PARTS))
+        values = list(self._totals.values)
+        with_loss = {number for number, _ in self._totals.losses.members}
+        share = SIXTEEN if has_sixteen_bits(self._step.model) else LARGEST
+        for number, name in enumerate(values or tf.nest.flatten(self._totals.names)):
+            title = "The model's output" if name is None else f"The output {name!r}"
+            output = whole[number]
+            if number in with_loss and output.shape[:1] == [1]:
+                yield (
+                    f"{title} has the shape {list(output.shape)} for {SEEN} rows of inputs; a loss needs a row for "
+                    "each. Let layers work along other axes than the first."
+                )
+            elif output is None or not rows_differ(output, [part[number] for part in parts], share):
+                continue
+            elif self._step.is_whole:
+                yield (
+                    f"What loss_fn returns as {name!r} is not the same for parts of a batch that gather rows from each "
+                    "other as for the whole batch. All that it uses of other examples, and how many there are, must "
+                    "come from mk.train.all_gather, and it must return the values of its own rows."
+                )
+            elif values:
+                yield (
+                    f"What loss_fn returns as {name!r} for an example depends on the other examples of its batch, or "
+                    "on how many there are. Each value must come from its own example alone: take means over other "
+                    "axes than the first, do not divide by the number of rows, since a step takes the mean over the "
+                    "global batch itself, and let the data give each example its pair or its negatives. A loss that is "
+                    "over the whole batch gathers what it needs of the others with mk.train.all_gather, in "
+                    "Step.from_loss(..., whole_batch=True)."
+                )
+            else:
+                yield (
+                    f"{title} for an example depends on the other examples of its batch, on how many there are, or on "
+                    f"its place among them (training={self._training}): a layer uses all rows of its batch, of which a "
+                    "replica has only its own, or draws with a constant seed, which each replica repeats. Let layers "
+                    "work along other axes than the first, normalize by "
+                    "keras.layers.BatchNormalization(synchronized=True), and draw from a keras.random.SeedGenerator."
+                )
+
+    def _added(self) -> Iterator[str]:
+        """Compare what layers add to the loss, which must be a mean over the rows."""
+        whole, *parts = (added for _, _, added in self._called(self._seen.x, PARTS))
+        for i, value in enumerate(whole):
+            total, values = _number(value), [_number(part[i]) for part in parts]
+            mean = float(np.dot(PARTS, values)) / SEEN
+            if abs(total - mean) > self._rounding * max(abs(total), *map(abs, values)):
+                yield (
+                    f"A layer adds {total:.6g} to the loss (add_loss or activity_regularizer) for {SEEN} rows, but the "
+                    f"mean over parts of them is {mean:.6g}: {values[0]:.6g} for {PARTS[0]} rows, {values[1]:.6g} for "
+                    f"{PARTS[1]}. Add a mean over the rows (keras.ops.mean) of what each row gives by itself."
+                )
+
+    def _state(self) -> Iterator[str]:
+        """Compare what layers remember."""
+
+        def after(sizes: Sequence[int]) -> list[Sequence[tf.Tensor]]:
+            whole, *parts = (state for _, state, _ in self._called(self._batch.x, sizes))
+            return parts if len(sizes) > 1 else [whole]
+
+        state = [tf.convert_to_tensor(native(v)) for v in self._step.trained.non_trainable_variables]
+        return state_faults(self._step.trained, state, after, ROWS, self._rounding)
+
+    @property
+    def _rounding(self) -> float:
+        return SIXTEEN if has_sixteen_bits(self._step.model) else _CALLS
 
 
 class _NotOnAll(Exception):
@@ -213,7 +272,7 @@ def _on_all(compute: Callable[[], T]) -> T:
         raise _NotOnAll from error
 
 
-def _tried(name: str, check: Callable[[], Iterable[str]]) -> Iterator[str]:
+def _tried(name: str, check: Callable[[], Iterable[str]], *, may_fail: bool = False) -> Iterator[str]:
     try:
         yield from check()
     except StepError:
@@ -222,53 +281,14 @@ def _tried(name: str, check: Callable[[], Iterable[str]]) -> Iterator[str]:
         cause = failed.__cause__
         _log.warning("The first batch could not be checked for %r: %s: %s", name, type(cause).__name__, cause)
     except Exception as error:
+        if may_fail:
+            yield f"Its check failed: {type(error).__name__}: {error}."
+            return
         raise StepError(
             f"Before the first step on several shards, {ROWS} rows of the first batch and parts of them are checked. "
             f"The parts failed for {name!r}: {type(error).__name__}: {error}. A replica may get any number of rows, so "
             f"all must work on any. If this is right, write Step(..., unchecked=({name!r},))."
         ) from error
-
-
-def _of_added(
-    call: Forward, about: About, state: Sequence[tf.Tensor], x: Nest, added: Sequence[tf.Tensor]
-) -> Iterator[str]:
-    """Compare what layers add to the loss, which must be a mean over the rows."""
-    try:
-        few = call(take(x, [0]), training=about.training)[2]
-    except StepError:
-        raise
-    except Exception:  # some layers do not train on a single row
-        few = call(take(x, PARTS[0]), training=about.training)[2]
-    if len(few) == len(added) and all(_number(a) == _number(b) for a, b in zip(few, added, strict=True)):
-        return  # regularisers of weights
-    others = other_seeds(about.model, state)
-    cut = bool(others) or any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers_of(about.model))
-    for training in (False, True) if len(few) != len(added) else (False,):
-        whole = _on_all(functools.partial(call, x, training))[2]
-
-        def added_for(rows: np.ndarray, training: bool = training) -> Nest:
-            return call(take(x, rows), training)[2]
-
-        parts = in_parts(added_for, PARTS)
-        for i, value in enumerate(whole):
-            values = [_number(part[i]) for part in parts]
-            total, of_parts = ROWS * _number(value), float(np.dot([rows.size for rows in PARTS], values))
-            size = max(abs(total), *(abs(rows.size * v) for rows, v in zip(PARTS, values, strict=True)))
-            rounding = (SIXTEEN if about.sixteen_bits else _CALLS) * size
-            if not differ(np.array(total), np.array(of_parts), rounding):
-                continue
-            # In training BatchNormalization and random layers are known to depend on the split; some always draw noise.
-            drawn = [_number(call(x, training, other)[2][i]) for other in others]
-            noise = max((abs(ROWS * number - total) for number in drawn), default=0.0)
-            is_noisy = (training and cut) or noise > rounding
-            if is_noisy and abs(total - of_parts) < max(COARSE * size, 2 * noise):
-                continue
-            yield (
-                f"A layer adds {_number(value):.6g} to the loss (add_loss or activity_regularizer) for {ROWS} rows, "
-                f"but the mean over parts of them is {of_parts / ROWS:.6g}: {values[0]:.6g} for {PARTS[0].size} rows, "
-                f"{values[1]:.6g} for {PARTS[1].size}. Add a mean over the rows (keras.ops.mean) of what each row "
-                "gives by itself."
-            )
 
 
 def _of_loss(name: str, loss: Loss, variants: Sequence[Output]) -> Iterator[str]:
@@ -310,14 +330,14 @@ def _in_parts(sums: Callable[[Output], list[tf.Tensor]], variants: Sequence[Outp
 
 def _difference(sums: Callable[[Output], list[tf.Tensor]], output: Output) -> str | None:
     whole = numbers(_on_all(lambda: sums(output)))
-    control, *parts = (numbers(sums(part_of(output, rows))) for rows in (OTHER_ORDER, *PARTS))
+    control, *parts = (numbers(sums(part_of(output, rows))) for rows in (OTHER_ORDER, *CUT))
     for value, other, first, second in zip(whole, control, *parts, strict=True):
         size = np.max(np.abs([value, first, second]), initial=0.0)
         rounding = float(np.clip(10 * np.max(np.abs(other - value), initial=0.0), _EXACT * size, LARGEST * size))
         if differ(value, first + second, rounding):
             place = np.unravel_index(np.argmax(np.abs(value - first - second)), value.shape)
             found = f"{value[place]:.6g} in place of {first[place]:.6g} + {second[place]:.6g}"
-            return f"{found} for {' + '.join(str(rows.size) for rows in PARTS)} rows"
+            return f"{found} for {' + '.join(str(rows.size) for rows in CUT)} rows"
     return None
 
 

@@ -13,7 +13,7 @@ from mirrorkit.train.totals.losses import mask_of
 
 SEEN = 3  # rows that the model itself sees: of a large model a row costs as much as all the rest
 ROWS = 16  # rows for everything else; the outputs for the three are repeated
-PARTS = [np.arange(5), np.arange(5, ROWS)]
+CUT = [np.arange(5), np.arange(5, ROWS)]
 OTHER_ORDER = np.random.default_rng(1).permutation(ROWS)
 _LABEL = 64  # numbers in a target, at most, that may be a class; more are a picture, and no two are alike
 

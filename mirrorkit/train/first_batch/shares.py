@@ -21,8 +21,9 @@ from mirrorkit.strategy import first_replica, local_replica, num_workers
 from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN, near, shown
 from mirrorkit.train.first_batch.same_results import rows_of_chief
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
+from mirrorkit.train.keras_model.row_draws import RowDraws
 from mirrorkit.train.replica_code.keras_calls import functions_inlined
-from mirrorkit.train.replica_code.scope import Checked, Share
+from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.step.global_batch import this_replica
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import Pass
@@ -119,6 +120,7 @@ def _run(
     """Return what each set of rows comes to, from the same state; `everywhere`, the first replica computes all rows."""
     replicas = 1 if everywhere else step.strategy.num_replicas_in_sync
     applied: list[Sequence[tf.Tensor]] = []
+    shapes = {tuple(variable.shape) for variable in step.variables}
 
     def on_replica(batch: Batch) -> tf.Tensor:
         local = local_replica(step.strategy)
@@ -126,7 +128,7 @@ def _run(
             return tf.constant(0)
         rows = _Rows(batch, sizes, everywhere)
         own, first, total = rows.place()
-        checked = Checked(own, first, total, are_rows)
+        checked = RowDraws(own, first, total, are_rows, shapes)
         share = Share(local, replicas, own, total, 1.0, lambda: tf.zeros([2], tf.int64), checked)
         _, scope = step.run(what, rows, share)
         if local == 0:

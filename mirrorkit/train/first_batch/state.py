@@ -18,7 +18,7 @@ from mirrorkit.train.keras_model.layer_state import is_seed, layers_of
 
 _log = logging.getLogger("mirrorkit")
 
-_RESOLUTION = 4 * float(np.finfo(np.float32).eps)  # of the value that advances
+RESOLUTION = 4 * float(np.finfo(np.float32).eps)  # of the value that advances
 _OTHER = "something else"
 _RULE = (
     "Replicas' values are combined as a mean over the examples, integers as a number of calls. Keep a mean over the "
@@ -29,7 +29,7 @@ _RULE = (
 def state_faults(
     model: KerasModel,
     state: Sequence[tf.Tensor],
-    after: Callable[[np.ndarray | None], Sequence[tf.Tensor]],
+    after: Callable[[Sequence[int]], Sequence[Sequence[tf.Tensor]]],
     rows: int,
     rounding: float,
 ) -> Iterator[str]:
@@ -40,23 +40,23 @@ def state_faults(
     Args:
         model: its layers' non-trainable variables.
         state: their values.
-        after: called with indices of rows, or None for all, returns the values after a training pass over them.
+        after: called with numbers of rows, returns the values after a training pass over each part with as many.
         rows: how many there are, at least 12.
         rounding: of the size of an advance.
     """
     checked = _others(model)
     if not checked:
         return
-    whole = after(None)
+    (whole,) = after([rows])
     changed = [i for i in checked if np.any(_array(whole[i]) != _array(state[i]))]
     if not changed:
         return
-    cuts = [[np.arange(size), np.arange(size, rows)] for size in (rows // 3, rows // 2 + 2)]
-    passes = [[after(part) for part in cut] for cut in cuts]
+    cuts = [[size, rows - size] for size in (rows // 3, rows // 2 + 2)]
+    passes = [after(cut) for cut in cuts]
     for i in changed:
         variable = model.non_trainable_variables[i]
         parts = [[_array(values[i]) for values in pair] for pair in passes]
-        sizes = [[part.size / rows for part in cut] for cut in cuts]
+        sizes = [[part / rows for part in cut] for cut in cuts]
         is_float = state[i].dtype.is_floating
         kind = _kind(_array(state[i]), _array(whole[i]), parts, sizes, rounding if is_float else None)
         if kind in (None, _OTHER) and getattr(variable, "aggregation", None) == "sum":
@@ -98,7 +98,7 @@ def _kind(
         return "an integer that depends on the rows, such as a count of them" if differ else None
     advance = whole - old
     size = np.max(np.abs([advance, *[part - old for pair in parts for part in pair]]), initial=0.0)
-    rounding = max(rounding * size, _RESOLUTION * np.max(np.abs([old, whole]), initial=0.0))
+    rounding = max(rounding * size, RESOLUTION * np.max(np.abs([old, whole]), initial=0.0))
     means = [one * (a - old) + other * (b - old) for (a, b), (one, other) in zip(parts, sizes, strict=True)]
     if all(_near(mean, advance, rounding) for mean in means):
         return None

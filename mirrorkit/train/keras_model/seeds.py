@@ -6,6 +6,7 @@ would draw the same noise and drop the same units.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -95,19 +96,34 @@ def seeds_on_host() -> Iterator[None]:
         _within.on_host = before
 
 
+@contextmanager
+def noting_seeds(seeds: list[tf.Tensor]) -> Iterator[None]:
+    """Add to `seeds` each that a `SeedGenerator` gives within the block."""
+    _wrap_next()
+    before = getattr(_within, "noted", None)
+    _within.noted = seeds
+    try:
+        yield
+    finally:
+        _within.noted = before
+
+
 @functools.cache
 def _wrap_next() -> None:
-    """Have `SeedGenerator.next` do what the two blocks above say; outside of them it is as it was."""
+    """Have `SeedGenerator.next` do what the blocks above say; outside of them it is as it was."""
     original = keras.random.SeedGenerator.next
 
     @functools.wraps(original)
     def next_of_replica(self: object, *args: object, **options: object) -> tf.Tensor:
         numbers = getattr(_within, "numbers", None) or (lambda: ())
-        if getattr(_within, "on_host", False):
-            with tf.device(HOST):
-                seed = fold(original(self, *args, **options), *numbers())
-                # In int32, which TensorFlow keeps there, as Keras makes it (for XLA) before it draws.
-                return tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
-        return fold(original(self, *args, **options), *numbers())
+        on_host = getattr(_within, "on_host", False)
+        with tf.device(HOST) if on_host else contextlib.nullcontext():
+            seed = fold(original(self, *args, **options), *numbers())
+            if on_host:  # in int32, which TensorFlow keeps there, as Keras makes it (for XLA) before it draws
+                seed = tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
+        noted = getattr(_within, "noted", None)
+        if noted is not None:
+            noted.append(seed)
+        return seed
 
     keras.random.SeedGenerator.next = next_of_replica

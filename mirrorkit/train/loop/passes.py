@@ -19,6 +19,7 @@ from mirrorkit.train.calls.errors import require_examples
 from mirrorkit.train.calls.length import CallLength
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.first_batch.check import first_batch_check
+from mirrorkit.train.first_batch.switches import Switches
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.input.input import Input
 from mirrorkit.train.loop.callbacks import agree_to_stop, leave_on_signal
@@ -62,6 +63,7 @@ class Passes:
             )
             jit_compile = False
         self.calls = RemoteCalls(strategy, step) if remote else Calls(strategy, step, jit_compile=jit_compile)
+        self._switches = Switches()
         self._length = (RemoteCallLength if remote else CallLength)(strategy, steps_per_call, step.accumulate)
 
     @property
@@ -85,7 +87,7 @@ class Passes:
         """
         totals = self._restored_totals(data, position)
         self._check_labels(data)
-        check = first_batch_check(self.step)
+        check = first_batch_check(self.step) or self._switches.check(self.step)
         batches = data.epoch(position.epoch, start=position.batch, look_at=self.step.accumulate, check=check)
         periods = [1] if each_step else call_periods(hooks.callbacks)
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), self._logs(totals) if position.batch else {}
@@ -113,6 +115,7 @@ class Passes:
                 finite.require()
         require_examples(position.batch, int(totals[_EXAMPLES]))
         if record.steps:
+            self._switches.note(self.step)
             report.epochs.append(record)
             finite.require()
         return dict(logs)

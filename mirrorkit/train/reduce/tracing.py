@@ -38,6 +38,11 @@ class TraceOnce:
         """How often the function was traced."""
         return len(self._traces)
 
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """What the traces read."""
+        return [variable for trace in self._traces.values() for variable in trace.variables]
+
     def __call__(self, *args: Nest) -> Nest:
         """Call the trace that fits `args`; make it first when there is none."""
         tensors = tf.nest.map_structure(tf.convert_to_tensor, args)

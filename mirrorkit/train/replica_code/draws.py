@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from mirrorkit._types import ConcreteFunction
 from mirrorkit.errors import StepError
+from mirrorkit.train.keras_model.row_draws import drawing_rows
 from mirrorkit.train.keras_model.seeds import draws_at, fold
 from mirrorkit.train.replica_code.scope import ReplicaScope, this_scope
 
@@ -30,11 +31,9 @@ _NO_DRAWS = {"StatefulPartitionedCall"}
 def wrap_draws() -> None:
     """Let `tf.random` ask for the `ReplicaScope` around it; without one it does what it always did."""
     for name in _STATELESS:
-        _wrap(tf.random, name, functools.partial(_stateless, getattr(tf.random, f"stateless_{name}")))
-        _wrap(tf.random, f"stateless_{name}", _sampled)
+        _wrap(tf.random, name, functools.partial(_stateless, f"stateless_{name}"))
     _wrap(tf.random, "shuffle", _shuffled)
     _wrap(tf.nn, "dropout", _dropped_by_state)
-    _wrap(tf.nn.experimental, "stateless_dropout", _dropped)
     # Private to Keras: where its draws without a seed take one from, a variable that each thread makes for itself.
     generators = importlib.import_module("keras.src.random.seed_generator")
     _wrap(generators, "global_seed_generator", lambda scope, original: _Seeds(scope))
@@ -65,11 +64,14 @@ def _wrap(module: Any, name: str, within: Callable[..., tf.Tensor]) -> None:
 def _seed(scope: ReplicaScope, given: Any) -> tf.Tensor:
     scope.draws += 1
     seed = tf.constant([0 if given is None else hash(given) % 2**31, scope.draws], tf.int64)
-    return fold(seed, *tf.unstack(scope.share.place()))
+    own = fold(seed, *tf.unstack(scope.share.place()))
+    if scope.share.checked is not None:
+        scope.share.checked.seeds.append(own)
+    return own
 
 
 def _stateless(
-    stateless: Callable[..., tf.Tensor],
+    stateless: str,
     scope: ReplicaScope,
     original: Callable[..., tf.Tensor],
     shape: Any,
@@ -77,47 +79,7 @@ def _stateless(
     seed: Any = None,
     **options: Any,
 ) -> tf.Tensor:
-    return _sampled(scope, stateless, shape, _seed(scope, seed), *args, **options)
-
-
-def _sampled(
-    scope: ReplicaScope, original: Callable[..., tf.Tensor], shape: Any, seed: Any, *args: Any, **options: Any
-) -> tf.Tensor:
-    """Draw; while the first batch is checked, for all rows of it, and take those of this share.
-
-    What has the shape of a variable is no draw of rows. Whether it is, the run with all rows says, whose number is not
-    so easily that of anything else.
-    """
-    sizes = tf.convert_to_tensor(shape, tf.int32)
-    checked = scope.share.checked
-    if checked is None or sizes.shape[0] == 0:
-        return original(shape, seed, *args, **options)
-    own, first = checked.own, checked.first
-    if own == checked.rows:
-        static = tf.get_static_value(sizes)
-        checked.are_rows.append(static is None or tuple(static) not in scope.shapes)
-    scope.sampled += 1
-    if not checked.are_rows[scope.sampled - 1]:
-        return original(shape, seed, *args, **options)
-    times, rest = sizes[0] // own, sizes[1:]
-    drawn = original(tf.concat([[times, checked.rows], rest], 0), seed, *args, **options)[:, first : first + own]
-    of_rows = tf.reshape(drawn, tf.concat([[times * own], rest], 0))
-    others = original(tf.concat([[sizes[0] - times * own], rest], 0), seed, *args, **options)
-    return tf.ensure_shape(tf.concat([of_rows, others], 0), original(shape, seed, *args, **options).shape)
-
-
-def _dropped(
-    scope: ReplicaScope, original: Callable[..., tf.Tensor], x: Any, rate: Any, seed: Any, **options: Any
-) -> tf.Tensor:
-    if scope.share.checked is None:
-        return original(x, rate, seed, **options)
-    shape = options.get("noise_shape")
-    if shape is None:
-        shape = tf.shape(x)
-    elif not tf.is_tensor(shape):
-        shape = [tf.shape(x)[i] if n is None else n for i, n in enumerate(shape)]
-    kept = tf.cast(tf.random.stateless_uniform(shape, seed) >= rate, x.dtype)
-    return x * kept / tf.cast(1 - rate, x.dtype)
+    return getattr(tf.random, stateless)(shape, _seed(scope, seed), *args, **options)
 
 
 def _dropped_by_state(
@@ -137,7 +99,11 @@ def _shuffled(
 def drawing(scope: ReplicaScope) -> Iterator[None]:
     """Let Keras's random layers and seed generators draw other numbers on each replica; on one, those of Keras."""
     wrap_draws()
-    if scope.share.replicas == 1 or scope.share.checked is not None:
+    if scope.share.checked is not None:
+        with drawing_rows(scope.share.checked):
+            yield
+        return
+    if scope.share.replicas == 1:
         yield
         return
     with draws_at(lambda: [scope.share.place()[-1]]):

@@ -19,28 +19,12 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.layer_state import advance, combined
+from mirrorkit.train.keras_model.row_draws import RowDraws
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.variables import own_copy, path
 
 _within = threading.local()  # a strategy traces each replica in a thread of its own
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A share of the first batch while that is checked.
-
-    Attributes:
-        own: how many rows it has.
-        first: the first of them.
-        rows: how many the batch has.
-        are_rows: of each draw, in order, whether it is of rows; known once all rows were computed.
-    """
-
-    own: int
-    first: int
-    rows: int
-    are_rows: list[bool]
 
 
 @dataclass(frozen=True)
@@ -63,7 +47,7 @@ class Share:
     total: float | tf.Tensor
     once: float | tf.Tensor
     place: Callable[[], tf.Tensor]
-    checked: Checked | None = None
+    checked: RowDraws | None = None
 
     @property
     def part(self) -> float | tf.Tensor:
@@ -165,7 +149,6 @@ class ReplicaScope(Assignments):
         noted: what was assigned since replicas were last equal.
         applied: the gradients that each update of an optimizer was given, averaged over all rows.
         draws: how many draws were made that have no seed of their own.
-        sampled: how many were made in all.
     """
 
     def __init__(self, share: Share, model: OfModel) -> None:
@@ -175,8 +158,7 @@ class ReplicaScope(Assignments):
         owned = [(variable, own_copy(variable, share.replica)) for variable in model.plain]
         self._plain = [Assigned(variable, own, tf.identity(own)) for variable, own in owned]
         self.applied: list[Sequence[tf.Tensor]] = []
-        self.draws = self.sampled = 0
-        self.shapes = {tuple(variable.shape) for variable in model.variables}
+        self.draws = 0
 
     def get_current_value(self, variable: KerasVariable) -> Any:
         """Return what Keras reads: the variable, after all replicas came to one value."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums
+from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Nest, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined
 from mirrorkit.train.keras_model.calling import call_model, require_no_foreign_weights
-from mirrorkit.train.keras_model.layer_state import LayerState
+from mirrorkit.train.keras_model.layer_state import LayerState, is_seed
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples, match, unpack_batch
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.reduce.reduction import all_reduce
@@ -119,6 +119,13 @@ class Functions:
             )
         return self._facts
 
+    @property
+    def only_read(self) -> list[Variable]:
+        """Variables that training reads and no update writes: of the layer state, and what losses and metrics read."""
+        state = zip(self._state.variables, self.facts.changes, strict=True)
+        read = self._sums.variables if isinstance(self._sums, TraceOnce) else []
+        return [*(variable for variable, changes in state if not changes and not is_seed(variable)), *read]
+
     def gather(self, rows: Nest) -> Nest:
         """What `mk.train.all_gather` does in a trace that is the same for every shard."""
         return self._loss.gather(rows)
@@ -197,7 +204,7 @@ class Functions:
         return found
 
     def seeded(self, state: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the layer state with the seeds that `on_one_shard` draws from."""
+        """Return the layer state with the seeds that `on_one_shard` and `on_shards` draw from."""
         return self._state.seeded(state, _FIRST)
 
     def on_one_shard(
@@ -212,13 +219,38 @@ class Functions:
             means = facts.means(apart, found.sent["gradients"], [totals[index] for index in facts.divisors])
         else:
             totals, state = self._shard_totals(values, batch, _FIRST)
-        sent = [value for value in state if value is not None]
-        new = self._state.new_values([value is not None for value in state], sent, values.state, totals[EXAMPLES])
-        return (
-            means,
-            [before if after is None else after for before, after in zip(values.state, new, strict=True)],
-            totals,
-        )
+        return means, self._combined(values.state, [state], totals), totals
+
+    def on_shards(
+        self, values: Changing, compute: Callable[[Callable[[Batch], Nest]], list[Nest]], *, training: bool
+    ) -> tuple[list[tf.Tensor | None], list[tf.Tensor], tf.Tensor]:
+        """Return the same of several shards, which `compute` gives to the function that it is given, one by one."""
+        weights, before = values.weights, self.seeded(values.state)
+
+        def of_shard(batch: Batch) -> tuple[list[Term], tf.Tensor, list[tf.Tensor]]:
+            with tf.GradientTape() as own:  # it tells what the model reads from what losses read
+                return self._forward(weights, before, batch, training=training, tape=own)
+
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            found = compute(of_shard)
+            totals = tf.add_n([of_shard for _, of_shard, _ in found])
+            divisors = tf.stop_gradient(totals)
+            terms = [term for of_shard, *_ in found for term in of_shard]
+            loss = tf.add_n([tf.math.divide_no_nan(term.numerator, divisors[term.divisor]) for term in terms])
+        gradients = tape.gradient(loss, weights) if training else []
+        means = [None if g is None else dense(g, weight) for g, weight in zip(gradients, weights, strict=training)]
+        state = [self._state.sums(before, new, functools.partial(_examples, own)) for _, own, new in found]
+        return means, self._combined(values.state, state, totals), totals
+
+    def _combined(
+        self, before: Sequence[tf.Tensor], shards: Sequence[Sequence[tf.Tensor | None]], totals: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """Return the layer state after a pass, from what shards add."""
+        sums = [None if of_all[0] is None else tf.add_n(of_all) for of_all in zip(*shards, strict=True)]
+        sent = [value for value in sums if value is not None]
+        new = self._state.new_values([value is not None for value in sums], sent, before, totals[EXAMPLES])
+        return [old if after is None else after for old, after in zip(before, new, strict=True)]
 
     def objective(
         self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor, training: bool
@@ -306,3 +338,7 @@ class Functions:
         means = self.facts.means(joined, flat, divisors)
         clipped = iter(self._options.clip([gradient for gradient in means if gradient is not None]))
         return [None if gradient is None else next(clipped) for gradient in means]
+
+
+def _examples(totals: tf.Tensor) -> tf.Tensor:
+    return totals[EXAMPLES]

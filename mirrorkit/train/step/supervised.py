@@ -89,8 +89,8 @@ class Supervised:
         averages = [] if self.averages is None else self.averages.variables
         self._changing = Changing(weights, list(optimizer.variables), state.variables, averages, self.scale)
         self._devices = variants.make_devices(options, strategy, self._changing)
-        shards = strategy.num_replicas_in_sync * options.accumulate
-        self._loss = variants.make_loss(options, shards)
+        self.shards = strategy.num_replicas_in_sync * options.accumulate  # into how many an update's examples are cut
+        self._loss = variants.make_loss(options, self.shards)
         # A layer that is synchronized may communicate in predict too.
         self._predicting = self._devices.replicas(communicate=options.whole_batch or state.synchronized)
         self._outputs_with = self._devices.predicting(self._pure_outputs)
@@ -102,7 +102,7 @@ class Supervised:
             variables=self._changing,
             averages=self.averages,
             clock=self.clock,
-            shards=shards,
+            shards=self.shards,
             devices=self._devices,
             apply=self._apply,
             loss=self._loss,

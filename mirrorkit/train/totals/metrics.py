@@ -116,8 +116,16 @@ class Metrics:
                 part = tf.reshape(sums[position : position + size], variable.shape)
                 state.append(tf.cast(part, variable.dtype))
                 position += size
-            with keras.StatelessScope(state_mapping=list(zip(metric.variables, state, strict=True))):
+            with keras.StatelessScope(state_mapping=list(zip(metric.variables, state, strict=True))) as scope:
+                before = [scope.get_current_value(variable) for variable in metric.variables]
                 result = read(metric.result())  # which may be a variable itself
+                after = [scope.get_current_value(variable) for variable in metric.variables]
+            if any(new is not old for new, old in zip(after, before, strict=True)):
+                raise StepError(
+                    f"The result() of metric {name!r} ({type(metric).__name__}) assigns its variables. Keras's fit "
+                    "calls it after every batch, a step only where logs are made. Let "
+                    "result() compute from the state, and update_state change it."
+                )
             for key, value in _by_name(name, result):
                 if key in results:
                     raise taken(key)

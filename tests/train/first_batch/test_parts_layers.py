@@ -30,7 +30,7 @@ class _Adds(L.Layer):  # type: ignore[name-defined]
 
 def test_a_sum_given_to_add_loss(make_loop: Any) -> None:
     with pytest.raises(
-        StepError, match=r"adds .* to the loss .* for 16 rows, but the mean over parts.*Add a mean over the rows"
+        StepError, match=r"adds .* to the loss .* for 3 rows, but the mean over parts.*Add a mean over the rows"
     ):
         check(make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Adds(ops.sum), L.Dense(1))), X, X[:, :1])
     check(make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Adds(ops.mean), L.Dense(1))), X, X[:, :1])
@@ -47,7 +47,7 @@ def test_a_sum_that_is_added_in_training_alone(before: Any, make_loop: Any) -> N
     check(make_loop(TWO, lambda: net(ops.mean)), X, X[:, :1])
 
 
-_USES_ALL = r"on the other examples of its batch, or on how many.*\(training=True\).*only its own.*synchronized=True"
+_USES_ALL = r"on the other examples of its batch, on how many.*\(training=True\).*only its own.*synchronized=True"
 
 
 class _InTraining(L.Layer):  # type: ignore[name-defined]
@@ -203,9 +203,9 @@ def test_noise_in_evaluation_too_is_no_mixing(make_loop: Any) -> None:
             "an integer that depends on the rows",
         ),
         (lambda old, x: old + 1.0, {"aggregation": "sum"}, "asks for aggregation='sum'"),
-        (lambda old, x: ops.mean(x[1]), {"aggregation": "sum"}, "asks for aggregation='sum'"),
+        (lambda old, x: ops.mean(x[0] * x[-1]), {"aggregation": "sum"}, "asks for aggregation='sum'"),
     ],
-    ids=["sum", "moving sum", "maximum", "minimum", "examples", "aggregation", "aggregation of one row"],
+    ids=["sum", "moving sum", "maximum", "minimum", "examples", "aggregation", "aggregation of two rows"],
 )
 def test_state_that_is_no_mean(new: Any, options: dict[str, Any], found: str, make_loop: Any) -> None:
     loop = make_loop(TWO, lambda: sequential((4,), Remembers(new, **options), L.Dense(1)))
@@ -232,7 +232,9 @@ def test_state_that_can_be_combined(new: Any, options: dict[str, Any], make_loop
 
 
 @pytest.mark.parametrize(
-    "new", [lambda old, x: 0.9 * old + 0.1 * ops.var(x), lambda old, x: ops.mean(x[1])], ids=["variance", "one row"]
+    "new",
+    [lambda old, x: 0.9 * old + 0.1 * ops.var(x), lambda old, x: ops.mean(x[0] * x[-1])],
+    ids=["variance", "two rows"],
 )
 def test_state_that_depends_on_the_split_is_warned_of(new: Any, make_loop: Any, caplog: Any) -> None:
     check(make_loop(TWO, lambda: sequential((4,), Remembers(new), L.Dense(1))), X, X[:, :1])

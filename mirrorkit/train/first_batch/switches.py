@@ -1,0 +1,41 @@
+"""Whether a number that a step reads has changed: a callback may switch on what the first batch did not show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mirrorkit._types import Batch
+from mirrorkit.train.first_batch.parts import compare_parts
+from mirrorkit.train.step.supervised import Supervised
+from mirrorkit.variables import copies
+
+_SMALL = 16  # numbers in a variable, at most, that may be a switch
+
+
+class Switches:
+    """The small variables that a step reads and no update writes; their first change, at an epoch's end, is told."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, np.ndarray] | None = None
+        self._told = False
+
+    def note(self, step: Any) -> None:
+        """Remember the values of the first epoch, before its end is told to callbacks."""
+        if self._seen is None and isinstance(step, Supervised) and step.shards > 1:
+            self._seen = _values(step)
+
+    def check(self, step: Any) -> Callable[[Batch], None] | None:
+        """Return, once, what compares a batch with its parts again, where one has changed since."""
+        if self._seen is None or self._told:
+            return None
+        values = _values(step)
+        self._told = any(key in values and np.any(values[key] != before) for key, before in self._seen.items())
+        return (lambda batch: compare_parts(step, step.unpack(batch), training=True)) if self._told else None
+
+
+def _values(step: Supervised) -> dict[int, np.ndarray]:
+    small = [variable for variable in step.functions.only_read if np.prod(variable.shape) <= _SMALL]
+    return {id(variable): copies(variable)[0].numpy() for variable in small}

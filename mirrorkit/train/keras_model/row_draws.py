@@ -1,0 +1,129 @@
+"""Random numbers that are a row's own, in whatever part of a batch it is: for comparisons of a batch with its parts.
+
+What is drawn for n rows differs from what is drawn for others. Within `drawing_rows` each draw of rows is made for all
+rows, of which a part takes its own. A draw with a constant seed is left as it is: replicas would repeat it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit.train.keras_model.seeds import noting_seeds
+
+_within = threading.local()  # a strategy runs each replica in a thread of its own
+
+
+@dataclass
+class RowDraws:
+    """The draws of a part of some rows.
+
+    Attributes:
+        own: how many rows the part has.
+        first: the first of them.
+        rows: how many there are in all.
+        are_rows: of each draw, in order, whether it is of rows; shared by all parts, and known once the part with all
+            rows was computed.
+        shapes: of variables; a draw of such a shape is none of rows.
+    """
+
+    own: int
+    first: int
+    rows: int
+    are_rows: list[bool]
+    shapes: Collection[tuple[int, ...]] = ()
+    seeds: list[tf.Tensor] = field(default_factory=list)  # that generators gave
+    _made: int = 0
+    _from_seeds: int = 0
+
+    @property
+    def all_are_known(self) -> bool:
+        """Whether each seed of a generator went into a draw that can be made by rows."""
+        return self._from_seeds >= len(self.seeds)
+
+    def draw(self, original: Callable[..., tf.Tensor], shape: Any, seed: Any, *args: Any, **options: Any) -> tf.Tensor:
+        """Draw for all rows, where it is a draw of rows, and return those of this part."""
+        sizes = tf.convert_to_tensor(shape, tf.int32)
+        constant = self._is_constant(seed)
+        self._from_seeds += not constant
+        if sizes.shape[0] == 0 or constant:
+            return original(shape, seed, *args, **options)
+        if self.own == self.rows:  # in its shape no number of rows is so easily that of anything else
+            static = tf.get_static_value(sizes)
+            self.are_rows.append(static is None or tuple(static) not in self.shapes)
+        self._made += 1
+        if not self.are_rows[self._made - 1]:
+            return original(shape, seed, *args, **options)
+        times, rest = sizes[0] // self.own, sizes[1:]
+        drawn = original(tf.concat([[times, self.rows], rest], 0), seed, *args, **options)
+        drawn = drawn[:, self.first : self.first + self.own]
+        of_rows = tf.reshape(drawn, tf.concat([[times * self.own], rest], 0))
+        others = original(tf.concat([[sizes[0] - times * self.own], rest], 0), seed, *args, **options)
+        return tf.ensure_shape(tf.concat([of_rows, others], 0), original(shape, seed, *args, **options).shape)
+
+    def _is_constant(self, seed: Any) -> bool:
+        """Return whether no generator gave a seed; in a graph, whether it is known while that is traced."""
+        known = _numbers(seed)
+        return known is not None and known not in map(_numbers, self.seeds)
+
+
+def _numbers(seed: Any) -> tuple[int, ...] | None:
+    """Return a seed as Keras takes it, which casts it to int32; None where only a run knows it."""
+    value = tf.get_static_value(tf.convert_to_tensor(seed))
+    return None if value is None else tuple(int(number) % (2**31 - 2) for number in np.ravel(value))
+
+
+@contextmanager
+def drawing_rows(draws: RowDraws) -> Iterator[None]:
+    """Make the draws of the block, in this thread, for a part of a batch."""
+    _wrap_draws()
+    before = getattr(_within, "draws", None)
+    _within.draws = draws
+    try:
+        with noting_seeds(draws.seeds):
+            yield
+    finally:
+        _within.draws = before
+
+
+def row_draws() -> RowDraws | None:
+    """Return those of the block around."""
+    return getattr(_within, "draws", None)
+
+
+@functools.cache
+def _wrap_draws() -> None:
+    """Let TensorFlow's stateless draws, and so Keras's, ask for the `RowDraws` around them."""
+    for name in ("stateless_normal", "stateless_uniform", "stateless_truncated_normal"):
+        _wrap(tf.random, name, RowDraws.draw)
+    _wrap(tf.nn.experimental, "stateless_dropout", _dropped)
+
+
+def _wrap(module: Any, name: str, within: Callable[..., tf.Tensor]) -> None:
+    original = getattr(module, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **options: Any) -> tf.Tensor:
+        draws = row_draws()
+        return original(*args, **options) if draws is None else within(draws, original, *args, **options)
+
+    setattr(module, name, wrapped)
+
+
+def _dropped(
+    draws: RowDraws, original: Callable[..., tf.Tensor], x: Any, rate: Any, seed: Any, **options: Any
+) -> tf.Tensor:
+    shape = options.get("noise_shape")
+    if shape is None:
+        shape = tf.shape(x)
+    elif not tf.is_tensor(shape):
+        shape = [tf.shape(x)[i] if n is None else n for i, n in enumerate(shape)]
+    kept = tf.cast(tf.random.stateless_uniform(shape, seed) >= rate, x.dtype)
+    return x * kept / tf.cast(1 - rate, x.dtype)
