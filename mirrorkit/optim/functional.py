@@ -37,6 +37,17 @@ class _WithoutDistribution(_TFOptimizer):  # type: ignore[misc, valid-type]
     _apply_weight_decay = _BaseOptimizer._apply_weight_decay
     _overwrite_model_variables_with_average_value = _BaseOptimizer._overwrite_model_variables_with_average_value
 
+    def _backend_apply_gradients(self, grads: list[tf.Tensor], trainable_variables: list[KerasVariable]) -> None:
+        # Keras overwrites the weights within a branch, where a value that is assigned could not leave it.
+        every = self.ema_overwrite_frequency
+        self.__dict__["ema_overwrite_frequency"] = None  # by assignment Keras would track it
+        super()._backend_apply_gradients(grads, trainable_variables)
+        if self.use_ema and every:
+            is_due = (self.iterations + 1) % every == 0
+            for weight, average in zip(self._trainable_variables, self._model_variables_moving_average, strict=True):
+                if average is not None:
+                    weight.assign(tf.where(is_due, tf.convert_to_tensor(average), tf.convert_to_tensor(weight)))
+
     def _var_key(self, variable: Variable) -> Hashable:
         # In a stateless scope `variable.value` is a tensor without identity: ask for the variable behind it.
         key: Hashable = _TFOptimizer._var_key(self, getattr(variable, "_value", variable))

@@ -88,10 +88,6 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: _with(o.SGD(gradient_accumulation_steps=2)),
         r"gradient_accumulation_steps=2.*Step\(\.\.\., accumulate=2\)",
     ),
-    "averages put into the weights": (
-        lambda: _with(o.Adam(use_ema=True, ema_overwrite_frequency=3)),
-        r"frequency=3.*ema=0\.99\).*averaged",
-    ),
     "a factor of the loss": (
         lambda: _with(o.SGD(loss_scale_factor=8.0)),
         r"loss_scale_factor=8\.0.*Step\(\.\.\., loss_scale=8\.0\)",
@@ -129,11 +125,6 @@ if hasattr(o, "MultiOptimizer"):
 def test_when_a_step_is_made(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(StepError, match=words):
         make()
-
-
-def test_averages_that_keras_would_put_into_the_weights_bring_a_warning() -> None:
-    with pytest.warns(UserWarning, match=r"use_ema=True.*ema=0\.9\).*finalize_variable_values"):
-        _with(o.SGD(use_ema=True, ema_momentum=0.9))
 
 
 # --- when a loop is made

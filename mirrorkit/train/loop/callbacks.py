@@ -23,6 +23,8 @@ from mirrorkit.strategy import (
 from mirrorkit.train.callback import LoopCallback, call_periods
 from mirrorkit.train.checkpoints import Checkpoints
 from mirrorkit.train.loop.same_workers import SameWorkers
+from mirrorkit.train.step.custom import Custom
+from mirrorkit.train.step.loop_step import LoopStep
 
 _log = logging.getLogger("mirrorkit")
 
@@ -199,6 +201,19 @@ def agree_to_stop(strategy: tf.distribute.Strategy, model: Any, hooks: Any, is_d
             if isinstance(callback, LoopCallback):
                 callback.on_stop_signal(number)
     return any(value & 2 for value in wanted)
+
+
+def end_training(strategy: tf.distribute.Strategy, step: LoopStep, hooks: Any, logs: Mapping[str, float]) -> None:
+    """Let the optimizer write what the weights are at last, as `use_ema` does its averages, and tell the callbacks.
+
+    Keras's `fit` does so too; a custom step has its own ways.
+    """
+    optimizer = None if isinstance(step, Custom) else step.model.optimizer
+    if optimizer is not None and int(optimizer.iterations.numpy()) > 0:
+        with strategy.scope():
+            optimizer.finalize_variable_values(getattr(step, "trained", step.model).trainable_variables)
+    hooks.on_train_end(logs)
+    leave_on_signal(strategy, step.model, hooks)
 
 
 def leave_on_signal(strategy: tf.distribute.Strategy, model: Any, hooks: Any) -> None:

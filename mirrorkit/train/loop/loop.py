@@ -24,7 +24,7 @@ from mirrorkit.train.loop.callbacks import (
     agree_to_stop,
     callback_list,
     choose_modes,
-    leave_on_signal,
+    end_training,
     release,
     some_act_on_batches,
 )
@@ -211,8 +211,7 @@ class Loop:
                     if model.stop_training:
                         break
                 position.ended = epochs
-                hooks.on_train_end(logs)
-                leave_on_signal(self.strategy, model, hooks)
+                end_training(self.strategy, step, hooks, logs)
         finally:
             release(hooks)
             self._data = self.finite_watch = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer
 from mirrorkit.errors import StepError
@@ -19,7 +17,7 @@ def check_optimizer(optimizer: KerasOptimizer) -> None:
         )
     if type(optimizer).__name__ == "MultiOptimizer":
         raise StepError("MultiOptimizer is not supported in a Step. Use one optimizer for all variables.")
-    for name in ("apply_gradients", "scale_loss", "finalize_variable_values"):
+    for name in ("apply_gradients", "scale_loss"):
         if not next(kind for kind in type(optimizer).__mro__ if name in vars(kind)).__module__.startswith("keras."):
             raise StepError(
                 f"{type(optimizer).__name__} overrides {name}, which Keras's own training calls and a mirrorkit step "
@@ -38,7 +36,6 @@ def check_switches(optimizer: KerasOptimizer) -> None:
         )
     cures = {
         "gradient_accumulation_steps": "Step(..., accumulate={value})",
-        "ema_overwrite_frequency": "Step(..., ema={optimizer.ema_momentum}) and `with step.averaged():`",
         "loss_scale_factor": "Step(..., loss_scale={value})",
     }
     for name, cure in cures.items():
@@ -46,15 +43,6 @@ def check_switches(optimizer: KerasOptimizer) -> None:
         if value is not None:
             use = cure.format(value=value, optimizer=optimizer)
             raise StepError(f"{type(optimizer).__name__}({name}={value}) is not supported in a Step. Use {use}.")
-    if getattr(optimizer, "use_ema", False):
-        warnings.warn(
-            f"{type(optimizer).__name__}(use_ema=True): at its end Keras's fit puts the averages into the weights; a "
-            "Loop leaves the weights as they are. Use Step(..., ema="
-            f"{optimizer.ema_momentum}) and `with step.averaged():`, or call "
-            "optimizer.finalize_variable_values(model.trainable_variables) when training is over.",
-            UserWarning,
-            stacklevel=4,
-        )
 
 
 def _require_no_inner(optimizer: KerasOptimizer) -> None:

@@ -52,6 +52,36 @@ def test_averages_are_those_of_keras(by_step: bool, make_loop: Any, numbers: Any
     assert largest_difference(found, model.get_weights()) < 1e-6
 
 
+class Halves(keras.optimizers.SGD):  # type: ignore[name-defined, misc]
+    def finalize_variable_values(self, var_list: Any) -> None:
+        for variable in var_list:
+            variable.assign(0.5 * variable)
+
+
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.8),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3),
+        lambda: Halves(0.1),
+    ],
+    ids=["at the end", "every third update too", "an optimizer's own end"],
+)
+def test_what_keras_writes_into_the_weights(
+    optimizer: Any, where: Any, make_loop: Any, numbers: Any, assert_replicas_equal: Any
+) -> None:
+    loop = make_loop(where, _net, optimizer)
+    model = keras_twin(_net, loop)
+    model.compile(optimizer(), "mse", jit_compile=False)
+    data = plain_dataset(*numbers, batch=15)
+    loop.fit(data, epochs=2, verbose=0)
+    model.fit(data, epochs=2, verbose=0)
+    assert int(loop.step.optimizer.iterations.numpy()) == 8
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-6
+    assert_replicas_equal(loop)
+
+
 def test_within_the_block_everything_sees_the_averages(make_loop: Any, numbers: Any, tmp_path: Any) -> None:
     loop = make_loop(("mirrored", 2), _net, ema=0.5, metrics=["mae"])
     data = plain_dataset(*numbers, batch=20)
