@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 from entries import BATCH, EPOCHS, Fit, Rows, Script, Trained, dense, logits, net, recipe, split
-from nets_dense import classes, one_hot, regression
+from nets_dense import classes, itself, one_hot, regression
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -72,6 +72,33 @@ def without_bias() -> Any:
     optimizer = _o.AdamW(0.02, weight_decay=0.1)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     return optimizer
+
+
+class Reconstruction(L.Layer):
+    def call(self, x: Any) -> Any:
+        self.add_loss(K.mean((x[0] - x[1]) ** 2))
+        return x[1]
+
+
+def alone() -> Any:
+    inputs = keras.Input((8,))
+    return keras.Model(inputs, Reconstruction()([inputs, L.Dense(8)(L.Dense(3, "tanh")(inputs))]))
+
+
+def alone_before(train: Rows, test: Rows) -> Trained:
+    model = alone()
+    model.compile(_o.SGD(0.1), jit_compile=False)
+    fitted = model.fit(*train, batch_size=BATCH, shuffle=False, epochs=EPOCHS, verbose=0)
+    return Trained([model], [model.optimizer], fitted.history, model.predict(test[0], verbose=0))
+
+
+def alone_after(strategy: Any, train: Rows, test: Rows) -> Trained:
+    with strategy.scope():
+        model = alone()
+        model.compile(_o.SGD(0.1), jit_compile=False)
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    fitted = loop.fit(recipe(train), epochs=EPOCHS, verbose=0)
+    return Trained([model], [model.optimizer], fitted.history, loop.predict(recipe(test)))
 
 
 def ema_before(train: Rows, test: Rows) -> Trained:
@@ -186,6 +213,12 @@ ENTRIES = [
         model=net(dense(6, "tanh"), dense(3)),
         optimizer=lambda: _o.SGD(_o.schedules.CosineDecay(0.05, 12, warmup_target=0.4, warmup_steps=4), momentum=0.5),
         loss=logits,
+    ),
+    Script(
+        name="compiled without a loss, add_loss alone",
+        data=lambda: tuple((x,) for x, _ in split(itself)()),
+        before=alone_before,
+        after=alone_after,
     ),
     Script(name="averages of the weights (EMA)", data=split(regression), before=ema_before, after=ema_after),
     Script(

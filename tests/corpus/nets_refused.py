@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from entries import BATCH, EPOCHS, TWO, WORKERS, Fit, Rows, Script, Trained, batched, dense, logits, net, recipe, split
-from nets_dense import classes, itself, regression, two_classes
+from nets_dense import classes, regression, two_classes
 from nets_own_steps import embedding_net
 from nets_pictures import segments
 from nets_sequences import LENGTH, WORDS, series, transformer
@@ -93,33 +93,6 @@ class Largest(keras.metrics.Metric):
 
     def result(self) -> Any:
         return self.seen
-
-
-class Reconstruction(L.Layer):
-    def call(self, x: Any) -> Any:
-        self.add_loss(K.mean((x[0] - x[1]) ** 2))
-        return x[1]
-
-
-def alone() -> Any:
-    inputs = keras.Input((8,))
-    return keras.Model(inputs, Reconstruction()([inputs, L.Dense(8)(L.Dense(3, "tanh")(inputs))]))
-
-
-def alone_before(train: Rows, test: Rows) -> Trained:
-    model = alone()
-    model.compile(_o.SGD(0.1), jit_compile=False)
-    fitted = model.fit(*train, batch_size=BATCH, shuffle=False, epochs=EPOCHS, verbose=0)
-    return Trained([model], [model.optimizer], fitted.history, model.predict(test[0], verbose=0))
-
-
-def alone_after(strategy: Any, train: Rows, test: Rows) -> Trained:
-    with strategy.scope():
-        model = alone()
-        model.compile(_o.SGD(0.1), jit_compile=False)
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
-    fitted = loop.fit(recipe(train), epochs=EPOCHS, verbose=0)
-    return Trained([model], [model.optimizer], fitted.history, loop.predict(recipe(test)))
 
 
 def stateful() -> Any:
@@ -287,13 +260,6 @@ ENTRIES = [
         model=_small,
         metrics=lambda: [Largest()],
         refused="does not add up",
-    ),
-    Script(
-        name="compiled without a loss, add_loss alone",
-        data=lambda: tuple((x,) for x, _ in split(itself)()),
-        before=alone_before,
-        after=alone_after,
-        refused="The model is compiled without a loss",
     ),
     Fit(
         name="targets [N], outputs [N, 8], mse, where a replica has 8",

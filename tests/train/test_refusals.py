@@ -64,12 +64,6 @@ def _overriding(name: str) -> Any:
     return type("Own", (o.SGD,), {name: lambda self, *args, **options: None})(0.1)
 
 
-def _compiled_without_a_loss() -> Any:
-    model = _net()
-    model.compile("sgd")
-    return model
-
-
 _LOAD_IT = r"not compiled.*model\.compile.*mk\.train\.export holds neither.*load it in the"
 _WHOLE, _POSITIVE, _DECAY = (
     "accumulate must be a whole number from 1 on",
@@ -114,7 +108,6 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     "loss_scale True": (lambda: _step(loss_scale=True), _SCALE),
     "growth_steps": (lambda: LossScale(growth_steps=0), "growth_steps must be"),
     "not compiled": (lambda: mk.train.Step.from_compiled(_net()), _LOAD_IT),
-    "compiled without a loss": (lambda: mk.train.Step.from_compiled(_compiled_without_a_loss()), r"without a loss"),
     "compute before build": (lambda: _step().compute((np.zeros((2, 4)), np.zeros((2, 1)))), r"step\.build\(strategy\)"),
 }
 if hasattr(o, "MultiOptimizer"):
@@ -232,7 +225,7 @@ XY, X, A, AB, AQ = (None, (), ("a",), ("a", "b"), ("a", "q"))  # what the target
 BY_BATCH: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "unknown loss": (XY, _net, {"loss": "mean_sqared_error"}, r"no loss 'mean_sqared_error'"),
     "a number": (XY, _net, {"loss": 7}, "must be a Keras name, a function or a keras.losses.Loss; found 7"),
-    "no loss": (XY, _net, {"loss": None}, "No output of the model has a loss"),
+    "no loss": (XY, _net, {"loss": None}, "No output of the model has a loss, and no layer adds one"),
     "a class": (XY, _net, {"loss": keras.losses.Huber}, r"class Huber itself.*Huber\(\)"),
     "a sum": (XY, _net, {"loss": keras.losses.MeanSquaredError("sum")}, r"reduction='sum'.*sum_over_batch_size"),
     "sums": (XY, _net, {"loss": keras.losses.Huber(reduction="none")}, r"Huber\(reduction='none'\) minimizes a sum"),

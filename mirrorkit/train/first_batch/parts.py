@@ -127,7 +127,7 @@ class _Parts:
         outputs = match(totals.names, self._batch.y, y_pred, self._batch.weight)
         variants = [list(variants_of(output, ys)) for output, ys in zip(outputs, self._targets, strict=True)]
         checks: dict[str, Callable[[], Iterable[str]]] = {}
-        for name, (i, loss) in zip(totals.losses.own_names or ["loss"], totals.losses.members, strict=True):
+        for name, (i, loss) in zip(totals.losses.log_names, totals.losses.members, strict=True):
             checks[name] = functools.partial(_of_loss, name, loss, variants[i])
         if self._replicas > 1:  # the parts of an accumulated update are batches to a metric, as in Keras
             for number, (name, i) in enumerate(zip(totals.metrics.names, totals.metrics.outputs, strict=True)):

@@ -19,6 +19,7 @@ from mirrorkit._types import Batch, Nest
 from mirrorkit.errors import MirrorkitError, StepError
 from mirrorkit.strategy import first_replica, local_replica, num_workers
 from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN, near, shown
+from mirrorkit.train.first_batch.rows import at_rest
 from mirrorkit.train.first_batch.same_results import rows_of_chief
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
 from mirrorkit.train.keras_model.row_draws import RowDraws
@@ -150,7 +151,7 @@ def _run(
     for batch in sets:
         with unchanged(step.variables):
             step.begin(what)
-            with functions_inlined():
+            with functions_inlined(), at_rest(step.model):
                 gradients = run(batch)
             values = [copies(variable)[0].numpy() for variable in _state(step)]
             logs = copies(step.log_values(what))[0].numpy()

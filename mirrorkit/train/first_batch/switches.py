@@ -16,14 +16,14 @@ _SMALL = 16  # numbers in a variable, at most, that may be a switch
 
 
 class Switches:
-    """The small variables that a step reads and no update writes; their first change, at an epoch's end, is told."""
+    """The small variables that a step reads and no update writes; an epoch that begins with others is told."""
 
     def __init__(self) -> None:
         self._seen: dict[int, np.ndarray] | None = None
         self._told = False
 
     def note(self, step: Any) -> None:
-        """Remember the values of the first epoch, before its end is told to callbacks."""
+        """Remember the values of the first call, before callbacks are told of it."""
         if self._seen is None and isinstance(step, Supervised) and step.shards > 1:
             self._seen = _values(step)
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, ConcreteFunction, KerasCallback, Nest, Spec
 from mirrorkit.errors import NonFiniteLossError
-from mirrorkit.strategy import is_parameter_server, require_same
+from mirrorkit.strategy import is_parameter_server, num_workers, require_same
 from mirrorkit.train.callback import call_periods, tell_non_finite
 from mirrorkit.train.calls.compiled import Calls
 from mirrorkit.train.calls.errors import require_examples
@@ -93,10 +93,13 @@ class Passes:
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), self._logs(totals) if position.batch else {}
         while position.batch != data.steps and not (position.batch and self.step.model.stop_training):
             steps = self._until_wanted(self._length.next(data.left(position.batch)), position.steps, periods)
+            if self.step.model.stop_training and num_workers(self._strategy) == 1:
+                steps = min(steps, self.step.accumulate)  # since the epoch began: Keras ends it after its first update
             hooks.on_train_batch_begin(position.batch)
             result = self.calls.train(batches, totals, steps)
             if result.steps == 0:  # the end of data of unknown length
                 break
+            self._switches.note(self.step)
             seen = position.batch + result.steps - 1  # the batch that hooks are told of
             if result.first_bad_step is not None:
                 seen = position.batch + result.first_bad_step
@@ -115,7 +118,6 @@ class Passes:
                 finite.require()
         require_examples(position.batch, int(totals[_EXAMPLES]))
         if record.steps:
-            self._switches.note(self.step)
             report.epochs.append(record)
             finite.require()
         return dict(logs)

@@ -90,7 +90,6 @@ def wrap_keras() -> None:
     for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         _wrap(kind, "apply", _apply)
     _wrap(keras.metrics.Mean, "update_state", _update_state)
-    _wrap(keras.layers.BatchNormalization, "call", _normalize)
     losses = importlib.import_module("keras.src.losses.loss")
     for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
         _wrap(losses, name, lambda original, value: original(value) if this_scope() is None else value)
@@ -114,16 +113,6 @@ def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = 
         if values.shape.rank == 0:
             sample_weight = tf.cast(scope.share.part, metric.dtype)
     return original(metric, values, sample_weight=sample_weight)
-
-
-def _normalize(original: Any, layer: Any, *args: Any, **options: Any) -> Any:
-    """While the first batch is checked, with the moving statistics: those of a share are known to be others."""
-    scope = this_scope()
-    if scope is None or scope.share.checked is None or layer.synchronized:
-        return original(layer, *args, **options)
-    inputs, *rest = args  # training, mask
-    given = dict(zip(("training", "mask"), rest, strict=False)) | options
-    return original(layer, inputs, **{**given, "training": False})
 
 
 def _apply(original: Any, optimizer: KerasOptimizer, grads: Sequence[Any], *args: Any, **options: Any) -> Any:

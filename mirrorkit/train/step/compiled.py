@@ -27,13 +27,7 @@ def compiled_parts(model: KerasModel) -> dict[str, Any]:
     # private to Keras; the public get_compile_config has copies, of registered functions and classes only
     given = model._compile_config.config
     names = ("loss", "metrics", "weighted_metrics", "loss_weights")
-    parts = {name: given[name] for name in names if given.get(name) is not None}
-    if "loss" not in parts:
-        raise StepError(
-            "The model is compiled without a loss. Call model.compile(optimizer, loss=...). Where it has no loss but "
-            "what its layers add (add_loss), write Step.from_loss(model, optimizer, loss_fn): let loss_fn call the "
-            "model and return zeros for its rows."
-        )
+    parts = {"loss": None} | {name: given[name] for name in names if given.get(name) is not None}
     optimizer = model.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # compile adds it to a mixed_float16 model
         parts["loss_scale"] = LossScale(initial=optimizer.initial_scale, growth_steps=optimizer.dynamic_growth_steps)

@@ -50,7 +50,7 @@ class Step:
             already is.
         optimizer: a Keras optimizer, created in the strategy's scope.
         loss: a Keras loss, its name, or a function `(y_true, y_pred) -> values [batch]`; for several outputs one for
-            all of them, a dict by output name, a list, or a nest like theirs.
+            all of them, a dict by output name, a list, or a nest like theirs; None where layers add all (`add_loss`).
         metrics: Keras metrics or their names; for several outputs a dict, a list of lists or a nest. Any metric
             whose state adds up; another is refused by name.
         weighted_metrics: the same; these see the sample weights.
@@ -131,7 +131,7 @@ class Step:
             **options: arguments of `Step`, such as `clip_norm`; of a model that trains by itself `unchecked="rows"`.
 
         Raises:
-            StepError: the model is not compiled, or compiled without a loss.
+            StepError: the model is not compiled.
         """
         if overrides_training(model):
             step = cls.__new__(cls)

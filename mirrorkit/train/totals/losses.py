@@ -56,8 +56,6 @@ class Losses:
             for weight in per_output(names, loss_weights, "loss weights")
         ]
         self.weights = [weights[index] for index, _ in self.members]  # of each entry of `sums` in the total
-        if not self.members:
-            raise StepError("No output of the model has a loss. Give Step a loss for at least one of them.")
 
     def sums(self, outputs: Sequence[Output]) -> list[LossSum]:
         """Sum the losses of one shard: one entry for each output that has a loss, without its weight."""
@@ -72,6 +70,11 @@ class Losses:
                     f"There is a loss but no target for {output}. Let the data yield (x, y), with a target for every "
                     "output that has a loss."
                 )
+
+    @property
+    def log_names(self) -> list[str]:
+        """The log name of each entry of `sums`: "loss" for that of a single output."""
+        return self.own_names or ["loss"] * len(self.members)
 
     @property
     def own_names(self) -> list[str]:

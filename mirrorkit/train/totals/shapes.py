@@ -31,7 +31,7 @@ def loss_faults(losses: Losses, outputs: Sequence[Output], unchecked: Sequence[s
     """
     found = {}
     with unchanged([]):  # a loss may draw from Python's or NumPy's generator
-        for name, (index, loss) in zip(losses.own_names or ["loss"], losses.members, strict=True):
+        for name, (index, loss) in zip(losses.log_names, losses.members, strict=True):
             _, y, _, weight = outputs[index]
             is_single = hasattr(y, "shape") and (weight is None or hasattr(weight, "shape"))
             if is_single and name not in unchecked and (fault := _fault(name, loss, outputs[index])):

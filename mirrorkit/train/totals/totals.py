@@ -146,6 +146,11 @@ class Totals:
             parts.setdefault(divisor, []).append(loss.numerator if weight == 1 else weight * loss.numerator)
         if extra is not None:
             parts.setdefault(EXAMPLES, []).append(extra)
+        if not parts:
+            raise StepError(
+                "No output of the model has a loss, and no layer adds one (add_loss). Give Step a loss for at least "
+                "one of the outputs, or compile the model with one."
+            )
         terms = [Term(tf.add_n(parts[divisor]), divisor) for divisor in sorted(parts)]
         own = [
             number for numerator, divisor in losses for number in (numerator, examples if divisor is None else divisor)

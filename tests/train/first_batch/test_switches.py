@@ -17,12 +17,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 class _SwitchOn(keras.callbacks.Callback):
+    """In the midst of the first epoch."""
+
     def __init__(self, switch: Any, value: float) -> None:
         super().__init__()
         self.switch, self.value = switch, value
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.switch.assign(self.value)
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 1:
+            self.switch.assign(self.value)
 
 
 class _Centers(L.Layer):  # type: ignore[name-defined]
@@ -40,7 +43,7 @@ def _fit(loop: Any, switch: Any, value: float) -> None:
 
 def test_a_layers_switch(make_loop: Any) -> None:
     def loop() -> Any:
-        return make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Centers(), L.Dense(1)))
+        return make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Centers(), L.Dense(1)), steps_per_call=1)
 
     one = loop()
     with pytest.raises(StepError, match=r"depends on the other examples.*training=True"):
@@ -56,7 +59,7 @@ def test_a_variable_that_a_loss_reads(make_loop: Any) -> None:
             each = ops.mean(ops.square(y - y_pred), -1)
             return ops.where(ops.arange(ops.shape(each)[0]) < count, each, 0.5 * each)
 
-        return make_loop(TWO, line_net, loss=loss)
+        return make_loop(TWO, line_net, loss=loss, steps_per_call=1)
 
     count = keras.Variable(100, trainable=False, dtype="int32")
     with pytest.raises(StepError, match=r"The loss \(loss\) of a batch is not that of its parts"):

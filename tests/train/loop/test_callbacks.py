@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed_versions import KERAS
-from training_helpers import largest_difference, plain_dataset
+from training_helpers import largest_difference, line_net, plain_dataset
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -265,3 +265,16 @@ def test_swap_ema_weights_evaluates_the_average(make_loop: Any, data: Any, asser
     loop.step.model.set_weights(average)
     assert swapped == pytest.approx(loop.evaluate(data)["loss"], rel=1e-6)
     assert_replicas_equal(loop)
+
+
+def test_stopped_as_an_epoch_begins(make_loop: Any) -> None:
+    """As in Keras, one more update is made, however many steps a call has."""
+
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = epoch == 1
+
+    loop = make_loop(("mirrored", 2), line_net, steps_per_call=3)
+    x = np.arange(24, dtype="float32").reshape(24, 1) / 24
+    loop.fit(plain_dataset(np.repeat(x, 4, 1), x, batch=4), epochs=4, callbacks=[Stops()], verbose=0)
+    assert int(loop.step.optimizer.iterations.numpy()) == 6 + 1
