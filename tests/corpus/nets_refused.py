@@ -224,7 +224,7 @@ ENTRIES = [
         name="a layer that centres the batch",
         data=split(regression),
         model=net(dense(6, "tanh"), Unnormal, dense(1)),
-        refused="a layer mixes the rows",
+        refused="a layer uses all rows of its batch",
         refused_on=SEVERAL,
     ),
     Fit(

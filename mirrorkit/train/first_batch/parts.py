@@ -250,8 +250,13 @@ class _Parts:
             whole, *parts = (state for _, state, _ in self._called(self._batch.x, sizes))
             return parts if len(sizes) > 1 else [whole]
 
+        def twice() -> list[Sequence[tf.Tensor]]:
+            half = list(range(ROWS // 2))
+            both, one, _ = (state for _, state, _ in self._called(take(self._batch.x, half * 2), [ROWS // 2] * 2))
+            return [both, one]
+
         state = [tf.convert_to_tensor(native(v)) for v in self._step.trained.non_trainable_variables]
-        return state_faults(self._step.trained, state, after, ROWS, self._rounding)
+        return state_faults(self._step.trained, state, after, twice, ROWS, self._rounding)
 
     @property
     def _rounding(self) -> float:

@@ -19,6 +19,7 @@ from mirrorkit.train.keras_model.layer_state import is_seed, layers_of
 _log = logging.getLogger("mirrorkit")
 
 RESOLUTION = 4 * float(np.finfo(np.float32).eps)  # of the value that advances
+_COUNTED = 0.2  # of an advance; less is an unbiased variance of few rows
 _OTHER = "something else"
 _RULE = (
     "Replicas' values are combined as a mean over the examples, integers as a number of calls. Keep a mean over the "
@@ -30,6 +31,7 @@ def state_faults(
     model: KerasModel,
     state: Sequence[tf.Tensor],
     after: Callable[[Sequence[int]], Sequence[Sequence[tf.Tensor]]],
+    twice: Callable[[], Sequence[Sequence[tf.Tensor]]],
     rows: int,
     rounding: float,
 ) -> Iterator[str]:
@@ -41,6 +43,7 @@ def state_faults(
         model: its layers' non-trainable variables.
         state: their values.
         after: called with numbers of rows, returns the values after a training pass over each part with as many.
+        twice: returns the values after a pass over rows of which each is there twice, and over these rows once.
         rows: how many there are, at least 12.
         rounding: of the size of an advance.
     """
@@ -48,12 +51,11 @@ def state_faults(
     if not checked:
         return
     (whole,) = after([rows])
-    changed = [i for i in checked if np.any(_array(whole[i]) != _array(state[i]))]
-    if not changed:
-        return
     cuts = [[size, rows - size] for size in (rows // 3, rows // 2 + 2)]
     passes = [after(cut) for cut in cuts]
-    for i in changed:
+    for i in checked:
+        if not any(np.any(_array(values[i]) != _array(state[i])) for values in (whole, *passes[0])):
+            continue
         variable = model.non_trainable_variables[i]
         parts = [[_array(values[i]) for values in pair] for pair in passes]
         sizes = [[part / rows for part in cut] for cut in cuts]
@@ -61,6 +63,8 @@ def state_faults(
         kind = _kind(_array(state[i]), _array(whole[i]), parts, sizes, rounding if is_float else None)
         if kind in (None, _OTHER) and getattr(variable, "aggregation", None) == "sum":
             yield f"The state {variable.path!r} of a layer asks for aggregation='sum', which is not done. {_RULE}"
+        elif kind == _OTHER and _counts(_array(state[i]), *(_array(values[i]) for values in twice())):
+            yield f"The state {variable.path!r} of a layer depends on how many rows there are. {_RULE}"
         elif kind == _OTHER:
             _log.warning(
                 "The state %r of a layer is not a mean over the rows. On several replicas it becomes the mean of what "
@@ -70,6 +74,11 @@ def state_faults(
             )
         elif kind:
             yield f"The state {variable.path!r} of a layer is {kind}. {_RULE}"
+
+
+def _counts(old: np.ndarray, twice: np.ndarray, once: np.ndarray) -> bool:
+    """Return whether the rows, each of them twice, give another value: no mean, variance or quantile does."""
+    return not _near(twice, once, _COUNTED * np.max(np.abs([twice - old, once - old]), initial=0.0))
 
 
 def _others(model: KerasModel) -> list[int]:

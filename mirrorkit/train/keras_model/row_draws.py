@@ -59,6 +59,9 @@ class RowDraws:
             static = tf.get_static_value(sizes)
             self.are_rows.append(static is None or tuple(static) not in self.shapes)
         self._made += 1
+        if self._made > len(self.are_rows):  # all rows drew less often
+            self._from_seeds -= 1
+            return original(shape, seed, *args, **options)
         if not self.are_rows[self._made - 1]:
             return original(shape, seed, *args, **options)
         times, rest = sizes[0] // self.own, sizes[1:]

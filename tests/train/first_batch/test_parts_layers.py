@@ -202,10 +202,24 @@ def test_noise_in_evaluation_too_is_no_mixing(make_loop: Any) -> None:
             {"dtype": "int64"},
             "an integer that depends on the rows",
         ),
+        (
+            lambda old, x: ops.sqrt(ops.cast(ops.shape(x)[0], "float32") / 16.0),
+            {},
+            "depends on how many rows there are",
+        ),
         (lambda old, x: old + 1.0, {"aggregation": "sum"}, "asks for aggregation='sum'"),
         (lambda old, x: ops.mean(x[0] * x[-1]), {"aggregation": "sum"}, "asks for aggregation='sum'"),
     ],
-    ids=["sum", "moving sum", "maximum", "minimum", "examples", "aggregation", "aggregation of two rows"],
+    ids=[
+        "sum",
+        "moving sum",
+        "maximum",
+        "minimum",
+        "examples",
+        "root of the examples",
+        "aggregation",
+        "aggregation of two rows",
+    ],
 )
 def test_state_that_is_no_mean(new: Any, options: dict[str, Any], found: str, make_loop: Any) -> None:
     loop = make_loop(TWO, lambda: sequential((4,), Remembers(new, **options), L.Dense(1)))
