@@ -193,7 +193,8 @@ ENTRIES = [
         data=split(regression),
         model=_small,
         loss=lambda: correlation,
-        refused="The loss correlation returned one number for the whole batch",
+        refused="The loss (correlation) of a batch is not that of its parts",
+        refused_on=SEVERAL,
     ),
     Fit(
         name="a loss that is divided by a statistic of the batch",
@@ -252,7 +253,8 @@ ENTRIES = [
         data=lambda: tuple((x, np.eye(3, dtype="float32")[y]) for x, y in split(segments)()),
         model=net(lambda: L.Conv2D(3, 3, padding="same", activation="softmax"), shape=(8, 8, 1)),
         loss=lambda: keras.losses.Dice(),
-        refused="The loss Dice returned one number for the whole batch",
+        refused="The loss (Dice) of a batch is not that of its parts",
+        refused_on=SEVERAL,
     ),
     Fit(
         name="a metric that keeps the largest error",

@@ -49,15 +49,36 @@ def test_as_keras_gives(loss: Any, make_loop: Any, numbers: Any) -> None:
 )
 def test_a_loss_that_is_no_mean_over_the_batch(loss: Any, make_loop: Any, numbers: Any) -> None:
     y = (numbers[1][:, 0] > 0).astype("float32")
-    with pytest.raises(StepError, match="returned one number for the whole batch"):
-        make_loop(("mirrored", 2), _probability, loss=loss).fit(plain_dataset(numbers[0], y, batch=20), verbose=0)
+    data = plain_dataset(numbers[0], y, batch=20)
+    with pytest.raises(StepError, match=r"The loss \(.*\) of a batch is not that of its parts.*one value per example"):
+        make_loop(("mirrored", 2), _probability, loss=loss).fit(data, verbose=0)
+    fit_both(make_loop, _probability, data, where=("one_device", 1), loss=loss)
 
 
 def test_weights_of_examples(make_loop: Any, numbers: Any) -> None:
     weight = np.linspace(0, 2, 60).astype("float32")
     data = plain_dataset(numbers[0], numbers[1][:, 0], weight, batch=20)
-    with pytest.raises(StepError, match=r"mean_squared_error gives one number .*\[batch, 1\]"):
+    with pytest.raises(StepError, match=r"The loss \(mean_squared_error\) of a batch is not.*\[batch, 1\]"):
         make_loop(("mirrored", 2), _net).fit(data, verbose=0)
+    fit_both(make_loop, _net, data, where=("one_device", 1))
+
+
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
+def test_one_number_that_is_the_mean(where: Any, make_loop: Any, numbers: Any) -> None:
+    def loss(y: Any, y_pred: Any) -> Any:
+        return keras.ops.mean(keras.ops.square(y - y_pred))
+
+    data = plain_dataset(*numbers, batch=25)
+    fit_both(make_loop, lambda: sequential((4,), L.Dense(1)), data, where=where, loss=loss)
+
+
+def test_one_number_that_is_none(make_loop: Any, numbers: Any) -> None:
+    y = (numbers[1] > 0).astype("float32")
+    data, dice = plain_dataset(numbers[0], y, batch=25), keras.losses.Dice()
+    net = lambda: sequential((4,), L.Dense(1, activation="sigmoid"))  # noqa: E731
+    fit_both(make_loop, net, data, where=("one_device", 1), loss=dice)
+    with pytest.raises(StepError, match=r"The loss \(Dice\) of a batch is not that of its parts"):
+        make_loop(("mirrored", 2), net, loss=dice).fit(data, verbose=0)
 
 
 def test_a_metric_says_what_to_do(make_loop: Any, numbers: Any) -> None:

@@ -212,10 +212,6 @@ def _drawing(draw: Any) -> Any:
     return lambda: sequential((4,), _Draws(draw), L.Dense(1))
 
 
-def _mean(y: Any, y_pred: Any) -> Any:
-    return tf.reduce_mean((y - y_pred) ** 2)
-
-
 class _Called(keras.losses.Loss):
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         return tf.reduce_sum((y_true - y_pred) ** 2)
@@ -230,7 +226,6 @@ BY_BATCH: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "a sum": (XY, _net, {"loss": keras.losses.MeanSquaredError("sum")}, r"reduction='sum'.*sum_over_batch_size"),
     "sums": (XY, _net, {"loss": keras.losses.Huber(reduction="none")}, r"Huber\(reduction='none'\) minimizes a sum"),
     "a loss that overrides __call__": (XY, _net, {"loss": _Called()}, r"_Called overrides __call__.*Override call\("),
-    "a scalar": (XY, _net, {"loss": _mean}, r"one number for the whole batch.*shape \[batch\]"),
     "cut off": (XY, _net, {"loss": lambda y, p: tf.stop_gradient(p[:, 0])}, "does not depend on any trainable weight"),
     "two losses": (XY, _net, {"loss": ["mse", "mae"]}, "1 outputs.*2 losses"),
     "unknown metric": (XY, _net, {"metrics": ["acuracy"]}, "no metric 'acuracy'"),

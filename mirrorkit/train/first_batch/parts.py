@@ -14,43 +14,38 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._types import Loss, Nest
+from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
+from mirrorkit.train.first_batch.functions import of_loss, of_metric
 from mirrorkit.train.first_batch.results import Results, differences
 from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN, differ, numbers
 from mirrorkit.train.first_batch.rows import PARTS, Computed, InParts, rows_differ
 from mirrorkit.train.first_batch.sampled_rows import (
-    CUT,
-    OTHER_ORDER,
     ROWS,
     SEEN,
     kinds_of,
-    part_of,
     some_rows,
     take,
     variants_of,
 )
 from mirrorkit.train.first_batch.state import RESOLUTION, state_faults
+from mirrorkit.train.first_batch.trying import on_all, tried
 from mirrorkit.train.keras_model.calling import call_model
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
-from mirrorkit.train.keras_model.outputs import Output, UnpackedBatch, match, per_output
+from mirrorkit.train.keras_model.outputs import UnpackedBatch, match, per_output
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.supervised import Supervised
-from mirrorkit.train.totals.losses import loss_sum
 from mirrorkit.variables import native, unchanged
 
 _log = logging.getLogger("mirrorkit")
 
-# Differences, in parts of a number's size:
-_EXACT = 1e-5  # rounding of sums, where the rows in another order differ by less than a tenth of it
-_CALLS = 1e-4  # rounding of what models compute for batches of different sizes
+_CALLS = 1e-4  # rounding of what models compute for batches of different sizes, in parts of a number's size
 
-T = TypeVar("T")
 Checks = Mapping[str, Callable[[], Iterable[str]]]  # by the name under which one can be left out
 
 
@@ -96,11 +91,11 @@ class _Parts:
             )
             return
         left_out = {name: check for name, check in functions.items() if name in unchecked}
-        found = {name: list(_tried(name, check)) for name, check in functions.items() if name not in unchecked}
-        differing = list(_tried("rows", self._differences, may_fail="rows" in unchecked or bool(left_out)))
+        found = {name: list(tried(name, check)) for name, check in functions.items() if name not in unchecked}
+        differing = list(tried("rows", self._differences, may_fail="rows" in unchecked or bool(left_out)))
         if differing:
             layers = {"rows": self._rows, "add_loss": self._added, **({"state": self._state} if self._training else {})}
-            found |= {name: list(_tried(name, check, may_fail=True)) for name, check in (layers | left_out).items()}
+            found |= {name: list(tried(name, check, may_fail=True)) for name, check in (layers | left_out).items()}
             if not any(found.values()):  # nothing that is known is to blame
                 found["rows"] = [text for text in differing if text]
         names = tuple(name for name, texts in found.items() if texts and name not in unchecked)
@@ -128,11 +123,11 @@ class _Parts:
         variants = [list(variants_of(output, ys)) for output, ys in zip(outputs, self._targets, strict=True)]
         checks: dict[str, Callable[[], Iterable[str]]] = {}
         for name, (i, loss) in zip(totals.losses.log_names, totals.losses.members, strict=True):
-            checks[name] = functools.partial(_of_loss, name, loss, variants[i])
+            checks[name] = functools.partial(of_loss, name, loss, variants[i])
         if self._replicas > 1:  # the parts of an accumulated update are batches to a metric, as in Keras
             for number, (name, i) in enumerate(zip(totals.metrics.names, totals.metrics.outputs, strict=True)):
                 state_of = functools.partial(totals.metrics.state, number)
-                checks[name] = functools.partial(_of_metric, name, state_of, variants[i])
+                checks[name] = functools.partial(of_metric, name, state_of, variants[i])
         return checks
 
     def _differences(self) -> Iterator[str]:
@@ -148,7 +143,7 @@ class _Parts:
 
         def of_both(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> list[Nest]:
             values = computed.values._replace(weights=weights, state=state)
-            whole = _on_all(lambda: of_all(weights, state, in_parts))
+            whole = on_all(lambda: of_all(weights, state, in_parts))
             return [whole, on_shards(values, lambda of_shard: in_parts(of_shard, PARTS))]
 
         def results(gradients: Any, state: Any, totals: Any) -> Results:
@@ -185,7 +180,7 @@ class _Parts:
             def of_part(x: Nest) -> Nest:
                 return call_model(model, weights, state, x, training=training)
 
-            (whole,) = _on_all(lambda: in_parts(of_part, [tf.nest.flatten(rows)[0].shape[0]]))
+            (whole,) = on_all(lambda: in_parts(of_part, [tf.nest.flatten(rows)[0].shape[0]]))
             return [whole, *in_parts(of_part, sizes)]
 
         return Computed(self._step, rows, training=training)(called)
@@ -261,89 +256,6 @@ class _Parts:
     @property
     def _rounding(self) -> float:
         return SIXTEEN if has_sixteen_bits(self._step.model) else _CALLS
-
-
-class _NotOnAll(Exception):
-    """All rows together could not be computed; why is its cause."""
-
-
-def _on_all(compute: Callable[[], T]) -> T:
-    """Compute something for all rows together."""
-    try:
-        return compute()
-    except StepError:
-        raise
-    except Exception as error:  # whatever a user's function may raise
-        raise _NotOnAll from error
-
-
-def _tried(name: str, check: Callable[[], Iterable[str]], *, may_fail: bool = False) -> Iterator[str]:
-    try:
-        yield from check()
-    except StepError:
-        raise
-    except _NotOnAll as failed:  # the training will say more, or works where this does not: within a tf.function
-        cause = failed.__cause__
-        _log.warning("The first batch could not be checked for %r: %s: %s", name, type(cause).__name__, cause)
-    except Exception as error:
-        if may_fail:
-            yield f"Its check failed: {type(error).__name__}: {error}."
-            return
-        raise StepError(
-            f"Before the first step on several shards, {ROWS} rows of the first batch and parts of them are checked. "
-            f"The parts failed for {name!r}: {type(error).__name__}: {error}. A replica may get any number of rows, so "
-            f"all must work on any. If this is right, write Step(..., unchecked=({name!r},))."
-        ) from error
-
-
-def _of_loss(name: str, loss: Loss, variants: Sequence[Output]) -> Iterator[str]:
-    def sums(output: Output) -> list[tf.Tensor]:
-        return [number for number in loss_sum(loss, output) if number is not None]
-
-    if difference := _in_parts(sums, variants):
-        yield (
-            f"The {name} ({getattr(loss, '__name__', type(loss).__name__)}) of a batch is not that of its parts: "
-            f"{difference}. Each value must come from its own example alone. A loss over the whole batch gathers the "
-            "other examples: mk.train.all_gather, in Step.from_loss(..., whole_batch=True)."
-        )
-
-
-def _of_metric(name: str, state_of: Callable[[Output], list[tf.Tensor]], variants: Sequence[Output]) -> Iterator[str]:
-    if difference := _in_parts(state_of, variants):
-        is_flat = len(variants[0].y.shape) == len(variants[0].y_pred.shape) == 1
-        cure = "Give targets and outputs a last axis, [batch, 1], which Keras's metrics take means over. " * is_flat
-        yield (
-            f"The state of the metric {name!r} for a batch is not that of its parts: {difference}. {cure}Let a metric "
-            "function return one value per example (shape [batch]); for a ratio of counts write a "
-            "keras.metrics.Metric that adds up the counts and divides in result(), or take one of Keras's."
-        )
-
-
-def _in_parts(sums: Callable[[Output], list[tf.Tensor]], variants: Sequence[Output]) -> str | None:
-    """Return how the sums over all rows differ from those over the parts, or None."""
-    for number, variant in enumerate(variants):
-        try:
-            found = _difference(sums, variant)
-        except Exception:
-            if number == 0:
-                raise
-            continue  # the function requires more of targets and predictions than these kinds
-        if found:
-            return found
-    return None
-
-
-def _difference(sums: Callable[[Output], list[tf.Tensor]], output: Output) -> str | None:
-    whole = numbers(_on_all(lambda: sums(output)))
-    control, *parts = (numbers(sums(part_of(output, rows))) for rows in (OTHER_ORDER, *CUT))
-    for value, other, first, second in zip(whole, control, *parts, strict=True):
-        size = np.max(np.abs([value, first, second]), initial=0.0)
-        rounding = float(np.clip(10 * np.max(np.abs(other - value), initial=0.0), _EXACT * size, LARGEST * size))
-        if differ(value, first + second, rounding):
-            place = np.unravel_index(np.argmax(np.abs(value - first - second)), value.shape)
-            found = f"{value[place]:.6g} in place of {first[place]:.6g} + {second[place]:.6g}"
-            return f"{found} for {' + '.join(str(rows.size) for rows in CUT)} rows"
-    return None
 
 
 def _number(tensor: tf.Tensor) -> float:

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
@@ -112,7 +111,11 @@ def _resolve(loss: Loss | str, output: Output) -> Loss:
 def loss_sum(loss: Loss, output: Output) -> LossSum:
     """Sum a loss over one shard, with weights and masks as Keras counts them."""
     values, mask = _values(loss, output)
-    weight = None if output.weight is None else _fit(tf.cast(output.weight, values.dtype), values)
+    weight = None if output.weight is None else tf.cast(output.weight, values.dtype)
+    if not values.shape.rank:  # one number for the batch is that of each row: right where it is their mean
+        known = [one for one in (mask, weight) if one is not None]
+        values = tf.fill(tf.shape(known[0]) if known else tf.shape(output.y_pred)[:1], values)
+    weight = None if weight is None else _fit(weight, values)
     if mask is not None:
         mask = _fit(tf.cast(mask, values.dtype), values)
         weight = mask if weight is None else weight * mask
@@ -128,8 +131,6 @@ def loss_sum(loss: Loss, output: Output) -> LossSum:
 def _values(loss: Loss, output: Output) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Return the loss of each example or position, and which of them count (None for all)."""
     values = call_loss(loss, output.y, output.y_pred)
-    if len(values.shape) == 0:
-        values = _of_each(loss, output)
     # Layers mask the outputs; losses such as SparseCategoricalCrossentropy(ignore_class=...) mask their own values.
     masks = [mask_of(output.y_pred), mask_of(values)]
     known = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
@@ -142,34 +143,6 @@ def call_loss(loss: Loss, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     if isinstance(loss, keras.losses.Loss):  # as Loss.__call__ does before its own mean
         return loss.call(tf.cast(y, loss.dtype), tf.cast(y_pred, loss.dtype))
     return loss(*_as_keras_gives(y, y_pred))
-
-
-def _of_each(loss: Loss, output: Output) -> tf.Tensor:
-    """Return the values of a loss that gave one number, where that is their mean.
-
-    Keras's losses take a mean over the last axis. Of targets and predictions [batch] that is a mean over the examples.
-    """
-    name, is_flat = loss_name(loss), len(output.y.shape) == len(output.y_pred.shape) == 1
-    if not is_flat or not _is_mean(loss):
-        raise StepError(
-            f"The loss {name} returned one number for the whole batch; a mean over a replica's share cannot be "
-            "combined with the others' exactly. Return one value per example (shape [batch])."
-        )
-    if output.weight is not None or mask_of(output.y_pred) is not None:
-        raise StepError(
-            f"Of targets and predictions of shape [batch] the loss {name} gives one number for the whole batch, which "
-            "Keras multiplies by the mean of the sample weights, and masks do nothing. Give both a last axis, "
-            "[batch, 1] (y[:, tf.newaxis], a model that ends in Dense(1)): then each weight is that of its own example."
-        )
-    return call_loss(loss, output.y[:, tf.newaxis], output.y_pred[:, tf.newaxis])
-
-
-def _is_mean(loss: Loss) -> bool:
-    """Whether what a loss gives for [batch] is the mean of what it gives for [batch, 1]; tried with a few numbers."""
-    with tf.init_scope():
-        y, y_pred = tf.constant([1.0, 0.0, 1.0, 0.0]), tf.constant([0.9, 0.2, 0.4, 0.7])
-        each = call_loss(loss, y[:, tf.newaxis], y_pred[:, tf.newaxis])
-        return each.shape == [4] and np.allclose(call_loss(loss, y, y_pred), tf.reduce_mean(each), rtol=1e-5)
 
 
 def loss_name(loss: Loss) -> str:

@@ -64,7 +64,7 @@ def test_a_loss_over_pairs(loss: Any, make_loop: Any) -> None:
     def net() -> Any:
         return sequential((4,), L.Dense(3), L.UnitNormalization())
 
-    with pytest.raises(StepError, match=r"The loss \((_pairs|Circle)\).*own example alone"):
+    with pytest.raises(StepError, match=r"The loss \((_pairs|Circle)\).*from that example alone"):
         check(make_loop(TWO, net, loss=loss), X, CLASSES)
 
 

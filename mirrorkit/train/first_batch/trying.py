@@ -1,0 +1,48 @@
+"""What may fail in a user's code while it is checked: on all rows, as it would in the training, or on parts of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from mirrorkit.errors import StepError
+from mirrorkit.train.first_batch.sampled_rows import ROWS
+
+_log = logging.getLogger("mirrorkit")
+
+T = TypeVar("T")
+
+
+class NotOnAll(Exception):
+    """All rows together could not be computed; why is its cause."""
+
+
+def on_all(compute: Callable[[], T]) -> T:
+    """Compute something for all rows together."""
+    try:
+        return compute()
+    except StepError:
+        raise
+    except Exception as error:  # whatever a user's function may raise
+        raise NotOnAll from error
+
+
+def tried(name: str, check: Callable[[], Iterable[str]], *, may_fail: bool = False) -> Iterator[str]:
+    """Yield what a check finds; refuse what fails on parts of the rows, unless it `may_fail`, which is a finding then."""
+    try:
+        yield from check()
+    except StepError:
+        raise
+    except NotOnAll as failed:  # the training will say more, or works where this does not: within a tf.function
+        cause = failed.__cause__
+        _log.warning("The first batch could not be checked for %r: %s: %s", name, type(cause).__name__, cause)
+    except Exception as error:
+        if may_fail:
+            yield f"Its check failed: {type(error).__name__}: {error}."
+            return
+        raise StepError(
+            f"Before the first step on several shards, {ROWS} rows of the first batch and parts of them are checked. "
+            f"The parts failed for {name!r}: {type(error).__name__}: {error}. A replica may get any number of rows, so "
+            f"all must work on any. If this is right, write Step(..., unchecked=({name!r},))."
+        ) from error
