@@ -10,7 +10,6 @@ import tensorflow as tf
 from entries import BATCH, EPOCHS, TWO, WORKERS, Fit, Rows, Script, Trained, batched, dense, logits, net, recipe, split
 from nets_dense import classes, regression, two_classes
 from nets_own_steps import embedding_net
-from nets_pictures import segments
 from nets_sequences import LENGTH, WORDS, series, transformer
 
 import mirrorkit as mk
@@ -247,14 +246,6 @@ ENTRIES = [
         model=lambda: stateful(),
         optimizer=lambda: _o.Adam(0.01),
         refused="The layer 'lstm' has stateful=True",
-    ),
-    Fit(
-        name="Dice loss over the batch",
-        data=lambda: tuple((x, np.eye(3, dtype="float32")[y]) for x, y in split(segments)()),
-        model=net(lambda: L.Conv2D(3, 3, padding="same", activation="softmax"), shape=(8, 8, 1)),
-        loss=lambda: keras.losses.Dice(),
-        refused="The loss (Dice) of a batch is not that of its parts",
-        refused_on=SEVERAL,
     ),
     Fit(
         name="a metric that keeps the largest error",

@@ -29,7 +29,7 @@ def on_all(compute: Callable[[], T]) -> T:
 
 
 def tried(name: str, check: Callable[[], Iterable[str]], *, may_fail: bool = False) -> Iterator[str]:
-    """Yield what a check finds; refuse what fails on parts of the rows, unless it `may_fail`, which is a finding then."""
+    """Yield what a check finds; refuse what fails on parts of the rows, unless it `may_fail`: then it is a finding."""
     try:
         yield from check()
     except StepError:
