@@ -25,6 +25,7 @@ from mirrorkit.train.step.supervised import Supervised
 
 T = TypeVar("T")
 PARTS = [1, SEEN - 1]  # unequal, since equal ones hide a mean that is taken for a sum
+_LONG = 100  # time steps, more of which take longer than a trace
 InParts = Callable[..., list[Any]]  # of a function of rows and the sizes of parts: what it gives for each part
 
 
@@ -41,6 +42,7 @@ class Computed:
         model = step.trained
         self._step, self._rows, self._training = step, rows, training
         self.count: int = tf.nest.flatten(rows)[0].shape[0]
+        self._longest = max(sum(tensor.shape[1:2]) for tensor in tf.nest.flatten(rows))  # sequence, where it is one
         self.values = step.values()
         self._shapes = {tuple(variable.shape) for variable in model.variables}
         seeds = [is_seed(variable) for variable in model.non_trainable_variables]
@@ -54,8 +56,8 @@ class Computed:
     ) -> Nest:
         """Return what `compute` makes of weights, layer state and an `InParts`, which it first asks for all rows.
 
-        With time steps, one operation after the other would take as long for each as for a whole layer, and of a placed
-        model all weights would be copied to one device: these are traced.
+        With many time steps, one operation after the other would take as long for each as for a whole layer, and of a
+        placed model all weights would be copied to one device: these are traced.
         """
         are_rows: list[bool] = []
 
@@ -68,7 +70,7 @@ class Computed:
         model, placed = self._step.trained, self._step.on_first
         given = list(self.values.weights), list(self.values.state if state is None else state), self._rows
         with at_rest(model) if self._training else contextlib.nullcontext():
-            if placed or any(isinstance(layer, keras.layers.RNN) for layer in layers_of(model)):
+            if placed or (self._longest > _LONG and any(isinstance(one, keras.layers.RNN) for one in layers_of(model))):
                 traced = tf.function(placed(function) if placed else function, autograph=False)
                 return traced.get_concrete_function(*given)(*given)
             return function(*given)
