@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from mirrorkit._keras import keras
 from mirrorkit._types import Batch
 from mirrorkit.errors import StepError
+from mirrorkit.train.first_batch.attributes import attributes_kept
 from mirrorkit.train.first_batch.keras_results import compare_with_keras
 from mirrorkit.train.first_batch.own_draws import require_own_draws
 from mirrorkit.train.first_batch.parts import compare_parts
 from mirrorkit.train.first_batch.predictions import check_predictions
 from mirrorkit.train.first_batch.same_results import require_same_results
 from mirrorkit.train.first_batch.shares import compare_shares
+from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.step.custom import Custom
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import FirstOf, LoopStep
@@ -28,7 +31,9 @@ def first_batch_check(step: Any, what: FirstOf = "train") -> Callable[[Batch], N
         return None
 
     def checked(batch: Batch) -> None:
-        if check(step, batch, what) is not False:
+        with attributes_kept(_of_users(step)):
+            is_done = check(step, batch, what) is not False
+        if is_done:
             step.checked.add(what)
 
     return checked
@@ -44,6 +49,16 @@ def _check_of(step: LoopStep, what: FirstOf) -> Check | None:
         skipped = step.strategy.num_replicas_in_sync == 1 or "rows" in step.unchecked
         return None if what == "predict" or skipped else compare_shares
     raise NotImplementedError(f"Nothing checks the first batch of a {type(step).__name__}.")
+
+
+def _of_users(step: LoopStep) -> Iterator[Any]:
+    """Yield the layers, metrics and losses that a step calls; a custom step is not run by its check."""
+    if isinstance(step, Custom):
+        return
+    yield from layers_of(step.model)
+    yield from step.model.metrics
+    if isinstance(step, Supervised) and not step.options.of_values:
+        yield from keras.tree.flatten([step.options.losses, step.options.metrics])
 
 
 def _of_step(step: Supervised, what: FirstOf) -> Check | None:

@@ -1,0 +1,50 @@
+"""What layers, metrics and losses count in Python attributes is as before the checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from first_batch_helpers import TWO, X, check
+from training_helpers import sequential
+
+from mirrorkit._keras import keras
+
+L = keras.layers
+
+
+class _Counts(L.Layer):  # type: ignore[name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen, self.named = 0, [], {"last": 0}
+
+    def call(self, x: Any) -> Any:
+        self.calls += 1
+        self.seen.append(x)
+        self.named["last"] = self.calls
+        return x
+
+
+class _Loss(keras.losses.Loss):  # type: ignore[name-defined, misc]
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = 0
+
+    def call(self, y: Any, y_pred: Any) -> Any:
+        _Loss.calls += 1
+        self.own += 1
+        return keras.ops.mean(keras.ops.square(y - y_pred), -1)
+
+
+def test_they_are_given_back(make_loop: Any) -> None:
+    loss = _Loss()
+    loop = make_loop(TWO, lambda: sequential((4,), _Counts(), L.Dense(1)), loss=loss)
+    layer = loop.step.model.layers[0]
+    loop.step.for_loop(loop.strategy).prepare((X, X[:, :1]))
+    layer.calls, loss.own, calls = 5, 7, _Loss.calls
+    layer.seen[:], layer.named["last"] = [1.0], 3
+    check(loop, X, X[:, :1])
+    assert (layer.calls, layer.seen, layer.named, loss.own) == (5, [1.0], {"last": 3}, 7)
+    assert _Loss.calls > calls
+    assert layer.built
