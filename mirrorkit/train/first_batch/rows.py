@@ -20,6 +20,7 @@ from mirrorkit.train.first_batch.rounding import SIXTEEN, differ
 from mirrorkit.train.first_batch.sampled_rows import SEEN, take
 from mirrorkit.train.keras_model.layer_state import is_seed, layers_of, training_argument
 from mirrorkit.train.keras_model.row_draws import RowDraws, drawing_rows
+from mirrorkit.train.keras_model.seeds import noting_seeds
 from mirrorkit.train.reduce.gathering import gathering
 from mirrorkit.train.step.supervised import Supervised
 
@@ -69,11 +70,15 @@ class Computed:
 
         model, placed = self._step.trained, self._step.on_first
         given = list(self.values.weights), list(self.values.state if state is None else state), self._rows
-        with at_rest(model) if self._training else contextlib.nullcontext():
+        outside: list[tf.Tensor] = []  # seeds of draws that are made again where a gradient is taken
+        with noting_seeds(outside), at_rest(model) if self._training else contextlib.nullcontext():
             if placed or (self._longest > _LONG and any(isinstance(one, keras.layers.RNN) for one in layers_of(model))):
                 traced = tf.function(placed(function) if placed else function, autograph=False)
-                return traced.get_concrete_function(*given)(*given)
-            return function(*given)
+                found = traced.get_concrete_function(*given)(*given)
+            else:
+                found = function(*given)
+        self.all_draws_known &= not outside
+        return found
 
     def _in_parts(
         self, of_part: Callable[[Nest], T], rows: Nest, sizes: Sequence[int], are_rows: list[bool]
