@@ -159,6 +159,26 @@ def own_train_step(run: Run) -> list[str]:
     return [*table(head, lines), *under(run, "processes, or blocks of steps, each")]
 
 
+def first_batch(run: Run) -> list[str]:
+    lines = []
+    for net in dict.fromkeys(row["net"] for row in run.rows):
+        parts = ("three eager steps", "checks", "first step")
+        eager, checks, first = (run.row(net=net, measured=what) for what in parts)
+        low, high = span(checks)
+        cells = [f"{row['median']:.2f}" for row in (eager, checks, first)]
+        cells.insert(2, f"{low:.2f} to {high:.2f}")
+        lines.append([net, *cells, times(checks["median"] / eager["median"])])
+    head = [
+        "net",
+        "three eager steps of Keras, s",
+        "the checks, s",
+        "range",
+        "the first step without, s",
+        "checks / eager",
+    ]
+    return [*table(head, lines), *under(run, "processes each")]
+
+
 def messages(run: Run) -> list[str]:
     lines = []
     for size in sorted({row["bytes"] for row in run.rows}):
@@ -224,6 +244,7 @@ BLOCKS: dict[str, tuple[Callable[..., list[str]], Sequence[str]]] = {
     "strategies": (strategies, ["strategies"]),
     "callbacks": (callbacks, ["callbacks"]),
     "own-train-step": (own_train_step, ["own-train-step"]),
+    "first-batch": (first_batch, ["first-batch"]),
     "messages": (messages, ["messages"]),
     "summary": (summary, ["cnn", "linear", "linear-one-device", "records"]),
     "readme": (readme, ["cnn", "linear"]),
