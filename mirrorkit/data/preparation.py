@@ -33,7 +33,7 @@ class PreparedRecipe(Recipe):
     """The arguments that `batches`, `resident` and `records` share, documented at `Batches`, and what they do.
 
     Equality is identity: compiled functions are kept by the recipe that they were compiled for. A subclass calls
-    `_settle` in its `__post_init__` and has a `num_classes`.
+    `_settle` in its `__post_init__`, and has `dataset`, `num_classes` and `_first_examples`.
     """
 
     reads_own_rows = True

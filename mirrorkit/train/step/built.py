@@ -13,7 +13,7 @@ from mirrorkit.train.keras_model import building
 from mirrorkit.train.replica_code.step_function import build_as_it_trains
 from mirrorkit.train.requirements.data import check_tensors
 from mirrorkit.train.requirements.same_rows import require_same_rows
-from mirrorkit.train.step.compiled import require_compiled
+from mirrorkit.train.step.keras_compile import require_compiled
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.own_loss import LossModel

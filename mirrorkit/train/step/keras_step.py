@@ -33,8 +33,8 @@ from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.compiled import compiled_config, require_same_compile
 from mirrorkit.train.step.global_batch import GlobalBatch
+from mirrorkit.train.step.keras_compile import compiled_config, require_same_compile
 from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.variables import copies, own_copy
 

@@ -27,8 +27,8 @@ from mirrorkit.train.requirements.model import check_overrides, overrides_traini
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.built import build_step, options_of_keras, require_supervised
-from mirrorkit.train.step.compiled import compiled_config, compiled_parts
 from mirrorkit.train.step.global_batch import OwnRows
+from mirrorkit.train.step.keras_compile import compiled_config, compiled_parts
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.options import Clip, Options
@@ -113,7 +113,7 @@ class Step:
             jit_compile=jit_compile,
             shard_optimizer=shard_optimizer,
         )
-        variants.check_options(self._options, optimizer)
+        variants.require_compatible(self._options, optimizer)
         self._built: Supervised | KerasStep | None = None
         self._uses: dict[Any, int] = {}  # earlier calls of `compute` since the last `update`, by replica and part
 
@@ -204,7 +204,7 @@ class Step:
         step.model = shown(trained)
         own = prediction(models, predict)
         step._options = dataclasses.replace(step._options, of_values=True, predict=own, whole_batch=whole_batch)
-        variants.check_options(step._options, optimizer)
+        variants.require_compatible(step._options, optimizer)
         return step
 
     @property

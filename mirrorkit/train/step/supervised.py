@@ -34,10 +34,10 @@ from mirrorkit.train.step.assigned import run_and_combine
 from mirrorkit.train.step.averages import Averages, no_averages
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.compiled import compile_model, compiled_config, require_same_compile
 from mirrorkit.train.step.devices import OnFirst
 from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch
+from mirrorkit.train.step.keras_compile import compile_model, compiled_config, require_same_compile
 from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.sharded_slots import WholeSlot

@@ -17,7 +17,7 @@ from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.whole_batch import EachExample, WholeBatch
 
 
-def check_options(options: Options, optimizer: KerasOptimizer) -> None:
+def require_compatible(options: Options, optimizer: KerasOptimizer) -> None:
     """Refuse options, and an optimizer, that exclude each other; when a step is made, before there is a strategy."""
     if options.shard_optimizer:
         ShardedOptimizer.check(optimizer)
