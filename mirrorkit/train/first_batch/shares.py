@@ -36,7 +36,8 @@ _LATER = 0.05  # of an update after the first, whose weights an optimizer may ha
 _CURE = (
     "On several replicas each runs it on its share of the rows, and the gradients, single numbers given to a metric, "
     "and states are averaged, weighed by rows; so they must be means over rows (tf.reduce_mean, a keras Loss), not "
-    "sums, norms or comparisons of rows with each other. For a loss over the whole batch use "
+    "sums, norms or comparisons of rows with each other; and rows must draw from a SeedGenerator or without a seed, "
+    "not from one that all replicas have. For a loss over the whole batch use "
     'Step.from_loss(model, optimizer, loss_fn, whole_batch=True); Step.from_compiled(model, unchecked="rows") leaves '
     "this check out."
 )

@@ -237,6 +237,14 @@ class LogsNothing(Base):
         super().train_step(data)
 
 
+class RepeatsNoise(Base):
+    """Noise of rows from a seed that every replica has."""
+
+    def objective(self, x, y):
+        at = [tf.cast(self.optimizer.iterations, tf.int32), 7]
+        return super().objective(x + tf.random.stateless_normal(tf.shape(x), at), y)
+
+
 def compiled(kind):
     model = kind()
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9))
@@ -244,7 +252,9 @@ def compiled(kind):
 
 
 _ROWS = r"train_step of {} does not mean the same on shares of a batch: "
+
 FAULTY = {
+    RepeatsNoise: _ROWS + "the gradients of its update 1.*draw",
     SumOfRows: _ROWS + "the gradients of its update 1 have the norm",
     NotAScalar: _ROWS + "the gradients of its update 1",
     ClipsByItself: _ROWS + "the gradients of its update 1",
@@ -317,14 +327,11 @@ class Penalty(WGAN):
 
 
 class NoisyGradients(Base):
-    """Right: the same noise on every replica, in the shape of the weights; and noise of rows from such a seed."""
-
-    def objective(self, x, y):
-        self.at = [tf.cast(self.optimizer.iterations, tf.int32), 7]
-        return super().objective(x + tf.random.stateless_normal(tf.shape(x), self.at), y)
+    """Right: the same noise on every replica, in the shape of the weights."""
 
     def changed(self, gradients):
-        return [g + 0.1 * tf.random.stateless_normal(g.shape, self.at) for g in gradients]
+        at = [tf.cast(self.optimizer.iterations, tf.int32), 7]
+        return [g + 0.1 * tf.random.stateless_normal(g.shape, at) for g in gradients]
 
 
 RIGHT = [NoisyGradients, DrawsNoise, DropsAndNormalizes, Mixes, Penalty]
