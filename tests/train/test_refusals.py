@@ -217,6 +217,16 @@ class _Called(keras.losses.Loss):
         return tf.reduce_sum((y_true - y_pred) ** 2)
 
 
+class _Forgets(keras.metrics.Mean):
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(tf.abs(y_true - y_pred))
+
+    def result(self) -> Any:
+        found = super().result()
+        self.total.assign(0.5 * self.total)
+        return found
+
+
 XY, X, A, AB, AQ = (None, (), ("a",), ("a", "b"), ("a", "q"))  # what the targets are
 BY_BATCH: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "unknown loss": (XY, _net, {"loss": "mean_sqared_error"}, r"no loss 'mean_sqared_error'"),
@@ -225,6 +235,12 @@ BY_BATCH: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "a class": (XY, _net, {"loss": keras.losses.Huber}, r"class Huber itself.*Huber\(\)"),
     "a sum": (XY, _net, {"loss": keras.losses.MeanSquaredError("sum")}, r"reduction='sum'.*sum_over_batch_size"),
     "sums": (XY, _net, {"loss": keras.losses.Huber(reduction="none")}, r"Huber\(reduction='none'\) minimizes a sum"),
+    "a result that assigns": (
+        XY,
+        _net,
+        {"loss": "mse", "metrics": [_Forgets("late")]},
+        "result.. of metric 'late'.*assigns",
+    ),
     "a loss that overrides __call__": (XY, _net, {"loss": _Called()}, r"_Called overrides __call__.*Override call\("),
     "cut off": (XY, _net, {"loss": lambda y, p: tf.stop_gradient(p[:, 0])}, "does not depend on any trainable weight"),
     "two losses": (XY, _net, {"loss": ["mse", "mae"]}, "1 outputs.*2 losses"),

@@ -24,9 +24,13 @@ from mirrorkit.train.step.supervised import Supervised
 Check = Callable[..., bool | None]  # of a step, a global batch and the kind of pass; False: of too few rows to tell
 
 
-def first_batch_check(step: Any, what: FirstOf = "train") -> Callable[[Batch], None] | None:
-    """Return what checks a global batch before the first pass of a kind of a `LoopStep`; None without need."""
-    check = None if what in step.checked else _check_of(step, what)
+def first_batch_check(step: Any, what: FirstOf = "train", *, again: bool = False) -> Callable[[Batch], None] | None:
+    """Return what checks a global batch before the first pass of a kind of a `LoopStep`; None without need.
+
+    What was checked is compared `again` with its parts, where a number that a `Supervised` reads has changed.
+    """
+    known: Check | None = _check_again if again else None
+    check = known if what in step.checked else _check_of(step, what)
     if check is None:
         return None
 
@@ -49,6 +53,10 @@ def _check_of(step: LoopStep, what: FirstOf) -> Check | None:
         skipped = step.strategy.num_replicas_in_sync == 1 or "rows" in step.unchecked
         return None if what == "predict" or skipped else compare_shares
     raise NotImplementedError(f"Nothing checks the first batch of a {type(step).__name__}.")
+
+
+def _check_again(step: Supervised, batch: Batch, what: FirstOf) -> None:
+    compare_parts(step, step.unpack(batch), training=what == "train")
 
 
 def _of_users(step: LoopStep) -> Iterator[Any]:

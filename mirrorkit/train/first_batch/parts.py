@@ -101,7 +101,7 @@ class _Parts:
         names = tuple(name for name, texts in found.items() if texts and name not in unchecked)
         if names:
             raise StepError(
-                f"{self._replicas * self._step.accumulate} shards of a batch would not give what the whole batch "
+                f"{self._step.shards} shards of a batch would not give what the whole batch "
                 f"gives. {' '.join(text for name in names for text in found[name])} (Seen on a few rows of the first "
                 "batch and on parts of them. If you know that it is right, write "
                 f"Step{'.from_loss' * bool(self._totals.values)}(..., unchecked={names!r}).)"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from mirrorkit._types import Batch
-from mirrorkit.train.first_batch.parts import compare_parts
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import copies
 
@@ -27,13 +24,13 @@ class Switches:
         if self._seen is None and isinstance(step, Supervised) and step.shards > 1:
             self._seen = _values(step)
 
-    def check(self, step: Any) -> Callable[[Batch], None] | None:
-        """Return, once, what compares a batch with its parts again, where one has changed since."""
+    def changed(self, step: Any) -> bool:
+        """Return, once, whether one has another value."""
         if self._seen is None or self._told:
-            return None
+            return False
         values = _values(step)
         self._told = any(key in values and np.any(values[key] != before) for key, before in self._seen.items())
-        return (lambda batch: compare_parts(step, step.unpack(batch), training=True)) if self._told else None
+        return self._told
 
 
 def _values(step: Supervised) -> dict[int, np.ndarray]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch.sampled_rows import ROWS
 
 _log = logging.getLogger("mirrorkit")
 
@@ -42,7 +41,7 @@ def tried(name: str, check: Callable[[], Iterable[str]], *, may_fail: bool = Fal
             yield f"Its check failed: {type(error).__name__}: {error}."
             return
         raise StepError(
-            f"Before the first step on several shards, {ROWS} rows of the first batch and parts of them are checked. "
+            "Before the first step on several shards, a few rows of the first batch and parts of them are checked. "
             f"The parts failed for {name!r}: {type(error).__name__}: {error}. A replica may get any number of rows, so "
             f"all must work on any. If this is right, write Step(..., unchecked=({name!r},))."
         ) from error

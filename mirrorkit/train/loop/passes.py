@@ -87,7 +87,7 @@ class Passes:
         """
         totals = self._restored_totals(data, position)
         self._check_labels(data)
-        check = first_batch_check(self.step) or self._switches.check(self.step)
+        check = first_batch_check(self.step, again=self._switches.changed(self.step))
         batches = data.epoch(position.epoch, start=position.batch, look_at=self.step.accumulate, check=check)
         periods = [1] if each_step else call_periods(hooks.callbacks)
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), self._logs(totals) if position.batch else {}

@@ -113,8 +113,8 @@ def test_data_that_grew_within_an_epoch_is_refused_and_welcome_after_it(
         line.fit(data(24), epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / "3")], verbose=0)
     report = line.fit(data(60), epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / "epoch")], verbose=0)
     assert [epoch.examples for epoch in report.epochs] == [60]
-    line.restore(tmp_path / "2").batch = 0  # the epoch anew
-    report = line.fit(data(60), callbacks=[mk.train.Checkpoints(tmp_path / "anew")], verbose=0)
+    line.restore(tmp_path / "2").batch = 0  # the epoch again
+    report = line.fit(data(60), callbacks=[mk.train.Checkpoints(tmp_path / "again")], verbose=0)
     assert [epoch.examples for epoch in report.epochs] == [60]
 
 
