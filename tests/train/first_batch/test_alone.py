@@ -68,7 +68,7 @@ def test_without_the_checks_the_bits_are_the_same(
         predicted = loop.predict(data)
         return [*values_of(loop), *map(np.asarray, history.values()), predicted]
 
-    def nothing(step: Any, what: str = "train") -> None:
+    def nothing(step: Any, what: str = "train", **options: bool) -> None:
         checked.append(what)
 
     expected = trained()
