@@ -64,10 +64,13 @@ def _in_parts(sums: Callable[[Output], list[tf.Tensor]], variants: Sequence[Outp
 
 def _difference(sums: Callable[[Output], list[tf.Tensor]], output: Output) -> str | None:
     whole = numbers(on_all(lambda: sums(output)))
-    control, *parts = (numbers(sums(part_of(output, rows))) for rows in (OTHER_ORDER, *CUT))
-    for value, other, first, second in zip(whole, control, *parts, strict=True):
+    parts = [numbers(sums(part_of(output, rows))) for rows in CUT]
+    for number, (value, first, second) in enumerate(zip(whole, *parts, strict=True)):
         size = np.max(np.abs([value, first, second]), initial=0.0)
-        rounding = float(np.clip(10 * np.max(np.abs(other - value), initial=0.0), _EXACT * size, LARGEST * size))
+        if not differ(value, first + second, _EXACT * size):
+            continue
+        control = numbers(sums(part_of(output, OTHER_ORDER)))[number]
+        rounding = min(10 * np.max(np.abs(control - value), initial=0.0), LARGEST * size)
         if differ(value, first + second, rounding):
             place = np.unravel_index(np.argmax(np.abs(value - first - second)), value.shape)
             found = f"{value[place]:.6g} in place of {first[place]:.6g} + {second[place]:.6g}"
