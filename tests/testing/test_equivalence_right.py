@@ -15,6 +15,7 @@ from mirrorkit._keras import keras
 o = keras.optimizers
 
 
+@pytest.mark.slow
 def test_a_users_own_step() -> None:
     found = mk.testing.assert_equivalent(
         lambda: RightStep(net(), o.SGD(0.05)), points(60), replicas=(1, 3), steps=6, global_batch_size=16

@@ -147,6 +147,7 @@ class _BreakAt(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_warm_up_leaves_everything_as_it_was(strategy_of: Any) -> None:
     loop = loop_of(own_models.wgan, strategy_of("mirrored", 2))
     loop.warm_up(_dataset())

@@ -42,7 +42,7 @@ def largest(one: Any, other: Any) -> float:
     return float(np.max(np.abs(one - other) / np.maximum(1.0, np.abs(other)), initial=0.0))
 
 
-FAST = ["wgan", "distillation", "mean_teacher", "tracks", "reshapes", "synchronized"]
+FAST = ["wgan", "distillation", "mean_teacher", "synchronized"]
 CASES = [
     *((name, 3) for name in FAST),
     *(pytest.param(name, 3, marks=pytest.mark.slow) for name in own_models.MODELS if name not in FAST),

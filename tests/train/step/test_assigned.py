@@ -92,6 +92,7 @@ def test_evaluate_and_predict_write_as_keras_does(where: Any, kind: str, strateg
     assert_state(loop, expected(4))
 
 
+@pytest.mark.slow
 def test_a_small_first_batch(strategy_of: Any) -> None:
     """Of two rows, known beforehand: two of four replicas have none, and know of none before them."""
     loop = loop_of(strategy_of("mirrored", 4))
@@ -151,6 +152,7 @@ def test_a_weight_that_predict_assigns_is_refused(strategy_of: Any) -> None:
         mk.train.Loop(strategy, step).predict(data())
 
 
+@pytest.mark.slow
 def test_a_step_of_ones_own(strategy_of: Any) -> None:
     """Its layers' state, too, where its `test` and `predict` call them."""
 

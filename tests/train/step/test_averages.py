@@ -58,6 +58,7 @@ class Halves(keras.optimizers.SGD):  # type: ignore[name-defined, misc]
             variable.assign(0.5 * variable)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
 @pytest.mark.parametrize(
     "optimizer",

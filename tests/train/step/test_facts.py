@@ -76,6 +76,7 @@ def test_update_before_compute_says_what_to_call(make: Any) -> None:
     assert other.step.update(other.strategy, sums)["loss"] == loop.step.update(loop.strategy, sums)["loss"]
 
 
+@pytest.mark.slow
 def test_facts_are_frozen_and_those_of_any_size_and_order(make: Any) -> None:
     found, shapes = [], []
     for sizes, static in (([6, 2], True), ([6, 2], False), ([0, 6], False), ([0, 0, 2], True)):

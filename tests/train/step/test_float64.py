@@ -71,8 +71,9 @@ def loop_of(strategy_of: Callable[..., Any]) -> Callable[..., mk.train.Loop]:
     [
         (dense, {"loss": "mse"}, (X, Y, WEIGHT), "dataset"),
         (Plain, {"loss": "mse"}, (X, Y), "resident"),
-        (Plain, {"loss": squares, "metrics": ["mae"]}, (X, Y, WEIGHT), "batches"),
-        (Plain, {"from_loss": squares}, (X, Y), "batches"),  # a function of whole batches gets what Keras would
+        pytest.param(Plain, {"loss": squares, "metrics": ["mae"]}, (X, Y, WEIGHT), "batches", marks=pytest.mark.slow),
+        # a function of whole batches gets what Keras would
+        pytest.param(Plain, {"from_loss": squares}, (X, Y), "batches", marks=pytest.mark.slow),
     ],
     ids=["dense", "plain", "own loss", "from_loss"],
 )

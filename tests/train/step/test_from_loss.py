@@ -193,6 +193,7 @@ def test_as_plain_tensorflow(case: Any, where: Any, make: Any, x: np.ndarray, as
     assert_replicas_equal(loop)
 
 
+@pytest.mark.slow
 def test_with_the_options_of_a_step(make: Any, x: np.ndarray, assert_replicas_equal: Any) -> None:
     """Clip, averages, accumulation and a loss scale: updates of 40 and 1, and Keras's own averages."""
     options = {"clip_norm": 0.02, "ema": 0.9, "accumulate": 2, "loss_scale": 1024.0}
@@ -321,6 +322,7 @@ def test_several_models_do_not_fit_into_one_file(make: Any, x: np.ndarray, tmp_p
     np.testing.assert_allclose(loaded(x[:, :2]), parts["decoder"](x[:, :2]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_bit_for_bit(make: Any, x: np.ndarray, tmp_path: Any) -> None:
     """Noise, averages and a loss scale: a second epoch by the same loop, and by another one from the checkpoint.
 

@@ -66,6 +66,7 @@ def regularized() -> Any:
     return gan
 
 
+@pytest.mark.slow
 def test_each_half_leaves_the_others_net(strategy_of: Any, assert_replicas_equal: Any) -> None:
     """In the last batch all replicas but the first have nothing."""
     x = np.random.default_rng(0).normal(size=(21, 6)).astype("float32")

@@ -82,6 +82,7 @@ def _assert_nothing_is_left_behind(loop: Any) -> None:
     assert not [o for o in gc.get_objects() if isinstance(o, keras.Variable) and o.name == "joined"]
 
 
+@pytest.mark.slow
 def test_the_same_within_a_rounding_when_the_norm_is_bounded(
     make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

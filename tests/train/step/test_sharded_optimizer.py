@@ -91,6 +91,7 @@ def assert_same(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(second, first, err_msg=about["path"])
 
 
+@pytest.mark.slow
 def test_averages_clipping_decay_accumulation_and_skipped_steps(make_loop: Any, numbers: Any) -> None:
     """One of the updates is skipped, and the last is of a single batch; a callback changes the learning rate."""
 
@@ -110,6 +111,7 @@ def test_averages_clipping_decay_accumulation_and_skipped_steps(make_loop: Any, 
     assert all(map(np.any, velocities))
 
 
+@pytest.mark.slow
 def test_several_losses_dtypes_a_schedule_and_a_weight_without_gradient(make_loop: Any, numbers: Any) -> None:
     """On three replicas, whose pieces are not equal; one of them has no example at times."""
     x, y = numbers
@@ -140,6 +142,7 @@ def test_slots_of_a_weight_without_gradient_stay(make_loop: Any, numbers: Any) -
     np.testing.assert_array_equal(slot.numpy(), np.full((3, 5), 2.5))
 
 
+@pytest.mark.slow
 def test_the_norm_is_added_up_in_the_same_order(make_loop: Any, numbers: Any) -> None:
     """In that of the joined weights, of which there are many here; all of 40 updates are clipped.
 

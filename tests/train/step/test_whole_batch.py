@@ -149,6 +149,7 @@ def test_with_the_options_of_a_step(make: Any, images: Any) -> None:
     assert largest_difference(*found) < 1e-6
 
 
+@pytest.mark.slow
 def test_rows_of_a_custom_training_loop(make: Any, images: Any, strategy_of: Any) -> None:
     """Shares of unknown size, the last ones empty."""
     loop, net = make(("mirrored", 3))
@@ -242,6 +243,7 @@ def test_a_step_whose_loss_is_not_said_to_be_over_the_whole_batch(make: Any, ima
             loop.fit(_data("plain", images))
 
 
+@pytest.mark.slow
 def test_a_layer_gathers_where_the_step_says_so(strategy_of: Any, images: Any) -> None:
     """Within a model that is built in the scope, with a term of its own added to the loss."""
 
