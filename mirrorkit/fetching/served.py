@@ -1,0 +1,110 @@
+"""Items that processes fetch: for a `__getitem__` that computes in Python, of which one process runs one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import queue
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mirrorkit.errors import DataError, MirrorkitError, RecipeError
+from mirrorkit.fetching.fetcher import Fetcher, Fill
+from mirrorkit.fetching.forms import Form, empty
+from mirrorkit.remote import Member, Remote
+
+_CURE = (
+    "Define its class in a module of its own that the script imports, and open files in __getitem__, once in each "
+    "process, instead of keeping them open in what is copied"
+)
+_LONGEST = 24 * 3600.0  # seconds until an answer is given up
+# They need no accelerator, which TensorFlow would take whole.
+_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+class Processes:
+    """A fetcher in each of several processes, which are started anew with Python's own start, not forked.
+
+    Args:
+        fetcher: its object is pickled.
+        number: of processes.
+
+    Raises:
+        RecipeError: an object that cannot be pickled, or whose class the script itself defines.
+    """
+
+    def __init__(self, fetcher: Fetcher, number: int) -> None:
+        self.form, self._number = fetcher.form, number
+        self._name = type(fetcher.items).__name__
+        if type(fetcher.items).__module__ == "__main__":
+            raise RecipeError(
+                f"processes={number} was asked for, but the class {self._name} is defined in the script itself, which "
+                f"the processes do not run. {_CURE}."
+            )
+        try:
+            self._pickled = pickle.dumps(fetcher.items, pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise RecipeError(
+                f"processes={number} was asked for, but {self._name} cannot be copied into a process: "
+                f"{type(error).__name__}: {error}. {_CURE}; or leave out processes."
+            ) from error
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[Fill]:
+        """Start the processes, and end them with the block; gives what `Fetcher.fill` does, by one that is idle."""
+        arguments = {"pickled": self._pickled, "form": self.form}
+        idle: queue.SimpleQueue[Remote] = queue.SimpleQueue()
+        remotes = list[Remote]()
+        with contextlib.ExitStack() as stack:
+            for _ in range(self._number):
+                remote = Remote("mirrorkit.fetching.served:Served", Member(arguments, _ENVIRONMENT), timeout=_LONGEST)
+                idle.put(stack.enter_context(remote))
+                remotes.append(remote)
+
+            def fill(numbers: np.ndarray, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
+                remote = idle.get()
+                try:
+                    made = remote.call("arrays", numbers=numbers)
+                except MirrorkitError as error:
+                    raise DataError(
+                        f"A process that fetched items of {self._name} has failed, at one of {numbers.tolist()[:3]} "
+                        f"and the next ({len(numbers)}): {error}"
+                    ) from error
+                finally:
+                    idle.put(remote)
+                if isinstance(made, DataError):
+                    raise made
+                for leaf, array in zip(out, made, strict=True):
+                    leaf[rows] = array
+
+            try:
+                yield fill
+            finally:
+                for remote in remotes:
+                    remote.end()
+                for _ in remotes:  # a thread that waited for an answer gives its process back
+                    idle.get()
+
+
+class Served:
+    """The fetcher in one of the processes."""
+
+    def __init__(self, pickled: bytes, form: Form) -> None:
+        try:
+            self._fetcher: Any = Fetcher(pickle.loads(pickled), form)
+        except Exception as error:
+            self._fetcher = DataError(f"A process cannot make the object: {type(error).__name__}: {error}. {_CURE}.")
+        self._form = form
+
+    def arrays(self, numbers: np.ndarray) -> list[np.ndarray] | DataError:
+        """Return the arrays of these items, or what is wrong with one of them."""
+        if isinstance(self._fetcher, DataError):
+            return self._fetcher
+        out = empty(self._form, len(numbers))
+        try:
+            self._fetcher.fill(numbers, np.arange(len(numbers)), out)
+        except DataError as error:
+            return error.with_traceback(None)
+        return out
