@@ -70,6 +70,15 @@ class Slow(Items):
         return super().__getitem__(number)
 
 
+class Stuck(Items):
+    """Items from number 10 on never come."""
+
+    def __getitem__(self, number: int) -> Any:
+        if number >= 10:
+            time.sleep(600)
+        return super().__getitem__(number)
+
+
 class Ending(Items):
     """A process other than the first one ends at item 7, as by a fault in C."""
 
@@ -81,3 +90,16 @@ class Ending(Items):
         if number == 7 and os.getpid() != self.first:
             os._exit(3)
         return super().__getitem__(number)
+
+
+class Ascending:
+    """An array like HDF5's: it takes a number, a slice, or ascending numbers without repetition."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        self.asked: list[object] = []
+
+    def __getitem__(self, rows: object) -> np.ndarray:
+        self.asked.append(rows)
+        assert not isinstance(rows, np.ndarray) or (np.diff(rows) > 0).all()
+        return self.array[rows]

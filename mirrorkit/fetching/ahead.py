@@ -23,10 +23,11 @@ def fetched(source: Fetcher | Processes, batches: Iterable[np.ndarray], *, threa
         threads: how many threads share the items of a batch; each of them has something to do while one batch is waited
             for.
     """
-    with source.started() as fill, contextlib.ExitStack() as stack:
+    with source.started() as (fill, stop), contextlib.ExitStack() as stack:
         executor = ThreadPoolExecutor(threads, thread_name_prefix="mirrorkit-fetch")
-        # What is being fetched ends by itself: nobody waits for it.
-        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        # In the end nobody uses the object any more: at most the item that each thread is fetching is waited for.
+        stack.callback(executor.shutdown, cancel_futures=True)
+        stack.callback(stop)
         under_way: collections.deque[tuple[int, list[np.ndarray], list[Future[None]]]] = collections.deque()
         items = 0  # that are under way
         for numbers in batches:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import operator
 import re
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,12 +50,16 @@ class Fetcher:
         arrays = self._checked(number, fetched)
         return form_of(arrays), arrays
 
-    def started(self) -> contextlib.AbstractContextManager[Fill]:
-        """Give `fill`, which needs nothing started; see `Processes.started`."""
-        return contextlib.nullcontext(self.fill)
+    @contextlib.contextmanager
+    def started(self) -> Iterator[tuple[Fill, Callable[[], None]]]:
+        """Give `fill`, and a function that keeps it from fetching any more; see `Processes.started`."""
+        stopped = threading.Event()
+        yield functools.partial(self.fill, stopped=stopped), stopped.set
 
-    def fill(self, numbers: np.ndarray, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """Put items, whose numbers ascend, into rows of arrays, one for each leaf of the form.
+    def fill(
+        self, numbers: np.ndarray, rows: np.ndarray, out: Sequence[np.ndarray], stopped: threading.Event | None = None
+    ) -> None:
+        """Put items, whose numbers ascend, into rows of arrays, one for each leaf of the form, until it is stopped.
 
         Raises:
             DataError: an item that cannot be fetched, or has another form, by its number.
@@ -62,8 +67,11 @@ class Fetcher:
         if self._arrays is not None:
             self._fill_from_arrays(numbers, rows, out)
             return
-        for row, (number, item) in zip(rows, self._items(numbers.tolist()), strict=True):
-            self._put(number, item, out, row)
+        items = self._items(numbers.tolist())
+        for row in rows:
+            if stopped is not None and stopped.is_set():
+                return
+            self._put(*next(items), out, row)
 
     def _put(self, number: int, item: Any, out: Sequence[np.ndarray], row: Any) -> None:
         arrays = self._checked(number, item)

@@ -112,14 +112,12 @@ def described(form: Form) -> str:
 
 
 def _as_array(value: Any, path: str) -> np.ndarray:
-    if isinstance(value, bytes):  # or NumPy would cut off zeros at the end
-        return _of_bytes([value], ())
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise ValueError(f"{_named(path)} is not an array: {error}. Pad its parts to one length") from error
     if array.dtype.kind == "S" and not isinstance(value, (np.ndarray, np.generic)):
-        array = np.asarray(value, object)
+        array = np.asarray(value, object)  # or it cuts off zeros at the end
     if array.dtype.kind in "SUO":
         parts = [part.encode() if isinstance(part, str) else part for part in array.ravel().tolist()]
         if all(isinstance(part, bytes) for part in parts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,8 +52,12 @@ class Processes:
             ) from error
 
     @contextlib.contextmanager
-    def started(self) -> Iterator[Fill]:
-        """Start the processes, and end them with the block; gives what `Fetcher.fill` does, by one that is idle."""
+    def started(self) -> Iterator[tuple[Fill, Callable[[], None]]]:
+        """Start the processes, and end them with the block.
+
+        Gives what does the same as `Fetcher.fill`, in a process that is idle, and a function that ends the processes:
+        who waits for one of them gets an error.
+        """
         arguments = {"pickled": self._pickled, "form": self.form}
         idle: queue.SimpleQueue[Remote] = queue.SimpleQueue()
         remotes = list[Remote]()
@@ -79,13 +83,11 @@ class Processes:
                 for leaf, array in zip(out, made, strict=True):
                     leaf[rows] = array
 
-            try:
-                yield fill
-            finally:
+            def stop() -> None:
                 for remote in remotes:
                     remote.end()
-                for _ in remotes:  # a thread that waited for an answer gives its process back
-                    idle.get()
+
+            yield fill, stop
 
 
 class Served:

@@ -98,6 +98,9 @@ def test_labels_and_weights_are_those_of_arrays():
     assert recipe.num_classes == 9
     assert_same(collect(recipe.dataset()), collect(same.dataset()))
     assert [tensor.dtype for tensor in recipe.element_spec] == [tf.float64, tf.float32, tf.float32]
+    classes, same = data.source((x, y), global_batch_size=4), data.batches(data.arrays(x, y), global_batch_size=4)
+    assert classes.element_spec == same.element_spec  # uint8 has become int64
+    assert_same(collect(classes.dataset()), collect(same.dataset()))
 
 
 def test_a_map_makes_labels_of_dicts_with_text():

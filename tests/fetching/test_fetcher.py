@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from own_items import Faulty, Items, Together
+from own_items import Ascending, Faulty, Items, Together
 
 from mirrorkit.errors import DataError
 from mirrorkit.fetching.fetcher import Fetcher, holds_arrays, lengths
@@ -12,19 +12,6 @@ from mirrorkit.fetching.forms import empty
 
 X = np.arange(40 * 3).reshape(40, 3)
 Y = np.arange(40) % 7
-
-
-class Ascending:
-    """An array like HDF5's: it takes a number, a slice, or ascending numbers without repetition."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array, self.shape, self.dtype = array, array.shape, array.dtype
-        self.asked: list[object] = []
-
-    def __getitem__(self, rows: object) -> np.ndarray:
-        self.asked.append(rows)
-        assert not isinstance(rows, np.ndarray) or (np.diff(rows) > 0).all()
-        return self.array[rows]
 
 
 def fetch(fetcher, numbers):

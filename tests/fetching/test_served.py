@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 from jobs import processes
-from own_items import Ending, Faulty, Items
+from own_items import Ending, Faulty, Items, Stuck
 
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching.ahead import fetched
@@ -46,6 +46,13 @@ def test_the_processes_end_with_the_iterator():
     next(batches)
     assert children()
     batches.close()
+    assert not children()
+
+
+def test_what_is_being_fetched_is_not_waited_for():
+    batches = fetched(Processes(Fetcher(Stuck(X, Y)), 2), np.arange(40).reshape(4, 10), threads=2)
+    next(batches)
+    batches.close()  # or this test ends by its timeout
     assert not children()
 
 
