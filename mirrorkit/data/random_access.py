@@ -60,7 +60,7 @@ class RandomAccess(PreparedRecipe):
     Raises:
         RecipeError: what `batches` refuses; an object without `__len__` or `__getitem__`, or of which mirrorkit has a
             recipe; one that cannot be pickled, with `processes`.
-        DataError: no examples, arrays of different lengths, an item that is no array or is another one at every look.
+        DataError: no examples, arrays of different lengths, an item that is no array or changes each time.
             An item that cannot be fetched or has another form is named when it is read: `Loop` then raises this error,
             a custom training loop gets TensorFlow's with the same words.
     """

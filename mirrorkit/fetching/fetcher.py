@@ -121,7 +121,8 @@ class Fetcher:
             some = ", ".join(map(str, numbers[:3]))
             raise DataError(
                 f"Fetching items {some}, ... ({len(numbers)}) of {_name(self.items)} together failed, and one by one "
-                f"it did not: {_raised(error)}"
+                f"it did not: {_raised(error)}. What has a shape and a dtype must take several numbers in its "
+                "brackets, as arrays do, or have __getitems__."
             ) from error
 
     def _explained(self, number: int, fetch: Callable[[], Any]) -> Any:
@@ -142,7 +143,7 @@ def holds_arrays(items: Any) -> bool:
     if isinstance(items, (tuple, Mapping)):
         return len(items) > 0 and all(map(holds_arrays, items.values() if isinstance(items, Mapping) else items))
     is_array = all(hasattr(items, name) for name in ("shape", "dtype", "__getitem__"))
-    return is_array and len(items.shape) > 0
+    return is_array and len(items.shape) > 0 and not hasattr(items, "__getitems__")
 
 
 def lengths(items: Any) -> set[int]:

@@ -127,6 +127,12 @@ class NoLength:
         return number
 
 
+class Table(dict):
+    """As those of pandas, whose brackets take labels."""
+
+    iloc = None
+
+
 @pytest.mark.parametrize(
     ("items", "options", "words"),
     [
@@ -141,6 +147,7 @@ class NoLength:
         ),
         (NoLength(), {}, "found a NoLength. It has no __getitem__ and __len__"),
         ({"train": [1, 2]}, {}, "A dict must hold arrays"),
+        (Table(a=np.zeros(3)), {}, "found a Table. Its brackets take labels. Use its arrays"),
         (([1, 2], [3, 4]), {}, "A tuple must hold arrays"),
         ([np.zeros(3), np.zeros(3)], {}, "A list of arrays may mean several"),
         ((np.zeros(3), np.zeros(4)), {}, "arrays given to source hold 3, 4 examples"),

@@ -55,12 +55,10 @@ def zarr_arrays(folder: Path) -> Made:
     needs("zarr")
     import zarr
 
-    group = zarr.open_group(str(folder / "set.zarr"), mode="w")
     for name, array in (("images", X), ("labels", Y)):
-        made = group.create_array(name, shape=array.shape, dtype=array.dtype, chunks=(4, *array.shape[1:]))
-        made[:] = array
-    group = zarr.open_group(str(folder / "set.zarr"), mode="r")
-    return (group["images"], group["labels"]), None
+        options = {"shape": array.shape, "dtype": array.dtype, "chunks": (4, *array.shape[1:])}
+        zarr.open(str(folder / name), mode="w", **options)[:] = array
+    return (zarr.open(str(folder / "images"), mode="r"), zarr.open(str(folder / "labels"), mode="r")), None
 
 
 def hugging_face(folder: Path) -> Made:

@@ -57,6 +57,9 @@ def test_a_dict_of_arrays_is_a_dict():
 def test_what_is_an_array():
     assert holds_arrays((X, {"a": Y}))
     assert not any(map(holds_arrays, (Items(X, Y), (X, Items(X, Y)), [X], (), {}, np.float32(1), "a", None)))
+    shaped = Together(X, Y)
+    shaped.shape, shaped.dtype = X.shape, X.dtype
+    assert not holds_arrays(shaped)
     assert lengths((X, Y[:30])) == {30, 40}
     assert lengths(Items(X, Y)) == {40}
 
