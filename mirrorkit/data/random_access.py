@@ -34,7 +34,7 @@ class RandomAccess(PreparedRecipe):
         global_batch_size=256, shuffle=True, map=lambda item: (item["image"], item["label"]),
     )
     train = mk.data.source((file["images"], file["labels"]), global_batch_size=256, shuffle=True)    # HDF5, Zarr
-    train = mk.data.source(MyImages("photos/"), global_batch_size=256, shuffle=True, processes=4)    # your own class
+    train = mk.data.source(MyImages("photos.h5"), global_batch_size=256, shuffle=True, processes=4)   # your own class
     ```
 
     The batches are those of `batches` for the same rows and seed, in the same order. Memory holds the numbers of the
@@ -84,10 +84,9 @@ class RandomAccess(PreparedRecipe):
                 "example at a time; leave out threads."
             )
         number = number_of(self.items)
-        fetcher = Fetcher(self.items)
-        form = ExampleForm(fetcher.form, self.num_classes)
-        self._set(_fetcher=fetcher, _form=form)
-        self._set(_source=Processes(fetcher, self.processes) if self.processes else fetcher)
+        source = Processes(self.items, self.processes) if self.processes else Fetcher(self.items)
+        form = ExampleForm(source.form, self.num_classes)
+        self._set(_source=source, _fetcher=source if isinstance(source, Fetcher) else source.here, _form=form)
         self._settle(number, form.shape_of_inputs)
         if self.one_hot and not (self.num_classes and (form.has_classes or (form.unlabelled and self.map))):
             raise RecipeError("one_hot=True needs class indices (integers) and num_classes; pass num_classes=.")

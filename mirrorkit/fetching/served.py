@@ -25,31 +25,36 @@ _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 class Processes:
-    """A fetcher in each of several processes, which are started anew with Python's own start, not forked.
+    """A `Fetcher` in each of several processes, which are started anew with Python's own start, not forked.
 
     Args:
-        fetcher: its object is pickled.
+        items: as of `Fetcher`; it is pickled, before the first item is fetched and files are opened for it.
         number: of processes.
+
+    Attributes:
+        here: a fetcher in this process.
+        form: of an item.
 
     Raises:
         RecipeError: an object that cannot be pickled, or whose class the script itself defines.
     """
 
-    def __init__(self, fetcher: Fetcher, number: int) -> None:
-        self.form, self._number = fetcher.form, number
-        self._name = type(fetcher.items).__name__
-        if type(fetcher.items).__module__ == "__main__":
+    def __init__(self, items: Any, number: int) -> None:
+        self._number, self._name = number, type(items).__name__
+        if type(items).__module__ == "__main__":
             raise RecipeError(
                 f"processes={number} was asked for, but the class {self._name} is defined in the script itself, which "
                 f"the processes do not run. {_CURE}."
             )
         try:
-            self._pickled = pickle.dumps(fetcher.items, pickle.HIGHEST_PROTOCOL)
+            self._pickled = pickle.dumps(items, pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             raise RecipeError(
                 f"processes={number} was asked for, but {self._name} cannot be copied into a process: "
                 f"{type(error).__name__}: {error}. {_CURE}; or leave out processes."
             ) from error
+        self.here = Fetcher(items)
+        self.form = self.here.form
 
     @contextlib.contextmanager
     def started(self) -> Iterator[tuple[Fill, Callable[[], None]]]:

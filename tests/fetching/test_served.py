@@ -13,11 +13,10 @@ import h5py
 import numpy as np
 import pytest
 from jobs import processes
-from own_items import Ending, Faulty, Items, Stuck
+from own_items import Ending, Faulty, Items, Opening, Stuck
 
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching.ahead import fetched
-from mirrorkit.fetching.fetcher import Fetcher
 from mirrorkit.fetching.served import Processes
 
 X = np.arange(40)[:, None]
@@ -26,7 +25,7 @@ TEXT = np.array([b"a\0", b"bc"] * 20, object)
 
 
 def batches_of(items, number=2):
-    return fetched(Processes(Fetcher(items), number), np.arange(40)[::-1].reshape(4, 10), threads=number)
+    return fetched(Processes(items, number), np.arange(40)[::-1].reshape(4, 10), threads=number)
 
 
 def test_each_item_is_fetched_once_by_one_of_the_processes(tmp_path):
@@ -50,7 +49,7 @@ def test_the_processes_end_with_the_iterator():
 
 
 def test_what_is_being_fetched_is_not_waited_for():
-    batches = fetched(Processes(Fetcher(Stuck(X, Y)), 2), np.arange(40).reshape(4, 10), threads=2)
+    batches = fetched(Processes(Stuck(X, Y), 2), np.arange(40).reshape(4, 10), threads=2)
     next(batches)
     batches.close()  # or this test ends by its timeout
     assert not children()
@@ -72,19 +71,28 @@ def test_what_cannot_be_copied_is_refused(tmp_path):
         with pytest.raises(
             RecipeError, match=r"processes=2 .* Dataset cannot be copied .*h5py objects cannot be pickled"
         ):
-            Processes(Fetcher(file["x"]), 2)
+            Processes(file["x"], 2)
 
     class Inside(Items):
         pass
 
     with pytest.raises(RecipeError, match=r"Inside cannot be copied into a process: .*in a module of its own"):
-        Processes(Fetcher(Inside(X, Y)), 2)
+        Processes(Inside(X, Y), 2)
+
+
+def test_a_file_that_is_opened_with_the_first_item(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = X
+    items = Opening(tmp_path / "x.h5")
+    np.testing.assert_array_equal(np.concatenate([x for (x,) in batches_of(items)]), X[::-1])
+    with pytest.raises(RecipeError, match="Opening cannot be copied into a process"):
+        batches_of(items)  # it is open by now
 
 
 def test_a_class_of_the_script_is_refused(monkeypatch):
     monkeypatch.setattr(Items, "__module__", "__main__")
     with pytest.raises(RecipeError, match=r"the class Items is defined in the script itself, .*in a module of its own"):
-        Processes(Fetcher(Items(X, Y)), 2)
+        Processes(Items(X, Y), 2)
 
 
 def test_a_class_that_a_process_cannot_import(monkeypatch, tmp_path):
@@ -92,21 +100,21 @@ def test_a_class_that_a_process_cannot_import(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     from passing import Passing
 
-    fetcher = Fetcher(Passing(zip(X, Y, strict=True)))
+    items = Passing(zip(X, Y, strict=True))
     monkeypatch.undo()
     with pytest.raises(
         DataError, match=r"A process cannot make the object: ModuleNotFoundError: No module named 'pass"
     ):
-        list(batches_of(fetcher.items))
+        list(batches_of(items))
 
 
 SCRIPT = """
 import sys, time
 import numpy as np
 from own_items import Items
-from mirrorkit.fetching import Fetcher, Processes, fetched
+from mirrorkit.fetching import Processes, fetched
 numbers = np.arange(40).reshape(4, 10)
-batches = fetched(Processes(Fetcher(Items(np.arange(40)[:, None], np.arange(40))), 2), numbers, threads=2)
+batches = fetched(Processes(Items(np.arange(40)[:, None], np.arange(40)), 2), numbers, threads=2)
 next(batches)
 assert "tensorflow" not in sys.modules
 print("fetches", flush=True)
