@@ -7,9 +7,10 @@ for x, y in train.dataset(epoch=0):                           # a tf.data.Datase
     ...
 ```
 
-`batches`, `resident` (kept on the devices), `records` (TFRecord files, for data larger than memory) and `from_function`
-(your own datasets, one for each worker) give a `Recipe`: it makes the batches of any epoch from any step on, and the
-order of the examples is a pure function of (seed, epoch, position).
+`batches`, `resident` (kept on the devices), `records` (TFRecord files, for data larger than memory), `source` (any
+object that gives its examples by number) and `from_function` (your own datasets, one for each worker) give a `Recipe`:
+it makes the batches of any epoch from any step on, and the order of the examples is a pure function of (seed, epoch,
+position).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from mirrorkit.data.in_memory import Batches, batches
 from mirrorkit.data.on_device import Resident, resident
 from mirrorkit.data.own_function import FromFunction as FromFunction
 from mirrorkit.data.own_function import from_function
+from mirrorkit.data.random_access import RandomAccess as RandomAccess
+from mirrorkit.data.random_access import source
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.record_files import write_records
 from mirrorkit.data.sources import load
@@ -55,6 +58,7 @@ __all__ = [
     "one_hot",
     "records",
     "resident",
+    "source",
     "synthetic",
     "write_records",
 ]

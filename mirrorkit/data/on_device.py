@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from mirrorkit.data.augment import RowsToMake
 from mirrorkit.data.in_memory import Batches
+from mirrorkit.data.order import order_of
 from mirrorkit.data.rows import HOST, Rows
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.strategy import replica_devices, worker_index
@@ -75,9 +76,7 @@ class Resident(Batches):
 
     def shard_order(self, epoch: int, shard: int) -> np.ndarray:
         """The examples of one shard in the order of `epoch`, as indices into that shard, int64 [N / shards]."""
-        if not self.shuffle:
-            return np.arange(self._shard_size)
-        return np.random.default_rng([self.seed, epoch, shard]).permutation(self._shard_size)
+        return order_of(self._shard_size, shuffle=self.shuffle, key=[self.seed, epoch, shard])
 
     def rows_to_make(self, first: Any, end: Any, size: Any) -> RowsToMake:
         """Return which rows of a batch must be gathered; none of another replica's shard. See `PreparedRecipe`."""

@@ -48,6 +48,7 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
     def __init__(self, target: str, *members: Member, timeout: float = 900.0) -> None:
         self._target = target
         self._timeout = timeout
+        self._ended = False
         self._folder = tempfile.TemporaryDirectory(prefix="mirrorkit-")
         members = members or (Member(),)
         self._processes, self._connections = zip(*(self._start(i, m) for i, m in enumerate(members)), strict=True)
@@ -65,7 +66,7 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
         ours, theirs = Pipe()
         with theirs, open(self._log(index), "wb") as log:
             process = subprocesses.start(
-                [sys.executable, "-m", "mirrorkit.remote.serve", str(theirs.fileno())],
+                [sys.executable, "-m", "mirrorkit.remote.serve", str(theirs.fileno()), self._folder.name],
                 environment=subprocesses.with_mirrorkit(environment),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -109,10 +110,18 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
             raise MirrorkitError(f"{self._target} failed: {error}\nEnd of its output:\n{end}")
         return value
 
+    def end(self) -> None:
+        """End the processes and whatever they started; a call that waits for them in another thread fails."""
+        if not self._ended:  # or the number of a process may be another's
+            for process in self._processes:
+                subprocesses.send(process)
+            for process in self._processes:
+                process.wait()
+        self._ended = True
+
     def __exit__(self, *_: object) -> None:
         """End the processes and whatever they started."""
-        for process, connection in zip(self._processes, self._connections, strict=True):
-            subprocesses.send(process)
-            process.wait()
+        self.end()
+        for connection in self._connections:
             connection.close()
         self._folder.cleanup()

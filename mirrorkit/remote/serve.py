@@ -1,6 +1,7 @@
-"""The other end of a `Remote`: `python -m mirrorkit.remote.serve FD` makes an object and calls it on request.
+"""The other end of a `Remote`: `python -m mirrorkit.remote.serve FD FOLDER` makes an object and calls it on request.
 
-FD is a socket, over which requests and answers go as pickles. What the object prints goes to its log.
+FD is a socket, over which requests and answers go as pickles. What the object prints goes to its log. FOLDER, for its
+temporary files, is removed with the process where the other end was killed, and cannot do it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -40,7 +42,7 @@ def main() -> None:
         text = str(error).strip().partition("\n")[0]
         connection.send((None, f"{type(error).__name__}: {text[:300]}"))
         sys.exit(1)
-    os.killpg(0, signal.SIGKILL)
+    _end()
 
 
 def _requests(connection: Connection) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -53,6 +55,11 @@ def _end_with_parent(parent: int) -> None:
     """Poll for the end of the parent: a call that never returns would not notice it."""
     while os.getppid() == parent:
         time.sleep(1.0)
+    _end()
+
+
+def _end() -> None:
+    shutil.rmtree(sys.argv[2], ignore_errors=True)
     os.killpg(0, signal.SIGKILL)  # a group of its own: see Remote
 
 

@@ -1,4 +1,4 @@
-"""The arguments that batches, resident and records share, and what is done to a batch after gathering."""
+"""The arguments that batches, resident, records and source share, and what is done to a batch after gathering."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from mirrorkit import data
 from mirrorkit.errors import ArgumentError, DataError, RecipeError
 
 SMALL = SPLIT[:50]
-MAKERS = [data.batches, data.resident, data.records]
+MAKERS = [data.batches, data.resident, data.records, data.source]
 
 
 @pytest.fixture
 def source(tmp_path):
-    """What a maker takes: a split, or the folder with its files."""
+    """What a maker takes: a split, the folder with its files, or its arrays."""
 
     def get(make, split=SMALL):
+        if make is data.source:
+            return split.as_element()
         return data.write_records(split, tmp_path, num_files=2) if make is data.records else split
 
     return get
 
 
-@pytest.mark.parametrize("make", [data.batches, data.records])
+@pytest.mark.parametrize("make", [data.batches, data.records, data.source])
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -103,6 +105,7 @@ def test_the_arguments_are_the_attributes_in_their_final_form(make, source):
         augment=[flip],
         one_hot=True,
         drop_remainder=True,
+        **({"num_classes": 10} if make is data.source else {}),
     )
     assert (type(recipe.global_batch_size), recipe.global_batch_size) == (int, 8)
     assert (type(recipe.seed), recipe.seed) == (int, 3)
@@ -122,6 +125,7 @@ def test_signatures():
         data.batches: {"split", "cache", "prefetch"},
         data.resident: {"split", "shards"},
         data.records: {"source", "prefetch", "shuffle_buffer", "num_classes", "decode", "num_examples"},
+        data.source: {"items", "prefetch", "num_classes", "threads", "processes"},
     }
     for make, names in own.items():
         parameters = inspect.signature(make).parameters

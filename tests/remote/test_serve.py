@@ -38,7 +38,7 @@ def test_a_script_without_a_main_guard_is_not_run_again(tmp_path):
 
 
 @pytest.mark.parametrize("then", ["import time; time.sleep(600)", "remote.call('sleep', seconds=600)"])
-def test_a_process_ends_with_a_parent_that_is_killed_whether_it_waits_or_works(then, tmp_path):
+def test_nothing_is_left_of_a_parent_that_is_killed_whether_the_process_waits_or_works(then, tmp_path):
     with script(tmp_path, then) as process:
         pid = int(process.stdout.readline())
         time.sleep(0.2)
@@ -47,6 +47,7 @@ def test_a_process_ends_with_a_parent_that_is_killed_whether_it_waits_or_works(t
     while alive(pid):
         assert time.monotonic() < deadline, "it outlived its parent"
         time.sleep(0.02)
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"], "its temporary files are left"
 
 
 def alive(pid: int) -> bool:

@@ -21,6 +21,7 @@ _SHAPE = re.compile(
 )
 _TEXT = re.compile(r"Cast string to (\w+) is not supported")
 _OF_MAP = re.compile(r"Error in user-defined function passed to \S+ transformation with iterator: \S+: (.*)")
+_NAMED = re.compile(r"mirrorkit\.errors\.\w+: ")  # an error that says itself where it comes from
 _OF_NAN = -(2**63)  # what a NaN becomes as an integer
 
 
@@ -76,6 +77,8 @@ def _of_python(message: str, at: str) -> str:
     paragraphs = re.split(r"\n\s*\[\[{{node", after)[0].strip("\n").split("\n\n")
     frames = [number for number, text in enumerate(paragraphs) if text.lstrip("\n").startswith('  File "')]
     raised = "\n\n".join(paragraphs[frames[-1] + 1 :]).strip() if frames else before.strip().splitlines()[-1]
+    if named := _NAMED.match(raised):
+        return f"{raised[named.end() :]}\n(The data raised this{at}.)"
     places = re.findall(r'  File "([^"]+)", line (\d+), in (\S+)', after)
     own = [place for place in places if not re.search(r"[/\\](site|dist)-packages[/\\]|__autograph_gen", place[0])]
     code = "{}, line {}, in {},".format(*own[-1]) if own else "A function of the data"

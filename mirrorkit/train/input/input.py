@@ -282,7 +282,7 @@ def _say_what_it_costs(workers: int) -> None:
     if workers > 1:
         _log.warning(
             "Each of the %d workers reads this data whole, and trains on its rows: %d times the reading and decoding. "
-            "mk.data.batches, records and from_function let each worker read its own part alone.",
+            "mk.data.batches, records, source and from_function let each worker read its own part alone.",
             workers,
             workers,
         )

@@ -81,7 +81,7 @@ class Source:
 
 
 class PreparedSource(Source):
-    """Files of records."""
+    """Files of records, or an object that gives its examples by number."""
 
     data: PreparedRecipe
 
@@ -193,6 +193,7 @@ def source_of(data: Any, *, repeats: bool = False) -> Source:
             return source(data)
     raise StepError(
         f"Data must be a recipe such as mk.data.batches(...) or a tf.data.Dataset, found {type(data).__name__}. Turn "
-        "arrays into a recipe: mk.data.batches(mk.data.arrays(images, labels), global_batch_size=256); a generator or "
-        "a keras PyDataset into a dataset: tf.data.Dataset.from_generator(..., output_signature=...)."
+        "arrays into a recipe: mk.data.batches(mk.data.arrays(images, labels), global_batch_size=256); an object that "
+        "gives examples by number too: mk.data.source(examples, global_batch_size=256); a generator or a keras "
+        "PyDataset into a dataset: tf.data.Dataset.from_generator(..., output_signature=...)."
     )

@@ -98,6 +98,11 @@ def test_what_the_first_batch_raises(loop: Any) -> None:
     assert message_of(loop, "fit", dataset(OwnError("at once"))).startswith("test_data_errors.OwnError: at once\n")
 
 
+def test_an_error_of_mirrorkit_says_itself_where_it_comes_from(loop: Any) -> None:
+    text = message_of(loop, "fit", dataset(*[GOOD] * 4, mk.errors.DataError("Item 7 is bad.")))
+    assert text == "Item 7 is bad.\n(The data raised this in batch 4 (counted from 0).)"
+
+
 @pytest.mark.parametrize("wrap", [tf.py_function, tf.numpy_function])
 def test_what_a_map_raises_comes_first(loop: Any, wrap: Any) -> None:
     def own(x: Any) -> Any:

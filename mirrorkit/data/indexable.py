@@ -1,0 +1,79 @@
+"""Whether an object gives examples by number, and how many; what does not is refused with what to use instead."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit.data.recipe import Recipe
+from mirrorkit.data.splits import Split, Splits
+from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.fetching import holds_arrays, lengths
+
+_STREAM = (
+    "Write what it yields to files once, mk.data.write_records(examples, folder), and train on "
+    "mk.data.records(folder, ...); or let a function make each worker's tf.data.Dataset: mk.data.from_function"
+)
+_ONE_BY_ONE = "Give it a class whose __getitem__(i) returns example i, without a batch"
+
+
+def number_of(items: Any) -> int:
+    """Return how many examples an object holds.
+
+    Raises:
+        RecipeError: an object that does not give examples by number.
+        DataError: arrays of different lengths, or none.
+    """
+    if cure := _elsewhere(items):
+        raise RecipeError(f"source needs an object that gives examples by number, found {_named(items)}. {cure}.")
+    try:
+        found = lengths(items)
+    except (TypeError, NotImplementedError) as error:
+        raise RecipeError(
+            f"source needs the number of examples, and {_named(items)} has none: {error}. {_STREAM}."
+        ) from error
+    if len(found) > 1:
+        raise DataError(
+            f"The arrays given to source hold {', '.join(map(str, sorted(found)))} examples; each example needs one "
+            "row of each."
+        )
+    (number,) = found
+    if number == 0:
+        raise DataError(f"{_named(items)} holds no example; a recipe needs at least one. Look at where it comes from.")
+    if number == sys.maxsize:
+        raise RecipeError(
+            f"{_named(items)} repeats without end. Leave out its repeat(): each epoch takes all of it once."
+        )
+    return number
+
+
+def _elsewhere(items: Any) -> str | None:
+    """Return what to do with an object that gives no examples by number; None for one that does."""
+    if isinstance(items, tf.data.Dataset):
+        return "A tf.data.Dataset of global batches is data for Loop as it is"
+    if isinstance(items, (Split, Splits)):
+        return "Use mk.data.batches, of .train or .test of a loaded set"
+    if isinstance(items, Recipe):
+        return "It is a recipe already"
+    if isinstance(items, (str, bytes)):
+        return "Files are read by mk.data.records; a class of your own may open what lies at a path"
+    if "keras" in sys.modules and isinstance(items, sys.modules["keras"].utils.PyDataset):
+        return f"It gives whole batches. {_ONE_BY_ONE}"
+    if hasattr(items, "iloc"):
+        return "Its brackets take labels. Use its arrays: dict(column=table['column'].to_numpy(), ...)"
+    if isinstance(items, Mapping) and not holds_arrays(items):
+        return "A dict must hold arrays with a row for each example. Take one part of a set: parts['train']"
+    if isinstance(items, tuple) and not holds_arrays(items):
+        return "A tuple must hold arrays with a row for each example, (x, y); several objects need a class around them"
+    if isinstance(items, list) and any(map(holds_arrays, items)):
+        return "A list of arrays may mean several arrays, or an array for each example. Use a tuple, or np.stack"
+    if not (hasattr(items, "__getitem__") and hasattr(items, "__len__")):
+        return f"It has no __getitem__ and __len__. {_STREAM}"
+    return None
+
+
+def _named(items: Any) -> str:
+    return f"a {type(items).__name__}"

@@ -1,0 +1,173 @@
+"""Global batches of any object that gives its examples by number."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit.data.example_form import ExampleForm
+from mirrorkit.data.indexable import number_of
+from mirrorkit.data.order import order_of
+from mirrorkit.data.preparation import PreparedRecipe
+from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.fetching import Fetcher, Processes, empty, fetched
+from mirrorkit.whole import whole_number
+
+_THREADS = 16
+_LOOKED_AT = 4  # items that are fetched twice, to see that they are the same
+
+
+@dataclass(frozen=True, eq=False)
+class RandomAccess(PreparedRecipe):
+    """A recipe like `batches`, for any object that gives its examples by number; each worker fetches its own.
+
+    `mk.data.source` is this class.
+
+    ```python
+    train = mk.data.source(
+        datasets.load_dataset("mnist", split="train"),                         # Hugging Face
+        global_batch_size=256, shuffle=True, map=lambda item: (item["image"], item["label"]),
+    )
+    train = mk.data.source((file["images"], file["labels"]), global_batch_size=256, shuffle=True)    # HDF5, Zarr
+    train = mk.data.source(MyImages("photos.h5"), global_batch_size=256, shuffle=True, processes=4)   # your own class
+    ```
+
+    The batches are those of `batches` for the same rows and seed, in the same order. Memory holds the numbers of the
+    examples, and some batches.
+
+    An item is an array, a number, text or bytes, whatever `np.asarray` makes an array of (a PIL image), or a dict or
+    tuple of them. A tuple of one to three is `(x,)`, `(x, y)` or `(x, y, sample_weight)`; anything else is x alone, and
+    `map` may make labels of it. Integer labels become int64 and weights float32, as in `mk.data.arrays`. All items have
+    the dtypes and shapes of item 0. An item is always the same: random changes belong in `augment`.
+
+    Args:
+        items: an object with `__len__` and `__getitem__`: TFDS's `data_source`, a random-access source or `MapDataset`
+            of Grain, a `Dataset` of Hugging Face, a map-style dataset as for PyTorch, a list, your own class. Where it
+            has `__getitems__`, which takes a list of numbers, that is called. Or an array (NumPy's, memory-mapped
+            ones, HDF5's, Zarr's), or a tuple or dict of arrays with a row for each example, such as `(images, labels)`.
+        global_batch_size, shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
+        num_classes: the number of classes; `one_hot` needs it. Labels are compared with it as they are fetched.
+        threads: how many threads fetch examples, 16 by default. They serve what waits for a disk or a network, or
+            decodes in C. Use 1 for an object that must not be used by several threads at once.
+        processes: fetch in so many processes instead, for a `__getitem__` that computes in Python. The object is
+            pickled; the processes start with every iterator and end with it.
+
+    Raises:
+        RecipeError: what `batches` refuses; an object without `__len__` or `__getitem__`, or of which mirrorkit has a
+            recipe; one that cannot be pickled, with `processes`.
+        DataError: no examples, arrays of different lengths, an item that is no array or changes each time.
+            An item that cannot be fetched or has another form is named when it is read: `Loop` then raises this error,
+            a custom training loop gets TensorFlow's with the same words.
+    """
+
+    items: Any = field(repr=False)  # a list may be a long one
+    num_classes: int | None = field(default=None, kw_only=True)
+    threads: int | None = field(default=None, kw_only=True)
+    processes: int | None = field(default=None, kw_only=True)
+    _fetcher: Fetcher = field(init=False, repr=False)
+    _source: Fetcher | Processes = field(init=False, repr=False)
+    _form: ExampleForm = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Look at the first items, and check the arguments."""
+        for name in ("num_classes", "threads", "processes"):
+            value = getattr(self, name)
+            self._set(**{name: None if value is None else whole_number(name, value, RecipeError)})
+        if self.threads and self.processes:
+            raise RecipeError(
+                f"threads={self.threads} and processes={self.processes} were both asked for. Each process fetches one "
+                "example at a time; leave out threads."
+            )
+        number = number_of(self.items)
+        source = Processes(self.items, self.processes) if self.processes else Fetcher(self.items)
+        form = ExampleForm(source.form, self.num_classes)
+        self._set(_source=source, _fetcher=source if isinstance(source, Fetcher) else source.here, _form=form)
+        self._settle(number, form.shape_of_inputs)
+        if self.one_hot and not (self.num_classes and (form.has_classes or (form.unlabelled and self.map))):
+            raise RecipeError("one_hot=True needs class indices (integers) and num_classes; pass num_classes=.")
+        self._require_same_items()
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The examples of `epoch` in their order, as numbers of items, int64 [N]; that of `batches`."""
+        return order_of(self.num_examples, shuffle=self.shuffle, key=[self.seed, epoch])
+
+    def dataset(
+        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
+        """The global batches `start`, `start + 1`, ... of `epoch`, without fetching those before; see `Recipe.dataset`.
+
+        Raises:
+            RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch.
+            DataError: an object that has become longer or shorter.
+        """
+        self._check_position(epoch, start)
+        if (now := number_of(self.items)) != self.num_examples:
+            raise DataError(
+                f"{type(self.items).__name__} held {self.num_examples} examples when the recipe was made, and holds "
+                f"{now} now. Make a new recipe of it."
+            )
+        self._check_map()
+        usual, last = self._rows_of_both(input_context)
+        size, whole = self.global_batch_size, self.num_examples // self.global_batch_size
+
+        def batches() -> Iterator[Any]:
+            order = self.order(epoch)
+            places = [(step * size, usual if step < whole else last) for step in range(start, self.steps_per_epoch)]
+            numbers = [order[first + rows.made_first : first + rows.made_end] for first, rows in places]
+            threads = self.processes or self.threads or _THREADS
+            for own, leaves in zip(numbers, fetched(self._source, numbers, threads=threads), strict=True):
+                yield self._form.element(leaves, own)
+
+        alike = whole == self.steps_per_epoch
+        spec = self._form.spec(usual.made_end - usual.made_first if alike else None)
+        gathered = tf.data.Dataset.from_generator(batches, output_signature=spec)
+        gathered = gathered.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch - start))
+
+        def batch(step: tf.Tensor, element: tuple[Any, ...]) -> Any:
+            rows = None if input_context is None else self.rows_of(step, input_context)
+            return self.finish(element, epoch=epoch, step=step, rows=rows)
+
+        batch = self._without_autograph(batch)
+        made = gathered.enumerate(start).map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return made.prefetch(self.prefetch)
+
+    def identity(self, epoch: int, start: int) -> str:
+        """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
+        numbers = self.order(epoch)[start * self.global_batch_size :][:_LOOKED_AT]
+        return f"{super().identity(epoch, start)} {self._form} {self._print_of(numbers)}"
+
+    def _first_examples(self, number: int) -> tuple[Any, ...]:
+        numbers = np.arange(number)
+        return self._form.element(self._fetch(numbers), numbers)
+
+    def _fetch(self, numbers: np.ndarray) -> list[np.ndarray]:
+        out = empty(self._fetcher.form, len(numbers))
+        rows = np.argsort(numbers)
+        self._fetcher.fill(numbers[rows], rows, out)
+        return out
+
+    def _print_of(self, numbers: np.ndarray) -> int:
+        found = 0
+        for array in self._fetch(numbers) if len(numbers) else ():
+            content = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+            found = zlib.crc32(content, found)
+        return found
+
+    def _require_same_items(self) -> None:
+        """Refuse items that are drawn: a resumed run, or another worker, would get others."""
+        for number in range(min(_LOOKED_AT, self.num_examples)):
+            one = np.array([number])
+            if self._print_of(one) != self._print_of(one):
+                raise DataError(
+                    f"Item {number} of {type(self.items).__name__} is another one each time it is fetched. A resumed "
+                    "run would train on other examples. Leave random changes to augment= (your own function is "
+                    "(images, seed) -> images), or draw from a generator that is seeded with the item's number."
+                )
+
+
+source = RandomAccess

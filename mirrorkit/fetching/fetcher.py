@@ -1,0 +1,188 @@
+"""How a list of numbers becomes the rows of a batch: from an object that gives items by number, or from arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import re
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mirrorkit.errors import DataError
+from mirrorkit.fetching.forms import Form, as_arrays, described, fits, flat, form_of
+
+_OWN = str(Path(__file__).parents[1])
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|^<frozen ")
+_ONE_FORM = (
+    "All items must have the dtypes and shapes of item 0: pad, crop or cast them where the items are made, or leave "
+    "some parts out."
+)
+
+Fill = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray]], None]  # `Fetcher.fill`
+
+
+class Fetcher:
+    """Fetches items of an object and puts them into arrays; every item must have the form of item 0.
+
+    Args:
+        items: an object with `__len__` and `__getitem__`; or an array (whatever has a shape, a dtype and
+            `__getitem__`), or a tuple or a dict of arrays, whose rows are the items.
+        form: of an item, where it is known; else item 0 is fetched.
+    """
+
+    def __init__(self, items: Any, form: Form = None) -> None:
+        self.items = items
+        self._arrays = list(flat(_nest_of(items))) if holds_arrays(items) else None
+        self.form: Form = self.item(0)[0] if form is None else form
+
+    def item(self, number: int) -> tuple[Form, Any]:
+        """Return the form of an item, and its arrays."""
+        if self._arrays is None:
+            fetched = self._explained(number, functools.partial(operator.getitem, self.items, number))
+        else:
+            fetched = self._explained(number, lambda: _rows_of(_nest_of(self.items), number))
+        arrays = self._checked(number, fetched)
+        return form_of(arrays), arrays
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[tuple[Fill, Callable[[], None]]]:
+        """Give `fill`, and a function that keeps it from fetching any more; see `Processes.started`."""
+        stopped = threading.Event()
+        yield functools.partial(self.fill, stopped=stopped), stopped.set
+
+    def fill(
+        self, numbers: np.ndarray, rows: np.ndarray, out: Sequence[np.ndarray], stopped: threading.Event | None = None
+    ) -> None:
+        """Put items, whose numbers ascend, into rows of arrays, one for each leaf of the form, until it is stopped.
+
+        Raises:
+            DataError: an item that cannot be fetched, or has another form, by its number.
+        """
+        if self._arrays is not None:
+            self._fill_from_arrays(numbers, rows, out)
+            return
+        items = self._items(numbers.tolist())
+        for row in rows:
+            if stopped is not None and stopped.is_set():
+                return
+            self._put(*next(items), out, row)
+
+    def _put(self, number: int, item: Any, out: Sequence[np.ndarray], row: Any) -> None:
+        arrays = self._checked(number, item)
+        if not fits(self.form, arrays):
+            raise DataError(
+                f"Item {number} of {_name(self.items)} is {described(form_of(arrays))}, and item 0 is "
+                f"{described(self.form)}. {_ONE_FORM}"
+            )
+        for leaf, array in zip(out, flat(arrays), strict=True):
+            leaf[row] = array[()]  # of an array of objects without a shape, the object
+
+    def _items(self, numbers: list[int]) -> Iterator[tuple[int, Any]]:
+        """Yield each number with its item."""
+        together = getattr(self.items, "__getitems__", None)
+        fetched = None if together is None else self._together(numbers, lambda: list(together(numbers)))
+        if fetched is not None and len(fetched) != len(numbers):
+            raise DataError(
+                f"{_name(self.items)}.__getitems__ returned {len(fetched)} items for {len(numbers)} numbers. It must "
+                "return a list with the item of each."
+            )
+        for row, number in enumerate(numbers):
+            if fetched is None:
+                yield number, self._explained(number, functools.partial(operator.getitem, self.items, number))
+            else:
+                yield number, fetched[row]
+
+    def _fill_from_arrays(self, numbers: np.ndarray, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        assert self._arrays is not None
+        first, end = int(numbers[0]), int(numbers[-1]) + 1
+        wanted = slice(first, end) if end - first == len(numbers) else numbers
+        for array, leaf, form in zip(self._arrays, out, flat(self.form), strict=True):
+            read = self._together(numbers.tolist(), functools.partial(_read, array, wanted))
+            if (read.dtype, read.shape) != (form.dtype, (len(numbers), *form.shape)):
+                raise DataError(
+                    f"{len(numbers)} rows of {_name(array)} are {described(form_of(read))}, where row 0 is {form}. Its "
+                    "dtype and shape must stay as they are."
+                )
+            leaf[rows] = read
+
+    def _together(self, numbers: list[int], fetch: Callable[[], Any]) -> Any:
+        """Fetch several items at once; where that fails, find out by which of them."""
+        try:
+            return fetch()
+        except Exception as error:
+            for number in numbers:
+                self.item(number)
+            some = ", ".join(map(str, numbers[:3]))
+            raise DataError(
+                f"Fetching items {some}, ... ({len(numbers)}) of {_name(self.items)} together failed, and one by one "
+                f"it did not: {_raised(error)}. What has a shape and a dtype must take several numbers in its "
+                "brackets, as arrays do, or have __getitems__."
+            ) from error
+
+    def _explained(self, number: int, fetch: Callable[[], Any]) -> Any:
+        try:
+            return fetch()
+        except Exception as error:
+            raise DataError(f"Fetching item {number} of {_name(self.items)} failed: {_raised(error)}") from error
+
+    def _checked(self, number: int, item: Any) -> Any:
+        try:
+            return as_arrays(_without_none(item))
+        except (ValueError, TypeError) as error:
+            raise DataError(f"Item {number} of {_name(self.items)} cannot be used: {error}.") from error
+
+
+def holds_arrays(items: Any) -> bool:
+    """Whether it is an array, or a tuple or a dict of arrays."""
+    if isinstance(items, (tuple, Mapping)):
+        return len(items) > 0 and all(map(holds_arrays, items.values() if isinstance(items, Mapping) else items))
+    is_array = all(hasattr(items, name) for name in ("shape", "dtype", "__getitem__"))
+    return is_array and len(items.shape) > 0 and not hasattr(items, "__getitems__")
+
+
+def lengths(items: Any) -> set[int]:
+    """Return the lengths of arrays, or of another object."""
+    parts = flat(_nest_of(items)) if holds_arrays(items) else [items]
+    return {int(part.shape[0]) if holds_arrays(part) else len(part) for part in parts}
+
+
+def _nest_of(items: Any) -> Any:
+    """Return arrays in plain dicts and tuples, in the order of `as_arrays`."""
+    if isinstance(items, Mapping):
+        return {key: _nest_of(items[key]) for key in sorted(items)}
+    return tuple(map(_nest_of, items)) if isinstance(items, tuple) else items
+
+
+def _read(array: Any, rows: Any) -> Any:
+    return as_arrays(np.asarray(array[rows]))
+
+
+def _rows_of(nest: Any, number: int) -> Any:
+    if isinstance(nest, dict):
+        return {key: _rows_of(part, number) for key, part in nest.items()}
+    return tuple(_rows_of(part, number) for part in nest) if isinstance(nest, tuple) else nest[number]
+
+
+def _without_none(item: Any) -> Any:
+    """Return an item without None at the end: as in Keras `(x, y, None)` is `(x, y)`."""
+    while isinstance(item, tuple) and len(item) > 1 and item[-1] is None:
+        item = item[:-1]
+    return item
+
+
+def _name(items: Any) -> str:
+    return type(items).__name__
+
+
+def _raised(error: BaseException) -> str:
+    """Return what was raised, and where in the user's own code."""
+    raised = "".join(traceback.format_exception_only(type(error), error)).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_OWN) and not _INSTALLED.search(frame.filename)]
+    return f"{raised} ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else raised

@@ -1,0 +1,148 @@
+"""What an item looks like: a nest of dicts and tuples, with the dtype and the shape of each array in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_NUMBERS = "biufc"  # kinds of dtypes
+_LOOKED_AT = 8  # parts of a list in which arrays are looked for: it may be a long one of numbers
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """The dtype and the shape of an array; text and bytes have the dtype object."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """For errors."""
+        name = "text" if self.dtype == object else self.dtype.name
+        return f"{name} {list(self.shape)}" if self.shape else name
+
+
+Form = Any  # a Leaf, or a tuple or a dict of them, also one within the other
+
+
+def as_arrays(item: Any, path: str = "") -> Any:
+    """Return an item as a nest of dicts and tuples of NumPy arrays; text becomes bytes, as in TensorFlow.
+
+    Raises:
+        ValueError: what is no array, by its path in the item.
+    """
+    if type(item) is np.ndarray and item.dtype.kind in _NUMBERS and item.dtype.isnative:  # as most are
+        return item
+    if isinstance(item, (Mapping, tuple)) and not item:
+        raise ValueError(f"{_named(path)} is an empty {type(item).__name__}")
+    if isinstance(item, Mapping):
+        return {key: as_arrays(item[key], f"{path}[{key!r}]") for key in sorted(item)}
+    if isinstance(item, tuple):
+        return tuple([as_arrays(part, f"{path}[{number}]") for number, part in enumerate(item)])
+    if isinstance(item, list) and _holds_arrays(item):
+        raise ValueError(
+            f"{_named(path)} is a list that may mean several arrays, or one with a row for each part. Return a tuple "
+            "for several, or np.stack(...) for one"
+        )
+    if np.ma.is_masked(item):
+        raise ValueError(f"{_named(path)} is an array with masked values. Fill them: .filled(...)")
+    return _as_array(item, path)
+
+
+def form_of(arrays: Any) -> Form:
+    """Return the form of a nest of arrays."""
+    if isinstance(arrays, dict):
+        return {key: form_of(part) for key, part in arrays.items()}
+    if isinstance(arrays, tuple):
+        return tuple(map(form_of, arrays))
+    return Leaf(arrays.dtype, arrays.shape)
+
+
+def flat(nest: Any) -> Iterator[Any]:
+    """Yield the leaves of a nest of arrays, or of a form."""
+    if isinstance(nest, dict):
+        for part in nest.values():
+            yield from flat(part)
+    elif isinstance(nest, tuple):
+        for part in nest:
+            yield from flat(part)
+    else:
+        yield nest
+
+
+def pack(form: Form, leaves: Sequence[Any]) -> Any:
+    """Return a nest with these leaves; the inverse of `flat`."""
+    rest = iter(leaves)
+
+    def packed(part: Form) -> Any:
+        if isinstance(part, dict):
+            return {key: packed(value) for key, value in part.items()}
+        return tuple(map(packed, part)) if isinstance(part, tuple) else next(rest)
+
+    return packed(form)
+
+
+def empty(form: Form, size: int) -> list[np.ndarray]:
+    """Return arrays for so many items, one for each leaf."""
+    return [np.empty([size, *leaf.shape], leaf.dtype) for leaf in flat(form)]
+
+
+def fits(form: Form, arrays: Any) -> bool:
+    """Whether a nest of arrays has this form."""
+    if isinstance(form, Leaf):
+        return isinstance(arrays, np.ndarray) and (arrays.dtype, arrays.shape) == (form.dtype, form.shape)
+    if isinstance(form, dict):
+        if not isinstance(arrays, dict) or form.keys() != arrays.keys():
+            return False
+        return all(fits(part, arrays[key]) for key, part in form.items())
+    return isinstance(arrays, tuple) and len(arrays) == len(form) and all(map(fits, form, arrays))
+
+
+def described(form: Form) -> str:
+    """Return a form in words, such as "(uint8 [28, 28], int64)"."""
+    if isinstance(form, dict):
+        return f"{{{', '.join(f'{key!r}: {described(part)}' for key, part in form.items())}}}"
+    if isinstance(form, tuple):
+        return f"({', '.join(map(described, form))}{',' * (len(form) == 1)})"
+    return str(form)
+
+
+def _as_array(value: Any, path: str) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{_named(path)} is not an array: {error}. Pad its parts to one length") from error
+    if array.dtype.kind == "S" and not isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value, object)  # or it cuts off zeros at the end
+    if array.dtype.kind in "SUO":
+        parts = [part.encode() if isinstance(part, str) else part for part in array.ravel().tolist()]
+        if all(isinstance(part, bytes) for part in parts):
+            return _of_bytes(parts, array.shape)
+    elif array.dtype.kind in _NUMBERS or array.dtype.name == "bfloat16":
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    found = type(value).__name__ if array.dtype == object else f"an array of {array.dtype}"
+    raise ValueError(f"{_named(path)} is {found}; it must be numbers, text or bytes, or a tuple or dict of them")
+
+
+def _of_bytes(parts: list[bytes], shape: tuple[int, ...]) -> np.ndarray:
+    array = np.empty(len(parts), object)
+    array[:] = parts
+    return array.reshape(shape)
+
+
+def _holds_arrays(item: Any) -> bool:
+    """Whether a list holds arrays or dicts; one of numbers is an array itself."""
+    return any(
+        isinstance(part, Mapping)
+        or len(getattr(part, "shape", ())) > 0
+        or (isinstance(part, (list, tuple)) and _holds_arrays(part))
+        for part in itertools.islice(item, _LOOKED_AT)
+    )
+
+
+def _named(path: str) -> str:
+    return f"its part {path}" if path else "it"

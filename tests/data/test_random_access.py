@@ -1,0 +1,309 @@
+"""source: the batches of `batches`, each item fetched once by one worker, errors that name an item."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from own_items import Faulty, Items, Slow
+from recipe_helpers import SPLIT, assert_same, assert_workers_read_the_same, collect, contexts, joined
+
+import mirrorkit as mk
+from mirrorkit import data
+from mirrorkit._keras import keras
+from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.train.input.source import source_of
+
+
+def own(images, seed):
+    """An augmentation of the user's own, which gets 16 images at a time."""
+    return images + tf.cast(tf.random.stateless_uniform([16, 1, 1, 1], seed, 0, 9, tf.int32), tf.uint8)
+
+
+AUGMENT = [data.augment.flip(), own, data.augment.pad_and_crop(2)]
+
+
+def items_of(split, **options) -> Items:
+    return Items(split.images, split.labels, **options)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_batches_are_those_of_batches_from_any_position_on(draws):
+    count = draws.draw(st.integers(1, 40))
+    options = {
+        "global_batch_size": draws.draw(st.integers(1, count)),
+        "shuffle": draws.draw(st.booleans()),
+        "drop_remainder": draws.draw(st.booleans()),
+        "seed": draws.draw(st.integers(0, 5)),
+    }
+    epoch, threads = draws.draw(st.integers(0, 3)), draws.draw(st.integers(1, 5))
+    split = data.arrays(np.arange(count)[:, None], np.arange(count) % 7)
+    recipe = data.source(items_of(split), threads=threads, **options)
+    same = data.batches(split, **options)
+    assert (recipe.num_examples, recipe.steps_per_epoch) == (count, same.steps_per_epoch)
+    assert recipe.element_spec == same.element_spec
+    start = draws.draw(st.integers(0, recipe.steps_per_epoch))
+    assert recipe.dataset(epoch, start).cardinality() == recipe.steps_per_epoch - start
+    assert_same(collect(recipe.dataset(epoch, start)), collect(same.dataset(epoch, start)))
+    np.testing.assert_array_equal(recipe.order(epoch), same.order(epoch))
+
+
+@pytest.mark.parametrize(("workers", "each"), [(1, 2), (2, 1), (3, 2)])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_workers_read_the_rows_of_their_replicas(workers, each, shuffle):
+    options = {"global_batch_size": 16, "shuffle": shuffle, "seed": 3, "augment": AUGMENT}
+    recipe = data.source(items_of(SPLIT), **options)
+    for position in ((0, 0), (2, 2)):
+        read = assert_workers_read_the_same(recipe, *position, workers, each)
+        assert_same(read, collect(data.batches(SPLIT, **options).dataset(*position)))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_each_worker_fetches_its_own_items_alone(workers):
+    items = Items(np.arange(1230)[:, None], np.arange(1230) % 7)
+    recipe = data.source(items, global_batch_size=120, shuffle=True, map=lambda x, y: (x + 1, y))
+    recipe.dataset()  # looks at the map, once
+    fetched = []
+    for context in contexts(workers):
+        items.fetched.clear()
+        collect(recipe.dataset(1, input_context=context))
+        fetched.append(list(items.fetched))
+    assert sorted(itertools.chain(*fetched)) == list(range(1230))
+    assert {len(own) for own in fetched} == {1230 // workers}
+
+
+def test_an_epoch_goes_on_with_another_number_of_workers_each_item_once():
+    items = Items(np.arange(123)[:, None], np.arange(123) % 7)
+    recipe = data.source(items, global_batch_size=12, shuffle=True, seed=5)
+    first = [collect(recipe.dataset(2, input_context=context).take(4)) for context in contexts(2)]
+    items.fetched.clear()
+    rest = [collect(recipe.dataset(2, 4, input_context=context)) for context in contexts(3)]
+    assert len(items.fetched) == 123 - 48
+    trained_on = [x.ravel().tolist() for worker in (*first, *rest) for x, _ in worker]
+    assert sorted(itertools.chain(*trained_on)) == list(range(123))
+
+
+def test_labels_and_weights_are_those_of_arrays():
+    x, y, weight = np.zeros([9, 2]), np.arange(9, dtype=np.uint8)[:, None], np.arange(9)
+    options = {"global_batch_size": 4, "shuffle": True, "one_hot": True}
+    recipe = data.source((x, y, weight), num_classes=9, **options)
+    same = data.batches(data.arrays(x, y, sample_weight=weight, num_classes=9), **options)
+    assert recipe.num_classes == 9
+    assert_same(collect(recipe.dataset()), collect(same.dataset()))
+    assert [tensor.dtype for tensor in recipe.element_spec] == [tf.float64, tf.float32, tf.float32]
+    classes, same = data.source((x, y), global_batch_size=4), data.batches(data.arrays(x, y), global_batch_size=4)
+    assert classes.element_spec == same.element_spec  # uint8 has become int64
+    assert_same(collect(classes.dataset()), collect(same.dataset()))
+
+
+def test_a_map_makes_labels_of_dicts_with_text():
+    items = [{"name": f"é{number}", "raw": b"\0\1", "nested": {"n": number}} for number in range(10)]
+    bare = data.source(items, global_batch_size=4)
+    (x,) = joined(collect(bare.dataset()))
+    assert x["name"].tolist() == [f"é{number}".encode() for number in range(10)]
+    assert set(x["raw"]) == {b"\0\1"}
+    mapped = data.source(
+        items,
+        global_batch_size=4,
+        shuffle=True,
+        one_hot=True,
+        num_classes=10,
+        map=lambda item: (tf.strings.length(item["name"], "UTF8_CHAR"), item["nested"]["n"]),
+    )
+    x, y = joined(collect(mapped.dataset(1)))
+    np.testing.assert_array_equal(y, data.one_hot(mapped.order(1), 10))
+    assert set(x) == {2}
+
+
+class NoLength:
+    def __getitem__(self, number):
+        return number
+
+
+class Table(dict):
+    """As those of pandas, whose brackets take labels."""
+
+    iloc = None
+
+
+@pytest.mark.parametrize(
+    ("items", "options", "words"),
+    [
+        (tf.data.Dataset.range(3), {}, "found a .*Dataset. A tf.data.Dataset of global batches is data for Loop"),
+        (SPLIT, {}, "found a Split. Use mk.data.batches"),
+        (data.batches(SPLIT, global_batch_size=8), {}, "found a Batches. It is a recipe already"),
+        ("images/", {}, "found a str. Files are read by mk.data.records"),
+        (
+            (number for number in range(3)),
+            {},
+            "found a generator. It has no __getitem__ .*write_records.*from_function",
+        ),
+        (NoLength(), {}, "found a NoLength. It has no __getitem__ and __len__"),
+        ({"train": [1, 2]}, {}, "A dict must hold arrays"),
+        (Table(a=np.zeros(3)), {}, "found a Table. Its brackets take labels. Use its arrays"),
+        (([1, 2], [3, 4]), {}, "A tuple must hold arrays"),
+        ([np.zeros(3), np.zeros(3)], {}, "A list of arrays may mean several"),
+        ((np.zeros(3), np.zeros(4)), {}, "arrays given to source hold 3, 4 examples"),
+        ([], {}, "a list holds no example"),
+        ([None, 1], {}, "Item 0 of list cannot be used: it is NoneType"),
+        ([1, 2], {"threads": 0}, "threads must be a whole number from 1 on, found 0"),
+        ([1, 2], {"processes": 1.5}, "processes must be a whole number from 1 on, found 1.5"),
+        ([1, 2], {"processes": 2, "threads": 2}, "threads=2 and processes=2 were both asked for"),
+        ([(1, 2)], {"one_hot": True}, "one_hot=True needs class indices .* pass num_classes="),
+        ([(1, 2.0)], {"one_hot": True, "num_classes": 3}, "must be floats .3. or integers"),
+        (
+            [(1, [1.0, 2.0])],
+            {"num_classes": 3},
+            r"Labels that are float64 \[2\] with num_classes=3 must be floats \[3\]",
+        ),
+        ([(1, 2, [3])], {}, r"sample_weight must be one number for each example; item 0 has int64 \[1\]"),
+        ([1, 2], {"augment": [data.augment.flip()]}, r"augment works on images .* found shape \[None\]"),
+        ([{"a": 1}], {"augment": [data.augment.flip()]}, "found a dict of inputs"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_does_not_fit_is_refused(items, options, words):
+    with pytest.raises(DataError, match=words):
+        data.source(items, global_batch_size=1, **options)
+
+
+def test_batches_of_keras_are_refused():
+    class Own(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, number):
+            return np.zeros([8, 2]), np.zeros(8)
+
+    with pytest.raises(RecipeError, match=r"found a Own\. It gives whole batches. Give it a class whose __getitem__"):
+        data.source(Own(), global_batch_size=1)
+
+
+def test_items_that_are_drawn_are_refused():
+    class Drawn(Items):
+        def __getitem__(self, number):
+            x, y = super().__getitem__(number)
+            return x + np.random.default_rng().random(x.shape), y
+
+    with pytest.raises(DataError, match=r"Item 0 of Drawn is another one each time it is fetched.*augment="):
+        data.source(Drawn(np.zeros((9, 2)), np.zeros(9)), global_batch_size=1)
+    nan = Items(np.full((9, 2), np.nan), np.zeros(9))
+    assert data.source(nan, global_batch_size=1).num_examples == 9
+
+
+def test_a_length_that_changes_is_an_error():
+    items = [1, 2, 3]
+    recipe = data.source(items, global_batch_size=2)
+    items.append(4)
+    with pytest.raises(DataError, match="list held 3 examples when the recipe was made, and holds 4 now"):
+        recipe.dataset()
+
+
+def make_loop(strategy, units=4):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(units)])
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss), steps_per_call=3)
+
+
+@pytest.mark.parametrize(
+    ("fault", "options", "words"),
+    [
+        (
+            ValueError("bad\n\nfile"),
+            {},
+            r"Fetching item 33 of Faulty failed: ValueError: bad\n\nfile \(\S+own_items.py, ",
+        ),
+        ((np.zeros(2, np.float32), 1), {}, r"Item 33 of Faulty is \(float32 \[2\], int64\), and item 0 is"),
+        ((np.zeros(3, np.float32), 4), {"num_classes": 4}, "The label of item 33 is 4; labels must lie in 0 .. 3"),
+    ],
+)
+def test_a_loop_names_a_faulty_item_and_its_batch(fault, options, words, strategy_of):
+    recipe = data.source(Faulty(33, fault), global_batch_size=8, **options)
+    with pytest.raises(DataError, match=words) as raised:
+        make_loop(strategy_of("mirrored", 2)).fit(recipe, verbose=0)
+    text = str(raised.value)
+    assert text.startswith(("Fetching item 33", "Item 33", "The label of item 33"))
+    assert "in batch 4 or 5 (counted from 0)" in text
+    with pytest.raises(tf.errors.OpError, match=words.partition(r"\n")[0]):
+        collect(recipe.dataset())
+
+
+def test_a_training_on_two_replicas_is_that_of_batches(strategy_of):
+    x = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    split = data.arrays(x, np.arange(50) % 4)
+
+    def trained(recipe, validation):
+        keras.utils.set_random_seed(0)
+        loop = make_loop(strategy_of("mirrored", 2))
+        history = loop.fit(recipe, epochs=3, validation_data=validation, verbose=0).history
+        return {"loss": history["loss"], "val": history["val_loss"]}, loop.step.model.get_weights()
+
+    options = {"global_batch_size": 12, "shuffle": True, "seed": 1}
+    want = trained(data.batches(split, **options), data.batches(split, global_batch_size=20))
+    got = trained(data.source(items_of(split), **options), data.source(items_of(split), global_batch_size=20))
+    assert_same([*want], [*got])
+
+
+def test_keras_fit_takes_all_epochs_at_once():
+    split = data.arrays(np.arange(12.0)[:, None], np.arange(12) % 2)
+    recipes = [
+        make(what, global_batch_size=5, shuffle=True)
+        for make, what in ((data.batches, split), (data.source, items_of(split)))
+    ]
+    weights = []
+    for recipe in recipes:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(1e-3), "mse")
+        model.fit(recipe.epochs(2), epochs=2, steps_per_epoch=recipe.steps_per_epoch, verbose=0)
+        weights.append(model.get_weights())
+    assert_same(*weights)
+
+
+def test_workers_with_other_items_notice_it():
+    one, same, other, longer = (
+        data.source(items, global_batch_size=4, shuffle=True)
+        for items in (items_of(SPLIT), (SPLIT.images, SPLIT.labels), items_of(SPLIT[::-1]), items_of(SPLIT[:50]))
+    )
+    for position in ((0, 0), (1, 3), (0, one.steps_per_epoch)):
+        assert one.identity(*position) == same.identity(*position)
+        assert one.identity(*position) != longer.identity(*position)
+    assert one.identity(1, 3) != other.identity(1, 3)
+    text = [data.source([letter, "b"], global_batch_size=1).identity(0, 0) for letter in "aac"]
+    assert text[0] == text[1] != text[2]
+    assert source_of(one).has_identity
+
+
+def test_an_iterator_that_is_dropped_ends_its_threads():
+    recipe = data.source(Slow(np.arange(1000), np.arange(1000)), global_batch_size=50, threads=4, prefetch=1)
+    iterator = iter(recipe.dataset())
+    next(iterator)
+
+    def fetching():
+        return [thread for thread in threading.enumerate() if thread.name.startswith("mirrorkit-fetch")]
+
+    assert fetching()
+    del iterator
+    deadline = time.monotonic() + 10
+    while fetching():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert len(recipe.items.fetched) < 500
+
+
+def test_processes_give_the_same_batches():
+    options = {"global_batch_size": 16, "shuffle": True, "augment": [data.augment.flip()]}
+    recipe = data.source(items_of(SPLIT), processes=2, **options)
+    assert_same(collect(recipe.dataset(1)), collect(data.batches(SPLIT, **options).dataset(1)))
+    recipe.items.fetched.clear()
+    assert len(collect(recipe.dataset(2))) == recipe.steps_per_epoch
+    assert not recipe.items.fetched  # in this process

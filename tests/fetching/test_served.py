@@ -1,0 +1,144 @@
+"""Items that processes fetch: the same ones, their errors, and what cannot be copied into a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from jobs import processes
+from own_items import Ending, Faulty, Items, Opening, Stuck
+
+from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.fetching.ahead import fetched
+from mirrorkit.fetching.served import Processes
+
+X = np.arange(40)[:, None]
+Y = np.arange(40) % 7
+TEXT = np.array([b"a\0", b"bc"] * 20, object)
+
+
+def batches_of(items, number=2):
+    return fetched(Processes(items, number), np.arange(40)[::-1].reshape(4, 10), threads=number)
+
+
+def test_each_item_is_fetched_once_by_one_of_the_processes(tmp_path):
+    (tmp_path / "log").touch()
+    items = Items(X, TEXT, tmp_path / "log")
+    got = list(batches_of(items))
+    np.testing.assert_array_equal(np.concatenate([x for x, _ in got]), X[::-1])
+    assert np.concatenate([text for _, text in got]).tolist() == TEXT[::-1].tolist()
+    lines = [tuple(map(int, line.split())) for line in (tmp_path / "log").read_text().splitlines()]
+    others = [line for line in lines if line[1] != os.getpid()]
+    assert sorted(number for number, _ in others) == list(range(40))
+    assert len({pid for _, pid in others}) == 2
+
+
+def test_the_processes_end_with_the_iterator():
+    batches = batches_of(Items(X, Y))
+    next(batches)
+    assert children()
+    batches.close()
+    assert not children()
+
+
+def test_what_is_being_fetched_is_not_waited_for():
+    batches = fetched(Processes(Stuck(X, Y), 2), np.arange(40).reshape(4, 10), threads=2)
+    next(batches)
+    batches.close()  # or this test ends by its timeout
+    assert not children()
+
+
+def test_a_faulty_item_is_named():
+    with pytest.raises(DataError, match=r"Fetching item 17 of Faulty failed: ValueError: bad \(.*own_items.py, line"):
+        list(batches_of(Faulty(17, ValueError("bad"))))
+
+
+def test_a_process_that_ends_is_an_error():
+    with pytest.raises(DataError, match=r"(?s)A process that fetched items of Ending has failed, .* ended with 3"):
+        list(batches_of(Ending(X, Y), 1))
+
+
+def test_what_cannot_be_copied_is_refused(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = X
+        with pytest.raises(
+            RecipeError, match=r"processes=2 .* Dataset cannot be copied .*h5py objects cannot be pickled"
+        ):
+            Processes(file["x"], 2)
+
+    class Inside(Items):
+        pass
+
+    with pytest.raises(RecipeError, match=r"Inside cannot be copied into a process: .*in a module of its own"):
+        Processes(Inside(X, Y), 2)
+
+
+def test_a_file_that_is_opened_with_the_first_item(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = X
+    items = Opening(tmp_path / "x.h5")
+    np.testing.assert_array_equal(np.concatenate([x for (x,) in batches_of(items)]), X[::-1])
+    with pytest.raises(RecipeError, match="Opening cannot be copied into a process"):
+        batches_of(items)  # it is open by now
+
+
+def test_a_class_of_the_script_is_refused(monkeypatch):
+    monkeypatch.setattr(Items, "__module__", "__main__")
+    with pytest.raises(RecipeError, match=r"the class Items is defined in the script itself, .*in a module of its own"):
+        Processes(Items(X, Y), 2)
+
+
+def test_a_class_that_a_process_cannot_import(monkeypatch, tmp_path):
+    (tmp_path / "passing.py").write_text("class Passing(list): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from passing import Passing
+
+    items = Passing(zip(X, Y, strict=True))
+    monkeypatch.undo()
+    with pytest.raises(
+        DataError, match=r"A process cannot make the object: ModuleNotFoundError: No module named 'pass"
+    ):
+        list(batches_of(items))
+
+
+SCRIPT = """
+import sys, time
+import numpy as np
+from own_items import Items
+from mirrorkit.fetching import Processes, fetched
+numbers = np.arange(40).reshape(4, 10)
+batches = fetched(Processes(Items(np.arange(40)[:, None], np.arange(40)), 2), numbers, threads=2)
+next(batches)
+assert "tensorflow" not in sys.modules
+print("fetches", flush=True)
+time.sleep(600)
+"""
+
+
+def test_nothing_is_left_of_a_script_that_is_killed(tmp_path):
+    tests = Path(__file__).parents[1]
+    path = os.pathsep.join([str(tests), str(tests.parent)])
+    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", SCRIPT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=tmp_path, text=True) as script:
+        assert script.stdout.readline() == "fetches\n"
+        assert len(processes(tmp_path)) == 3
+        os.kill(script.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while processes(tmp_path) or list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline, (processes(tmp_path), list(tmp_path.iterdir()))
+        time.sleep(0.05)
+
+
+def children() -> list[str]:
+    """The command of each child that runs `mirrorkit.remote.serve`."""
+    pids = [pid for thread in Path("/proc/self/task").glob("*/children") for pid in thread.read_text().split()]
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids]
+    return [command for command in commands if "mirrorkit.remote.serve" in command]
