@@ -90,7 +90,7 @@ def test_what_a_killed_writer_leaves_is_never_read(
     assert kinds(storage) == {"owners": 0, "manifests": 2, "objects": 2}, "the next run removes it"
 
 
-@pytest.mark.parametrize("damage", ["cut", "another", "missing", "manifest", "no object"])
+@pytest.mark.parametrize("damage", ["cut", "another", "another run", "missing", "manifest", "no object"])
 def test_a_damaged_one_is_named_and_the_one_before_it_taken(
     fresh: Any, recipe: Any, storage: ObjectStorage, damage: str
 ) -> None:
@@ -101,6 +101,11 @@ def test_a_damaged_one_is_named_and_the_one_before_it_taken(
         storage.write(manifest["object"], content[:-100])
     elif damage == "another":
         storage.write(manifest["object"], content[:200] + bytes([content[200] ^ 1]) + content[201:])
+    elif damage == "another run":
+        fresh.position = mk.train.Position()
+        fresh.fit(recipe, epochs=2, verbose=0, callbacks=[mk.train.Checkpoints("memory://bucket/other")])
+        other = ObjectStorage("memory://bucket/other")
+        storage.write(manifest["object"], other.read(json.loads(other.read("step-0000000010.json"))["object"]))
     elif damage == "missing":
         storage.remove(manifest["object"])
     else:
