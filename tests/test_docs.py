@@ -17,6 +17,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FIRST_READ = ("README.md",)  # the other pages run in the slow set
 OWN_PROCESS = ("devices.md",)  # settings that only work before TensorFlow has started
 NOT_RUN = {  # blocks marked `py`, and where their code is run instead
+    "checkpoints.md": "addresses of buckets: tests/train/checkpoints/test_bucket.py, tests/kills/test_bucket_kills.py",
     "checks.md": "it changes the whole process: tests/test_reproducible.py",
     "examples.md": "they show the examples: tests/test_examples.py",
     "multi-worker.md": "a strategy of real workers: tests/multiworker",

@@ -19,7 +19,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     *("errors", "_types", "supported", "_keras", "processor"),
     *("stop_signals", "subprocesses", "remote"),
-    *("whole", "files", "fetching", "reproducible", "variables"),
+    *("whole", "files", "object_storage", "fetching", "reproducible", "variables"),
     *("cluster", "launch", "devices", "strategy", "batching", "timing"),
     *("data", "models", "optim", "parallel", "train"),
     # The upper storey, which looks at a training from outside.

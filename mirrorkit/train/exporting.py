@@ -22,6 +22,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest, Spec
 from mirrorkit.errors import FileError, StepError
 from mirrorkit.files import replace
+from mirrorkit.object_storage import ObjectStorage, is_address
 from mirrorkit.strategy import is_chief, waiting_for_the_chief
 from mirrorkit.train.keras_model.building import is_built
 from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
@@ -37,7 +38,7 @@ _VALUES = re.compile(r"variables\.(index|data-\d+-of-\d+)")
 
 def export(
     of: Any, path: str | os.PathLike[str], *, averaged: bool = False, input_signature: Spec | None = None
-) -> Path:
+) -> Path | str:
     """Write a model for use elsewhere: a `.keras` file, or a SavedModel folder when the path has another name.
 
     A `.keras` file holds the model's configuration and weights, without optimizer and loss (and, like every Keras
@@ -52,8 +53,9 @@ def export(
     Nothing of the training changes, random generators included. It is written under another name first: an existing
     file or SavedModel is whole until the new one is, and is then replaced in one step, also where the process is killed
     (where a file system cannot exchange two folders, in two steps: after a kill between them the next export puts the
-    old one back). A folder that holds anything else is refused. On several workers all call it: the chief writes, and
-    it returns on every worker when the file is whole.
+    old one back). A `.keras` file may be written to an address, such as s3://bucket/digits.keras, through fsspec. A
+    folder that holds anything else is refused. On several workers all call it: the chief writes, and it returns on
+    every worker when the file is whole.
 
     Sources: https://keras.io/api/models/model_saving_apis/model_saving_and_loading/ and
     https://keras.io/api/models/model_saving_apis/export/
@@ -66,7 +68,7 @@ def export(
             `tf.TensorSpec` in the structure of one batch of inputs, the first dimension None.
 
     Returns:
-        The path.
+        The path; an address as a string.
 
     Raises:
         StepError: a model that is not built, that has layers which such a file cannot hold, or whose inputs are not
@@ -86,12 +88,15 @@ def export(
     if averaged and not hasattr(step, "averaged"):
         raise StepError("The averages belong to the step, not to the model: export(step, path, averaged=True).")
     target = _checked(path)
-    write = _write_keras if target.suffix == _KERAS else _write_saved_model
+    write = _write_keras if os.fspath(target).endswith(_KERAS) else _write_saved_model
     strategy = model.distribute_strategy
 
     def put_in_place() -> None:
         with unchanged([]):
-            _replace(target, lambda new: write(model, new, input_signature))
+            if isinstance(target, Path):
+                _replace(target, lambda new: write(model, new, input_signature))
+            else:
+                _upload(target, lambda new: write(model, new, input_signature))
 
     with (
         waiting_for_the_chief(strategy, f"export {os.fspath(target)!r}"),
@@ -190,11 +195,15 @@ def _inputs(model: KerasModel) -> Spec:
     return inputs[0] if isinstance(model, keras.Sequential) else model.input
 
 
-def _checked(path: str | os.PathLike[str]) -> Path:
-    """Return the path when its name is one that an export has."""
+def _checked(path: str | os.PathLike[str]) -> Path | str:
+    """Return the path when its name is one that an export has; an address as it is."""
     text, target = os.fspath(path), Path(path).expanduser()
-    if "://" in text:
-        raise StepError(f"export writes to this machine's file system, found {text!r}. Export to a folder and copy it.")
+    if is_address(text):
+        if target.suffix == _KERAS:
+            return text
+        raise StepError(
+            f"export writes only {_KERAS} files to an address, found {text!r}. Export to a folder and copy it."
+        )
     if target.suffix != _KERAS and target.suffix.lower() in (_KERAS, *_OTHER_FORMATS):
         raise StepError(
             f"export(..., {text!r}): {target.suffix} is not written. A path that ends in {_KERAS} gives a Keras file, "
@@ -240,3 +249,15 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
             f"Nothing could be written to {os.fspath(target)!r}: {error}. What was there is as it was. Choose a folder "
             "with enough space in which you may write."
         ) from error
+
+
+def _upload(address: str, write: Callable[[Path], None]) -> None:
+    """Write to a temporary folder, then to the address, where the object is there as a whole or not at all."""
+    folder, _, name = address.rpartition("/")
+    with tempfile.TemporaryDirectory() as local:
+        path = Path(local, name)
+        write(path)
+        try:
+            ObjectStorage(folder).upload(path, name)
+        except OSError as error:
+            raise FileError(f"Nothing could be written to {address!r}: {type(error).__name__}: {error}.") from error

@@ -13,11 +13,10 @@ from mirrorkit import stop_signals
 from mirrorkit.errors import ArgumentError, CheckpointError, NonFiniteLossError
 from mirrorkit.strategy import waiting_for_the_chief
 from mirrorkit.train.callback import LoopCallback
-from mirrorkit.train.checkpoints import file as checkpoint_file
-from mirrorkit.train.checkpoints.owner import Owner
-from mirrorkit.train.checkpoints.restore import local_folder, require_variables
+from mirrorkit.train.checkpoints.locating import folder_of, place_of
+from mirrorkit.train.checkpoints.restore import require_variables
 from mirrorkit.train.checkpoints.variables import describe
-from mirrorkit.train.checkpoints.writer import Writer, take
+from mirrorkit.train.checkpoints.writer import Writer
 from mirrorkit.train.step.sharded_slots import are_collective, whole_values
 from mirrorkit.whole import whole_number
 
@@ -65,12 +64,12 @@ class Checkpoints(LoopCallback):
         or_else = ", a number of training steps, or 'epoch'"
         self.every = every if every == "epoch" else whole_number("every", every, ArgumentError, or_else=or_else)
         self.exit_code = whole_number("exit_code", exit_code, ArgumentError, least=0, most=255)
-        self.folder = local_folder(folder)
-        self._process, self._owner = os.getpid(), Owner(self.folder)  # of each training a new one
+        self.folder = folder_of(folder)
+        self._process, self._place = os.getpid(), place_of(self.folder)  # of each training a new one
         self._writer: Writer | None = None
         self._signals = _StopSignals()
         self._is_bad = False  # whether the loss is NaN or infinite, and with it the weights
-        self._began = self._saved = (0, 0, 0)  # place (see `_place`) where this training began, and of the last save
+        self._began = self._saved = (0, 0, 0)  # place (see `_at`) where this training began, and of the last save
 
     def set_loop(self, loop: Any) -> None:
         """Take the loop; refuse another one while a training runs."""
@@ -93,11 +92,11 @@ class Checkpoints(LoopCallback):
                 "mk.train.Checkpoints works with mk.train.Loop. With model.fit use keras.callbacks.BackupAndRestore."
             )
         require_variables(self.loop.step)
-        self._process, self._owner = os.getpid(), Owner(self.folder)
+        self._process, self._place = os.getpid(), place_of(self.folder)
         with waiting_for_the_chief(self.loop.strategy, f"write checkpoints to {self.folder}"):
             if self._writes:
-                take(self.folder, self._owner)
-        if checkpoint_file.find(self.folder):
+                self._place.take()
+        if self._place.find():
             position, epochs = self.loop.restore(self.folder), self.params["epochs"]
             if max(position.epoch, position.ended) >= epochs:
                 _log.warning(
@@ -107,8 +106,8 @@ class Checkpoints(LoopCallback):
                     epochs,
                 )
         self._is_bad = False
-        self._writer = Writer(self.folder, self.keep, self._owner)
-        self._began = self._saved = self._place()
+        self._writer = Writer(self._place, self.keep)
+        self._began = self._saved = self._at()
         self._signals.install()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -126,7 +125,7 @@ class Checkpoints(LoopCallback):
     def on_train_end(self, logs: Any = None) -> None:
         """Save the end of the training, with what other callbacks did to the weights."""
         assert self._writer is not None
-        if self._place() != self._began:
+        if self._at() != self._began:
             self._save(again=True)
         self._writer.wait()
 
@@ -144,19 +143,19 @@ class Checkpoints(LoopCallback):
             if writer is not None:
                 writer.close()
         finally:
-            self._owner.release()
+            self._place.release()
 
     @property
     def _writes(self) -> bool:
         return bool(self.loop.strategy.extended.should_checkpoint)  # the chief of a cluster; all of its workers restore
 
-    def _place(self) -> tuple[int, int, int]:
+    def _at(self) -> tuple[int, int, int]:
         position = self.loop.position
         return position.steps, position.epoch, position.batch
 
     def _save(self, *, again: bool = False) -> None:
         assert self._writer is not None
-        if self._is_bad or (self._place() == self._saved and not again):
+        if self._is_bad or (self._at() == self._saved and not again):
             return
         is_averaged = getattr(self.loop.step, "is_averaged", False)  # in a validation on the averages
         with self.loop.step.for_loop(self.loop.strategy).as_trained() if is_averaged else contextlib.nullcontext():
@@ -170,7 +169,7 @@ class Checkpoints(LoopCallback):
                 position = self.loop.position
                 about = {"variables": describe(variables), "position": position.as_json()}
                 self._writer.start(position.steps, values, about)
-            self._saved = self._place()
+            self._saved = self._at()
 
     @property
     def stop_signal(self) -> int | None:

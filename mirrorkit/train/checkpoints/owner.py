@@ -46,7 +46,7 @@ class Owner:
             is_mine = before.get("pid") == os.getpid()
             if is_running(before) and (not is_mine or before.get("token") in _held):
                 raise CheckpointError(
-                    f"Another run writes checkpoints to {self._folder}: {_named(before)}. End it, or choose another "
+                    f"Another run writes checkpoints to {self._folder}: {named(before)}. End it, or choose another "
                     "folder."
                 )
             for name in filter(_UNFINISHED.fullmatch, os.listdir(self._folder)):
@@ -58,19 +58,14 @@ class Owner:
             finally:
                 new.unlink(missing_ok=True)
             _held.add(self.token)
-        if before and is_elsewhere(before):
-            _log.warning(
-                "%s: taken over from %s. Should that still run, it stops at its next save.",
-                self._folder,
-                _named(before),
-            )
+        log_taken_over(str(self._folder), before)
 
     def require(self) -> None:
         """Raise a `CheckpointError` unless the folder is still this run's."""
         found = read_process(self.file)
         if found.get("token") != self.token:
             gone = f"its file {_NAME} is gone" if self._folder.exists() else "the folder is gone"
-            who = f"a later run has taken it over: {_named(found)}" if found else gone
+            who = f"a later run has taken it over: {named(found)}" if found else gone
             raise CheckpointError(
                 f"This run no longer writes to {self._folder}: {who}. Nothing was saved since. Give each run a "
                 "folder of its own."
@@ -84,6 +79,13 @@ class Owner:
                 self.file.unlink()
 
 
-def _named(process: dict[str, Json]) -> str:
+def log_taken_over(place: str, before: dict[str, Json]) -> None:
+    """Warn where the run that had a place cannot be looked for."""
+    if before and is_elsewhere(before):
+        _log.warning("%s: taken over from %s. Should that still run, it stops at its next save.", place, named(before))
+
+
+def named(process: dict[str, Json]) -> str:
+    """Say which process that is."""
     what = "this process" if process.get("pid") == os.getpid() else f"process {process.get('pid')}"
     return f"{what} on {process.get('host')}, started at {process.get('since')}"

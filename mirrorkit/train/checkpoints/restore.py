@@ -6,11 +6,11 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 from mirrorkit._types import Variable
-from mirrorkit.errors import ArgumentError, CheckpointError
-from mirrorkit.train.checkpoints import file as checkpoint_file
+from mirrorkit.errors import CheckpointError
+from mirrorkit.train.checkpoints.file import DamagedError
+from mirrorkit.train.checkpoints.locating import folder_of, place_of
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.checkpoints.variables import describe
 from mirrorkit.train.requirements.model import variables_of
@@ -29,15 +29,15 @@ def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable 
         CheckpointError: there is none, none is whole, or it is of another model; then no variable was written.
         FileError: the folder or a file in it cannot be read.
     """
-    place = local_folder(folder)
-    files = checkpoint_file.find(place)
+    place = place_of(folder_of(folder))
+    files = place.find()
     if not files:
-        raise CheckpointError(f"There is no checkpoint in {place}. Checkpoints are files step-<number>.npz.")
+        raise CheckpointError(f"There is no checkpoint in {place.name}. Checkpoints are files step-<number>.npz.")
     damaged, wanted = [], describe(variables)
     for file in files:
         try:
-            about, values = checkpoint_file.read(file, wanted)
-        except checkpoint_file.DamagedError as error:
+            about, values = place.read(file, wanted)
+        except DamagedError as error:
             damaged.append(str(error))
             continue
         if damaged:
@@ -48,8 +48,8 @@ def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable 
         _log.info("%s: resumes in epoch %d at batch %d.", file, position.epoch, position.batch)
         return position
     raise CheckpointError(
-        f"No checkpoint in {place} is whole: {'; '.join(damaged)}. To start over, use another folder or move these "
-        "files away."
+        f"No checkpoint in {place.name} is whole: {'; '.join(damaged)}. To start over, use another folder or move "
+        "these files away."
     )
 
 
@@ -64,16 +64,3 @@ def require_variables(step: object) -> list[Variable | WholeSlot]:
             "one after the other."
         )
     return saved
-
-
-def local_folder(folder: str | os.PathLike[str]) -> Path:
-    """Return the folder as a path that stays the same if the process changes its folder; refuse an address."""
-    if not isinstance(folder, (str, os.PathLike)):
-        raise ArgumentError(f"Checkpoints need the path of a folder, found {folder!r}.")
-    if "://" in os.fspath(folder):
-        raise ArgumentError(f"Checkpoints need a folder of the file system, found {folder}. Mount the storage.")
-    if not os.fspath(folder):
-        raise ArgumentError("Checkpoints need the path of a folder, found ''. For the current folder write '.'.")
-    if "\0" in os.fspath(folder):
-        raise ArgumentError(f"Checkpoints need the path of a folder, found {folder!r}: no path holds a NUL byte.")
-    return Path(folder).expanduser().absolute()

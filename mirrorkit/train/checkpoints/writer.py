@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
 from mirrorkit._types import Json
 from mirrorkit.errors import CheckpointError, FileError
-from mirrorkit.train.checkpoints import file as checkpoint_file
-from mirrorkit.train.checkpoints.owner import Owner
+from mirrorkit.train.checkpoints.place import Place
 
 
 class Writer:
     """Writes one checkpoint at a time, in a thread of its own; the `keep` newest ones stay."""
 
-    def __init__(self, folder: Path, keep: int, owner: Owner) -> None:
-        self._folder = folder
-        self._keep = keep
-        self._owner = owner
+    def __init__(self, place: Place, keep: int) -> None:
+        self._place, self._keep = place, keep
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
     def start(self, steps: int, values: list[np.ndarray], about: Json) -> None:
         """Begin to write; call `wait` first."""
-        self._pending = self._thread.submit(self._write, checkpoint_file.path_of(self._folder, steps), values, about)
+        self._pending = self._thread.submit(self._write, steps, values, about)
 
     def wait(self) -> None:
         """Wait until the last one is written; raise the error when it could not be."""
@@ -47,35 +43,18 @@ class Writer:
             warnings.warn(str(error), stacklevel=2)
         self._thread.shutdown()
 
-    def _write(self, path: Path, values: list[np.ndarray], about: Json) -> None:
+    def _write(self, steps: int, values: list[np.ndarray], about: Json) -> None:
         try:
-            checkpoint_file.write(path, values, about, self._owner)
-            checkpoint_file.keep_newest(path, self._keep)
+            self._place.write(steps, values, about)
+            self._place.keep_newest(steps, self._keep)
         except CheckpointError:
             raise
         except Exception as error:
             if isinstance(error, FileNotFoundError):  # another run's start removed it, or somebody the folder
-                self._owner.require()
+                self._place.require()
             size = sum(value.nbytes for value in values) / 2**20
             raise FileError(
-                f"{path} could not be written: {type(error).__name__}: {error}. It needs {size:.1f} MiB. The "
-                "checkpoints before it are whole: make room or fix the folder, then start again to go on from there."
+                f"{self._place.name}/step-{steps:010d}.npz could not be written: {type(error).__name__}: {error}. It "
+                f"needs {size:.1f} MiB. The checkpoints before it are whole: make room or fix the folder, then start "
+                "again to go on from there."
             ) from error
-
-
-def take(folder: Path, owner: Owner) -> None:
-    """Make the folder, and make it that run's; raise a `FileError` when it cannot be written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in (owner.file, *checkpoint_file.find(folder)):
-            if path.is_dir():
-                raise FileError(
-                    f"{path} is a folder, where Checkpoints writes a file of that name. Move it away, or choose "
-                    "another folder of checkpoints."
-                )
-        owner.take()
-        checkpoint_file.remove_unfinished(folder)
-    except OSError as error:
-        raise FileError(
-            f"Checkpoints cannot be written to {folder}: {error}. Choose a folder in which you may create files."
-        ) from error

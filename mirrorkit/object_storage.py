@@ -1,0 +1,121 @@
+"""Files at an address such as s3://bucket/folder, through fsspec: object stores have no rename and no locks.
+
+An object is there as a whole or not at all. Listings and contents are always asked for anew, never taken from a cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mirrorkit.errors import ArgumentError, FileError
+
+_log = logging.getLogger("mirrorkit")
+
+T = TypeVar("T")
+
+_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before a call is made again
+_FINAL = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+def is_address(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is an address of another file system, such as s3://bucket/folder."""
+    return "://" in os.fspath(path)
+
+
+class ObjectStorage:
+    """The objects in one folder at an address. What the network makes fail is tried again, with growing waits.
+
+    Raises:
+        ArgumentError: fsspec, or its package for this kind of address, is not installed, or it knows no such kind.
+        FileError: an address that cannot be read.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address.rstrip("/")
+        self._system, self._root = _opened(self.address)
+
+    def names(self) -> list[str]:
+        """Return the names of all objects, without those in folders; none where there is no such folder."""
+        try:
+            found = self._tried(self._list)
+        except FileNotFoundError:
+            return []
+        return sorted(os.path.basename(entry["name"]) for entry in found if entry["type"] == "file")
+
+    def read(self, name: str) -> bytes:
+        """Return an object's content; raise a FileNotFoundError where there is none."""
+        return bytes(self._tried(self._system.cat_file, self._path(name)))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write an object, or replace it."""
+        self._tried(self._system.pipe_file, self._path(name), content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a new object; return whether there was none of that name.
+
+        Of two processes that create one of the same name at once, one succeeds where the store can tell (S3, GCS). The
+        `content` must be another in each process: by it a call that was made again knows its own object.
+        """
+        try:
+            self._tried(self._system.pipe_file, self._path(name), content, mode="create")
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):
+                return self.read(name) == content
+            return False
+        return True
+
+    def upload(self, path: Path, name: str) -> None:
+        """Copy a file to an object."""
+        self._tried(self._system.put_file, os.fspath(path), self._path(name))
+
+    def download(self, name: str, path: Path) -> None:
+        """Copy an object to a file; raise a FileNotFoundError where there is none."""
+        self._tried(self._system.get_file, self._path(name), os.fspath(path))
+
+    def remove(self, name: str) -> None:
+        """Remove an object, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._tried(self._system.rm_file, self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _list(self) -> list[dict[str, Any]]:
+        self._system.invalidate_cache()
+        return list(self._system.ls(self._root, detail=True))
+
+    def _tried(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
+        for wait in _WAITS:
+            try:
+                return call(*args, **options)
+            except _FINAL:
+                raise
+            except Exception as error:  # which kinds there are is the affair of each package
+                _log.info("%s: %s: %s; tried again in %g s.", self.address, type(error).__name__, error, wait)
+            time.sleep(wait * random.uniform(0.5, 1.5))
+        return call(*args, **options)
+
+
+def _opened(address: str) -> tuple[Any, str]:
+    try:
+        import fsspec  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ArgumentError(
+            f"{address} is read and written by fsspec, which is not installed: pip install 'mirrorkit[cloud]'."
+        ) from error
+    try:
+        system, root = fsspec.core.url_to_fs(address)
+    except ImportError as error:  # the package for this kind of address; the error names it
+        raise ArgumentError(f"{address} cannot be opened: {error}. Install it with pip.") from error
+    except ValueError as error:
+        raise ArgumentError(f"{address} cannot be opened: {error}.") from error
+    except Exception as error:
+        raise FileError(f"{address} cannot be opened: {type(error).__name__}: {error}.") from error
+    return system, root.rstrip("/")

@@ -1,0 +1,216 @@
+"""Checkpoints at an address, in an object store: without renames, and with readers and writers on many machines.
+
+A checkpoint is an object with the bytes of the file that a folder would hold, and a manifest that names it, with its
+length and checksum. The manifest is written last and removed first, and readers look for manifests alone: what they
+find is whole. Objects have names of their own, so that one which is written again replaces none that is read.
+
+Whose the address is says the object `.owner-NUMBER` with the highest number. Where the store creates an object only if
+there is none of its name (S3, GCS), two runs that start at once get different numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import tempfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mirrorkit._types import Json
+from mirrorkit.errors import CheckpointError, FileError
+from mirrorkit.files import is_running, this_process
+from mirrorkit.object_storage import ObjectStorage
+from mirrorkit.train.checkpoints import file as checkpoint_file
+from mirrorkit.train.checkpoints.file import DamagedError
+from mirrorkit.train.checkpoints.owner import log_taken_over, named
+from mirrorkit.train.checkpoints.place import Found, Place
+
+_MANIFEST = re.compile(r"step-(\d{10,})\.json")
+_OBJECT = re.compile(r"step-\d{10,}-[0-9a-f]{16}\.npz")
+_OWNER = re.compile(r"\.owner-(\d{6,})")
+_ATTEMPTS = 20
+
+_held: set[str] = set()  # tokens of the runs of this process
+
+
+class Bucket(Place):
+    """The checkpoints at an address."""
+
+    def __init__(self, address: str) -> None:
+        self._storage = ObjectStorage(address)
+        super().__init__(self._storage.address)
+        self._token, self._number = secrets.token_hex(8), 0
+
+    def find(self) -> Sequence[str]:
+        """See `Place`."""
+        return [f"{self.name}/{manifest}" for manifest in self._manifests()]
+
+    def read(self, found: Found, wanted: Sequence[Json] | None = None) -> tuple[Json, list[np.ndarray]]:
+        """See `Place`."""
+        name = str(found).rpartition("/")[2]
+        with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
+            path = Path(folder, name).with_suffix(".npz")
+            try:
+                manifest = _manifest(self._storage.read(name))
+                self._storage.download(manifest["object"], path)
+                if _described(path) != (manifest["size"], manifest["crc32"]):
+                    raise ValueError("the object is not the one that its manifest describes")
+            except FileNotFoundError as error:
+                raise DamagedError(f"{found}: an object is missing: {error}") from error
+            except PermissionError as error:
+                raise FileError(f"{found} may be whole, but cannot be read: {error}") from error
+            except (ValueError, RecursionError) as error:
+                raise DamagedError(f"{found} cannot be read: {error}") from error
+            try:
+                return checkpoint_file.read(path, wanted)
+            except CheckpointError as error:
+                raise type(error)(str(error).replace(str(path), str(found))) from error
+
+    def take(self) -> None:
+        """See `Place`."""
+        try:
+            before = self._take()
+            kept = {self._object_of(found) for found in self._manifests()}
+            for name in self._names():
+                if _OBJECT.fullmatch(name) and name not in kept:
+                    self._storage.remove(name)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise FileError(
+                f"Checkpoints cannot be written to {self.name}: {type(error).__name__}: {error}. Look at the address, "
+                "at your credentials and at the network."
+            ) from error
+        log_taken_over(self.name, before)
+
+    def require(self) -> None:
+        """See `Place`."""
+        _, found = self._owner()
+        if found.get("token") != self._token:
+            who = f"a later run has taken it over: {named(found)}" if found else "the object that says whose is gone"
+            raise CheckpointError(
+                f"This run no longer writes to {self.name}: {who}. Nothing was saved since. Give each run an address "
+                "of its own."
+            )
+
+    def write(self, steps: int, values: Sequence[np.ndarray], about: Json) -> None:
+        """See `Place`."""
+        manifest, name = _manifest_of(steps), f"step-{steps:010d}-{secrets.token_hex(8)}.npz"
+        with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
+            path = checkpoint_file.path_of(Path(folder), steps)
+            checkpoint_file.write(path, values, about)
+            size, crc = _described(path)
+            self._storage.upload(path, name)
+        before = self._object_of(manifest)
+        try:
+            self.require()
+        except CheckpointError:
+            self._storage.remove(name)
+            raise
+        self._storage.write(manifest, json.dumps({"object": name, "size": size, "crc32": crc}).encode())
+        if before:
+            self._storage.remove(before)
+
+    def keep_newest(self, steps: int, keep: int) -> None:
+        """See `Place`."""
+        newest = _manifest_of(steps)
+        older = [name for name in self._manifests() if _steps(name) < _steps(newest)]
+        for name in older[keep - 1 :]:
+            stored = self._object_of(name)
+            self._storage.remove(name)
+            if stored:
+                self._storage.remove(stored)
+
+    def release(self) -> None:
+        """See `Place`."""
+        if self._token in _held:
+            _held.discard(self._token)
+            with contextlib.suppress(Exception):  # the next run takes over what stays
+                if self._says(self._number).get("token") == self._token:
+                    self._storage.remove(_owner_of(self._number))
+
+    def _take(self) -> dict[str, Json]:
+        """Write the next `.owner`; return what the one before says."""
+        content = this_process(token=self._token)
+        for _ in range(_ATTEMPTS):
+            number, before = self._owner()
+            if is_running(before) and (before.get("pid") != os.getpid() or before.get("token") in _held):
+                raise CheckpointError(
+                    f"Another run writes checkpoints to {self.name}: {named(before)}. End it, or choose another "
+                    "address."
+                )
+            if self._storage.create(_owner_of(number + 1), content):
+                _held.add(self._token)
+                self._number = number + 1
+                for name in self._names():
+                    if (found := _OWNER.fullmatch(name)) and int(found[1]) <= number:
+                        self._storage.remove(name)
+                return before
+        raise CheckpointError(f"Other runs begin to write checkpoints to {self.name}, again and again. End them.")
+
+    def _owner(self) -> tuple[int, dict[str, Json]]:
+        """Return the highest number of an owner, and what it says; 0 and nothing where there is none."""
+        numbers = [int(found[1]) for found in map(_OWNER.fullmatch, self._names()) if found]
+        return (max(numbers), self._says(max(numbers))) if numbers else (0, {})
+
+    def _says(self, number: int) -> dict[str, Json]:
+        """Return what an owner says of its process; nothing where there is none of this number, or it is damaged."""
+        try:
+            found = json.loads(self._storage.read(_owner_of(number)))
+        except (FileNotFoundError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _manifests(self) -> list[str]:
+        """Return the names of the manifests, the newest first."""
+        return sorted(filter(_MANIFEST.fullmatch, self._names()), key=_steps, reverse=True)
+
+    def _names(self) -> list[str]:
+        try:
+            return self._storage.names()
+        except Exception as error:
+            raise FileError(f"{self.name} cannot be read: {type(error).__name__}: {error}.") from error
+
+    def _object_of(self, manifest: str) -> str | None:
+        """Return the name of the object that a manifest names; None where there is none, or it is damaged."""
+        try:
+            return str(_manifest(self._storage.read(manifest))["object"])
+        except (FileNotFoundError, ValueError, RecursionError):
+            return None
+
+
+def _manifest_of(steps: int) -> str:
+    return f"step-{steps:010d}.json"
+
+
+def _owner_of(number: int) -> str:
+    return f".owner-{number:06d}"
+
+
+def _steps(manifest: str) -> int:
+    found = _MANIFEST.fullmatch(manifest)
+    assert found, manifest
+    return int(found[1])
+
+
+def _manifest(content: bytes) -> dict[str, Json]:
+    """Read a manifest; raise a ValueError where it is none."""
+    found = json.loads(content)
+    if not isinstance(found, dict) or not _OBJECT.fullmatch(str(found.get("object"))):
+        raise ValueError("its manifest names no object")
+    return {name: found.get(name) for name in ("object", "size", "crc32")}
+
+
+def _described(path: Path) -> tuple[int, int]:
+    """Return a file's length in bytes and its checksum."""
+    crc = 0
+    with open(path, "rb") as file:
+        while part := file.read(2**20):
+            crc = zlib.crc32(part, crc)
+    return path.stat().st_size, crc

@@ -1,0 +1,28 @@
+"""Where checkpoints are, as a user says it: the path of a folder, or an address."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mirrorkit.errors import ArgumentError
+from mirrorkit.object_storage import is_address
+from mirrorkit.train.checkpoints.bucket import Bucket
+from mirrorkit.train.checkpoints.folder import Folder
+from mirrorkit.train.checkpoints.place import Place
+
+
+def folder_of(folder: str | os.PathLike[str]) -> Path | str:
+    """Return a folder as a path that stays the same if the process changes its folder, or an address as it is."""
+    if not isinstance(folder, (str, os.PathLike)):
+        raise ArgumentError(f"Checkpoints need the path of a folder, found {folder!r}.")
+    if not os.fspath(folder):
+        raise ArgumentError("Checkpoints need the path of a folder, found ''. For the current folder write '.'.")
+    if "\0" in os.fspath(folder):
+        raise ArgumentError(f"Checkpoints need the path of a folder, found {folder!r}: no path holds a NUL byte.")
+    return os.fspath(folder) if is_address(folder) else Path(folder).expanduser().absolute()
+
+
+def place_of(folder: Path | str) -> Place:
+    """Return the place of what `folder_of` gave."""
+    return Folder(folder) if isinstance(folder, Path) else Bucket(folder)

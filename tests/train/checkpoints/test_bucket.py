@@ -1,0 +1,175 @@
+"""Checkpoints in an object store: what readers find is whole, whose it is, and a run that goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from checkpoint_helpers import Interrupted, bits, check_resumed
+from jobs import until
+
+import mirrorkit as mk
+from mirrorkit import files
+from mirrorkit._keras import keras
+from mirrorkit.errors import CheckpointError, FileError
+from mirrorkit.object_storage import ObjectStorage
+from mirrorkit.train.checkpoints import bucket
+from mirrorkit.train.checkpoints.bucket import Bucket
+
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'mirrorkit[cloud]'")
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+@pytest.fixture
+def address() -> Any:
+    """A folder in memory, without renames; empty at the beginning."""
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+    yield "memory://bucket/run"
+    system.store.clear()
+
+
+@pytest.fixture
+def storage(address: str) -> ObjectStorage:
+    return ObjectStorage(address)
+
+
+def kinds(storage: ObjectStorage) -> dict[str, int]:
+    """How many objects of each kind there are."""
+    names = storage.names()
+    return {
+        "owners": len([name for name in names if name.startswith(".owner-")]),
+        "manifests": len([name for name in names if name.endswith(".json")]),
+        "objects": len([name for name in names if name.endswith(".npz")]),
+    }
+
+
+@pytest.mark.parametrize(("every", "at"), [(2, [3, 8]), ("epoch", [8])])
+def test_a_run_goes_on_with_the_same_bits(loop: Any, pictures: Any, address: Any, every: Any, at: list[int]) -> None:
+    check_resumed(loop, pictures, address, every=every, at=at, epochs=3)
+    assert kinds(ObjectStorage(address))["owners"] == 0
+
+
+def test_the_newest_are_kept_each_with_its_object(fresh: Any, recipe: Any, storage: ObjectStorage) -> None:
+    fresh.fit(recipe, epochs=4, verbose=0, callbacks=[mk.train.Checkpoints(storage.address, keep=2)])
+    assert kinds(storage) == {"owners": 0, "manifests": 2, "objects": 2}
+    manifests = [name for name in storage.names() if name.endswith(".json")]
+    assert manifests == ["step-0000000015.json", "step-0000000020.json"]
+    for name in manifests:
+        assert json.loads(storage.read(name))["object"].startswith(name.removesuffix(".json"))
+
+
+def _interrupted(method: str, of: str) -> Any:
+    whole = getattr(ObjectStorage, method)
+
+    def call(self: ObjectStorage, *args: Any) -> Any:
+        name = args[-1] if method == "upload" else args[0]
+        if name.startswith("step-0000000010") and name.endswith(of):
+            if method == "upload":
+                whole(self, *args)  # the object is there, and no manifest
+            raise Interrupted
+        return whole(self, *args)
+
+    return call
+
+
+@pytest.mark.parametrize(("method", "of"), [("upload", ".npz"), ("write", ".json")])
+def test_what_a_killed_writer_leaves_is_never_read(
+    fresh: Any, recipe: Any, storage: ObjectStorage, monkeypatch: Any, method: str, of: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStorage, method, _interrupted(method, of))
+        with pytest.raises(FileError, match=r"memory://bucket/run/step-0000000010\.npz could not be written: Inter"):
+            fresh.fit(recipe, epochs=3, verbose=0, callbacks=[mk.train.Checkpoints(storage.address)])
+    assert kinds(storage) == {"owners": 0, "manifests": 1, "objects": 2}
+    assert fresh.restore(storage.address).steps == 5
+    fresh.fit(recipe, epochs=2, verbose=0, callbacks=[mk.train.Checkpoints(storage.address)])
+    assert kinds(storage) == {"owners": 0, "manifests": 2, "objects": 2}, "the next run removes it"
+
+
+@pytest.mark.parametrize("damage", ["cut", "another", "another run", "missing", "manifest", "no object"])
+def test_a_damaged_one_is_named_and_the_one_before_it_taken(
+    fresh: Any, recipe: Any, storage: ObjectStorage, damage: str
+) -> None:
+    fresh.fit(recipe, epochs=2, verbose=0, callbacks=[mk.train.Checkpoints(storage.address)])
+    manifest = json.loads(storage.read("step-0000000010.json"))
+    content = storage.read(manifest["object"])
+    if damage == "cut":
+        storage.write(manifest["object"], content[:-100])
+    elif damage == "another":
+        storage.write(manifest["object"], content[:200] + bytes([content[200] ^ 1]) + content[201:])
+    elif damage == "another run":
+        fresh.position = mk.train.Position()
+        fresh.fit(recipe, epochs=2, verbose=0, callbacks=[mk.train.Checkpoints("memory://bucket/other")])
+        other = ObjectStorage("memory://bucket/other")
+        storage.write(manifest["object"], other.read(json.loads(other.read("step-0000000010.json"))["object"]))
+    elif damage == "missing":
+        storage.remove(manifest["object"])
+    else:
+        storage.write("step-0000000010.json", b"[" * 100_000 if damage == "manifest" else b'{"object": "../x"}')
+    with pytest.warns(UserWarning, match=r"Damaged checkpoint.*bucket/run/step-0000000010\.json"):
+        assert fresh.restore(storage.address).steps == 5
+
+
+def test_of_another_model_it_is_refused_by_its_address(fresh: Any, loop: Any, recipe: Any, address: str) -> None:
+    fresh.fit(recipe, epochs=1, verbose=0, callbacks=[mk.train.Checkpoints(address)])
+    before = bits(loop)
+    with pytest.raises(CheckpointError, match=r"checkpoint memory://bucket/run/step-0000000005\.json is of another"):
+        loop.restore(address)
+    assert bits(loop) == before
+
+
+def test_where_there_is_none(fresh: Any, address: str) -> None:
+    with pytest.raises(CheckpointError, match="There is no checkpoint in memory://bucket/run"):
+        fresh.restore(address)
+
+
+def test_a_second_run_of_this_machine_is_refused(address: str) -> None:
+    first, second = Bucket(address), Bucket(address)
+    first.take()
+    with pytest.raises(CheckpointError, match="Another run writes checkpoints to memory://bucket/run: this process"):
+        second.take()
+    first.require()
+    first.release()
+    second.take()
+    second.release()
+
+
+def test_a_run_of_another_machine_takes_over_and_the_earlier_one_stops(
+    fresh: Any, recipe: Any, storage: ObjectStorage, caplog: Any
+) -> None:
+    class Elsewhere(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                until(lambda: kinds(storage)["manifests"] == 1, "the first save")
+                about = json.loads(files.this_process(token="theirs"))
+                about |= {"kernel": "another", "host": "other", "pid": 1}
+                assert storage.create(".owner-000002", json.dumps(about).encode())
+
+    with pytest.raises(CheckpointError, match=r"a later run has taken it over: process .* on other"):
+        fresh.fit(recipe, epochs=4, verbose=0, callbacks=[mk.train.Checkpoints(storage.address), Elsewhere()])
+    assert kinds(storage) == {"owners": 1, "manifests": 1, "objects": 1}, "nothing of this run after that"
+    with caplog.at_level(logging.WARNING, "mirrorkit"):
+        fresh.fit(recipe, epochs=2, verbose=0, callbacks=[mk.train.Checkpoints(storage.address)])
+    assert "taken over from process" in caplog.text
+    assert kinds(storage) == {"owners": 0, "manifests": 2, "objects": 2}
+
+
+def test_of_two_runs_that_start_at_once_one_has_it(address: str, monkeypatch: Any) -> None:
+    first, second = Bucket(address), Bucket(address)
+    monkeypatch.setattr(bucket, "is_running", lambda process: False)  # as if on two machines
+    created = ObjectStorage.create
+
+    def create(self: ObjectStorage, name: str, content: bytes) -> bool:
+        monkeypatch.setattr(ObjectStorage, "create", created)
+        second.take()  # between what the first one saw and its own
+        return created(self, name, content)
+
+    monkeypatch.setattr(ObjectStorage, "create", create)
+    first.take()
+    first.require()
+    with pytest.raises(CheckpointError, match="a later run has taken it over"):
+        second.require()
