@@ -100,6 +100,9 @@ class NanWatch(LoopCallback):
             variable=error.variable,
         )
 
+    def get_state(self) -> None:
+        """Return that it remembers nothing: its copies are of this process."""
+
     def _diagnose(self, end: int) -> tuple[int, str]:
         """Train again from the copy to the first bad update, or to the last one that begins before batch `end`."""
         self._restore(self._copy or [])

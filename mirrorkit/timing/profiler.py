@@ -54,6 +54,9 @@ class Profile(keras.callbacks.Callback):  # type: ignore[name-defined]
         """Stop where training was shorter."""
         self._stop()
 
+    def get_state(self) -> None:
+        """Return that it remembers nothing: it profiles this process."""
+
     def release(self) -> None:
         """Stop where the training ended by an error: a second profiler could not start. Nothing waits for devices."""
         if self._began is not None:

@@ -40,6 +40,9 @@ class Log(keras.callbacks.Callback):  # type: ignore[name-defined]
         self.loop = loop
         self.began = False
 
+    def get_state(self) -> None:
+        """Nothing to save: each process begins."""
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if not self.began:
             os.write(self.file, b"begin %d\n" % self.loop.position.steps)

@@ -27,9 +27,10 @@ class Checkpoints(LoopCallback):
     """Saves the complete state of a run of `mk.train.Loop`, and resumes it.
 
     At the beginning of `fit` the newest whole checkpoint in the folder is restored, if there is one: weights, optimizer
-    slots, averages, loss scale, seeds of Dropout and augmentation, the position in the data, the epoch's sums and the
-    history. A run whose epochs are all done trains nothing more and returns its history. Saving copies the state off
-    the device; a thread writes it while training goes on. At the end of the training it is saved once more.
+    slots, averages, loss scale, seeds of Dropout and augmentation, the position in the data, the epoch's sums, the
+    history, and what the other callbacks remember (the patience of EarlyStopping, say). A run whose epochs are all done
+    trains nothing more and returns its history. Saving copies the state off the device; a thread writes it while
+    training goes on. At the end of the training it is saved once more.
 
     SIGTERM and Ctrl-C during `fit` (in the main thread) let the present call end, save, and leave: SIGTERM by
     `SystemExit(exit_code)`, Ctrl-C by `KeyboardInterrupt`.
@@ -37,7 +38,9 @@ class Checkpoints(LoopCallback):
     Nothing that is NaN or infinite is saved, unless it was so when `fit` began: where the loss or a variable became so,
     the newest checkpoint is from before, also where `keras.callbacks.TerminateOnNaN` ends the training.
 
-    The state of other callbacks (the patience of EarlyStopping, say) is not saved.
+    A callback with `get_state()` and `set_state(state)` is asked for what it remembers: None, numbers, texts, NumPy
+    arrays, and lists, tuples and dicts of them; None says that there is nothing. Of any other callback those attributes
+    with such values are saved that have changed since its `on_train_begin`. They are given back after `on_train_begin`.
 
     A folder belongs to one run at a time. While a run lives on this machine, another one with the same folder is
     refused. Where the other runs on another machine, the later one takes the folder over, and the earlier one stops at
@@ -70,6 +73,7 @@ class Checkpoints(LoopCallback):
         self._signals = _StopSignals()
         self._is_bad = False  # whether the loss is NaN or infinite, and with it the weights
         self._began = self._saved = (0, 0, 0)  # place (see `_at`) where this training began, and of the last save
+        self._has_stopped = False
 
     def set_loop(self, loop: Any) -> None:
         """Take the loop; refuse another one while a training runs."""
@@ -108,6 +112,7 @@ class Checkpoints(LoopCallback):
         self._is_bad = False
         self._writer = Writer(self._place, self.keep)
         self._began = self._saved = self._at()
+        self._has_stopped = self.loop.position.stopping  # before its end, which is still to be saved
         self._signals.install()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -125,7 +130,7 @@ class Checkpoints(LoopCallback):
     def on_train_end(self, logs: Any = None) -> None:
         """Save the end of the training, with what other callbacks did to the weights."""
         assert self._writer is not None
-        if self._at() != self._began:
+        if self._at() != self._began or self._has_stopped:
             self._save(again=True)
         self._writer.wait()
 
@@ -149,6 +154,9 @@ class Checkpoints(LoopCallback):
     def _writes(self) -> bool:
         return bool(self.loop.strategy.extended.should_checkpoint)  # the chief of a cluster; all of its workers restore
 
+    def get_state(self) -> None:
+        """Return that it remembers nothing beside what it saves."""
+
     def _at(self) -> tuple[int, int, int]:
         position = self.loop.position
         return position.steps, position.epoch, position.batch
@@ -167,8 +175,10 @@ class Checkpoints(LoopCallback):
                 values = whole_values(variables)  # of sharded slots other workers have a part
             if self._writes:
                 position = self.loop.position
-                about = {"variables": describe(variables), "position": position.as_json()}
-                self._writer.start(position.steps, values, about)
+                position.stopping = bool(self.model.stop_training) and not again  # at the end it has stopped
+                states, arrays = self.loop.callback_states.saved()
+                about = {"variables": describe(variables), "position": position.as_json(), **states}
+                self._writer.start(position.steps, [*values, *arrays], about)
             self._saved = self._at()
 
     @property

@@ -1,7 +1,8 @@
 """The file of a checkpoint: one .npz that NumPy alone can read, whole or not there at all.
 
-Entry `about` is UTF-8 JSON (format, variables, position); entries `0`, `1`, ... are the variables' values. Each carries
-the CRC of the zip format, by which damage is found. A dtype that NumPy does not have itself (bfloat16) is stored as
+Entry `about` is UTF-8 JSON (format, variables, position, callbacks, arrays); entries `0`, `1`, ... are the values of
+the variables and then, from format 2 on, the arrays that callbacks remember. Each carries the CRC of the zip format, by
+which damage is found. A dtype that NumPy does not have itself (bfloat16) is stored as
 unsigned integers of the same bits.
 
 Before any value is read, sizes and shapes of all entries are compared with each other and with the size of the file: a
@@ -28,12 +29,13 @@ import tensorflow as tf
 from mirrorkit._types import Json
 from mirrorkit.errors import CheckpointError, FileError
 from mirrorkit.files import open_regular
+from mirrorkit.train.checkpoints.callback_states import read_states
 from mirrorkit.train.checkpoints.owner import Owner
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.checkpoints.variables import require_described, require_same
 from mirrorkit.whole import is_whole
 
-_FORMAT = 1
+_FORMAT = 2
 _NAME = re.compile(r"step-(\d{10,})\.npz")
 _UNFINISHED = re.compile(r"step-\d{10,}\.npz(\.[0-9a-f]+)?\.tmp")
 _LONGEST_ABOUT = 2**24  # bytes of `about`, or a quarter of the file
@@ -96,7 +98,9 @@ def write(path: Path, values: Sequence[np.ndarray], about: Json, owner: Owner | 
 
 
 def read(path: Path, wanted: Sequence[Json] | None = None) -> tuple[Json, list[np.ndarray]]:
-    """Read what `write` wrote; everything is checked before the values are read.
+    """Read what `write` wrote: `about`, with the states of callbacks, and the values of the variables.
+
+    Everything is checked before the values are read.
 
     Args:
         path: the file.
@@ -115,10 +119,15 @@ def read(path: Path, wanted: Sequence[Json] | None = None) -> tuple[Json, list[n
                 about = _read_about(archive, path, size)
                 if wanted is not None:
                     require_same(path, about["variables"], wanted)
-                dtypes = [np.dtype(tf.as_dtype(one["dtype"]).as_numpy_dtype) for one in about["variables"]]
-                for i, (dtype, one) in enumerate(zip(dtypes, about["variables"], strict=True)):
+                described = _described(about)
+                dtypes = [np.dtype(tf.as_dtype(one["dtype"]).as_numpy_dtype) for one in described]
+                for i, (dtype, one) in enumerate(zip(dtypes, described, strict=True)):
                     _check_header(archive, f"{i}.npy", _stored(dtype), one["shape"])
-                return about, [_read_entry(archive, f"{i}.npy").view(dtype) for i, dtype in enumerate(dtypes)]
+                values = [_read_entry(archive, f"{i}.npy").view(dtype) for i, dtype in enumerate(dtypes)]
+                count = len(about["variables"])
+                if "callbacks" in about:
+                    about["callbacks"] = read_states(about["callbacks"], values[count:])
+                return about, values[:count]
     except DamagedError:
         raise
     except CheckpointError as error:
@@ -196,13 +205,18 @@ def _read_about(archive: zipfile.ZipFile, path: Path, size: int) -> Json:
     if not stored or sum(entry.file_size for entry in entries) > size:
         raise ValueError("its entries are longer than the file")
     require_described(about.get("variables"))
-    names = ["about.npy", *(f"{i}.npy" for i in range(len(about["variables"])))]
+    require_described(about.get("arrays", []))
+    names = ["about.npy", *(f"{i}.npy" for i in range(len(_described(about))))]
     if sorted(entry.filename for entry in entries) != sorted(names):
         raise ValueError("it does not have one entry for each variable")
     position = Position.from_json(about.get("position"))
     if _NAME.fullmatch(path.name) and _steps(path.name) != position.steps:
         raise ValueError(f"it was made after {position.steps} steps, so it has the name of another one")
     return about
+
+
+def _described(about: Json) -> list[Json]:
+    return [*about["variables"], *about.get("arrays", [])]
 
 
 def _brackets(text: bytes) -> int:

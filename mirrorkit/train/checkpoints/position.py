@@ -33,6 +33,7 @@ class Position:
         num_examples: of the data; None where it is not known.
         order: what else the order of this epoch's examples depends on, such as its seed; None where it is not known.
         sums: what the totals add up, in words: losses and metrics; None where it is not known.
+        stopping: whether a callback has decided to end the training.
     """
 
     epoch: int = 0
@@ -47,6 +48,7 @@ class Position:
     num_examples: int | None = None
     order: str | None = None
     sums: list[str] | None = None
+    stopping: bool = False
 
     def advance(self, steps: int, totals: list[float]) -> None:
         """Count the steps of a call."""
@@ -89,6 +91,7 @@ class Position:
                 _require_number(name, getattr(position, name), 1)
         _require(_is_list_of(position.totals, int, float), "totals", position.totals)
         _require(position.order is None or isinstance(position.order, str), "order", position.order)
+        _require(isinstance(position.stopping, bool), "stopping", position.stopping)
         _require(position.sums is None or _is_list_of(position.sums, str), "sums", position.sums)
         return position
 

@@ -6,9 +6,11 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mirrorkit._types import Variable
 from mirrorkit.errors import CheckpointError
+from mirrorkit.train.checkpoints.callback_states import State
 from mirrorkit.train.checkpoints.file import DamagedError
 from mirrorkit.train.checkpoints.locating import folder_of, place_of
 from mirrorkit.train.checkpoints.position import Position
@@ -20,8 +22,16 @@ from mirrorkit.variables import assign, is_sharded
 _log = logging.getLogger("mirrorkit")
 
 
-def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable | WholeSlot]) -> Position:
-    """Write the newest whole checkpoint of a folder into the variables; return its position in the run.
+@dataclass(frozen=True)
+class Restored:
+    """What a checkpoint holds beside the variables: the position, and what callbacks remembered, if it says so."""
+
+    position: Position
+    states: Sequence[State] | None
+
+
+def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable | WholeSlot]) -> Restored:
+    """Write the newest whole checkpoint of a folder into the variables; return what else it holds.
 
     A damaged one is named in a warning, and the one before it taken.
 
@@ -46,7 +56,7 @@ def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable 
             assign(variable, value)
         position = Position.from_json(about["position"])
         _log.info("%s: resumes in epoch %d at batch %d.", file, position.epoch, position.batch)
-        return position
+        return Restored(position, about.get("callbacks"))
     raise CheckpointError(
         f"No checkpoint in {place.name} is whole: {'; '.join(damaged)}. To start over, use another folder or move "
         "these files away."

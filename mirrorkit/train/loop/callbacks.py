@@ -21,7 +21,8 @@ from mirrorkit.strategy import (
     texts_of_all_workers,
 )
 from mirrorkit.train.callback import LoopCallback, call_periods
-from mirrorkit.train.checkpoints import Checkpoints
+from mirrorkit.train.checkpoints import Checkpoints, Restored
+from mirrorkit.train.checkpoints.callback_states import CallbackStates
 from mirrorkit.train.loop.same_workers import SameWorkers
 from mirrorkit.train.step.custom import Custom
 from mirrorkit.train.step.loop_step import LoopStep
@@ -126,6 +127,8 @@ def _is_chiefs(callback: Any) -> bool:
 
 def verbosity(verbose: int | str) -> int:
     """Return 0, 1 or 2 for what `fit` was given: with "auto" a bar where someone looks at it, else a line per epoch."""
+    if verbose not in ("auto", 0, 1, 2):
+        raise StepError(f"verbose must be 0, 1, 2 or 'auto'; found {verbose!r}.")
     # Keras 3 itself takes "auto" for 1 everywhere; the control characters of a bar spoil a log file.
     if verbose != "auto":
         return int(verbose)
@@ -175,15 +178,20 @@ def _flat(callbacks: Any) -> list[Any]:
     return given
 
 
-def choose_modes(hooks: Any, modes: Mapping[str, str]) -> None:
-    """Tell callbacks whether the log that they watch is to rise or to fall, where they leave it to Keras to find out.
+def begin_states(loop: Any, model: Any, hooks: Any, callbacks: Any, restored: Restored | None) -> CallbackStates:
+    """Return what the user's callbacks remember; give them what they remembered in a checkpoint that was restored.
 
-    Keras asks the model's own metrics, which only its own training fills. `modes` has "max" or "min" for each log name.
+    To be called when `on_train_begin` has returned, in which Keras's callbacks begin afresh.
     """
-    for callback in hooks.callbacks:
-        watched = getattr(callback, "monitor", None)
-        if isinstance(watched, str) and getattr(callback, "mode", None) == "auto":
-            callback.mode = modes.get(watched.removeprefix("val_"), "auto")
+    given, position = _flat(callbacks), loop.position
+    next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History)).history = position.history
+    is_saved = restored is not None or any(isinstance(callback, Checkpoints) for callback in given)
+    own = [callback for callback in hooks.callbacks if is_saved and any(callback is one for one in given)]
+    states = CallbackStates(own, position.history, tells=is_chief(loop.strategy))
+    if restored is not None:
+        states.restore(restored.states)
+        model.stop_training |= position.stopping
+    return states
 
 
 def agree_to_stop(strategy: tf.distribute.Strategy, model: Any, hooks: Any, is_due: bool = False) -> bool:

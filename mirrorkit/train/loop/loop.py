@@ -8,28 +8,29 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from mirrorkit._keras import keras
 from mirrorkit._types import KerasCallback, Nest
 from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, of_all_workers
 from mirrorkit.timing import Throughput
 from mirrorkit.train.calls.errors import explained, joined, require_examples
-from mirrorkit.train.checkpoints import require_variables, restore_newest
+from mirrorkit.train.checkpoints import Restored, require_variables, restore_newest
+from mirrorkit.train.checkpoints.callback_states import CallbackStates
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
 from mirrorkit.train.keras_model.building import is_built
 from mirrorkit.train.loop.arguments import comes_after, refuses_keras_arguments, validation_epochs
 from mirrorkit.train.loop.callbacks import (
     agree_to_stop,
+    begin_states,
     callback_list,
-    choose_modes,
     end_training,
     release,
     some_act_on_batches,
 )
 from mirrorkit.train.loop.entering import Entered, one_at_a_time
 from mirrorkit.train.loop.finite import FiniteWatch
+from mirrorkit.train.loop.monitors import choose_modes
 from mirrorkit.train.loop.passes import Passes, Traced
 from mirrorkit.train.loop.replay import Replay
 from mirrorkit.train.loop.report import Report
@@ -90,9 +91,10 @@ class Loop:
             self._built()
         self._told_of_hooks = False
         self._warm = False
-        self._restored: Position | None = None  # where the next fit goes on
+        self._restored: Restored | None = None  # where the next fit goes on
         self._data: Input | None = None  # of the fit that is running, as the next
-        self.finite_watch: FiniteWatch | None = None  # which mirrorkit's own callbacks ask too
+        self.finite_watch: FiniteWatch | None = None  # these two mirrorkit's own callbacks ask too
+        self.callback_states: CallbackStates | None = None
         self._entered, self.position = Entered(), Position()
 
     @property
@@ -164,8 +166,6 @@ class Loop:
         epochs = whole_number("epochs", epochs, StepError, least=0)
         initial_epoch = whole_number("initial_epoch", initial_epoch, StepError, least=0)
         every = validation_epochs(validation_freq)
-        if verbose not in ("auto", 0, 1, 2):
-            raise StepError(f"verbose must be 0, 1, 2 or 'auto'; found {verbose!r}.")
         passes = self._built(data)
         step, model = passes.step, passes.step.model
         if validation_data is not None:
@@ -195,12 +195,13 @@ class Loop:
                 hooks.on_train_begin()  # may restore
                 position, self._entered.is_training = self.position, True
                 finite = self.finite_watch = FiniteWatch(self.strategy, step, position, hooks.callbacks)
+                states = self.callback_states = begin_states(self, model, hooks, callbacks, self._restored)
                 training.first_epoch, self._restored = (0 if self._restored else position.epoch), None
-                next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History)).history = position.history
                 logs: dict[str, float] = {}
-                while position.epoch < epochs and position.ended < epochs:
+                has_stopped = position.stopping and not position.batch  # between two epochs
+                while position.epoch < epochs and position.ended < epochs and not has_stopped:
                     epoch = position.epoch
-                    call_epoch_begin(hooks, position, step)
+                    call_epoch_begin(hooks, position, step, states)
                     logs = passes.train(training, position, hooks, report, finite, each_step=each_step)
                     if validation is not None and comes_after(epoch, every):
                         val_logs = passes.test(validation, hooks, averaged=validation_averaged)
@@ -214,7 +215,7 @@ class Loop:
                 end_training(self.strategy, step, hooks, logs)
         finally:
             release(hooks)
-            self._data = self.finite_watch = None
+            self._data = self.finite_watch = self.callback_states = None
         report.history = {name: list(values) for name, values in position.history.items()}
         report.skipped_steps = getattr(self.step, "skipped_steps", 0)
         return report
@@ -313,7 +314,8 @@ class Loop:
             StepError: the model is not built, and no data was seen to build it from.
         """
         self._built()
-        self.position = self._restored = restore_newest(folder, require_variables(self.step))
+        self._restored = restore_newest(folder, require_variables(self.step))
+        self.position = self._restored.position
         return self.position
 
     def replay(self, epoch: int, batch: int) -> Replay:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mirrorkit.errors import CheckpointError
+from mirrorkit.train.checkpoints.callback_states import CallbackStates
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
 from mirrorkit.train.step.loop_step import LoopStep
@@ -13,16 +14,20 @@ from mirrorkit.variables import Snapshot
 _AT_ITS_END = "go on from a checkpoint made at the end of an epoch"
 
 
-def call_epoch_begin(hooks: Any, position: Position, step: LoopStep) -> None:
+def call_epoch_begin(hooks: Any, position: Position, step: LoopStep, states: CallbackStates) -> None:
     """Tell the callbacks that an epoch begins.
 
-    What they write then into variables, such as half of the learning rate, is in a checkpoint made within the epoch. A
-    run that goes on from there keeps the restored values: written twice, the rate would be a quarter.
+    What they write then into variables, such as half of the learning rate, is in a checkpoint made within the epoch,
+    and so is what they remember. A run that goes on from there keeps the restored values: written twice, the rate
+    would be a quarter.
     """
-    restored = Snapshot()
-    restored.add(step.variables if position.batch else [])
+    restored, is_within = Snapshot(), position.batch > 0
+    restored.add(step.variables if is_within else [])
+    put_back = states.kept() if is_within else None
     hooks.on_epoch_begin(position.epoch)
     restored.put_back()
+    if put_back is not None:
+        put_back()
 
 
 def begin_epoch(position: Position, data: Input, step: LoopStep) -> None:

@@ -50,7 +50,7 @@ def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
 def test_values_of_every_dtype_come_back_bit_for_bit(path: Path) -> None:
     about, values = checkpoint_file.read(path)
     assert same(values, VALUES)
-    assert about == {"format": 1, **ABOUT}
+    assert about == {"format": 2, **ABOUT}
     assert names(path.parent) == saved_at(12)
 
 
@@ -72,7 +72,7 @@ def test_no_changed_byte_passes_for_another_value(path: Path) -> None:
         except checkpoint_file.DamagedError:
             found += 1
         else:
-            assert about == {"format": 1, **ABOUT}
+            assert about == {"format": 2, **ABOUT}
             assert same(values, VALUES)
     assert found > len(places) / 2
 
@@ -111,10 +111,10 @@ def test_a_file_of_another_step_than_its_name_says_is_damaged(path: Path) -> Non
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_a_newer_format_is_not_damage(save: Callable[..., None], path: Path) -> None:
-    about = np.frombuffer(json.dumps({"format": 2}).encode(), np.uint8)
+    about = np.frombuffer(json.dumps({"format": 3}).encode(), np.uint8)
     with path.open("wb") as file:
         save(file, about=about, values=np.zeros(10_000))
-    with pytest.raises(CheckpointError, match=r"format 2.*up to 1.*Update mirrorkit") as error:
+    with pytest.raises(CheckpointError, match=r"format 3.*up to 2.*Update mirrorkit") as error:
         checkpoint_file.read(path)
     assert not isinstance(error.value, checkpoint_file.DamagedError)
 

@@ -14,7 +14,7 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.loop import callbacks as module
-from mirrorkit.train.loop.callbacks import agree_to_stop, callback_list, choose_modes, release
+from mirrorkit.train.loop.callbacks import agree_to_stop, callback_list, release
 
 C = keras.callbacks
 
@@ -94,19 +94,6 @@ def test_backup_and_restore_is_refused(loop: Any, model: Any, tmp_path: Path) ->
 def test_what_is_no_callback_is_named(given: Any, cure: str, loop: Any, model: Any) -> None:
     with pytest.raises(StepError, match=f"callbacks must be Keras callbacks, found .* among them. {cure}"):
         callback_list(loop, model, [C.TerminateOnNaN(), given])
-
-
-def test_modes_are_chosen_where_keras_would_ask_the_model(loop: Any, model: Any) -> None:
-    watching = [
-        C.EarlyStopping("val_auc"),
-        C.EarlyStopping("loss"),
-        C.EarlyStopping("auc", mode="min"),
-        C.EarlyStopping("other"),
-        C.History(),
-    ]
-    choose_modes(callback_list(loop, model, watching), {"auc": "max", "loss": "min"})
-    assert [callback.mode for callback in watching[:-1]] == ["max", "min", "min", "auto"]
-    assert not hasattr(watching[-1], "mode")
 
 
 @pytest.mark.parametrize(("others", "stops"), [([0.0, 0.0], False), ([0.0, 1.0], True)])

@@ -1,0 +1,94 @@
+"""Callbacks of all workers go on from what the chief saved, and decide as where nothing was interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+
+pytestmark = pytest.mark.slow
+
+
+class Interrupted(Exception):
+    """Breaks a fit off."""
+
+
+class Counting(keras.callbacks.Callback):
+    """Counts epochs and batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs = self.batches = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epochs += 1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches += 1
+
+
+class Break(keras.callbacks.Callback):
+    """Breaks a fit off after some of its batches."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def get_state(self) -> None:
+        """Nothing to save."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Interrupted
+
+
+def run(strategy: tf.distribute.Strategy, folder: Path, name: str, at: int = 0) -> Any:
+    """Train until EarlyStopping stops; what each worker's callbacks remember, the history, and the weights."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.2)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 4)).astype("float32")
+    split = mk.data.arrays(x, x[:, :1] + rng.normal(size=(40, 1)).astype("float32"))
+    data = mk.data.batches(split, global_batch_size=8, shuffle=True)
+    stopping = keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.01, restore_best_weights=True)
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.02)
+    best = keras.callbacks.ModelCheckpoint(
+        folder / f"{name}.weights.h5", "loss", mode="min", save_best_only=True, save_weights_only=True
+    )
+    counting = Counting()
+    saver = mk.train.Checkpoints(folder / name, every=2)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=1)
+    report = loop.fit(data, epochs=20, callbacks=[saver, stopping, plateau, best, counting, Break(at)], verbose=0)
+    remembered = [stopping.wait, stopping.best, stopping.stopped_epoch, plateau.wait, plateau.best]
+    remembered += [counting.epochs, counting.batches]
+    return remembered, report.history, [value.tolist() for value in model.get_weights()]
+
+
+def both(strategy: tf.distribute.Strategy, folder: Path) -> Any:
+    """The whole run, and one broken off three times."""
+    whole = run(strategy, folder, "whole")
+    for at in (3, 9, 6):
+        with pytest.raises(Interrupted):
+            run(strategy, folder, "broken", at)
+    return whole, run(strategy, folder, "broken")
+
+
+@pytest.fixture(scope="module")
+def found(on_workers: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return on_workers(both, tmp_path_factory.mktemp("run"))
+
+
+def test_two_workers_decide_as_where_nothing_was_interrupted(found: Any) -> None:
+    assert len(found) == 2
+    for whole, resumed in found:
+        assert resumed == whole
+        assert len(whole[1]["loss"]) < 20

@@ -1,0 +1,146 @@
+"""Plain values come back as they were, with their kinds; what is not plain, or too long, is refused."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import json
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mirrorkit.train.checkpoints.plain import NotPlainError, TooLongError, decode, encode
+
+VALUES = [
+    None,
+    True,
+    -7,
+    2**70,
+    0.1,
+    -0.0,
+    math.inf,
+    "text \ud800 \u00e9",
+    [],
+    [1, [2.5, None], "a"],
+    (1, (), [2]),
+    {},
+    {"a": 1, 3: (1, 2), (1, "b"): {"c": [True]}, None: 0, "array": 1},
+    [0.1 * i for i in range(100)],
+    list(range(-50, 50)),
+    [2**70] * 40,
+    [True] * 40,
+    [1, 0.5] * 40,
+    [np.float32(i) for i in range(40)],
+    [np.float32(1), np.float64(2)] * 20,
+    np.float32(0.1),
+    np.float64(0.1),
+    np.float16(0.1),
+    np.int64(-(2**63)),
+    np.uint64(2**64 - 1),
+    np.bool_(True),
+    ml_dtypes.bfloat16(0.1),
+    np.arange(6.0).reshape(2, 3).T,
+    np.array(3, "uint8"),
+    np.zeros((0, 2), "complex64"),
+    np.array([[0.1]], ml_dtypes.bfloat16),
+    {"weights": [np.ones(3, "float32"), np.zeros(())], "best": np.float32(1)},
+]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):
+        return _same(list(one.items()), list(other.items()))
+    if isinstance(one, (np.ndarray, np.generic)):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    return repr(one) == repr(other)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: str(value)[:30].encode("ascii", "replace").decode())
+def test_a_value_comes_back_with_its_kind(value: Any) -> None:
+    encoded = encode(value)
+    arrays = iter(encoded.arrays)
+    assert _same(decode(json.loads(json.dumps(encoded.value)), arrays), value)
+    assert next(arrays, None) is None
+
+
+def test_a_digest_differs_where_values_do() -> None:
+    digests = [encode(value).digest() for value in [*VALUES, np.arange(6.0), [np.zeros(2)], np.zeros((1, 2))]]
+    assert len(set(digests)) == len(digests)
+    assert encode(np.ones((2, 3)).T).digest() == encode(np.ones((3, 2))).digest()
+
+
+class _Level(enum.IntEnum):
+    HIGH = 1
+
+
+def _loop() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+OTHERS = {
+    "function": print,
+    "set": {1},
+    "deque": collections.deque([1]),
+    "defaultdict": collections.defaultdict(int),
+    "IntEnum": _Level.HIGH,
+    "bytes": b"a",
+    "complex": 1j,
+    "array of objects": np.array([None]),
+    "array of texts": np.array(["a"]),
+    "array of times": np.array(["2020-01-01"], "datetime64[D]"),
+    "array with fields": np.zeros(2, [("a", "f4")]),
+    "text of NumPy": np.str_("a"),
+    "a long double": np.longdouble(1),
+    "a very long int": 2**5000,
+    "itself": _loop(),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_not_plain_is_refused_wherever_it_is(kind: str) -> None:
+    for value in (OTHERS[kind], [1, OTHERS[kind]], {"a": (OTHERS[kind],)}):
+        with pytest.raises(NotPlainError):
+            encode(value)
+
+
+def test_a_long_list_of_numbers_takes_no_text_and_what_takes_much_is_refused() -> None:
+    assert len(json.dumps(encode({"losses": [0.1] * 10**6}).value)) < 100
+    for value in ("a" * 3 * 10**6, [{"loss": 0.1}] * 10**5):
+        with pytest.raises(TooLongError, match="more than 2 MiB of text"):
+            encode(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"a": 1, "b": 2},
+        {"module": "os"},
+        {"tuple": 5},
+        {"dict": 5},
+        {"dict": [5]},
+        {"dict": [[1]]},
+        {"dict": [[[1], 2]]},
+        {"scalar": 5},
+        {"scalar": ["float32"]},
+        {"scalar": ["object", 1]},
+        {"scalar": ["string", "a"]},
+        {"scalar": ["float32", "a"]},
+        {"scalar": ["uint8", 256]},
+        {"scalar": ["complex64", 1]},
+        {"numbers": 1},
+    ],
+    ids=str,
+)
+def test_what_no_value_has_become_is_refused(value: Any) -> None:
+    with pytest.raises((ValueError, TypeError, OverflowError)):
+        decode(value, iter([np.zeros((2, 2))]))

@@ -1,0 +1,162 @@
+"""A resumed run makes the decisions of one that was not disturbed: rates, stops, best weights, files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import watched_run as run
+from checkpoint_helpers import Interrupted, bits, spoil
+from training_helpers import set_values, values_of
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.train.checkpoints.callback_states import CallbackStates
+
+C = keras.callbacks
+pytest.importorskip("tensorboard", reason="the extra 'tensorboard' is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+class At(C.Callback):  # type: ignore[name-defined, misc]
+    """Breaks the run off in a hook, after a number of steps; with `sends` it receives SIGTERM there."""
+
+    def __init__(self, hook: str, steps: int, *, sends: bool = False) -> None:
+        super().__init__()
+
+        def strike(*args: Any, **options: Any) -> None:
+            if self.loop.position.steps >= steps and sends:
+                os.kill(os.getpid(), signal.SIGTERM)
+            elif self.loop.position.steps >= steps:
+                raise Interrupted
+
+        setattr(self, hook, strike)
+
+    def set_loop(self, loop: Any) -> None:
+        self.loop = loop
+
+    def get_state(self) -> None:
+        """Nothing to save."""
+
+
+PLACES = [  # every how many steps it saves, and where it is broken off
+    (2, At("on_train_batch_end", 3)),
+    (2, At("on_train_batch_end", 5)),  # the last of an epoch
+    (2, At("on_epoch_begin", 10)),  # the newest checkpoint is from before the end of the epoch
+    (1, At("on_test_begin", 15)),
+    ("epoch", At("on_epoch_begin", 15)),
+    (2, At("on_epoch_end", 20)),
+    (2, At("on_train_batch_begin", 23, sends=True)),
+    (99, At("on_test_batch_begin", 25, sends=True)),  # while the averages are in the place of the weights
+    ("epoch", At("on_train_batch_end", 33)),
+    ("epoch", At("on_train_end", 45)),  # EarlyStopping has decided to stop
+]
+
+
+@pytest.fixture(scope="module")
+def whole(strategy_of: Any, tmp_path_factory: Any) -> tuple[mk.train.Loop, list[np.ndarray], Any]:
+    """A loop, its first values, and what it leaves when nothing disturbs it."""
+    loop, folder = run.make_loop(strategy_of("mirrored", 2)), tmp_path_factory.mktemp("whole")
+    start = values_of(loop)
+    callbacks = run.callbacks_in(folder)
+    found = run.outcome(loop, folder, run.fit(loop, callbacks), callbacks)
+    assert len(found["history"]["loss"]) == 9 < run.EPOCHS  # stopped early
+    assert found["remembered"]["stopping"][3] == 6  # the best epoch's weights were put back
+    rates = found["history"]["learning_rate"]
+    assert min(after / before for before, after in itertools.pairwise(rates)) < 0.7  # and on a plateau
+    return loop, start, found
+
+
+def _broken_off(whole: Any, folder: Path, places: Any) -> Any:
+    """What is left of a run that was broken off at each of the places, and went on as a new one each time."""
+    loop, start, _ = whole
+    set_values(loop, start)
+    loop.position = mk.train.Position()
+    for every, strike in places:
+        callbacks = run.callbacks_in(folder / "files")
+        with pytest.raises((Interrupted, SystemExit)):
+            run.fit(loop, [*callbacks, strike], folder / "checkpoints", every)
+        for writer in callbacks[7]._writers.values():
+            writer.flush()  # as where a process ends
+        spoil(loop)
+    callbacks = run.callbacks_in(folder / "files")
+    report = run.fit(loop, callbacks, folder / "checkpoints")
+    return run.outcome(loop, folder / "files", report, callbacks)
+
+
+def test_a_run_broken_off_at_ten_places_decides_as_a_whole_one(whole: Any, tmp_path: Path) -> None:
+    found, expected = _broken_off(whole, tmp_path, PLACES), whole[-1]
+    assert found.keys() == expected.keys()
+    for what in expected:
+        assert found[what] == expected[what], what
+
+
+def test_without_their_state_callbacks_decide_otherwise(
+    whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CallbackStates, "restore", lambda self, states: None)
+    found, expected = _broken_off(whole, tmp_path, [(2, At("on_train_batch_end", 33))]), whole[-1]
+    assert {what for what in expected if found[what] != expected[what]} >= {"history", "remembered", "files", "scalars"}
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_again_and_again_decides_as_a_whole_one(run_python: Any, tmp_path: Path) -> None:
+    script = Path(run.__file__)
+    for name, kills in (("whole", []), ("killed", [4, 11, 20, 31, 43])):
+        folder = tmp_path / name
+        folder.mkdir()
+        for at in kills:
+            assert (
+                run_python(script, env={"RUN_IN": str(folder), "KILL_AT": str(at)}, check=False).returncode
+                == -signal.SIGKILL
+            )
+        run_python(script, env={"RUN_IN": str(folder)})
+    found, expected = (json.loads((tmp_path / name / "outcome.json").read_text()) for name in ("killed", "whole"))
+    for what in expected.keys() - {"scalars"}:
+        assert found[what] == expected[what], what
+    # TensorBoard writes now and then; what it had in memory is gone
+    assert found["scalars"].items() <= expected["scalars"].items()
+
+
+class StopAt(C.Callback):  # type: ignore[name-defined, misc]
+    """Decides to stop in a hook, after a number of steps; once."""
+
+    def __init__(self, hook: str, steps: int) -> None:
+        super().__init__()
+        self.decided = False
+
+        def decide(*args: Any, **options: Any) -> None:
+            if self.loop.position.steps >= steps and not self.decided:
+                self.decided = self.model.stop_training = True
+
+        setattr(self, hook, decide)
+
+    def set_loop(self, loop: Any) -> None:
+        self.loop = loop
+
+
+@pytest.mark.parametrize(
+    ("hook", "steps"), [("on_epoch_end", 10), ("on_train_batch_end", 8), ("on_train_batch_end", 10)]
+)
+@pytest.mark.parametrize("every", [2, "epoch"])
+def test_a_decision_to_stop_is_kept(hook: str, steps: int, every: Any, fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    """It was saved, and the process ended before the training did."""
+    callbacks = [mk.train.Checkpoints(tmp_path, every=every), StopAt(hook, steps), At("on_train_end", steps)]
+    with pytest.raises(Interrupted):
+        fresh.fit(recipe, epochs=4, callbacks=callbacks, verbose=0)
+    expected, done = bits(fresh), fresh.position.steps
+    spoil(fresh)
+    again = [mk.train.Checkpoints(tmp_path, every=every), StopAt(hook, steps)]
+    report = fresh.fit(recipe, epochs=4, callbacks=again, verbose=0)
+    assert bits(fresh) == expected
+    assert fresh.position.steps == done < 15
+    assert len(report.history["loss"]) == 2
+    assert len(fresh.fit(recipe, epochs=3, callbacks=again, verbose=0).history["loss"]) == 2
+    more = fresh.fit(recipe, epochs=6, callbacks=again, verbose=0)  # who asks for more than the fit that ended
+    assert len(more.history["loss"]) == 6
