@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.nests import kind, pick
+from mirrorkit.data.order import order_of
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
@@ -79,9 +80,7 @@ class Batches(PreparedRecipe):
 
     def order(self, epoch: int) -> np.ndarray:
         """The examples of `epoch` in their order, as indices into the split, int64 [N]."""
-        if not self.shuffle:
-            return np.arange(self.num_examples)
-        return np.random.default_rng([self.seed, epoch]).permutation(self.num_examples)
+        return order_of(self.num_examples, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
 
     @functools.cached_property
     def host_tensors(self) -> Any:
