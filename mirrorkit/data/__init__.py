@@ -8,8 +8,8 @@ for x, y in train.dataset(epoch=0):                           # a tf.data.Datase
 ```
 
 `batches`, `resident` (kept on the devices), `records` (TFRecord files, for data larger than memory), `image_folder`
-(image files) and `from_function` (your own datasets, one for each worker) give a `Recipe`: it makes the batches of any
-epoch from any step on, and the order of the examples is a pure function of (seed, epoch, position).
+(image files), `parquet` (tables) and `from_function` (your own datasets, one for each worker) give a `Recipe`: it makes
+the batches of any epoch from any step on, and the order of the examples is a pure function of (seed, epoch, position).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mirrorkit.data.in_memory import Batches, batches
 from mirrorkit.data.on_device import Resident, resident
 from mirrorkit.data.own_function import FromFunction as FromFunction
 from mirrorkit.data.own_function import from_function
+from mirrorkit.data.parquet_files import parquet
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.record_files import write_records
 from mirrorkit.data.sources import load
@@ -56,6 +57,7 @@ __all__ = [
     "image_folder",
     "load",
     "one_hot",
+    "parquet",
     "records",
     "resident",
     "synthetic",

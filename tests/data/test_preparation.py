@@ -136,6 +136,7 @@ def test_signatures():
             *("path", "prefetch", "image_size", "labels", "class_names", "color_mode", "interpolation"),
             *("crop_to_aspect_ratio", "pad_to_aspect_ratio", "validation_split", "subset", "skip_corrupt"),
         },
+        data.parquet: {"files", "prefetch", "x", "y", "sample_weight", "fill", "num_classes", "shuffle_buffer"},
     }
     for make, names in own.items():
         parameters = inspect.signature(make).parameters

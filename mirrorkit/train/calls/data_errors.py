@@ -20,6 +20,7 @@ _INDEX = re.compile(r"indices\[[\d,]+\] = (-?\d+) is not in \[0, (\d+)\).*?{{nod
 _SHAPE = re.compile(
     r"Shape of tensor \S+ (\[.*?\]) is not compatible with expected shape (\[.*?\]).*?" + INPUT_NAME, re.DOTALL
 )
+_OWN_ERROR = re.compile(r"mirrorkit\.errors\.\w+: ")
 _TEXT = re.compile(r"Cast string to (\w+) is not supported")
 _OF_MAP = re.compile(r"Error in user-defined function passed to \S+ transformation with iterator: \S+: (.*)")
 _OF_NAN = -(2**63)  # what a NaN becomes as an integer
@@ -79,6 +80,8 @@ def _of_python(message: str, at: str) -> str:
     paragraphs = re.split(r"\n\s*\[\[{{node", after)[0].strip("\n").split("\n\n")
     frames = [number for number, text in enumerate(paragraphs) if text.lstrip("\n").startswith('  File "')]
     raised = "\n\n".join(paragraphs[frames[-1] + 1 :]).strip() if frames else before.strip().splitlines()[-1]
+    if own_error := _OWN_ERROR.match(raised):  # a recipe's, which says all there is to say
+        return f"{raised[own_error.end() :]}{f' (It was raised{at}.)' if at else ''}"
     places = re.findall(r'  File "([^"]+)", line (\d+), in (\S+)', after)
     own = [place for place in places if not re.search(r"[/\\](site|dist)-packages[/\\]|__autograph_gen", place[0])]
     code = "{}, line {}, in {},".format(*own[-1]) if own else "A function of the data"
