@@ -151,6 +151,13 @@ def test_workers_together_read_every_row_once_from_any_position(
         assert_same(assert_workers_read_the_same(recipe, epoch, start, workers, each), whole[start:])
 
 
+def test_every_row_comes_once_with_a_smaller_last_batch(tmp_path):
+    write(tmp_path, [37, 60, 14])
+    recipe = data.parquet(tmp_path, x="number", shuffle=True, shuffle_buffer=40, **SIZE)
+    for epoch in range(3):
+        assert sorted(order_of(recipe, epoch)) == list(range(111))
+
+
 def test_what_the_order_depends_on(tmp_path):
     write(tmp_path, [40, 60, 80])
 
@@ -163,6 +170,8 @@ def test_what_the_order_depends_on(tmp_path):
     assert order() == first != sorted(first)
     for change in ({"epoch": 2}, {"seed": 5}, {"size": 9}, {"buffer": 40}):
         assert order(**change) != first, change
+    one = data.parquet(write(tmp_path / "one group", [50], 50), x="number", shuffle=True, **SIZE)
+    assert order_of(one, 1) != order_of(one, 2)
 
 
 def test_a_batch_has_rows_of_many_row_groups_in_a_drawn_order(tmp_path):
@@ -184,19 +193,19 @@ def test_a_worker_reads_the_row_groups_of_its_streams_alone(tmp_path, shuffle, m
         return original(table, group)
 
     monkeypatch.setattr(parquet_reading, "_opened", noted)
-    write(tmp_path, [80, 80], 10)
-    recipe = data.parquet(tmp_path, x="number", global_batch_size=16, shuffle=shuffle)
+    write(tmp_path, [80, 80], 20)
+    recipe = data.parquet(tmp_path, x="number", global_batch_size=16, shuffle=shuffle, shuffle_buffer=64)
     groups = []
     for context in contexts(2):
         opened.clear()
         list(recipe.dataset(input_context=context))
         assert len(opened) == len(set(opened)), "each one once"
         groups.append(set(opened))
-    assert [len(found) for found in groups] == ([8, 8] if shuffle else [16, 16])
-    assert set.union(*groups) == {*range(16)}
+    assert [len(found) for found in groups] == ([4, 4] if shuffle else [8, 8])
+    assert set.union(*groups) == {*range(8)}
     opened.clear()
     list(recipe.dataset(0, 9))
-    assert len(opened) <= (16 if shuffle else 2), "not those before"
+    assert len(opened) == (8 if shuffle else 1), "not those before"
 
 
 def test_missing_values_are_refused_by_name(tmp_path):
@@ -321,10 +330,11 @@ def test_what_is_no_table_is_refused(tmp_path, monkeypatch):
 
 
 def test_labels_outside_the_classes_are_named(tmp_path):
-    write(tmp_path, [20])
-    recipe = data.parquet(tmp_path, y="label", num_classes=5, **SIZE)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"00\.parquet: the column 'label' holds 5, .* 0 \.\. 4"):
-        list(recipe.dataset())
+    write(tmp_path, [20], below=lambda n: n - 3)
+    for name, words in (("label", r"'label' holds 5, .* 0 \.\. 4"), ("below", "'below' holds -3, ")):
+        recipe = data.parquet(tmp_path, y=name, num_classes=5, **SIZE)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=rf"00\.parquet: the column {words}"):
+            list(recipe.dataset())
 
 
 def test_few_row_groups_for_many_workers_are_said_once(tmp_path, caplog):
