@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +19,9 @@ from mirrorkit.data.parquet_reading import Table, damaged
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.record_files import matching
 from mirrorkit.data.record_streams import Streams, draw_streams
+from mirrorkit.data.tfrecords import say_once
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.whole import whole_number
-
-_log = logging.getLogger("mirrorkit")
 
 Names = str | Sequence[str]
 
@@ -206,18 +204,13 @@ class Parquet(PreparedRecipe):
     def _warn_of_few_streams(self, epoch: int, context: tf.distribute.InputContext | None) -> None:
         workers = 1 if context is None else context.num_input_pipelines
         if self.shuffle and workers > 1 and (found := len(self._streams(epoch).pieces)) < workers:
-            _say_once(
+            say_once(
                 f"{self._table.files[0]} and the files beside it can be read in {found} places at a time for {workers} "
                 "workers, so that several read the same rows. Write the files with a smaller row_group_size."
             )
 
 
 parquet = Parquet
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    _log.warning(message)
 
 
 def _several(part: Names) -> Sequence[str]:

@@ -50,10 +50,10 @@ def test_it_gives_what_batches_gives_of_the_decoded_images(folder, options):
     assert files.element_spec == memory.element_spec
     np.testing.assert_array_equal(files.order(2), memory.order(2))
     whole = collect(memory.dataset(2))
-    for start in range(files.steps_per_epoch + 1):
+    for start in range(files.steps_per_epoch + 1) if options == {} else (0, 5):
         assert_same(collect(files.dataset(2, start)), whole[start:])
     assert_same(collect(files.epochs(2)), collect(memory.epochs(2)))
-    for workers, each in ((1, 2), (2, 1), (3, 1)):
+    for workers, each in ((1, 2), (2, 1), (3, 1)) if "augment" in options or options == {} else ((3, 1),):
         whole = assert_workers_read_the_same(files, 1, 3, workers, each)
     assert_same(whole, collect(memory.dataset(1, 3)))
 
