@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import logging
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,70 +13,18 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recipe_helpers import assert_same, assert_workers_read_the_same, collect, contexts, joined, order_of
+from table_files import lists, pa, pq, write_tables
 
 from mirrorkit import data
 from mirrorkit._keras import keras
 from mirrorkit.data import parquet_reading
 from mirrorkit.errors import DataError, RecipeError
 
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
-
 SIZE = {"global_batch_size": 8}
 
 
-def write(folder: Path, counts: list[int], group: int = 13, **columns: Any) -> Path:
-    """Files whose rows have the numbers from 0 on; `columns` give more columns for an array of numbers."""
-    folder.mkdir(parents=True, exist_ok=True)
-    first = 0
-    for file, count in enumerate(counts):
-        numbers = np.arange(first, first + count)
-        made = {name: column(numbers) for name, column in columns.items()}
-        table = pa.table({"number": numbers, **made, "label": numbers % 7})
-        pq.write_table(table, folder / f"{file:02}.parquet", row_group_size=group)
-        first += count
-    return folder
-
-
-def lists(numbers: np.ndarray) -> Any:
-    return pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(numbers, 3).astype(np.float32)), 3)
-
-
-def test_columns_become_tensors_of_their_dtypes(tmp_path):
-    made = {
-        "flag": lambda n: n % 2 == 0,
-        "small": lambda n: n.astype(np.int8),
-        "half": lambda n: n.astype(np.float16),
-        "real": lambda n: n / 4,
-        "text": lambda n: [f"\u00e4{i}" for i in n],
-        "bytes": lambda n: [bytes([i]) for i in n],
-        "long": lambda n: pa.array([str(i) for i in n], pa.large_string()),
-        "category": lambda n: pa.array([f"c{i % 3}" for i in n]).dictionary_encode(),
-        "list": lists,
-        "square": lambda n: pa.FixedSizeListArray.from_arrays(lists(np.repeat(n, 2)), 2),
-    }
-    write(tmp_path, [20, 9], **made)
-    recipe = data.parquet(tmp_path, y="label", **SIZE)
-    assert (recipe.num_examples, recipe.steps_per_epoch, recipe.num_classes) == (29, 4, None)
-    x, y = joined(collect(recipe.dataset()))
-    numbers = np.arange(29)
-    np.testing.assert_array_equal(y, numbers % 7)
-    assert y.dtype == np.int64
-    for name in ("number", "flag", "small", "half", "real"):
-        wanted = made[name](numbers) if name in made else numbers
-        np.testing.assert_array_equal(x[name], wanted)
-        assert x[name].dtype == wanted.dtype
-    assert x["text"].tolist() == [f"\u00e4{i}".encode() for i in numbers]
-    assert x["bytes"].tolist() == [bytes([i]) for i in numbers]
-    assert x["long"].tolist() == [str(i).encode() for i in numbers]
-    assert x["category"].tolist() == [f"c{i % 3}".encode() for i in numbers]
-    np.testing.assert_array_equal(x["list"], np.repeat(numbers, 3).reshape(29, 3).astype(np.float32))
-    np.testing.assert_array_equal(x["square"], np.repeat(numbers, 6).reshape(29, 2, 3).astype(np.float32))
-    assert recipe.element_spec[0]["square"].shape.as_list() == [None, 2, 3]
-
-
 def test_columns_are_chosen_by_name(tmp_path):
-    write(tmp_path, [20], flag=lambda n: n % 2 == 0, weight=lambda n: n / 2, list=lists)
+    write_tables(tmp_path, [20], flag=lambda n: n % 2 == 0, weight=lambda n: n / 2, list=lists)
     (x,) = next(iter(data.parquet(tmp_path, x="list", **SIZE).dataset()))
     assert x.shape == (8, 3)
     x, y, weight = next(iter(data.parquet(tmp_path, x=["number"], y="flag", sample_weight="weight", **SIZE).dataset()))
@@ -96,7 +41,7 @@ def test_columns_are_chosen_by_name(tmp_path):
 
 
 def test_files_are_a_file_a_folder_a_pattern_or_a_list(tmp_path):
-    write(tmp_path / "a [1]", [5, 6, 7])
+    write_tables(tmp_path / "a [1]", [5, 6, 7])
     files = sorted((tmp_path / "a [1]").iterdir())
     for given_files, numbers in (
         (files[1], range(5, 11)),
@@ -131,7 +76,7 @@ def test_workers_together_read_every_row_once_from_any_position(
         patch.setattr(parquet_reading, "_PIECE", piece)
         patch.setattr(parquet_reading, "_OPEN", opened)
         recipe = data.parquet(
-            write(tmp_path_factory.mktemp("table"), counts, group),
+            write_tables(tmp_path_factory.mktemp("table"), counts, group),
             y="label",
             global_batch_size=min(size, sum(counts)),
             shuffle=shuffle,
@@ -152,14 +97,14 @@ def test_workers_together_read_every_row_once_from_any_position(
 
 
 def test_every_row_comes_once_with_a_smaller_last_batch(tmp_path):
-    write(tmp_path, [37, 60, 14])
+    write_tables(tmp_path, [37, 60, 14])
     recipe = data.parquet(tmp_path, x="number", shuffle=True, shuffle_buffer=40, **SIZE)
     for epoch in range(3):
         assert sorted(order_of(recipe, epoch)) == list(range(111))
 
 
 def test_what_the_order_depends_on(tmp_path):
-    write(tmp_path, [40, 60, 80])
+    write_tables(tmp_path, [40, 60, 80])
 
     def order(epoch=1, seed=4, size=20, buffer=90):
         options = {"global_batch_size": size, "shuffle_buffer": buffer, "seed": seed}
@@ -170,12 +115,12 @@ def test_what_the_order_depends_on(tmp_path):
     assert order() == first != sorted(first)
     for change in ({"epoch": 2}, {"seed": 5}, {"size": 9}, {"buffer": 40}):
         assert order(**change) != first, change
-    one = data.parquet(write(tmp_path / "one group", [50], 50), x="number", shuffle=True, **SIZE)
+    one = data.parquet(write_tables(tmp_path / "one group", [50], 50), x="number", shuffle=True, **SIZE)
     assert order_of(one, 1) != order_of(one, 2)
 
 
 def test_a_batch_has_rows_of_many_row_groups_in_a_drawn_order(tmp_path):
-    write(tmp_path, [200, 200], 20)
+    write_tables(tmp_path, [200, 200], 20)
     recipe = data.parquet(tmp_path, x="number", global_batch_size=40, shuffle=True, shuffle_buffer=400)
     batches = [x.ravel() for (x,) in collect(recipe.dataset(2))]
     assert all(len(set(batch // 20)) == 20 for batch in batches)
@@ -193,7 +138,7 @@ def test_a_worker_reads_the_row_groups_of_its_streams_alone(tmp_path, shuffle, m
         return original(table, group)
 
     monkeypatch.setattr(parquet_reading, "_opened", noted)
-    write(tmp_path, [80, 80], 20)
+    write_tables(tmp_path, [80, 80], 20)
     recipe = data.parquet(tmp_path, x="number", global_batch_size=16, shuffle=shuffle, shuffle_buffer=64)
     groups = []
     for context in contexts(2):
@@ -208,64 +153,8 @@ def test_a_worker_reads_the_row_groups_of_its_streams_alone(tmp_path, shuffle, m
     assert len(opened) == (8 if shuffle else 1), "not those before"
 
 
-def test_missing_values_are_refused_by_name(tmp_path):
-    write(tmp_path, [20, 20], hole=lambda n: pa.array([None if i == 25 else float(i) for i in n], pa.float64()))
-    words = r"01\.parquet: 1 values are missing in the column 'hole'.*fill=\{'hole': 0\}"
-    with pytest.raises(DataError, match=words):
-        data.parquet(tmp_path, y="label", **SIZE)
-    assert len(order_of(data.parquet(tmp_path, x="number", y="label", **SIZE))) == 40
-    # a file that does not tell
-    table = pq.read_table(tmp_path / "01.parquet")
-    pq.write_table(table, tmp_path / "01.parquet", write_statistics=False)
-    recipe = data.parquet(tmp_path, y="label", **SIZE)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=words):
-        list(recipe.dataset())
-
-
-def test_missing_values_are_filled_as_asked(tmp_path):
-    holes = {
-        "real": lambda n: pa.array([None if i % 5 == 0 else float(i) for i in n], pa.float32()),
-        "text": lambda n: pa.array([None if i % 5 == 1 else str(i) for i in n]),
-        "kind": lambda n: pa.array([None if i % 5 == 2 else "k" for i in n]).dictionary_encode(),
-        "flag": lambda n: pa.array([None if i % 5 == 3 else True for i in n]),
-    }
-    write(tmp_path, [20], **holes)
-    fill = {"real": -1, "text": "none", "kind": "?", "flag": False}
-    x, _ = joined(collect(data.parquet(tmp_path, y="label", fill=fill, **SIZE).dataset()))
-    assert x["real"].tolist() == [-1 if i % 5 == 0 else i for i in range(20)]
-    assert x["text"].tolist() == [b"none" if i % 5 == 1 else str(i).encode() for i in range(20)]
-    assert x["kind"].tolist() == [b"?" if i % 5 == 2 else b"k" for i in range(20)]
-    assert x["flag"].tolist() == [i % 5 != 3 for i in range(20)]
-    one = data.parquet(tmp_path, x=["real", "number"], fill=0, **SIZE)
-    assert joined(collect(one.dataset()))[0]["real"].tolist() == [0 if i % 5 == 0 else i for i in range(20)]
-    for wrong, column in ((0, "text"), ({"number": 0.5}, "number"), ({"flag": 1}, "flag"), ({"real": True}, "real")):
-        with pytest.raises(
-            RecipeError, match=f"fill={wrong if not isinstance(wrong, dict) else wrong[column]}.*{column}"
-        ):
-            data.parquet(tmp_path, **{"fill": wrong, **SIZE})
-    with pytest.raises(RecipeError, match="fill names the columns nothing, of which there is none"):
-        data.parquet(tmp_path, y="label", fill={**fill, "nothing": 0}, **SIZE)
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [
-        (datetime.datetime(2024, 1, 1), "timestamp"),
-        (datetime.date(2024, 1, 1), "date32"),
-        (decimal.Decimal("1.5"), "decimal128"),
-        ({"a": 1}, "struct"),
-        ([1, 2], "list"),
-    ],
-)
-def test_types_that_are_no_tensors_are_refused_by_name(tmp_path, value, kind):
-    write(tmp_path, [5], odd=lambda n: pa.array([value] * len(n)))
-    with pytest.raises(DataError, match=rf"00\.parquet: the column 'odd' is of type {kind}.*Choose other columns"):
-        data.parquet(tmp_path, **SIZE)
-    assert data.parquet(tmp_path, x="number", **SIZE).num_examples == 5
-
-
 def test_files_of_different_schemas_are_refused_by_name(tmp_path):
-    write(tmp_path, [5, 5])
+    write_tables(tmp_path, [5, 5])
     pq.write_table(pa.table({"number": np.arange(3) / 2, "label": [0, 1, 2]}), tmp_path / "02.parquet")
     with pytest.raises(DataError, match=r"02.*'number' is of type double, in .*00.parquet of type int64"):
         data.parquet(tmp_path, y="label", **SIZE)
@@ -276,7 +165,7 @@ def test_files_of_different_schemas_are_refused_by_name(tmp_path):
 
 
 def test_a_damaged_file_is_named(tmp_path):
-    write(tmp_path, [500, 500], 250, real=lambda n: np.random.default_rng(0).normal(size=len(n)))
+    write_tables(tmp_path, [500, 500], 250, real=lambda n: np.random.default_rng(0).normal(size=len(n)))
     recipe = data.parquet(tmp_path, y="label", **SIZE)
     path = tmp_path / "01.parquet"
     content = bytearray(path.read_bytes())
@@ -307,14 +196,14 @@ def test_a_damaged_file_is_named(tmp_path):
     ],
 )
 def test_bad_arguments_are_refused(tmp_path, options, words):
-    write(tmp_path, [20])
+    write_tables(tmp_path, [20])
     with pytest.raises(DataError, match=words):
         data.parquet(tmp_path, **{**SIZE, **options})
 
 
 def test_what_is_no_table_is_refused(tmp_path, monkeypatch):
-    write(tmp_path / "set" / "day=1", [20])
-    write(tmp_path / "empty", [0])
+    write_tables(tmp_path / "set" / "day=1", [20])
+    write_tables(tmp_path / "empty", [0])
     for files, words in (
         (tmp_path / "nothing", "no Parquet file of that name or pattern"),
         (tmp_path / "set", r"but the folder day=1; .*set/\*/\*\.parquet"),
@@ -329,16 +218,8 @@ def test_what_is_no_table_is_refused(tmp_path, monkeypatch):
         data.parquet(tmp_path / "empty", **SIZE)
 
 
-def test_labels_outside_the_classes_are_named(tmp_path):
-    write(tmp_path, [20], below=lambda n: n - 3)
-    for name, words in (("label", r"'label' holds 5, .* 0 \.\. 4"), ("below", "'below' holds -3, ")):
-        recipe = data.parquet(tmp_path, y=name, num_classes=5, **SIZE)
-        with pytest.raises(tf.errors.InvalidArgumentError, match=rf"00\.parquet: the column {words}"):
-            list(recipe.dataset())
-
-
 def test_few_row_groups_for_many_workers_are_said_once(tmp_path, caplog):
-    write(tmp_path, [40], 20)
+    write_tables(tmp_path, [40], 20)
     recipe = data.parquet(tmp_path, x="number", shuffle=True, **SIZE)
     with caplog.at_level(logging.WARNING, "mirrorkit"):
         for context in [contexts(2)[0], *contexts(3)[:2]]:
@@ -348,8 +229,8 @@ def test_few_row_groups_for_many_workers_are_said_once(tmp_path, caplog):
 
 
 def test_what_workers_compare(tmp_path):
-    first = data.parquet(write(tmp_path / "a", [20]), **SIZE).identity(0, 0)
-    assert data.parquet(write(tmp_path / "b", [20]), **SIZE).identity(0, 0) == first
-    assert data.parquet(write(tmp_path / "c", [21]), **SIZE).identity(0, 0) != first
+    first = data.parquet(write_tables(tmp_path / "a", [20]), **SIZE).identity(0, 0)
+    assert data.parquet(write_tables(tmp_path / "b", [20]), **SIZE).identity(0, 0) == first
+    assert data.parquet(write_tables(tmp_path / "c", [21]), **SIZE).identity(0, 0) != first
     assert data.parquet(tmp_path / "a", x="number", **SIZE).identity(0, 0) != first
     assert data.parquet(tmp_path / "a", shuffle_buffer=9, **SIZE).identity(0, 0) != first
