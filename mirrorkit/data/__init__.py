@@ -7,10 +7,10 @@ for x, y in train.dataset(epoch=0):                           # a tf.data.Datase
     ...
 ```
 
-`batches`, `resident` (kept on the devices), `records` (TFRecord files, for data larger than memory), `source` (any
-object that gives its examples by number) and `from_function` (your own datasets, one for each worker) give a `Recipe`:
-it makes the batches of any epoch from any step on, and the order of the examples is a pure function of (seed, epoch,
-position).
+`batches`, `resident` (kept on the devices), `records` (TFRecord files, for data larger than memory), `image_folder`
+(image files), `parquet` (tables), `source` (any object that gives its examples by number) and `from_function` (your own
+datasets, one for each worker) give a `Recipe`: it makes the batches of any epoch from any step on, and the order of the
+examples is a pure function of (seed, epoch, position).
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from __future__ import annotations
 from mirrorkit.data import augment
 from mirrorkit.data.distribution import distribute
 from mirrorkit.data.drawn_digits import synthetic
+from mirrorkit.data.image_files import image_folder
 from mirrorkit.data.in_memory import Batches, batches
 from mirrorkit.data.on_device import Resident, resident
 from mirrorkit.data.own_function import FromFunction as FromFunction
 from mirrorkit.data.own_function import from_function
+from mirrorkit.data.parquet_files import parquet
 from mirrorkit.data.random_access import RandomAccess as RandomAccess
 from mirrorkit.data.random_access import source
 from mirrorkit.data.recipe import Recipe
@@ -33,6 +35,7 @@ from mirrorkit.data.tfrecords import Records, records
 # for mirrorkit's other packages
 from mirrorkit.data.augment import RowsToMake as RowsToMake  # isort: skip
 from mirrorkit.data.distribution import untuned as untuned  # isort: skip
+from mirrorkit.data.image_decoding import undecodable_image as undecodable_image  # isort: skip
 from mirrorkit.data.nests import dataset_without_none as dataset_without_none  # isort: skip
 from mirrorkit.data.nests import is_none as is_none  # isort: skip
 from mirrorkit.data.nests import without_none as without_none  # isort: skip
@@ -54,8 +57,10 @@ __all__ = [
     "class_indices",
     "distribute",
     "from_function",
+    "image_folder",
     "load",
     "one_hot",
+    "parquet",
     "records",
     "resident",
     "source",

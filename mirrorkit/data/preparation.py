@@ -30,7 +30,7 @@ MapFunction = Callable[..., Any]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedRecipe(Recipe):
-    """The arguments that `batches`, `resident` and `records` share, documented at `Batches`, and what they do.
+    """The arguments that all these recipes share, documented at `Batches`, and what they do.
 
     Equality is identity: compiled functions are kept by the recipe that they were compiled for. A subclass calls
     `_settle` in its `__post_init__`, and has `dataset`, `num_classes` and `_first_examples`.

@@ -104,7 +104,7 @@ def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
     """Find the one set that a folder or a pattern means: `(index, [])`, or `(None, files)` of a set from elsewhere."""
     given = os.path.expanduser(os.fspath(source))
     whole_folder = tf.io.gfile.isdir(given)
-    names = _listed(given, "*") if whole_folder else _matching(given)
+    names = _listed(given, "*") if whole_folder else matching(given)
     indices = [name for name in names if name.endswith(INDEX_END)]
     if len(indices) == 1:
         return indices[0], []
@@ -129,7 +129,7 @@ def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
     return None, files
 
 
-def _matching(pattern: str) -> list[str]:
+def matching(pattern: str) -> list[str]:
     """Return the files of this name or pattern, whose folder may have brackets or stars in its own name."""
     if tf.io.gfile.exists(pattern):
         return [pattern]

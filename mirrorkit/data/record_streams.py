@@ -76,7 +76,9 @@ class Streams:
             first, end = first - piece.size, end - piece.size
 
 
-def draw_streams(counts: Sequence[int], *, batch_size: int, seed: int, epoch: int, seekable: bool) -> Streams:
+def draw_streams(
+    counts: Sequence[int], *, batch_size: int, seed: int, epoch: int, seekable: bool, most: int = MOST
+) -> Streams:
     """Cut the examples of an epoch into streams.
 
     Args:
@@ -85,13 +87,14 @@ def draw_streams(counts: Sequence[int], *, batch_size: int, seed: int, epoch: in
         seed: with `epoch`, what the order depends on.
         epoch: the number of the epoch.
         seekable: whether a file can be read from any example on. If not, a stream has whole files.
+        most: how many streams there may be.
     """
     total = sum(counts)
     batches, rest = divmod(total, batch_size)
     rng = np.random.default_rng([seed, epoch])
     files = [FileRange(int(file), 0, counts[file]) for file in rng.permutation(len(counts)) if counts[file]]
     # every stream has a row in most batches: of each example in the last batch and of one more in each whole one
-    least = max(-(-total * (batches + 1) // (batches * batch_size)), -(-total // MOST))
+    least = max(-(-total * (batches + 1) // (batches * batch_size)), -(-total // most))
     if seekable:
         pieces = _ranges(files, int(rng.integers(total)), max(1, total // least))
         pieces = [pieces[place] for place in rng.permutation(len(pieces))]

@@ -216,7 +216,7 @@ class Records(PreparedRecipe):
         )
         workers = 1 if context is None else context.num_input_pipelines
         if not seekable and len(streams.pieces) < workers:
-            _say_once(
+            say_once(
                 f"{self.source} has {len(self.files)} gzip files for {workers} workers, so that "
                 "several workers read the same files; each decodes its own rows. Write more, or uncompressed ones.",
             )
@@ -247,7 +247,8 @@ records = Records
 
 
 @functools.cache
-def _say_once(message: str) -> None:
+def say_once(message: str) -> None:
+    """Log a warning, the first time."""
     _log.warning(message)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,15 @@ def write_foreign(path: Path, images: np.ndarray, labels: np.ndarray, *, gzip: b
                 "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
             }
             writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+
+
+def write_images(folder: Path, images: np.ndarray, names: Iterable[str] | None = None) -> list[str]:
+    """Write images as PNG files, which keep every pixel, and return their paths."""
+    paths = [str(folder / name) for name in names or (f"{i:04}.png" for i in range(len(images)))]
+    for path, image in zip(paths, images, strict=True):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_bytes(tf.io.encode_png(image).numpy())
+    return paths
 
 
 def numbered(count: int) -> data.Split:

@@ -7,28 +7,38 @@ import inspect
 import numpy as np
 import pytest
 import tensorflow as tf
-from recipe_helpers import SPLIT, assert_same, assert_workers_read_the_same, collect, joined
+from recipe_helpers import SPLIT, assert_same, assert_workers_read_the_same, collect, joined, write_images
 
 from mirrorkit import data
 from mirrorkit.errors import ArgumentError, DataError, RecipeError
 
 SMALL = SPLIT[:50]
-MAKERS = [data.batches, data.resident, data.records, data.source]
+
+
+def image_files(place, **options):
+    """The recipe of image files, in the order of their labels."""
+    paths, labels = place
+    return data.image_folder(paths, labels=labels, image_size=(16, 16), **options)
+
+
+MAKERS = [data.batches, data.resident, data.records, data.source, image_files]
 
 
 @pytest.fixture
 def source(tmp_path):
-    """What a maker takes: a split, the folder with its files, or its arrays."""
+    """What a maker takes: a split, the folder with its files, its arrays, or its image files and labels."""
 
     def get(make, split=SMALL):
         if make is data.source:
             return split.as_element()
+        if make is image_files:
+            return write_images(tmp_path, split.images), split.labels
         return data.write_records(split, tmp_path, num_files=2) if make is data.records else split
 
     return get
 
 
-@pytest.mark.parametrize("make", [data.batches, data.records, data.source])
+@pytest.mark.parametrize("make", [data.batches, data.records, data.source, image_files])
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -126,6 +136,11 @@ def test_signatures():
         data.resident: {"split", "shards"},
         data.records: {"source", "prefetch", "shuffle_buffer", "num_classes", "decode", "num_examples"},
         data.source: {"items", "prefetch", "num_classes", "threads", "processes"},
+        data.image_folder: {
+            *("path", "prefetch", "image_size", "labels", "class_names", "color_mode", "interpolation"),
+            *("crop_to_aspect_ratio", "pad_to_aspect_ratio", "validation_split", "subset", "skip_corrupt"),
+        },
+        data.parquet: {"files", "prefetch", "x", "y", "sample_weight", "fill", "num_classes", "shuffle_buffer"},
     }
     for make, names in own.items():
         parameters = inspect.signature(make).parameters

@@ -32,7 +32,6 @@ Point = collections.namedtuple("Point", "a b")
         ({"b": 1, "a": (np.int8([1]), {"c": "x"})}, "{'a': (int8 [1], {'c': text}), 'b': int64}"),
         ((1,), "(int64,)"),
     ],
-    ids=repr,
 )
 def test_items_become_arrays(item, want):
     arrays = as_arrays(item)
@@ -67,7 +66,6 @@ def test_values_stay_what_they_are():
         ({}, "it is an empty dict"),
         ({"a": ()}, r"its part \['a'\] is an empty tuple"),
     ],
-    ids=repr,
 )
 def test_what_is_no_array_is_named(item, words):
     with pytest.raises(ValueError, match=words):
@@ -87,7 +85,6 @@ def test_what_is_no_array_is_named(item, words):
         (1, 2),
         1,
     ],
-    ids=repr,
 )
 def test_another_form_does_not_fit(other):
     form = form_of(as_arrays({"b": (1, 2), "a": np.zeros(2, np.float32)}))

@@ -13,8 +13,10 @@ from typing import Any
 
 import keras
 import numpy as np
+import pyarrow
 import pytest
 import tensorflow as tf
+from pyarrow import parquet
 
 import mirrorkit as mk
 
@@ -23,7 +25,8 @@ pytestmark = pytest.mark.slow
 EXAMPLES, BATCH = 100, 24  # the last batch has 4: none for the last of three workers
 UNEVEN = 27  # of which two workers have 14 and 13, and of the last 19 three have 7, 7 and 5
 SHAPE = (8, 8, 1)
-RECIPES = ["batches", "resident", "records", "gzip", "in order"]
+RECIPES = ["batches", "resident", "records", "gzip", "in order", "images", "table"]
+GOING_ON = ["records", "images", "table"]  # those of which fits are broken off
 PARTS = ["train", "decoded", "refused"]
 Found = list[dict[str, Any]]  # of each worker
 SHAPE = (8, 8, 1)
@@ -65,12 +68,17 @@ def recipes(folder: Path) -> dict[str, mk.data.Recipe]:
     """Every kind of recipe, in memory and from files, with augmentation; the files are written by the test."""
     augment = [mk.data.augment.pad_and_crop(1), noisy]
     shuffled = {"shuffle": True, "seed": 1, "augment": augment}
+    pixels = {"x": "x", "y": "y", "map": lambda x, y: (tf.reshape(x, [-1, *SHAPE]), y)}
     return {
         "batches": mk.data.batches(split(), global_batch_size=BATCH, **shuffled),
         "resident": mk.data.resident(split(), global_batch_size=UNEVEN, **shuffled),
         "records": mk.data.records(folder / "plain", global_batch_size=BATCH, **shuffled),
         "gzip": mk.data.records(folder / "gzip", global_batch_size=UNEVEN, **shuffled),
         "in order": mk.data.records(folder / "plain", global_batch_size=UNEVEN, augment=augment),
+        "images": mk.data.image_folder(
+            folder / "images", image_size=SHAPE[:2], color_mode="grayscale", global_batch_size=BATCH, **shuffled
+        ),
+        "table": mk.data.parquet(folder / "table.parquet", global_batch_size=UNEVEN, **pixels, **shuffled),
     }
 
 
@@ -168,7 +176,8 @@ class Run:
         return {name: getattr(self, name)() for name in names}
 
     def _broken_off(self) -> dict[str, mk.data.Recipe]:
-        return {"records": recipes(self.files)["records"], "from_function": from_function()}
+        made = recipes(self.files)
+        return {**{name: made[name] for name in GOING_ON}, "from_function": from_function()}
 
     def _checkpoints(self, name: str) -> mk.train.Checkpoints:
         return mk.train.Checkpoints(self.folder / "checkpoints" / name, every=1, keep=99)
@@ -200,6 +209,13 @@ def files(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     mk.data.write_records(split(), folder / "plain", num_files=3)
     mk.data.write_records(split(), folder / "gzip", num_files=5, gzip=True)
+    whole = split()
+    for number, (image, label) in enumerate(zip(whole.images, whole.labels, strict=True)):
+        file = folder / "images" / str(label) / f"{number:03}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(tf.io.encode_png(image).numpy())
+    flat = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(whole.images.ravel()), int(np.prod(SHAPE)))
+    parquet.write_table(pyarrow.table({"x": flat, "y": whole.labels}), folder / "table.parquet", row_group_size=7)
     return folder
 
 
@@ -289,9 +305,10 @@ def test_each_example_is_decoded_by_one_worker(found):
 
 
 def test_a_fit_goes_on_within_an_epoch_on_any_number_of_workers(alone, two, again, three):
-    for resumed in (alone, again[0], three[0]):
-        assert_close(resumed["go_on"]["records"]["weights"], alone["train"]["records"]["weights"])
-    assert again[0]["go_on"]["records"] | {"pictures": 0} == two[0]["train"]["records"] | {"pictures": 0}
+    for name in GOING_ON:
+        for resumed in (alone, again[0], three[0]):
+            assert_close(resumed["go_on"][name]["weights"], alone["train"][name]["weights"])
+        assert again[0]["go_on"][name] | {"pictures": 0} == two[0]["train"][name] | {"pictures": 0}
 
 
 def test_a_fit_of_data_of_their_own_goes_on_within_an_epoch_only_on_as_many_workers(alone, two, again, three):

@@ -183,6 +183,31 @@ def first_batch(run: Run) -> list[str]:
     return [*table(head, lines), *under(run, "processes each")]
 
 
+def image_folder(run: Run) -> list[str]:
+    names = {
+        "folder": "**`mk.data.image_folder`**",
+        "keras": "`keras.utils.image_dataset_from_directory`",
+        "records": "`mk.data.records`, the same images",
+    }
+    first, lines = run.row(contender="folder"), []
+    for contender, name in names.items():
+        row = run.row(contender=contender)
+        ratio = "" if row == first else times(first["median"] / row["median"])
+        lines.append([name, number(row["median"]), spread(row), ratio, number(row["peak_small"]), number(row["peak"])])
+    head = ["read by", "images/s, median", "range", "folder / it", "peak memory, MB: of a tenth of the set", "of all"]
+    return [*table(head, lines), *under(run, "epochs each")]
+
+
+def parquet_table(run: Run) -> list[str]:
+    lines = []
+    for row in run.rows:
+        name = "**`mk.data.parquet`**" if "peak" in row else "pyarrow alone, in order"
+        peak = number(row["peak"]) if "peak" in row else ""
+        lines.append([name, f"{row['rows']:,}", number(row["megabytes"]), number(row["median"]), spread(row), peak])
+    head = ["read by", "rows", "MB of the files", "rows/s, median", "range", "peak memory, MB"]
+    return [*table(head, lines), *under(run, "epochs each")]
+
+
 def messages(run: Run) -> list[str]:
     lines = []
     for size in sorted({row["bytes"] for row in run.rows}):
@@ -250,6 +275,8 @@ BLOCKS: dict[str, tuple[Callable[..., list[str]], Sequence[str]]] = {
     "own-train-step": (own_train_step, ["own-train-step"]),
     "first-batch": (first_batch, ["first-batch"]),
     "messages": (messages, ["messages"]),
+    "image-folder": (image_folder, ["image-folder"]),
+    "parquet-table": (parquet_table, ["parquet-table"]),
     "summary": (summary, ["cnn", "linear", "linear-one-device", "records"]),
     "readme": (readme, ["cnn", "linear"]),
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from mirrorkit.data import undecodable_image
 from mirrorkit.errors import DataError
 from mirrorkit.train.keras_model.outputs import INPUT_NAME
 from mirrorkit.train.requirements.same_rows import asserted_rows
@@ -35,6 +36,8 @@ def explain(error: tf.errors.OpError, place: Callable[[bool], str]) -> DataError
     message = str(error.message)
     if isinstance(error, tf.errors.DataLossError):
         return None
+    if found_image := undecodable_image(message):
+        return DataError(found_image)
     if _TRACEBACK in message:
         return DataError(_of_python(message, _at(place(True))))
     if found := _OF_MAP.search(message):

@@ -1,0 +1,151 @@
+"""Decode image files and bring them to one size, in TensorFlow; name the ones that cannot be decoded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from mirrorkit.data.disk import reason
+from mirrorkit.data.distribution import untuned
+from mirrorkit.errors import RecipeError
+from mirrorkit.whole import whole_number
+
+CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
+
+_SMOOTHING = ("gaussian", "mitchellcubic")  # these change an image of the size too
+
+_WORDS = "This file cannot be read, or decoded as an image:"
+_FAILED = re.compile(re.escape(_WORDS) + r"\] \[(.*)\] \[([0-4])\]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFormat:
+    """The size and the channels that images get, and how; the names are those of Keras.
+
+    Raises:
+        RecipeError: a value that is not one of them.
+    """
+
+    image_size: tuple[int, int]
+    color_mode: str
+    interpolation: str
+    crop_to_aspect_ratio: bool
+    pad_to_aspect_ratio: bool
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        size = self.image_size
+        if not isinstance(size, (tuple, list)) or len(size) != 2:
+            raise RecipeError(f"image_size must be (height, width) in pixels, found {size!r}.")
+        for length in size:
+            whole_number("Each of image_size", length, RecipeError)
+        known = [value for name, value in vars(tf.image.ResizeMethod).items() if name.isupper()]
+        for name, values in {"color_mode": CHANNELS, "interpolation": known}.items():
+            if getattr(self, name) not in values:
+                raise RecipeError(f"{name} must be one of {', '.join(values)}; found {getattr(self, name)!r}.")
+        if self.crop_to_aspect_ratio and self.pad_to_aspect_ratio:
+            raise RecipeError("Ask for crop_to_aspect_ratio or pad_to_aspect_ratio, not for both.")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of an image."""
+        return (*self.image_size, self.channels)
+
+    @property
+    def channels(self) -> int:
+        """How many numbers a pixel has."""
+        return CHANNELS[self.color_mode]
+
+    def batch(self, paths: tf.Tensor) -> tf.Tensor:
+        """Return the images of these files, uint8 [N, H, W, C]; an error names the file that has none.
+
+        To name it costs nothing where there is none: the second dataset, which reads file by file, is not begun.
+        """
+        whole = tf.data.Dataset.from_tensors(paths).map(self._images).ignore_errors()
+        one_by_one = tf.data.Dataset.from_tensors(paths).map(self._one_by_one)
+        return whole.concatenate(one_by_one).take(1).get_single_element()
+
+    def damaged(self, paths: tf.Tensor) -> list[int]:
+        """Return the numbers of the files that cannot be decoded; all are read, in parallel."""
+        numbered = tf.data.Dataset.from_tensor_slices(paths).enumerate()
+
+        @tf.autograph.experimental.do_not_convert
+        def decoded(number: tf.Tensor, path: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return number, tf.shape(_decoded(path, self.channels))  # or TensorFlow would leave out the decoding
+
+        whole = numbered.map(decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False).ignore_errors()
+        found = {int(number) for numbers, _ in untuned(whole.batch(1024)) for number in numbers.numpy()}
+        return sorted({*range(len(paths))} - found)
+
+    def _images(self, paths: tf.Tensor) -> tf.Tensor:
+        spec = tf.TensorSpec(self.shape, tf.uint8)
+        images = tf.map_fn(self._image, paths, fn_output_signature=spec)
+        return tf.ensure_shape(images, [paths.shape[0], *self.shape])
+
+    def _one_by_one(self, paths: tf.Tensor) -> tf.Tensor:
+        numbered = tf.data.Dataset.from_tensor_slices(paths).enumerate()
+        decoded = numbered.map(lambda number, path: (number, self._image(path))).ignore_errors()
+        count = tf.size(paths, tf.int64)
+        none = tf.data.Dataset.from_tensors((tf.constant(-1, tf.int64), tf.zeros(self.shape, tf.uint8))).repeat()
+        numbers, images = decoded.concatenate(none).batch(count).take(1).get_single_element()
+        first = tf.argmin(tf.cast(numbers == tf.range(count), tf.int32))
+        asserted = tf.debugging.Assert(tf.reduce_all(numbers == tf.range(count)), [_WORDS, paths[first], self.channels])
+        with tf.control_dependencies([asserted]):
+            return tf.ensure_shape(images, [paths.shape[0], *self.shape])
+
+    def _image(self, path: tf.Tensor) -> tf.Tensor:
+        return self._resized(_decoded(path, self.channels))
+
+    def _resized(self, image: tf.Tensor) -> tf.Tensor:
+        """Resize as Keras's `image_dataset_from_directory` does, and round."""
+
+        def resized() -> tf.Tensor:
+            if self.pad_to_aspect_ratio:
+                floats = tf.image.resize_with_pad(image, *self.image_size, method=self.interpolation)
+            else:
+                part = _cropped(image, self.image_size) if self.crop_to_aspect_ratio else image
+                floats = tf.image.resize(part, self.image_size, method=self.interpolation)
+            return tf.saturate_cast(tf.round(floats), tf.uint8)
+
+        if self.interpolation in _SMOOTHING:
+            return tf.ensure_shape(resized(), self.shape)
+        fits = tf.reduce_all(tf.shape(image)[:2] == self.image_size)  # then it would stay the same
+        return tf.ensure_shape(tf.cond(fits, lambda: image, resized), self.shape)
+
+
+def undecodable_image(message: str) -> str | None:
+    """Return what is wrong with the file that TensorFlow's message about `ImageFormat.batch` names, and the cure."""
+    found = _FAILED.search(message)
+    if not found:
+        return None
+    try:
+        _decoded(tf.constant(found[1]), int(found[2]))
+        why = "it could be decoded the next time"
+    except tf.errors.OpError as error:
+        why = reason(error)
+    return (
+        f"{found[1]} cannot be read, or decoded as an image: {why}. Replace or delete it, or let image_folder leave "
+        "out such files: skip_corrupt=True."
+    )
+
+
+def _decoded(path: tf.Tensor, channels: int) -> tf.Tensor:
+    """The image in a file, uint8 [H, W, C]; of an animation the first one."""
+    image = tf.io.decode_image(tf.io.read_file(path), channels=channels, expand_animations=False)
+    return tf.ensure_shape(image, [None, None, channels or None])
+
+
+def _cropped(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
+    """The largest part with the proportions of `size`, from the middle, in float32 arithmetic as in Keras."""
+    height, width = tf.unstack(tf.shape(image)[:2])
+
+    def part(length: tf.Tensor, other: tf.Tensor, wanted: int, other_wanted: int) -> tuple[tf.Tensor, tf.Tensor]:
+        fitting = tf.cast(tf.cast(other * wanted, tf.float32) / other_wanted, tf.int32)
+        fitting = tf.maximum(tf.minimum(length, fitting), 1)
+        return tf.cast(tf.cast(length - fitting, tf.float32) / 2, tf.int32), fitting
+
+    top, rows = part(height, width, size[0], size[1])
+    left, columns = part(width, height, size[1], size[0])
+    return image[top : top + rows, left : left + columns]

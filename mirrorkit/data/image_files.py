@@ -1,0 +1,252 @@
+"""Global batches of image files, decoded as they are needed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit.data.image_decoding import ImageFormat
+from mirrorkit.data.image_listing import Listing, list_classes, list_images
+from mirrorkit.data.nests import Arrays, leaves, pick
+from mirrorkit.data.order import order_of
+from mirrorkit.data.preparation import PreparedRecipe
+from mirrorkit.data.splits import Split, arrays
+from mirrorkit.errors import DataError, RecipeError
+
+_log = logging.getLogger("mirrorkit")
+
+_SUBSETS = ("training", "validation")
+_TOLD = 3  # names in a message
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFolder(PreparedRecipe):
+    """A recipe like `batches`, for image files; memory holds their paths and a few batches.
+
+    `mk.data.image_folder` is this class. Its arguments are the recipe's attributes; where the thing is the same, they
+    are those of Keras's `image_dataset_from_directory`.
+
+    ```python
+    train = mk.data.image_folder("flowers/", image_size=(224, 224), global_batch_size=256, shuffle=True)
+    test = mk.data.image_folder(paths, labels=labels, image_size=(224, 224), global_batch_size=256)
+    ```
+
+    A batch is `(x, y)`: images uint8 [B, H, W, C] and class indices int64 [B], or what `labels` holds; without labels
+    it is `(x,)`. JPEG, PNG, BMP and the first image of GIF files of any size are decoded and resized in TensorFlow's
+    threads, several batches at the same time. What resizing makes is rounded to the nearest integer, half to even. On
+    several workers each decodes the rows of its replicas alone.
+
+    The order is a pure function of (seed, epoch), the same as that of `batches` over these images.
+
+    Args:
+        path: a folder with a folder for each class, whose names in sorted order are the classes; or a list of files.
+            Images in folders within a class folder belong to it. Hidden files, links to folders within a class, and
+            files that are not named .bmp, .gif, .jpeg, .jpg or .png are left out; how many, a log line says.
+        global_batch_size: examples per step over all replicas together, as in `batches`.
+        shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
+        image_size: height and width in pixels.
+        labels: "inferred" takes the class folders. Of a list of files, a label for each: what `mk.data.arrays` takes.
+            None for batches without labels: all images in the folder, or in the list.
+        class_names: the classes in their order; all folders must be among them. A class may then have no image, as in
+            a validation set: `class_names=train.class_names`. With `labels`, the number of names is that of the
+            classes.
+        color_mode: "rgb", "grayscale" or "rgba".
+        interpolation: how to resize: "bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian" or
+            "mitchellcubic".
+        crop_to_aspect_ratio: resize the largest part of `image_size`'s proportions, from the middle. By default the
+            whole image is stretched.
+        pad_to_aspect_ratio: keep the image's proportions, and fill up with zeros on both sides.
+        validation_split: the part of the images, between 0 and 1, that is for validation. Which ones depends on their
+            number alone, neither on `seed` nor on `shuffle`: the two subsets never share one.
+        subset: with `validation_split`, "training" or "validation".
+        skip_corrupt: decode every file once, at the start, and leave out those that cannot be decoded; a log line says
+            how many. The others keep their order.
+
+    Attributes:
+        labels: of each file, as they come in batches; None where there are none.
+        num_classes: the number of classes; None where labels are not classes.
+        skipped: the files that were left out as corrupt.
+
+    Raises:
+        RecipeError: what `batches` refuses; arguments that do not fit each other; an option that does not exist.
+        DataError: no such folder, no class folders, a class without images, no images; labels of another number than
+            files, or outside the classes. A file that cannot be decoded shows when it is read: a `Loop` raises a
+            DataError that names it, a custom training loop gets TensorFlow's InvalidArgumentError, which names it too.
+        FileError: a folder that cannot be read.
+    """
+
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    _: KW_ONLY
+    image_size: tuple[int, int] = (256, 256)
+    labels: Arrays = "inferred"
+    class_names: Sequence[str] | None = None
+    color_mode: str = "rgb"
+    interpolation: str = "bilinear"
+    crop_to_aspect_ratio: bool = False
+    pad_to_aspect_ratio: bool = False
+    validation_split: float | None = None
+    subset: str | None = None
+    skip_corrupt: bool = False
+    skipped: tuple[str, ...] = field(init=False, default=())
+    _format: ImageFormat = field(init=False, repr=False)
+    _paths: tf.Tensor = field(init=False, repr=False)  # strings [N]
+    _split: Split = field(init=False, repr=False)  # whose inputs are the places of the paths
+    _crc: int = field(init=False, repr=False)  # of the names and labels
+
+    def __post_init__(self) -> None:
+        """Find the files and check the arguments."""
+        self._set(_format=ImageFormat(**{name: getattr(self, name) for name in ImageFormat.__dataclass_fields__}))
+        self._set(image_size=tuple(map(int, self.image_size)))
+        _check_subset(self.validation_split, self.subset)
+        if self.class_names is not None and (isinstance(self.class_names, str) or self.labels is None):
+            raise RecipeError(f"class_names must be a list of names, for labels; found {self.class_names!r}.")
+        listing = self._listed()
+        places = np.arange(len(listing.paths))
+        num_classes = None if listing.class_names is None else len(listing.class_names)
+        split = Split(places) if listing.labels is None else arrays(places, listing.labels, num_classes=num_classes)
+        if self.subset is not None:
+            split = split[_part(len(split), self.validation_split, self.subset)]
+        if self.skip_corrupt:
+            split = self._readable(listing.paths, split)
+        paths = [listing.paths[place] for place in split.inputs]
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._set(_paths=tf.constant(paths, tf.string), _split=split)
+        self._set(labels=split.labels, class_names=listing.class_names)
+        self._set(_crc=self._crc_of(paths))
+        self._settle(len(split), [None, *self._format.shape])
+        are_classes = isinstance(split.labels, np.ndarray) and split.labels.dtype.kind != "f"
+        if self.one_hot and not are_classes:
+            raise RecipeError("one_hot=True needs class indices (integers); the images have none.")
+
+    @property
+    def num_classes(self) -> int | None:
+        """The number of classes; None where the labels are not classes."""
+        return self._split.num_classes
+
+    @property
+    def file_paths(self) -> list[str]:
+        """The files, in the order of an epoch that is not shuffled."""
+        return [path.decode() for path in self._paths.numpy()]
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The examples of `epoch` in their order, as indices into `file_paths`, int64 [N]."""
+        return order_of(self.num_examples, shuffle=self.shuffle, key=[self.seed, epoch])
+
+    def dataset(
+        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
+        """The global batches `start`, `start + 1`, ... of `epoch`, without reading those before; see `Recipe.dataset`.
+
+        Raises:
+            RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch.
+        """
+        self._check_position(epoch, start)
+        self._check_map()
+        with tf.init_scope(), tf.device("CPU:0"):
+            order = tf.constant(self.order(epoch))
+            labels = () if self.labels is None else (tf.nest.map_structure(tf.constant, self.labels),)
+
+        def batch(step: tf.Tensor) -> Any:
+            rows = self.rows_of(step, input_context)
+            first, length = step * self.global_batch_size + rows.made_first, rows.made_end - rows.made_first
+            places = tf.slice(order, [first], [length])
+            of_rows = tf.nest.map_structure(lambda tensor: tf.gather(tensor, places), labels)
+            element = (self._format.batch(tf.gather(self._paths, places)), *of_rows)
+            return self.finish(element, epoch=epoch, step=step, rows=rows if input_context else None)
+
+        steps = tf.data.Dataset.range(start, self.steps_per_epoch)
+        batch = self._without_autograph(batch)
+        batches = steps.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(self.prefetch)
+        # or tf.data would rewrite the pipeline, and copy all tensors that it refers to, the paths
+        options = tf.data.Options()
+        options.experimental_optimization.apply_default_optimizations = False
+        return batches.with_options(options)
+
+    def identity(self, epoch: int, start: int) -> str:
+        """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
+        return f"{super().identity(epoch, start)} {self._format} {self._crc}"
+
+    def _first_examples(self, number: int) -> tuple[Any, ...]:
+        rows = pick(self._split.as_element(), slice(number))
+        return (self._format.batch(self._paths[:number]).numpy(), *rows[1:])
+
+    def _listed(self) -> Listing:
+        inferred = isinstance(self.labels, str)
+        if inferred and self.labels != "inferred":
+            raise RecipeError(f'labels must be "inferred", None or an array, found {self.labels!r}.')
+        if isinstance(self.path, (str, os.PathLike)):
+            folder = os.path.expanduser(os.fspath(self.path))
+            if inferred:
+                return list_classes(folder, self.class_names)
+            if self.labels is not None:
+                raise RecipeError(
+                    "labels were given for a folder, whose files may come in another order than they. Give the list of "
+                    "files: image_folder(paths, labels=labels, ...)."
+                )
+            return list_images(folder)
+        paths = [os.path.expanduser(os.fspath(path)) for path in self.path]
+        if not paths:
+            raise DataError("image_folder was given an empty list of files.")
+        if inferred:
+            raise RecipeError(
+                "image_folder was given a list of files without labels. Pass labels=, one for each, or labels=None for "
+                "batches without labels."
+            )
+        for name, leaf in () if self.labels is None else leaves("labels", self.labels):
+            if hasattr(leaf, "__len__") and len(leaf) != len(paths):
+                raise DataError(f"image_folder was given {len(paths)} files, but {name} holds {len(leaf)}.")
+        return Listing(paths, self.labels, None if self.class_names is None else tuple(self.class_names))
+
+    def _readable(self, paths: list[str], split: Split) -> Split:
+        """Leave out the files that cannot be decoded."""
+        _log.info("Decoding %d files once, to find those that are corrupt.", len(split))
+        numbers = self._format.damaged(tf.constant([paths[place] for place in split.inputs], tf.string))
+        if not numbers:
+            return split
+        self._set(skipped=tuple(paths[split.inputs[number]] for number in numbers))
+        few = ", ".join(self.skipped[:_TOLD])
+        _log.warning("%d of %d files cannot be decoded, and are left out: %s.", len(numbers), len(split), few)
+        if len(numbers) == len(split):
+            raise DataError(f"None of {len(split)} files can be decoded as an image, the first is {self.skipped[0]}.")
+        return split[np.delete(np.arange(len(split)), numbers)]
+
+    def _crc_of(self, paths: list[str]) -> int:
+        """A number that stands for names and labels, wherever the folder lies."""
+        if isinstance(self.path, (str, os.PathLike)):
+            root = len(os.path.expanduser(os.fspath(self.path)))
+            names = [path[root:].strip(os.sep) for path in paths]
+        else:
+            names = [os.path.basename(path) for path in paths]
+        crc = zlib.crc32("\0".join(names).encode())
+        for label in [] if self.labels is None else tf.nest.flatten(self.labels):
+            crc = zlib.crc32(label.tobytes(), crc)
+        return crc
+
+
+image_folder = ImageFolder
+
+
+def _check_subset(validation_split: float | None, subset: str | None) -> None:
+    if (validation_split is None) != (subset is None):
+        raise RecipeError("validation_split and subset belong together: pass both or neither.")
+    if validation_split is not None and not 0 < validation_split < 1:
+        raise RecipeError(f"validation_split must lie between 0 and 1, found {validation_split!r}.")
+    if subset not in (None, *_SUBSETS):
+        raise RecipeError(f"subset must be one of {', '.join(_SUBSETS)}; found {subset!r}.")
+
+
+def _part(count: int, fraction: float | None, subset: str) -> np.ndarray:
+    """The places of a subset, in their order."""
+    held_out = int((fraction or 0) * count)
+    drawn = np.random.default_rng(0).permutation(count)
+    chosen = drawn[:held_out] if subset == "validation" else drawn[held_out:]
+    if not len(chosen):
+        raise RecipeError(f"validation_split={fraction} of {count} images leaves none for {subset}; choose another.")
+    return np.sort(chosen)

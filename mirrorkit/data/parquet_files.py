@@ -1,0 +1,284 @@
+"""Global batches of the rows of Parquet files, for tables larger than memory."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit.data import parquet_reading
+from mirrorkit.data.parquet_columns import Column, column_of, missing, pyarrow
+from mirrorkit.data.parquet_reading import Table, damaged
+from mirrorkit.data.preparation import PreparedRecipe
+from mirrorkit.data.record_files import matching
+from mirrorkit.data.record_streams import Streams, draw_streams
+from mirrorkit.data.tfrecords import say_once
+from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.whole import whole_number
+
+Names = str | Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Parquet(PreparedRecipe):
+    """A recipe like `batches`, for the rows of Parquet files; memory does not grow with the table.
+
+    `mk.data.parquet` is this class; it reads with pyarrow. Its arguments are the recipe's attributes.
+
+    ```python
+    train = mk.data.parquet("sales/*.parquet", y="bought", global_batch_size=1024, shuffle=True)
+    train = mk.data.parquet("sales/", x=["price", "city"], y="bought", fill={"price": 0.0}, global_batch_size=1024)
+    ```
+
+    A batch is `(x, y)`, `(x, y, sample_weight)` or, without `y`, `(x,)`. Several columns are a dict of tensors by name,
+    one is a tensor: [B] of numbers, booleans or strings, or [B, n] of lists of one length n. Columns keep their dtypes,
+    but a single column `y` of integers or booleans becomes int64, and weights become float32.
+
+    Unshuffled, rows come in the order of the files. Shuffled, the row groups are divided among up to 64 streams, in
+    another way in every epoch; each batch takes some rows from every stream, and each stream is shuffled in blocks. A
+    table of a few large row groups is therefore mixed less: write it with `row_group_size=50_000`, say. The order is a
+    pure function of the files, `global_batch_size`, `shuffle_buffer`, and (seed, epoch). On several workers each reads,
+    shuffled, nothing but the streams that have rows of its replicas.
+
+    Args:
+        files: a file, a folder, a pattern such as "sales/2024-*.parquet", or a list of files. Local ones.
+        global_batch_size: examples per step over all replicas together, as in `batches`.
+        shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
+        x: the columns of the inputs: a list of names, or one name. None takes all that are neither `y` nor weights.
+        y: the columns of the targets, likewise; None for batches without.
+        sample_weight: the column of the weights.
+        fill: what takes the place of missing values: one value for all columns, or a dict by column. By default missing
+            values are an error.
+        num_classes: the number of classes in `y`; `one_hot` needs it. Labels are compared with it as they are read.
+        shuffle_buffer: how many rows are held in memory, divided among the workers; at least those of two batches. Half
+            of them are shuffled together, while the other half is read.
+
+    Attributes:
+        files: the files, with their paths.
+
+    Raises:
+        RecipeError: what `batches` refuses; arguments that do not fit the columns; pyarrow is not installed.
+        DataError: no such files, or damaged ones; no such column, one of a type that is no tensor, or of another type
+            in another file; missing values. What shows when it is read, a `Loop` raises as a DataError that names the
+            file and column; a custom training loop gets TensorFlow's InvalidArgumentError, which names them too.
+    """
+
+    files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    _: KW_ONLY
+    x: Names | None = None
+    y: Names | None = None
+    sample_weight: str | None = None
+    fill: Any = None
+    num_classes: int | None = None
+    shuffle_buffer: int = 65_536
+    _table: Table = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Find the files and check the arguments."""
+        whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError)
+        files = _found(self.files)
+        footers = tuple(map(_footer, files))
+        schemas = [footer.schema.to_arrow_schema() for footer in footers]
+        self._set(files=files, shuffle_buffer=int(self.shuffle_buffer), **self._chosen(schemas[0].names))
+        names = tuple(dict.fromkeys(name for part in self._parts for name in _several(part)))
+        _require_one_schema(files, schemas, names)
+        columns = tuple(self._column(column_of(name, schemas[0].field(name).type, files[0])) for name in names)
+        for column in columns:
+            if column.fill is None:
+                _require_values(files, footers, column.name)
+        groups = [(file, group) for file, footer in enumerate(footers) for group in range(footer.num_row_groups)]
+        counts = tuple(footers[file].row_group(group).num_rows for file, group in groups)
+        self._set(_table=Table(files, footers, columns, tuple(groups), counts, _row_bytes(footers, names)))
+        by_name = {column.name: column for column in columns}
+        self._settle(sum(counts), [None, *by_name[self.x].shape] if isinstance(self.x, str) else "a dict")
+        if self.one_hot and (self.num_classes is None or not self._are_classes(by_name)):
+            raise RecipeError("one_hot=True needs class indices (integers) in y, one column, and num_classes.")
+
+    def dataset(
+        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
+        """The global batches `start`, `start + 1`, ... of `epoch`; of those before at most a row group is decoded.
+
+        With `input_context`, of each batch only the rows that the replicas of this worker train on: consecutive ones,
+        in the order of the replicas. All rows where some replica would get none.
+
+        Raises:
+            RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch.
+        """
+        self._check_position(epoch, start)
+        self._check_map()
+        both = self._rows_of_both(input_context)
+        rows = (both[0].made, both[1].made)
+        self._warn_of_few_streams(epoch, input_context)
+        length = None if both[1].size else both[0].made_end - both[0].made_first
+        spec = tuple(tf.TensorSpec([length, *column.shape], column.dtype) for column in self._table.columns)
+        read = tf.data.Dataset.from_generator(
+            functools.partial(self._read, rows, epoch, start), output_signature=spec
+        ).apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch - start))
+
+        def batch(step: tf.Tensor, columns: tuple[tf.Tensor, ...]) -> Any:
+            rows = None if input_context is None else self.rows_of(step, input_context)
+            return self.finish(self._element(columns), epoch=epoch, step=step, rows=rows)
+
+        batch = self._without_autograph(batch)
+        numbered = read.enumerate(start).map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return numbered.prefetch(self.prefetch)
+
+    def identity(self, epoch: int, start: int) -> str:
+        """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
+        files = [(os.path.basename(file), os.path.getsize(file)) for file in self._table.files]
+        footers = zlib.crc32(repr([footer.to_dict() for footer in self._table.footers[:1]]).encode())
+        return f"{super().identity(epoch, start)} {self.shuffle_buffer} {self._table.columns} {files} {footers}"
+
+    def _read(self, rows: parquet_reading.Rows, epoch: int, start: int) -> Iterator[tuple[np.ndarray, ...]]:
+        table, numbers = self._table, {"seed": self.seed, "epoch": epoch}
+        if self.shuffle:
+            size = self.global_batch_size
+            streams = self._streams(epoch)
+            per_block = max(1, self.shuffle_buffer // 2 // size)
+            steps = self.steps_per_epoch
+            found = parquet_reading.shuffled(table, streams, rows, start, **numbers, per_block=per_block, steps=steps)
+        else:
+            found = parquet_reading.as_written(table, rows, list(self.batch_sizes()), start)
+        return map(tuple, found)
+
+    def _streams(self, epoch: int) -> Streams:
+        numbers = {"batch_size": self.global_batch_size, "seed": self.seed, "epoch": epoch}
+        return draw_streams(self._table.counts, **numbers, seekable=False, most=self._table.most_streams)
+
+    def _first_examples(self, number: int) -> tuple[Any, ...]:
+        element = self._element(tuple(map(tf.constant, self._table.as_written().read(0, number))))
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), element)
+
+    def _element(self, columns: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
+        """Put columns where the model takes them."""
+        by_name = dict(zip((column.name for column in self._table.columns), columns, strict=True))
+        if isinstance(self.y, str) and (by_name[self.y].dtype.is_integer or by_name[self.y].dtype.is_bool):
+            by_name[self.y] = tf.cast(by_name[self.y], tf.int64)
+        if self.sample_weight is not None:
+            by_name[self.sample_weight] = tf.cast(by_name[self.sample_weight], tf.float32)
+        return tuple(
+            by_name[part] if isinstance(part, str) else {name: by_name[name] for name in part} for part in self._parts
+        )
+
+    @property
+    def _parts(self) -> list[Names]:
+        """The names of the columns in x, y and sample_weight, as far as there are any."""
+        return [part for part in (self.x, self.y, self.sample_weight) if part is not None]
+
+    def _chosen(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return x, y and sample_weight in their final form."""
+        if self.sample_weight is not None and (self.y is None or not isinstance(self.sample_weight, str)):
+            raise RecipeError(f"sample_weight must name one column, beside y; found {self.sample_weight!r}.")
+        others = {name for part in (self.y, self.sample_weight) if part is not None for name in _several(part)}
+        x = [name for name in names if name not in others] if self.x is None else self.x
+        chosen = {"x": x, "y": self.y, "sample_weight": self.sample_weight}
+        if self.num_classes is not None and not isinstance(self.y, str):
+            raise RecipeError(f"num_classes={self.num_classes} was asked for, which belongs to one column y.")
+        if isinstance(self.fill, Mapping) and (unknown := {*self.fill} - {*names}):
+            raise RecipeError(f"fill names the columns {', '.join(sorted(unknown))}, of which there is none.")
+        for argument, part in chosen.items():
+            if part is not None and not isinstance(part, str):
+                if not part or not all(isinstance(name, str) for name in part):
+                    raise RecipeError(f"{argument} must be the name of a column, or a list of names; found {part!r}.")
+                chosen[argument] = tuple(part)
+        return chosen
+
+    def _column(self, column: Column) -> Column:
+        """Return a column with its number of classes and what fills it."""
+        if self.num_classes is not None and column.name == self.y:
+            column = replace(column, classes=whole_number("num_classes", self.num_classes, RecipeError))
+        fill = self.fill.get(column.name) if isinstance(self.fill, Mapping) else self.fill
+        return column if fill is None else column.filled_with(fill)
+
+    def _are_classes(self, columns: Mapping[str, Column]) -> bool:
+        return isinstance(self.y, str) and columns[self.y].dtype.is_integer and not columns[self.y].shape
+
+    def _warn_of_few_streams(self, epoch: int, context: tf.distribute.InputContext | None) -> None:
+        workers = 1 if context is None else context.num_input_pipelines
+        if self.shuffle and workers > 1 and (found := len(self._streams(epoch).pieces)) < workers:
+            say_once(
+                f"{self._table.files[0]} and the files beside it can be read in {found} places at a time for {workers} "
+                "workers, so that several read the same rows. Write the files with a smaller row_group_size."
+            )
+
+
+parquet = Parquet
+
+
+def _several(part: Names) -> Sequence[str]:
+    return [part] if isinstance(part, str) else part
+
+
+def _found(files: Any) -> tuple[str, ...]:
+    """The paths of the files that were meant, sorted but for a list."""
+    several = not isinstance(files, (str, os.PathLike))
+    found = tuple(os.path.expanduser(os.fspath(file)) for file in (files if several else [files]))
+    if not found:
+        raise DataError("parquet was given an empty list of files.")
+    for file in found:
+        if "://" in file:
+            raise DataError(f"parquet reads local files, found {file}. Copy it to this machine.")
+    if not several:
+        (given,) = found
+        found = tuple(matching(os.path.join(given, "*.parquet") if os.path.isdir(given) else given))
+        if not found:
+            inside = [entry.name for entry in os.scandir(given) if entry.is_dir()] if os.path.isdir(given) else []
+            more = f" but the folder {inside[0]}; name its files by a pattern, '{given}/*/*.parquet'" if inside else ""
+            raise DataError(f"{given}: no Parquet file of that name or pattern{more}.")
+    return found
+
+
+def _footer(file: str) -> Any:
+    """What pyarrow says of a file without reading its rows."""
+    module, errors = pyarrow("pyarrow.parquet"), pyarrow().ArrowException
+    try:
+        return module.read_metadata(file)
+    except (OSError, errors) as error:
+        raise damaged(file, error) from error
+
+
+def _row_bytes(footers: Sequence[Any], names: Sequence[str]) -> int:
+    """About how many bytes a row has in these columns, before compression."""
+    total = 0
+    for footer in footers:
+        for place in _places(footer, names):
+            chunks = (footer.row_group(group).column(place) for group in range(footer.num_row_groups))
+            total += sum(chunk.total_uncompressed_size for chunk in chunks)
+    return -(-total // max(1, sum(footer.num_rows for footer in footers)))
+
+
+def _places(footer: Any, names: Sequence[str]) -> list[int]:
+    """Where the footer tells of these columns, or of what is in their lists."""
+    tops = [footer.schema.column(place).path.partition(".")[0] for place in range(footer.num_columns)]
+    return [place for place, top in enumerate(tops) if top in names]
+
+
+def _require_one_schema(files: Sequence[str], schemas: Sequence[Any], names: Sequence[str]) -> None:
+    """Refuse columns that a file does not have, or has with another type than the first one."""
+    for file, schema in zip(files, schemas, strict=True):
+        for name in names:
+            if name not in schema.names:
+                raise DataError(f"{file} has no column {name!r}. Its columns are {', '.join(schema.names)}.")
+            found, first = schema.field(name).type, schemas[0].field(name).type
+            if found != first:
+                raise DataError(
+                    f"{file}: the column {name!r} is of type {found}, in {files[0]} of type {first}. Write all files "
+                    "with one schema."
+                )
+
+
+def _require_values(files: Sequence[str], footers: Sequence[Any], name: str) -> None:
+    """Refuse missing values of a column that a file's own statistics tell, before anything is read."""
+    for file, footer in zip(files, footers, strict=True):
+        for group, place in itertools.product(range(footer.num_row_groups), _places(footer, [name])):
+            statistics = footer.row_group(group).column(place).statistics
+            if statistics is not None and statistics.has_null_count and statistics.null_count:
+                raise missing(name, file, statistics.null_count)

@@ -1,0 +1,203 @@
+"""Rows of Parquet files in the order of an epoch, row group by row group. NumPy and pyarrow.
+
+A row group can be read only from its beginning on. So a stream (see `record_streams`) has whole row groups, as it has
+whole files where these are gzip; each is read in small pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mirrorkit.data.parquet_columns import Column, pyarrow
+from mirrorkit.data.record_streams import MOST, EqualBatches, FileRange, Streams
+from mirrorkit.errors import DataError
+
+_OPEN = 256 << 20  # bytes of the row groups that are read at the same time
+_PIECE = 8 << 20  # bytes that are read of one at a time
+_BUFFER = 64 << 10  # bytes of a column that are read of a file at a time
+
+Arrays = list[np.ndarray]  # one for each column
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Where rows lie.
+
+    Attributes:
+        files: the paths.
+        footers: of each file, what pyarrow calls its metadata.
+        columns: those that are read.
+        groups: of each row group in the order of the files, the file and the number in it.
+        counts: the number of rows of each.
+        row_bytes: about how many bytes a row has.
+    """
+
+    files: tuple[str, ...]
+    footers: tuple[Any, ...]
+    columns: tuple[Column, ...]
+    groups: tuple[tuple[int, int], ...]
+    counts: tuple[int, ...]
+    row_bytes: int
+
+    @property
+    def most_streams(self) -> int:
+        """How many row groups may be read at the same time, so that memory holds them."""
+        return max(1, min(MOST, _OPEN // max(1, self.row_bytes * max(self.counts))))
+
+    def as_written(self) -> Cursor:
+        """Return all rows as they lie."""
+        return Cursor(self, [FileRange(group, 0, count) for group, count in enumerate(self.counts)])
+
+
+class Cursor:
+    """Rows of some pieces, laid end to end; it is cheap to go on where the last call stopped.
+
+    Args:
+        table: where they lie.
+        pieces: rows of row groups.
+    """
+
+    def __init__(self, table: Table, pieces: Sequence[FileRange]) -> None:
+        self._table = table
+        self._streams = Streams((tuple(pieces),), _NONE, _NONE)
+        self._group = -1
+        self._batches: Iterator[Any] = iter(())  # what follows of the open group
+        self._held: Any = None  # a record batch
+        self._begin = self._end = 0  # which rows of the group it has
+
+    def read(self, first: int, end: int) -> Arrays:
+        """Return the rows from `first` to `end`, column by column.
+
+        Raises:
+            DataError: a file that is damaged or cannot be read; values that a column must not have.
+        """
+        parts = [part for piece in self._streams.part(0, first, end) for part in self._of_group(*piece)]
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+    def _of_group(self, group: int, first: int, size: int) -> Iterator[Arrays]:
+        if group != self._group or first < self._begin:
+            self._batches, self._held = _opened(self._table, group), None
+            self._group, self._begin, self._end = group, 0, 0
+        end = first + size
+        while first < end:
+            if first >= self._end:
+                self._go_on()
+            else:
+                last = min(end, self._end)
+                yield self._values(self._held.slice(first - self._begin, last - first))
+                first = last
+
+    def _values(self, batch: Any) -> Arrays:
+        path = self._table.files[self._table.groups[self._group][0]]
+        return [column.values(batch.column(column.name), path) for column in self._table.columns]
+
+    def _go_on(self) -> None:
+        """Hold the next rows; after the last ones the file is closed, or its pages would stay in memory."""
+        file, number = self._table.groups[self._group]
+        path = self._table.files[file]
+        try:
+            batch = next(self._batches, None)
+        except (OSError, pyarrow().ArrowException) as error:
+            raise damaged(path, error, number) from error
+        if batch is None:
+            raise damaged(path, f"it ends after {self._end} rows", number)
+        self._held, self._begin, self._end = batch, self._end, self._end + batch.num_rows
+        if self._end == self._table.counts[self._group]:
+            self._batches = iter(())
+
+
+def _opened(table: Table, group: int) -> Iterator[Any]:
+    """Yield a row group in record batches; a small one at once, of others a page of each column is held too."""
+    file, number = table.groups[group]
+    rows = max(1, _PIECE // table.row_bytes)
+    open_file = pyarrow("pyarrow.parquet").ParquetFile
+    names, footer = [column.name for column in table.columns], table.footers[file]
+    with open_file(table.files[file], metadata=footer, buffer_size=_BUFFER, pre_buffer=False) as opened:
+        yield from opened.iter_batches(rows, row_groups=[number], columns=names, use_threads=False)
+
+
+_NONE = EqualBatches(1, np.zeros(2, np.int64))
+
+Rows = tuple[tuple[int, int], tuple[int, int]]  # those asked for of a whole batch, and of the last, smaller one
+
+
+def as_written(table: Table, rows: Rows, sizes: Sequence[int], start: int) -> Iterator[Arrays]:
+    """Yield the rows that are asked for of each batch from `start` on, in the order of the files.
+
+    The batches have these `sizes`. What others ask for is read too, and dropped.
+    """
+    cursor = table.as_written()
+    for step in range(start, len(sizes)):
+        first, end = rows[sizes[step] < sizes[0]]
+        yield cursor.read(step * sizes[0] + first, step * sizes[0] + end)
+
+
+def shuffled(
+    table: Table, streams: Streams, rows: Rows, start: int, *, seed: int, epoch: int, per_block: int, steps: int
+) -> Iterator[Arrays]:
+    """Yield the rows that are asked for of each batch from `start` on, `steps` in all, of shuffled streams.
+
+    A block is what a stream gives to `per_block` batches. So the place of a row depends neither on who asks nor on
+    `start`. The last, smaller batch is a block of its own, of the last rows of each stream.
+    """
+    cursors: dict[int, Cursor] = {}
+    after, given = max(0, start - streams.whole.number), np.diff(streams.whole.totals)
+    kinds = [(streams.whole, 0 * given, start, per_block), (streams.last, given, after, 1)]
+    for kind, (batches, begins, first, together) in enumerate(kinds):
+        if first >= batches.number or (kind and steps == streams.whole.number):  # there is no smaller batch to give
+            continue
+        own = rows[kind]
+        for begin in range(first // together * together, batches.number, together):
+            edges = np.arange(begin, min(begin + together, batches.number) + 1)
+            key = [seed, epoch, kind, begin // together]
+            block = _Block(batches, begins, edges, own, key)
+            parts = []
+            for stream in block.streams:
+                if stream not in cursors:
+                    cursors[stream] = Cursor(table, streams.pieces[stream])
+                parts.append(cursors[stream].read(*block.span(stream)))
+            held = [np.concatenate(column) for column in zip(*parts, strict=True)]
+            for places in block.places()[max(0, first - begin) :]:
+                yield [column[places] for column in held]
+
+
+class _Block:
+    """Consecutive batches, and the streams that have rows of them that are asked for."""
+
+    def __init__(
+        self, batches: EqualBatches, begins: np.ndarray, edges: np.ndarray, own: tuple[int, int], key: list[int]
+    ) -> None:
+        taken = batches.taken(edges)
+        self._begins, self._own, self._key = begins, own, key
+        self._given = np.diff(taken, axis=0)  # by each stream before each edge
+        self.streams = [stream for stream in batches.streams_of(*own) if np.ptp(self._given[stream])]
+        self._rows = np.diff(taken, axis=1)  # of each batch, those before each stream's
+
+    def span(self, stream: int) -> tuple[int, int]:
+        """Which of its rows a stream gives to the block."""
+        first, end = self._begins[stream] + self._given[stream, [0, -1]]
+        return int(first), int(end)
+
+    def places(self) -> np.ndarray:
+        """Where the rows of each batch are among what the streams give, one after the other, [batches, rows]."""
+        size = int(self._rows[-1, 0])
+        found = np.zeros([self._rows.shape[1], size], np.int64)
+        offset = 0
+        for stream in self.streams:
+            counts = np.diff(self._given[stream])
+            batch = np.repeat(np.arange(len(counts)), counts)
+            number = np.arange(len(batch))
+            row = self._rows[stream][batch] + number - np.repeat(np.cumsum(counts) - counts, counts)
+            found[batch, row] = offset + np.random.default_rng([*self._key, stream]).permutation(len(batch))
+            offset += len(batch)
+        return found[:, slice(*self._own)]
+
+
+def damaged(path: str, why: object, group: int | None = None) -> DataError:
+    """Return the error about a file that cannot be read as Parquet."""
+    where = "" if group is None else f" in row group {group}"
+    return DataError(f"{path} is damaged, or cannot be read,{where}: {why}. Write or copy it again.")

@@ -1,0 +1,236 @@
+"""parquet: the rows of a table, once each, the same on any number of workers; what cannot be read is named."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recipe_helpers import assert_same, assert_workers_read_the_same, collect, contexts, joined, order_of
+from table_files import lists, pa, pq, write_tables
+
+from mirrorkit import data
+from mirrorkit._keras import keras
+from mirrorkit.data import parquet_reading
+from mirrorkit.errors import DataError, RecipeError
+
+SIZE = {"global_batch_size": 8}
+
+
+def test_columns_are_chosen_by_name(tmp_path):
+    write_tables(tmp_path, [20], flag=lambda n: n % 2 == 0, weight=lambda n: n / 2, list=lists)
+    (x,) = next(iter(data.parquet(tmp_path, x="list", **SIZE).dataset()))
+    assert x.shape == (8, 3)
+    x, y, weight = next(iter(data.parquet(tmp_path, x=["number"], y="flag", sample_weight="weight", **SIZE).dataset()))
+    assert (list(x), y.dtype, weight.dtype) == (["number"], tf.int64, tf.float32)
+    np.testing.assert_array_equal(weight, np.arange(8) / 2)
+    x, y = next(iter(data.parquet(tmp_path, y=["flag", "label"], **SIZE).dataset()))
+    assert (sorted(x), sorted(y), y["flag"].dtype) == (["list", "number", "weight"], ["flag", "label"], tf.bool)
+    mapped = data.parquet(
+        tmp_path, y="label", one_hot=True, num_classes=7, map=lambda x, y: (x["list"] + 1, (y + 1) % 7), **SIZE
+    )
+    x, y = joined(collect(mapped.dataset()))
+    np.testing.assert_array_equal(x[:, 0], np.arange(20) + 1)
+    np.testing.assert_array_equal(y, data.one_hot((np.arange(20) + 1) % 7, 7))
+
+
+def test_files_are_a_file_a_folder_a_pattern_or_a_list(tmp_path):
+    write_tables(tmp_path / "a [1]", [5, 6, 7])
+    files = sorted((tmp_path / "a [1]").iterdir())
+    for given_files, numbers in (
+        (files[1], range(5, 11)),
+        (str(tmp_path / "a [1]"), range(18)),
+        (tmp_path / "a [1]" / "0[02].parquet", [*range(5), *range(11, 18)]),
+        ([files[2], files[0]], [*range(11, 18), *range(5)]),
+    ):
+        recipe = data.parquet(given_files, x="number", **SIZE)
+        assert order_of(recipe) == list(numbers)
+    assert recipe.files == (str(files[2]), str(files[0]))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+    group=st.integers(3, 40),
+    size=st.integers(1, 40),
+    buffer=st.integers(1, 200),
+    piece=st.sampled_from([1, 100, 1 << 20]),
+    opened=st.sampled_from([1, 2000, 1 << 20]),
+    shuffle=st.booleans(),
+    drop=st.booleans(),
+    workers=st.integers(1, 3),
+    each=st.integers(1, 2),
+    epoch=st.integers(0, 3),
+    draws=st.data(),
+)
+def test_workers_together_read_every_row_once_from_any_position(
+    tmp_path_factory, counts, group, size, buffer, piece, opened, shuffle, drop, workers, each, epoch, draws
+):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet_reading, "_PIECE", piece)
+        patch.setattr(parquet_reading, "_OPEN", opened)
+        recipe = data.parquet(
+            write_tables(tmp_path_factory.mktemp("table"), counts, group),
+            y="label",
+            global_batch_size=min(size, sum(counts)),
+            shuffle=shuffle,
+            shuffle_buffer=buffer,
+            drop_remainder=drop,
+        )
+        whole = collect(recipe.dataset(epoch))
+        assert [len(y) for _, y in whole] == list(recipe.batch_sizes())
+        x, y = joined(whole)
+        np.testing.assert_array_equal(x["number"] % 7, y)
+        if not shuffle:
+            np.testing.assert_array_equal(x["number"], np.arange(len(y)))
+        elif not drop:
+            np.testing.assert_array_equal(np.sort(x["number"]), np.arange(sum(counts)))
+        assert len(set(x["number"])) == len(y)
+        start = draws.draw(st.integers(0, recipe.steps_per_epoch))
+        assert_same(assert_workers_read_the_same(recipe, epoch, start, workers, each), whole[start:])
+
+
+def test_every_row_comes_once_with_a_smaller_last_batch(tmp_path):
+    write_tables(tmp_path, [37, 60, 14])
+    recipe = data.parquet(tmp_path, x="number", shuffle=True, shuffle_buffer=40, **SIZE)
+    for epoch in range(3):
+        assert sorted(order_of(recipe, epoch)) == list(range(111))
+
+
+def test_what_the_order_depends_on(tmp_path):
+    write_tables(tmp_path, [40, 60, 80])
+
+    def order(epoch=1, seed=4, size=20, buffer=90):
+        options = {"global_batch_size": size, "shuffle_buffer": buffer, "seed": seed}
+        return order_of(data.parquet(tmp_path, x="number", shuffle=True, **options), epoch)
+
+    first = order()
+    keras.utils.set_random_seed(99)
+    assert order() == first != sorted(first)
+    for change in ({"epoch": 2}, {"seed": 5}, {"size": 9}, {"buffer": 40}):
+        assert order(**change) != first, change
+    one = data.parquet(write_tables(tmp_path / "one group", [50], 50), x="number", shuffle=True, **SIZE)
+    assert order_of(one, 1) != order_of(one, 2)
+
+
+def test_a_batch_has_rows_of_many_row_groups_in_a_drawn_order(tmp_path):
+    write_tables(tmp_path, [200, 200], 20)
+    recipe = data.parquet(tmp_path, x="number", global_batch_size=40, shuffle=True, shuffle_buffer=400)
+    batches = [x.ravel() for (x,) in collect(recipe.dataset(2))]
+    assert all(len(set(batch // 20)) == 20 for batch in batches)
+    within = {tuple(np.concatenate(batches)[np.concatenate(batches) // 20 == group] % 20) for group in range(20)}
+    assert len(within) == 20, "each row group is shuffled in an order of its own"
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_worker_reads_the_row_groups_of_its_streams_alone(tmp_path, shuffle, monkeypatch):
+    opened: list[int] = []
+    original = parquet_reading._opened
+
+    def noted(table: Any, group: int) -> Iterator[Any]:
+        opened.append(group)
+        return original(table, group)
+
+    monkeypatch.setattr(parquet_reading, "_opened", noted)
+    write_tables(tmp_path, [80, 80], 20)
+    recipe = data.parquet(tmp_path, x="number", global_batch_size=16, shuffle=shuffle, shuffle_buffer=64)
+    groups = []
+    for context in contexts(2):
+        opened.clear()
+        list(recipe.dataset(input_context=context))
+        assert len(opened) == len(set(opened)), "each one once"
+        groups.append(set(opened))
+    assert [len(found) for found in groups] == ([4, 4] if shuffle else [8, 8])
+    assert set.union(*groups) == {*range(8)}
+    opened.clear()
+    list(recipe.dataset(0, 9))
+    assert len(opened) == (8 if shuffle else 1), "not those before"
+
+
+def test_files_of_different_schemas_are_refused_by_name(tmp_path):
+    write_tables(tmp_path, [5, 5])
+    pq.write_table(pa.table({"number": np.arange(3) / 2, "label": [0, 1, 2]}), tmp_path / "02.parquet")
+    with pytest.raises(DataError, match=r"02.*'number' is of type double, in .*00.parquet of type int64"):
+        data.parquet(tmp_path, y="label", **SIZE)
+    pq.write_table(pa.table({"label": [0, 1, 2]}), tmp_path / "02.parquet")
+    with pytest.raises(DataError, match=r"02\.parquet has no column 'number'. Its columns are label"):
+        data.parquet(tmp_path, y="label", **SIZE)
+    assert data.parquet(tmp_path, x="label", **SIZE).num_examples == 13
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    write_tables(tmp_path, [500, 500], 250, real=lambda n: np.random.default_rng(0).normal(size=len(n)))
+    recipe = data.parquet(tmp_path, y="label", **SIZE)
+    path = tmp_path / "01.parquet"
+    content = bytearray(path.read_bytes())
+    content[20:3000] = bytes(2980)
+    path.write_bytes(content)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=rf"{path} is damaged, or cannot be read, in row group 0: "
+    ):
+        list(recipe.dataset())
+    path.write_bytes(content[:-20])
+    with pytest.raises(DataError, match=f"{path} is damaged, or cannot be read"):
+        data.parquet(tmp_path, y="label", **SIZE)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"x": ["nothing"]}, "has no column 'nothing'. Its columns are number, label"),
+        ({"x": []}, r"x must be the name of a column, or a list of names; found \[\]"),
+        ({"x": [1]}, r"x must be the name of a column, or a list of names; found \[1\]"),
+        ({"sample_weight": "number"}, "sample_weight must name one column, beside y"),
+        ({"y": ["label"], "one_hot": True}, "one_hot=True needs class indices"),
+        ({"y": "label", "one_hot": True}, "one_hot=True needs class indices"),
+        ({"y": "label", "num_classes": 0}, "num_classes must be a whole number from 1 on"),
+        ({"num_classes": 7}, "num_classes=7 was asked for, which belongs to one column y"),
+        ({"shuffle_buffer": 0}, "shuffle_buffer must be a whole number from 1 on"),
+        ({"augment": [data.augment.flip()]}, "augment works on images"),
+    ],
+)
+def test_bad_arguments_are_refused(tmp_path, options, words):
+    write_tables(tmp_path, [20])
+    with pytest.raises(DataError, match=words):
+        data.parquet(tmp_path, **{**SIZE, **options})
+
+
+def test_what_is_no_table_is_refused(tmp_path, monkeypatch):
+    write_tables(tmp_path / "set" / "day=1", [20])
+    write_tables(tmp_path / "empty", [0])
+    for files, words in (
+        (tmp_path / "nothing", "no Parquet file of that name or pattern"),
+        (tmp_path / "set", r"but the folder day=1; .*set/\*/\*\.parquet"),
+        ([], "empty list of files"),
+        ("gs://bucket/a.parquet", "reads local files"),
+        (tmp_path / "empty", "The set holds no example"),
+    ):
+        with pytest.raises(DataError, match=words):
+            data.parquet(files, **SIZE)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(RecipeError, match=r"pip install 'mirrorkit\[parquet\]'"):
+        data.parquet(tmp_path / "empty", **SIZE)
+
+
+def test_few_row_groups_for_many_workers_are_said_once(tmp_path, caplog):
+    write_tables(tmp_path, [40], 20)
+    recipe = data.parquet(tmp_path, x="number", shuffle=True, **SIZE)
+    with caplog.at_level(logging.WARNING, "mirrorkit"):
+        for context in [contexts(2)[0], *contexts(3)[:2]]:
+            recipe.dataset(input_context=context)
+    (record,) = caplog.records
+    assert "can be read in 2 places at a time for 3 workers" in record.message
+
+
+def test_what_workers_compare(tmp_path):
+    first = data.parquet(write_tables(tmp_path / "a", [20]), **SIZE).identity(0, 0)
+    assert data.parquet(write_tables(tmp_path / "b", [20]), **SIZE).identity(0, 0) == first
+    assert data.parquet(write_tables(tmp_path / "c", [21]), **SIZE).identity(0, 0) != first
+    assert data.parquet(tmp_path / "a", x="number", **SIZE).identity(0, 0) != first
+    assert data.parquet(tmp_path / "a", shuffle_buffer=9, **SIZE).identity(0, 0) != first
