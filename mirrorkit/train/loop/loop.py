@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -45,6 +46,7 @@ from mirrorkit.whole import whole_number
 
 Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
 _ALSO: tuple[Need, ...] = ("evaluate", "predict")
+_OF_FIT: tuple[Need, ...] = ("train", "evaluate", "averaged", "class_weight")
 
 
 class Loop:
@@ -168,12 +170,9 @@ class Loop:
         every = validation_epochs(validation_freq)
         passes = self._built(data)
         step, model = passes.step, passes.step.model
-        if validation_data is not None:
-            step.require("evaluate")
-        if validation_averaged:
-            step.require("averaged")
-        if class_weight:
-            step.require("class_weight")
+        asks = [True, validation_data is not None, validation_averaged, bool(class_weight)]
+        for need in itertools.compress(_OF_FIT, asks):
+            step.require(need)
         training = Input(self.strategy, data, steps=steps_per_epoch, carry_on=True, class_weight=class_weight)
         validation, asked = None, dict[str, object](epochs=epochs, class_weight=class_weight)
         if validation_data is not None:

@@ -165,6 +165,7 @@ class Passes:
 
     def rehearse(self, training: Input, testing: Input | None) -> None:
         """Run every function once or twice, and leave all variables as they were."""
+        self.step.require("train")
         with unchanged([]):
             self.step.prepare(training.element_spec)  # which may make variables
         with unchanged(self.step.variables):
@@ -183,6 +184,7 @@ class Passes:
 
     def traced(self, training: Input, testing: Input | None, predicting: Input | None) -> Iterator[Traced]:
         """Trace every function without running one."""
+        self.step.require("train")
         assert not isinstance(self.calls, RemoteCalls)  # under parameter servers the workers trace theirs
         passes: list[tuple[str, Pass, Input | None, int]] = [
             ("train", "train", training, self.step.accumulate),
