@@ -147,7 +147,7 @@ def groups_of(step: Any) -> dict[str, list[Any]]:
     groups = {
         "weights": step.model.trainable_variables,
         "layer state": step.model.non_trainable_variables,
-        "optimizer": step.optimizer.variables,
+        "optimizer": [] if step.optimizer is None else step.optimizer.variables,
     }
     known = {id(variable) for group in groups.values() for variable in group}
     return {**groups, "other": [variable for variable in step.variables if id(variable) not in known]}

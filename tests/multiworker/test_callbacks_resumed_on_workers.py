@@ -20,17 +20,19 @@ class Interrupted(Exception):
 
 
 class Counting(keras.callbacks.Callback):
-    """Counts epochs and batches."""
+    """Counts epochs and batches, and remembers validations within epochs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.epochs = self.batches = 0
+        self.validated: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.epochs += 1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.batches += 1
+        self.validated += [logs["val_loss"]] if "val_loss" in logs else []
 
 
 class Break(keras.callbacks.Callback):
@@ -67,9 +69,10 @@ def run(strategy: tf.distribute.Strategy, folder: Path, name: str, at: int = 0) 
     counting = Counting()
     saver = mk.train.Checkpoints(folder / name, every=2)
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=1)
-    report = loop.fit(data, epochs=20, callbacks=[saver, stopping, plateau, best, counting, Break(at)], verbose=0)
+    options: dict[str, Any] = {"validation_data": data, "validate_every": 2, "epochs": 20, "verbose": 0}
+    report = loop.fit(data, callbacks=[saver, stopping, plateau, best, counting, Break(at)], **options)
     remembered = [stopping.wait, stopping.best, stopping.stopped_epoch, plateau.wait, plateau.best]
-    remembered += [counting.epochs, counting.batches]
+    remembered += [counting.epochs, counting.batches, counting.validated]
     return remembered, report.history, [value.tolist() for value in model.get_weights()]
 
 
@@ -91,4 +94,6 @@ def test_two_workers_decide_as_where_nothing_was_interrupted(found: Any) -> None
     assert len(found) == 2
     for whole, resumed in found:
         assert resumed == whole
-        assert len(whole[1]["loss"]) < 20
+        epochs = len(whole[1]["loss"])
+        assert epochs < 20
+        assert len(whole[0][-1]) == 2 * epochs

@@ -33,7 +33,8 @@ SAYS = {
     "another clip_norm": STEP + "clip/norm of the step is 2.0 on worker 0 and 1.0 on worker 1.",
     "steps_per_call": LOOP + "steps_per_call is 'auto' on worker 0 and 4 on worker 1.",
     "fewer epochs": FIT + "epochs is 2 on worker 0 and 1 on worker 1.",
-    "no validation": FIT + "validation (its frequency, batch size, batches) is [1, 16, 4] on worker 0 and None on",
+    "no validation": FIT
+    + "validation (its frequency, batch size, batches, steps within an epoch) is [1, 16, 4] on worker 0 and None on",
     "class_weight": FIT + "class_weight is None on worker 0 and {'0': 1.0, '1': 2.0} on worker 1.",
     "weights of its own": "/kernel' holds other values on worker 1 than on worker 0, before the first step;",
     "a callback that writes noise": "/kernel' holds other values on worker 1 than on worker 0, after epoch 0",

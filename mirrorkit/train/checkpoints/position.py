@@ -34,6 +34,7 @@ class Position:
         order: what else the order of this epoch's examples depends on, such as its seed; None where it is not known.
         sums: what the totals add up, in words: losses and metrics; None where it is not known.
         stopping: whether a callback has decided to end the training.
+        validating: whether a validation within the epoch is to come, before callbacks are told of the last steps.
     """
 
     epoch: int = 0
@@ -49,6 +50,7 @@ class Position:
     order: str | None = None
     sums: list[str] | None = None
     stopping: bool = False
+    validating: bool = False
 
     def advance(self, steps: int, totals: list[float]) -> None:
         """Count the steps of a call."""
@@ -91,7 +93,8 @@ class Position:
                 _require_number(name, getattr(position, name), 1)
         _require(_is_list_of(position.totals, int, float), "totals", position.totals)
         _require(position.order is None or isinstance(position.order, str), "order", position.order)
-        _require(isinstance(position.stopping, bool), "stopping", position.stopping)
+        for name in ("stopping", "validating"):
+            _require(isinstance(getattr(position, name), bool), name, getattr(position, name))
         _require(position.sums is None or _is_list_of(position.sums, str), "sums", position.sums)
         return position
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
-from mirrorkit.whole import is_whole, whole_number
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,16 +67,3 @@ def _are_arrays(data: Any) -> bool:
 def _kind(value: Any) -> str:
     plain = isinstance(value, (bool, int, float, str))
     return repr(value) if plain else type(value).__name__
-
-
-def validation_epochs(validation_freq: Any) -> int | list[int]:
-    """Return after how many epochs to validate, or after which, counted from 1; NumPy's numbers as ints."""
-    if isinstance(validation_freq, (list, tuple)) and all(is_whole(epoch) for epoch in validation_freq):
-        return [int(epoch) for epoch in validation_freq]
-    or_else = ", or a list of epochs (the first is 1)"
-    return whole_number("validation_freq", validation_freq, StepError, or_else=or_else)
-
-
-def comes_after(epoch: int, every: int | list[int]) -> bool:
-    """Return whether what comes as `validation_epochs` says comes after this epoch, counted from 0."""
-    return epoch + 1 in every if isinstance(every, list) else (epoch + 1) % every == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -19,7 +20,7 @@ from mirrorkit.train.checkpoints.callback_states import CallbackStates
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
 from mirrorkit.train.keras_model.building import is_built
-from mirrorkit.train.loop.arguments import comes_after, refuses_keras_arguments, validation_epochs
+from mirrorkit.train.loop.arguments import refuses_keras_arguments
 from mirrorkit.train.loop.callbacks import (
     agree_to_stop,
     begin_states,
@@ -35,6 +36,7 @@ from mirrorkit.train.loop.passes import Passes, Traced
 from mirrorkit.train.loop.replay import Replay
 from mirrorkit.train.loop.report import Report
 from mirrorkit.train.loop.resumed import call_epoch_begin
+from mirrorkit.train.loop.validation import Validation
 from mirrorkit.train.parameter_server.calls import RemoteCalls
 from mirrorkit.train.requirements.data import check_class_targets
 from mirrorkit.train.requirements.model import variables_of
@@ -45,6 +47,7 @@ from mirrorkit.whole import whole_number
 
 Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
 _ALSO: tuple[Need, ...] = ("evaluate", "predict")
+_OF_FIT: tuple[Need, ...] = ("train", "evaluate", "averaged", "class_weight")
 
 
 class Loop:
@@ -126,6 +129,7 @@ class Loop:
         validation_freq: int | Sequence[int] = 1,
         validation_steps: int | None = None,
         validation_averaged: bool = False,
+        validate_every: int | None = None,
         callbacks: Sequence[KerasCallback] | None = None,
         verbose: int | str = "auto",
         class_weight: Mapping[int, float] | None = None,
@@ -144,6 +148,8 @@ class Loop:
             validation_freq: validate after every so many epochs, or after those in a list, counted from 1.
             validation_steps: batches to validate on; all by default.
             validation_averaged: validate on the averages of the weights, as in `with step.averaged()`.
+            validate_every: validate after every so many steps within an epoch too; `on_train_batch_end` of that step
+                sees the `val_` logs, the history does not.
             callbacks: Keras callbacks.
             verbose: 0 for silence, 1 for a progress bar, 2 for a line per epoch; "auto" means 1 in a terminal or a
                 notebook, else 2.
@@ -165,20 +171,15 @@ class Loop:
             )
         epochs = whole_number("epochs", epochs, StepError, least=0)
         initial_epoch = whole_number("initial_epoch", initial_epoch, StepError, least=0)
-        every = validation_epochs(validation_freq)
         passes = self._built(data)
         step, model = passes.step, passes.step.model
-        if validation_data is not None:
-            step.require("evaluate")
-        if validation_averaged:
-            step.require("averaged")
-        if class_weight:
-            step.require("class_weight")
+        asks = [True, validation_data is not None, validation_averaged, bool(class_weight)]
+        for need in itertools.compress(_OF_FIT, asks):
+            step.require(need)
         training = Input(self.strategy, data, steps=steps_per_epoch, carry_on=True, class_weight=class_weight)
-        validation, asked = None, dict[str, object](epochs=epochs, class_weight=class_weight)
-        if validation_data is not None:
-            validation = Input(self.strategy, validation_data, steps=validation_steps, of="of the validation")
-            asked["validation"] = every, validation.global_batch_size, validation.steps
+        given = validation_steps, validation_freq, validate_every, validation_averaged
+        validation = Validation.of(self.strategy, validation_data, *given)
+        asked = {"epochs": epochs, "class_weight": class_weight, **validation.asked}
         report = Report(throughput=Throughput(warm=self._warm))
         if class_weight:
             check_class_targets(model, training.element_spec)
@@ -202,10 +203,9 @@ class Loop:
                 while position.epoch < epochs and position.ended < epochs and not has_stopped:
                     epoch = position.epoch
                     call_epoch_begin(hooks, position, step, states)
-                    logs = passes.train(training, position, hooks, report, finite, each_step=each_step)
-                    if validation is not None and comes_after(epoch, every):
-                        val_logs = passes.test(validation, hooks, averaged=validation_averaged)
-                        logs |= {f"val_{name}": value for name, value in val_logs.items()}
+                    logs = passes.train(training, position, hooks, report, finite, validation, each_step=each_step)
+                    if validation.comes_after(epoch):
+                        logs |= validation.logs(passes, hooks)
                     position.next_epoch()
                     hooks.on_epoch_end(epoch, logs)
                     agree_to_stop(self.strategy, model, hooks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from mirrorkit.train.loop.callbacks import agree_to_stop, leave_on_signal
 from mirrorkit.train.loop.finite import FiniteWatch
 from mirrorkit.train.loop.report import Epoch, Report
 from mirrorkit.train.loop.resumed import begin_epoch, require_same_epoch
+from mirrorkit.train.loop.validation import Validation
 from mirrorkit.train.parameter_server.calls import RemoteCallLength, RemoteCalls
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 from mirrorkit.variables import unchanged
@@ -78,6 +79,7 @@ class Passes:
         hooks: Any,
         report: Report,
         finite: FiniteWatch,
+        validation: Validation,
         *,
         each_step: bool = False,
     ) -> dict[str, Any]:
@@ -91,8 +93,11 @@ class Passes:
         batches = data.epoch(position.epoch, start=position.batch, look_at=self.step.accumulate, check=check)
         periods = [1] if each_step else call_periods(hooks.callbacks)
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), self._logs(totals) if position.batch else {}
+        if position.validating:  # a signal came in the middle of it
+            self._end_call(position, position.batch - 1, logs, validation, hooks, finite)
         while position.batch != data.steps and not (position.batch and self.step.model.stop_training):
             steps = self._until_wanted(self._length.next(data.left(position.batch)), position.steps, periods)
+            steps = self._until_wanted(steps, position.batch, [validation.every] if validation.every else [])
             if self.step.model.stop_training and num_workers(self._strategy) == 1:
                 steps = min(steps, self.step.accumulate)  # since the epoch began: Keras ends it after its first update
             hooks.on_train_batch_begin(position.batch)
@@ -111,16 +116,33 @@ class Passes:
                 self._length.learn(result.steps, result.seconds)
             report.throughput.record(examples=examples, steps=result.steps, seconds=result.seconds)
             record.add(examples, result.steps, result.seconds)
-            logs = self._logs(totals)
+            logs, before = self._logs(totals), position.batch
             position.advance(result.steps, totals.numpy().tolist())
-            hooks.on_train_batch_end(seen, logs)
-            if agree_to_stop(self._strategy, self.step.model, hooks, finite.is_due):
-                finite.require()
+            is_within = position.batch != data.steps and result.first_bad_step is None
+            position.validating = is_within and validation.falls_within(before, position.batch)
+            self._end_call(position, seen, logs, validation, hooks, finite)
         require_examples(position.batch, int(totals[_EXAMPLES]))
         if record.steps:
             report.epochs.append(record)
             finite.require()
         return dict(logs)
+
+    def _end_call(
+        self,
+        position: Position,
+        seen: int,
+        logs: Mapping[str, Any],
+        validation: Validation,
+        hooks: Any,
+        finite: FiniteWatch,
+    ) -> None:
+        """Validate where that is due, and tell the callbacks that a call has ended, with the last batch of it."""
+        if position.validating:
+            logs = {**logs, **validation.logs(self, hooks)}
+            position.validating = False
+        hooks.on_train_batch_end(seen, dict(logs))
+        if agree_to_stop(self._strategy, self.step.model, hooks, finite.is_due):
+            finite.require()
 
     def test(self, data: Input, hooks: Any, *, on_chief: bool = False, averaged: bool = False) -> dict[str, Any]:
         """Evaluate all the data from its beginning; return logs.
@@ -165,6 +187,7 @@ class Passes:
 
     def rehearse(self, training: Input, testing: Input | None) -> None:
         """Run every function once or twice, and leave all variables as they were."""
+        self.step.require("train")
         with unchanged([]):
             self.step.prepare(training.element_spec)  # which may make variables
         with unchanged(self.step.variables):
@@ -183,6 +206,7 @@ class Passes:
 
     def traced(self, training: Input, testing: Input | None, predicting: Input | None) -> Iterator[Traced]:
         """Trace every function without running one."""
+        self.step.require("train")
         assert not isinstance(self.calls, RemoteCalls)  # under parameter servers the workers trace theirs
         passes: list[tuple[str, Pass, Input | None, int]] = [
             ("train", "train", training, self.step.accumulate),

@@ -39,7 +39,7 @@ class SameWorkers(LoopCallback):
         """Compare what `fit` was asked."""
         self._begins = True
         asked = {name: self.params[name] for name in ("epochs", "class_weight")}
-        asked["validation (its frequency, batch size, batches)"] = self.params.get("validation")
+        asked["validation (its frequency, batch size, batches, steps within an epoch)"] = self.params.get("validation")
         require_same(self.loop.strategy, "fit", plain(asked))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -15,8 +15,8 @@ from mirrorkit.train.keras_model.models import Models
 from mirrorkit.variables import native, path
 
 
-def check_model(model: KerasModel, *, scaled: bool) -> None:
-    """Refuse anything but a built Keras model with something to train, and float16 without a `scaled` loss."""
+def check_model(model: KerasModel, *, scaled: bool, trains: bool = True) -> None:
+    """Refuse anything but a built Keras model; where it `trains`, one with nothing to train, and unscaled float16."""
     if not isinstance(model, keras.Model):
         raise StepError(
             f"The model must be a keras.Model of Keras 3, found {model!r}. For a name of the zoo, write "
@@ -33,6 +33,8 @@ def check_model(model: KerasModel, *, scaled: bool) -> None:
     check_stateless(model)
     for layer in layers_of(model):
         _require_metrics(layer)
+        if not trains:
+            continue
         if getattr(layer, "variable_dtype", None) == "float16":
             raise StepError(
                 f"The layer {layer.name!r} keeps its weights in float16, which small updates leave as they are. Use "
@@ -50,6 +52,8 @@ def check_model(model: KerasModel, *, scaled: bool) -> None:
                 "float8 training); sums over replicas would not be that value. Use "
                 'keras.config.set_dtype_policy("mixed_bfloat16").'
             )
+    if not trains:
+        return
     if not model.trainable_variables and isinstance(model, Models):
         raise StepError("None of the models has trainable variables. Set trainable = True for those to be trained.")
     if not model.trainable_variables and not all(layer.built for layer in layers_of(model)):

@@ -25,7 +25,7 @@ _log = logging.getLogger("mirrorkit")
 def build_step(
     strategy: tf.distribute.Strategy,
     model: KerasModel,
-    optimizer: KerasOptimizer,
+    optimizer: KerasOptimizer | None,
     options: Options,
     shown: KerasModel,
     element_spec: Spec = None,

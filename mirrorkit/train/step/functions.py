@@ -31,7 +31,7 @@ from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.own_loss import value_names
 from mirrorkit.train.step.replicated_optimizer import Gradient, Kept, ReplicatedOptimizer
 from mirrorkit.train.step.whole_batch import EachExample
-from mirrorkit.train.totals.totals import EXAMPLES, Term, Totals
+from mirrorkit.train.totals.totals import EXAMPLES, Term, Totals, summed
 
 _FIRST = np.zeros(2, np.int64)  # the place of the first shard of the first step
 
@@ -84,7 +84,8 @@ class Functions:
             return self._totals or Totals.of_values(self._values(batch))
         with gathering(self.gather):
             if self._totals is None:
-                return Totals.resolve(self._model, batch, given.losses, given.metrics, given.unchecked)
+                asked = given.losses, given.metrics, given.unchecked
+                return Totals.resolve(self._model, batch, *asked, trains=given.trains)
             return self._totals.checked(self._model, batch, given.unchecked)
 
     def _values(self, batch: UnpackedBatch) -> list[str]:
@@ -237,7 +238,7 @@ class Functions:
             totals = tf.add_n([of_shard for _, of_shard, _ in found])
             divisors = tf.stop_gradient(totals)
             terms = [term for of_shard, *_ in found for term in of_shard]
-            loss = tf.add_n([tf.math.divide_no_nan(term.numerator, divisors[term.divisor]) for term in terms])
+            loss = summed([tf.math.divide_no_nan(term.numerator, divisors[term.divisor]) for term in terms])
         gradients = tape.gradient(loss, weights) if training else []
         means = [None if g is None else dense(g, weight) for g, weight in zip(gradients, weights, strict=training)]
         state = [self._state.sums(before, new, functools.partial(_examples, own)) for _, own, new in found]
@@ -258,7 +259,7 @@ class Functions:
         """Return what a shard's step minimizes; outside of the training, with these values of weights and state."""
         with tf.GradientTape() as tape:
             terms, *_ = self._forward(weights, self._state.seeded(state, place), batch, training=training, tape=tape)
-        return tf.add_n([term.numerator for term in terms])
+        return summed([term.numerator for term in terms])
 
     def _forward(
         self,

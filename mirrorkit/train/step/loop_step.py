@@ -17,7 +17,7 @@ from mirrorkit.train.step.global_batch import GlobalBatch
 
 Pass = Literal["train", "test"]
 FirstOf = Literal["train", "test", "predict"]
-Need = Literal["evaluate", "predict", "class_weight", "jit_compile", "averaged"]
+Need = Literal["train", "evaluate", "predict", "class_weight", "jit_compile", "averaged"]
 
 
 class LoopStep(Protocol):

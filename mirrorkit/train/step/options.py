@@ -51,6 +51,7 @@ class Options:
     compiled: object = None  # the model's `compiled_config`, where its arguments are the step's
     whole_batch: bool = False  # the values of an example may depend on all examples of the batch (`all_gather`)
     runs_keras: bool = False  # the model's own train_step
+    trains: bool = True  # there is an optimizer
 
     @classmethod
     def of_keras(cls, unchecked: str | Sequence[str] = ()) -> Options:
@@ -64,7 +65,19 @@ class Options:
         return UnpackedBatch(batch) if self.of_values else unpack_batch(batch)
 
     def require(self, what: Need) -> None:
-        """Refuse what only a step with targets, or one with averages, can do."""
+        """Refuse what only a step with targets, averages, an optimizer, or something to measure can do."""
+        if what == "train" and not self.trains:
+            raise StepError(
+                "This step was made without an optimizer, so it evaluates and predicts only. To train, write "
+                "Step(model, optimizer, loss=...), with an optimizer made in the strategy's scope."
+            )
+        measured = [*self.losses.values(), *self.metrics.values()]
+        is_empty = not self.of_values and all(one is None for one in measured)
+        if what == "evaluate" and not self.trains and is_empty:
+            raise StepError(
+                "This step has neither a loss nor metrics, so there is nothing to evaluate. Write Step(model, "
+                "metrics=[...]), or Step(model, loss=..., metrics=[...]) with the loss among the logs."
+            )
         if what == "averaged" and self.ema is None:
             raise no_averages("This step")
         if what == "class_weight" and self.of_values:

@@ -48,7 +48,7 @@ class Step:
         model: a Keras model, created in the strategy's scope; one that is not built is built by a `Loop`, from the
             first data. It is compiled with this optimizer, loss and metrics, for callbacks and saved files, unless it
             already is.
-        optimizer: a Keras optimizer, created in the strategy's scope.
+        optimizer: a Keras optimizer, created in the strategy's scope; None, the default, evaluates and predicts only.
         loss: a Keras loss, its name, or a function `(y_true, y_pred) -> values [batch]`; for several outputs one for
             all of them, a dict by output name, a list, or a nest like theirs; None where layers add all (`add_loss`).
         metrics: Keras metrics or their names; for several outputs a dict, a list of lists or a nest. Any metric
@@ -79,9 +79,9 @@ class Step:
     def __init__(
         self,
         model: KerasModel,
-        optimizer: KerasOptimizer,
+        optimizer: KerasOptimizer | None = None,
         *,
-        loss: PerOutput,
+        loss: PerOutput = None,
         metrics: PerOutput = None,
         weighted_metrics: PerOutput = None,
         loss_weights: PerOutput = None,
@@ -96,7 +96,8 @@ class Step:
         shard_optimizer: bool = False,
     ) -> None:
         check_overrides(model)
-        check_optimizer(optimizer)
+        if optimizer is not None:
+            check_optimizer(optimizer)
         check_options(clip_norm, clip_value, accumulate=accumulate, ema=ema, bucket_mib=bucket_mib)
         warn_on_logits_mismatch(model, loss)
         self.model = self._trained = model
@@ -112,6 +113,7 @@ class Step:
             bucket_mib=bucket_mib,
             jit_compile=jit_compile,
             shard_optimizer=shard_optimizer,
+            trains=optimizer is not None,
         )
         variants.require_compatible(self._options, optimizer)
         self._built: Supervised | KerasStep | None = None
@@ -146,7 +148,7 @@ class Step:
     def from_loss(
         cls,
         models: Nest,
-        optimizer: KerasOptimizer,
+        optimizer: KerasOptimizer | None,
         loss_fn: Callable[..., Any],
         *,
         frozen: Nest = (),
@@ -175,7 +177,7 @@ class Step:
             models: what `loss_fn` uses: a Keras model or layer, or a list or dict of models, layers and
                 `SeedGenerator`s, all created in the strategy's scope. Their trainable weights are trained; a teacher
                 has `trainable = False`.
-            optimizer: a Keras optimizer for all of them, created in the strategy's scope.
+            optimizer: a Keras optimizer for all of them, made in the strategy's scope; None: no training.
             loss_fn: `loss_fn(batch)` or `loss_fn(batch, training)`. It returns the loss of each example, [rows], or a
                 dict with "loss" and further values [rows], whose means are logged by their names, in validation too. A
                 batch is what the data yields: any nest of tensors that all have the rows first, `(x,)` where
@@ -218,7 +220,7 @@ class Step:
         if self._built is not None:
             return self._built.variables
         of_model = [*self._trained.trainable_variables, *self._trained.non_trainable_variables]
-        return [*of_model, *self.optimizer.variables]
+        return [*of_model, *([] if self.optimizer is None else self.optimizer.variables)]
 
     @property
     def saved_variables(self) -> list[Variable | WholeSlot]:
@@ -275,6 +277,7 @@ class Step:
             several batches can be added up before `update`.
         """
         step = self._require_built()
+        step.require("train")
         key = local_replica(step.strategy), tf.get_static_value(part)
         self._uses[key] = 0 if key[1] is None else self._uses.get(key, -1) + 1
         return step.sums(OwnRows(batch), part, self._uses[key])

@@ -41,6 +41,7 @@ from mirrorkit.train.step.keras_compile import compile_model, compiled_config, r
 from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.sharded_slots import WholeSlot
+from mirrorkit.train.step.untrained import stand_in
 from mirrorkit.train.totals.labels import check_labels
 from mirrorkit.train.totals.totals import EXAMPLES, LOSS, Totals
 from mirrorkit.variables import native, own_copy
@@ -55,16 +56,17 @@ class Supervised:
         self,
         strategy: tf.distribute.Strategy,
         model: KerasModel,
-        optimizer: KerasOptimizer,
+        optimizer: KerasOptimizer | None,
         options: Options,
         *,
         shown: KerasModel | None = None,
     ) -> None:
         require_same_compile(model, options.compiled)
-        check_model(model, scaled=options.loss_scale is not None)
+        check_model(model, scaled=options.loss_scale is not None, trains=options.trains)
         variants.check_model(options, strategy, model)
         if is_tpu(strategy):
             require_tpu_precision(model)
+        optimizer = optimizer or stand_in(strategy, model)
         check_variables(strategy, [*model.trainable_variables, *model.non_trainable_variables, *optimizer.variables])
         require_same(strategy, "step", settings_of(model, optimizer, options))
         weights = list(model.trainable_variables)
@@ -73,7 +75,8 @@ class Supervised:
         self._layer_state = state = LayerState(model)
         with strategy.scope():
             self._apply = variants.make_optimizer(options, strategy, optimizer, model)
-            compile_model(shown or model, optimizer, loss=options.losses["loss"], **options.metrics)
+            if options.trains:
+                compile_model(shown or model, optimizer, loss=options.losses["loss"], **options.metrics)
             if options.ema is not None:
                 self.averages = Averages(options.ema, weights, state)
             if options.loss_scale is not None:

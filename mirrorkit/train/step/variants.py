@@ -8,6 +8,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from mirrorkit._types import KerasModel, KerasOptimizer
+from mirrorkit.train.step import untrained
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.devices import OneDevice
 from mirrorkit.train.step.options import Options
@@ -17,8 +18,11 @@ from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.whole_batch import EachExample, WholeBatch
 
 
-def require_compatible(options: Options, optimizer: KerasOptimizer) -> None:
+def require_compatible(options: Options, optimizer: KerasOptimizer | None) -> None:
     """Refuse options, and an optimizer, that exclude each other; when a step is made, before there is a strategy."""
+    if optimizer is None:
+        untrained.check(options)
+        return
     if options.shard_optimizer:
         ShardedOptimizer.check(optimizer)
     if options.whole_batch:

@@ -57,6 +57,7 @@ class Totals:
     names: Nest  # of the outputs, as `output_names` gives them
     losses: Losses
     metrics: Metrics
+    trains: bool = True  # there is something to minimize
     values: Sequence[str] = ()  # names of the outputs, where each is itself the value of each example
     _seen: set[str] = field(default_factory=set)  # shapes and dtypes of the data that was checked
 
@@ -68,11 +69,13 @@ class Totals:
         losses: Mapping[str, PerOutput],
         metrics: Mapping[str, PerOutput],
         unchecked: Sequence[str] = (),
+        *,
+        trains: bool = True,
     ) -> Totals:
         """Work them out for a model and its data, from the arguments of `Losses` and `Metrics`.
 
         Refuses losses and metrics that cannot take the shapes of the data, except for those whose log name is in
-        `unchecked`.
+        `unchecked`. Where it does not train, there may be no loss.
         """
         y_pred = _symbolic_outputs(model, batch.x)
         names = output_names(model, y_pred)
@@ -82,7 +85,7 @@ class Totals:
         )
         resolved = Losses(outputs=outputs, **losses)
         _require_shapes(model, batch, names, resolved, unchecked, y_pred)
-        made = cls(names, resolved, Metrics(outputs=outputs, unchecked=unchecked, **metrics))
+        made = cls(names, resolved, Metrics(outputs=outputs, unchecked=unchecked, **metrics), trains)
         made._seen.add(_kind(batch))
         return made
 
@@ -104,7 +107,7 @@ class Totals:
         outputs = [Output(None, None, tf.TensorSpec([None]), None) for _ in names]
         losses = Losses([own_value if name == "loss" else None for name in names], None, outputs)
         means = [[] if name == "loss" else [MeanOfOutput(name)] for name in names]
-        return cls(no_names, losses, Metrics(means if len(names) > 1 else None, None, outputs), names)
+        return cls(no_names, losses, Metrics(means if len(names) > 1 else None, None, outputs), values=names)
 
     def require_targets(self, batch: UnpackedBatch) -> None:
         """Refuse data without a target for an output that has a loss."""
@@ -129,7 +132,11 @@ class Totals:
     @property
     def modes(self) -> dict[str, str]:
         """For each log name "max" or "min", whichever is better, where it is known."""
-        return {**dict.fromkeys(["loss", *self.losses.own_names], "min"), **self.metrics.modes}
+        return {**dict.fromkeys([*self._loss_names, *self.losses.own_names], "min"), **self.metrics.modes}
+
+    @property
+    def _loss_names(self) -> list[str]:
+        return ["loss"] if self.trains or self.losses.members else []
 
     def of(
         self, outputs: Sequence[Output], examples: tf.Tensor, added: Sequence[tf.Tensor]
@@ -146,7 +153,7 @@ class Totals:
             parts.setdefault(divisor, []).append(loss.numerator if weight == 1 else weight * loss.numerator)
         if extra is not None:
             parts.setdefault(EXAMPLES, []).append(extra)
-        if not parts:
+        if not parts and self.trains:
             raise StepError(
                 "No output of the model has a loss, and no layer adds one (add_loss). Give Step a loss for at least "
                 "one of the outputs, or compile the model with one."
@@ -155,7 +162,8 @@ class Totals:
         own = [
             number for numerator, divisor in losses for number in (numerator, examples if divisor is None else divisor)
         ]
-        head = [examples, tf.add_n([term.numerator for term in terms]), tf.zeros([]) if extra is None else extra]
+        minimized = summed([term.numerator for term in terms])
+        head = [examples, minimized, tf.zeros([]) if extra is None else extra]
         totals = tf.concat([tf.stack([*head, *own]), *self.metrics.sums(outputs)], 0)
         return terms, totals if totals.shape.is_fully_defined() else tf.ensure_shape(totals, [self.size])
 
@@ -166,11 +174,17 @@ class Totals:
             own.append(totals[index] / tf.maximum(totals[index + 1], 1e-12))
         parts = [weight * value for weight, value in zip(self.losses.weights, own, strict=True)]
         loss = tf.add_n([*parts, totals[ADDED] / tf.maximum(totals[EXAMPLES], 1e-12)])
-        logs = {"loss": loss, **dict(zip(self.losses.own_names, own, strict=False))}  # no names for a single output
+        logs = dict.fromkeys(self._loss_names, loss)
+        logs |= dict(zip(self.losses.own_names, own, strict=False))  # no names for a single output
         results = self.metrics.results(totals[FIXED + 2 * len(own) :])
         if both := logs.keys() & results.keys():
             raise taken(min(both))
         return {**logs, **results}
+
+
+def summed(terms: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Add up what to minimize; without training there may be nothing."""
+    return tf.add_n(terms) if terms else tf.zeros([])
 
 
 def _kind(batch: UnpackedBatch) -> str:

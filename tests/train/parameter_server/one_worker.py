@@ -113,6 +113,20 @@ def whole_batch():
     return compared(train)
 
 
+def untrained():
+    """A step without an optimizer."""
+    vectors = rng.normal(size=(210, 4)).astype("float32")
+
+    def train(strategy):
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), keras.layers.BatchNormalization()])
+        loop = mk.train.Loop(strategy, mk.train.Step(model, metrics=["mae"]))
+        data = mk.data.batches(mk.data.arrays(vectors, vectors[:, :2]), global_batch_size=32)
+        return model.get_weights(), loop.predict(data), loop.evaluate(data), loop.evaluate(data, on_chief=True)
+
+    return compared(train)
+
+
 def unbuilt():
     """A model that the first data builds, on the workers the same as on one device."""
 
@@ -202,4 +216,4 @@ def table():
     }
 
 
-run(augmented, accumulated, from_loss, whole_batch, unbuilt, shapes, larger_models, table)
+run(augmented, accumulated, from_loss, whole_batch, untrained, unbuilt, shapes, larger_models, table)

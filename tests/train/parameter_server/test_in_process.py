@@ -97,7 +97,7 @@ def test_a_step_with_an_overflow_is_skipped(two_workers):
 
 
 @pytest.mark.slow  # one worker; two run in the fast set
-@pytest.mark.parametrize("run", ["augmented", "accumulated", "from_loss", "whole_batch", "unbuilt"])
+@pytest.mark.parametrize("run", ["augmented", "accumulated", "from_loss", "whole_batch", "untrained", "unbuilt"])
 def test_one_worker_does_what_one_device_does(one_worker, run):
     found = one_worker(run)
     assert run not in ("augmented", "accumulated") or found["values"] > 20, "with statistics, slots and averages"

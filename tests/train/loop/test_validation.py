@@ -1,0 +1,186 @@
+"""When a fit validates: after which epochs, and after how many steps within one; also where a run was interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from training_helpers import line_net, plain_dataset, set_values, values_of
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+C = keras.callbacks
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+class Seen(C.Callback):  # type: ignore[name-defined, misc]
+    """Remembers what the logs of batches and epochs say of validations, and the weights at that time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+        self.weights: list[Any] = []
+        self.tests = 0
+
+    def set_loop(self, loop: Any) -> None:
+        self.loop = loop
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.tests += 1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._note(logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._note(logs)
+
+    def _note(self, logs: Any) -> None:
+        if "val_loss" in logs:
+            self.seen.append((self.loop.position.steps, logs["val_loss"]))
+            self.weights.append(self.model.get_weights())
+
+
+@pytest.fixture
+def validation(numbers: Any) -> Any:
+    return mk.data.batches(mk.data.arrays(*(part[:30] for part in numbers)), global_batch_size=10)
+
+
+def _fit(line: Any, recipe: Any, validation: Any, *callbacks: Any, length: Any = 100, **options: Any) -> Any:
+    """Two epochs of five steps, in long calls; returns what was seen and the report."""
+    loop = mk.train.Loop(line.strategy, line.step, steps_per_call=length)
+    loop._passes.calls = line._passes.calls  # type: ignore[union-attr]  # compiled once for all
+    seen = Seen()
+    options = {"epochs": 2, "validate_every": 2, "validation_data": validation, "verbose": 0, **options}
+    return seen, loop.fit(recipe, callbacks=[seen, *callbacks], **options), loop
+
+
+def test_it_validates_within_epochs_and_at_their_ends(line: Any, recipe: Any, validation: Any) -> None:
+    start = values_of(line)
+    seen, report, loop = _fit(line, recipe, validation)
+    assert [steps for steps, _ in seen.seen] == [2, 4, 5, 7, 9, 10]
+    assert seen.tests == 6
+    assert report.history["val_loss"] == [seen.seen[2][1], seen.seen[5][1]]
+    for (_, found), weights in zip(seen.seen, seen.weights, strict=True):  # of the weights after that very step
+        loop.step.model.set_weights(weights)
+        assert loop.evaluate(validation)["loss"] == pytest.approx(found, rel=1e-6)
+    set_values(line, start)
+    plain = _fit(line, recipe, validation, validate_every=None)[1]
+    assert report.history == plain.history  # it trains the same
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"validation_freq": 2}, [2, 4, 7, 9, 10]),
+        ({"validate_every": 5}, [5, 10]),
+        ({"validate_every": 5, "validation_freq": 2}, [10]),
+        ({"validate_every": 9}, [5, 10]),
+        ({"steps_per_epoch": 3}, [2, 3, 5, 6]),
+        ({"length": 1}, [2, 4, 5, 7, 9, 10]),
+        ({"length": 3}, [2, 4, 5, 7, 9, 10]),
+        ({"length": "auto"}, [2, 4, 5, 7, 9, 10]),
+    ],
+    ids=str,
+)
+def test_when_it_validates(options: Any, steps: list[int], line: Any, recipe: Any, validation: Any) -> None:
+    seen, report, _ = _fit(line, recipe, validation, **options)
+    assert [step for step, _ in seen.seen] == steps
+    assert len(report.history["loss"]) == 2
+
+
+def test_data_of_unknown_length_and_updates_of_several_batches(
+    line: Any, numbers: Any, validation: Any, make_loop: Any
+) -> None:
+    data = plain_dataset(*numbers, batch=12).filter(lambda x, y: True)
+    assert [step for step, _ in _fit(line, data, validation)[0].seen] == [2, 4, 5, 7, 9, 10]
+    loop = make_loop(("mirrored", 2), line_net, accumulate=2)
+    seen = Seen()
+    ten = plain_dataset(*numbers, batch=6)
+    loop.fit(ten, validation_data=validation, validate_every=3, callbacks=[seen], verbose=0)
+    assert [step for step, _ in seen.seen] == [4, 6, 10]  # at the end of the update in which it falls
+
+
+def test_model_checkpoint_saves_the_best_within_an_epoch(
+    line: Any, recipe: Any, validation: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "{epoch}-{batch}.weights.h5"
+    best = C.ModelCheckpoint(path, "val_loss", mode="min", save_best_only=True, save_weights_only=True, save_freq=2)
+    seen, _, loop = _fit(line, recipe, validation, best, epochs=1)
+    first = [value for _, value in seen.seen[:2]]
+    assert best.best == min(first)
+    loop.step.model.load_weights(tmp_path / f"1-{2 if first[0] < first[1] else 4}.weights.h5")
+    assert loop.evaluate(validation)["loss"] == pytest.approx(min(first), rel=1e-6)
+
+
+class Leave(C.Callback):  # type: ignore[name-defined, misc]
+    """Ends the process, as a scheduler does, in a hook after some steps; or breaks off."""
+
+    def __init__(self, hook: str, steps: int, *, sends: bool) -> None:
+        super().__init__()
+
+        def leave(*args: Any, **options: Any) -> None:
+            if self.loop.position.steps == steps and sends:
+                os.kill(os.getpid(), signal.SIGTERM)
+            elif self.loop.position.steps == steps:
+                raise KeyError
+
+        setattr(self, hook, leave)
+
+    def set_loop(self, loop: Any) -> None:
+        self.loop = loop
+
+    def get_state(self) -> None:
+        """Nothing to save."""
+
+
+PLACES = {
+    "within the validation": ("on_test_batch_begin", 4, True),
+    "as it begins": ("on_test_begin", 7, True),
+    "after it": ("on_train_batch_end", 4, True),
+    "killed within it": ("on_test_batch_begin", 4, False),
+    "killed after it": ("on_train_batch_end", 7, False),
+    "in the step before it": ("on_train_batch_begin", 3, True),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("every", [1, 2, "epoch"])
+def test_a_validation_is_neither_lost_nor_made_twice(
+    place: str, every: Any, line: Any, recipe: Any, validation: Any, tmp_path: Path
+) -> None:
+    hook, steps, sends = PLACES[place]
+    start = values_of(line)
+    expected, report, _ = _fit(line, recipe, validation, length=1)
+    weights = values_of(line)
+    set_values(line, start)
+    saver, leave = mk.train.Checkpoints(tmp_path, every=every), Leave(hook, steps, sends=sends)
+    with pytest.raises(SystemExit if sends else KeyError):
+        _fit(line, recipe, validation, leave, saver, length=1)
+    set_values(line, [value + 7 for value in start] if any(tmp_path.glob("*.npz")) else start)
+    found, resumed, _ = _fit(line, recipe, validation, saver, length=1)
+    assert found.seen == expected.seen
+    assert found.tests == expected.tests
+    assert resumed.history == report.history
+    assert all(np.array_equal(a, b) for a, b in zip(values_of(line), weights, strict=True))
+
+
+def test_what_was_to_be_validated_on_may_be_gone(line: Any, recipe: Any, validation: Any, tmp_path: Path) -> None:
+    saver = mk.train.Checkpoints(tmp_path)
+    with pytest.raises(SystemExit):
+        _fit(line, recipe, validation, saver, Leave("on_test_begin", 4, sends=True))
+    _, report, _ = _fit(line, recipe, None, saver, validate_every=None)
+    assert len(report.history["loss"]) == 2
+
+
+def test_arguments_that_cannot_be_are_refused(line: Any, recipe: Any, validation: Any) -> None:
+    with pytest.raises(StepError, match="validate_every=2 was asked for, but there is no validation_data"):
+        _fit(line, recipe, None)
+    for wrong in (0, -1, 1.5, "epoch", True):
+        with pytest.raises(StepError, match="validate_every must be a whole number from 1 on, or None"):
+            _fit(line, recipe, validation, validate_every=wrong)
