@@ -54,6 +54,7 @@ def test_files_are_a_file_a_folder_a_pattern_or_a_list(tmp_path):
     assert recipe.files == (str(files[2]), str(files[0]))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 60), min_size=1, max_size=5),

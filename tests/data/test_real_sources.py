@@ -134,6 +134,7 @@ MAKERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
 def test_the_rows_are_those_of_batches_on_any_number_of_workers(make, tmp_path):
     items, function = make(tmp_path)

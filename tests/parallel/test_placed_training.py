@@ -156,6 +156,7 @@ def test_callbacks(tmp_path: Any) -> None:
         np.testing.assert_allclose(one, other, atol=ONE_ROUNDING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", [mlp, cnn])
 def test_where_a_replica_has_no_example(net: Any) -> None:
     """Random layers draw what two replicas draw.

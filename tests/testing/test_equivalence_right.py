@@ -27,6 +27,7 @@ def test_a_users_own_step() -> None:
     assert str(found).startswith("after 6 steps: 3 replicas ")
 
 
+@pytest.mark.slow
 def test_step_with_options() -> None:
     x, y = points(60)
     weighted = mk.data.arrays(x, y, sample_weight=np.linspace(0.5, 2, 60))
@@ -67,6 +68,7 @@ def _layers_that_depend_on_the_cut() -> Any:
     return mk.train.Step(net(L.BatchNormalization(), L.Dropout(0.3)), o.SGD(0.01), loss="mse", accumulate=2)
 
 
+@pytest.mark.slow
 def test_layers_that_depend_on_the_cut() -> None:
     dataset = tf.data.Dataset.from_tensor_slices(points(25)).batch(12)  # the last batch holds one: 1, 0
     make = _layers_that_depend_on_the_cut

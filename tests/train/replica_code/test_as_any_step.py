@@ -78,7 +78,8 @@ class _DrawsAll(faulty_models.DropsAndNormalizes):
         return super().objective(x + tf.random.normal(tf.shape(x), stddev=self.seen), y)
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_a_run_goes_on_with_the_same_bits(strategy_of: Any, tmp_path: Any, replicas: int) -> None:
     strategy = strategy_of("mirrored" if replicas > 1 else "one_device", replicas)
 
@@ -100,6 +101,7 @@ def test_a_run_goes_on_with_the_same_bits(strategy_of: Any, tmp_path: Any, repli
     assert all(largest(history[name], expected[name]) < 1e-6 for name in expected)
 
 
+@pytest.mark.slow
 def test_it_is_restored_after_it_has_seen_data(strategy_of: Any, tmp_path: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     first = loop_of(own_models.vae, strategy)

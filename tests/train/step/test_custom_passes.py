@@ -238,6 +238,7 @@ class Twice(Alternating):
         return [*super().variables, *self.judge.variables]
 
 
+@pytest.mark.slow
 def test_checkpoints_of_several_updates(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
     data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=20, shuffle=True)
     first, second = (_loop(strategy_of("mirrored", 2), step) for step in (Twice, Alternating))
