@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import random
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,12 +22,23 @@ _log = logging.getLogger("mirrorkit")
 T = TypeVar("T")
 
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before a call is made again
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/.*)", re.DOTALL)  # of two letters or more: C:/ is a drive
 _FINAL = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 def is_address(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is an address of another file system, such as s3://bucket/folder."""
-    return "://" in os.fspath(path)
+    """Return whether a path is an address of another file system, such as s3://bucket/folder.
+
+    Raises:
+        ArgumentError: it begins as one does, and is none: s3:/bucket, or s3:// alone.
+    """
+    found = _SCHEME.match(os.fspath(path))
+    if found and not re.match(r"//+[^/]", found[2]):
+        raise ArgumentError(
+            f"{os.fspath(path)!r} begins as an address does; an address is {found[1]}://bucket/folder. For a local "
+            f"folder of this name write './{os.fspath(path)}'."
+        )
+    return found is not None
 
 
 class ObjectStorage:
@@ -111,7 +123,8 @@ def _opened(address: str) -> tuple[Any, str]:
             f"{address} is read and written by fsspec, which is not installed: pip install 'mirrorkit[cloud]'."
         ) from error
     try:
-        system, root = fsspec.core.url_to_fs(address)
+        made = {"auto_mkdir": True} if address.startswith(("file:", "local:")) else {}  # object stores have no folders
+        system, root = fsspec.core.url_to_fs(address, **made)
     except ImportError as error:  # the package for this kind of address; the error names it
         raise ArgumentError(f"{address} cannot be opened: {error}. Install it with pip.") from error
     except ValueError as error:

@@ -83,6 +83,23 @@ def test_what_does_not_pass_is_raised(storage: ObjectStorage, monkeypatch: Any) 
     assert len(waits) == 5
 
 
+def test_what_only_looks_like_an_address_is_refused() -> None:
+    for path in ("s3:/bucket/run", "s3://", "memory:///"):
+        with pytest.raises(ArgumentError, match=f"{path}' begins as an address does; an address is "):
+            mk.train.Checkpoints(path)
+    with pytest.raises(ArgumentError, match="begins as an address does"):
+        mk.train.export(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), "s3:/bucket/m.keras")
+    assert not object_storage.is_address("C:/runs")
+    assert not object_storage.is_address("runs/a:b")
+
+
+def test_folders_of_a_local_address_are_made(tmp_path: Path) -> None:
+    storage = ObjectStorage(f"file://{tmp_path}/new/run")
+    assert storage.names() == []
+    storage.write("a", b"1")
+    assert (tmp_path / "new" / "run" / "a").read_bytes() == b"1"
+
+
 def test_what_is_not_installed_is_named(monkeypatch: Any) -> None:
     for address, words in (("gs://bucket/run", "gcsfs"), ("nowhere://run", "Protocol not known: nowhere")):
         monkeypatch.setitem(sys.modules, "gcsfs", None)

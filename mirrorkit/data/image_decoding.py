@@ -73,7 +73,7 @@ class ImageFormat:
 
         @tf.autograph.experimental.do_not_convert
         def decoded(number: tf.Tensor, path: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return number, tf.shape(_decoded(path, self.channels))  # or TensorFlow would leave out the decoding
+            return number, tf.shape(_decoded(path, 0))  # or TensorFlow would leave out the decoding
 
         whole = numbered.map(decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False).ignore_errors()
         found = {int(number) for numbers, _ in untuned(whole.batch(1024)) for number in numbers.numpy()}
@@ -125,6 +125,12 @@ def undecodable_image(message: str) -> str | None:
         why = "it could be decoded the next time"
     except tf.errors.OpError as error:
         why = reason(error)
+        try:
+            _decoded(tf.constant(found[1]), 0)
+        except tf.errors.OpError:
+            pass
+        else:
+            return f"{found[1]} is whole, but cannot be decoded with this color_mode: {why}. Choose another one."
     return (
         f"{found[1]} cannot be read, or decoded as an image: {why}. Replace or delete it, or let image_folder leave "
         "out such files: skip_corrupt=True."

@@ -90,7 +90,9 @@ class Column:
             scalar = base.scalar(value, self.arrow_type)
             if not types.is_floating(self.arrow_type) and scalar.as_py() != value:  # half of an integer, say
                 scalar = None
-        except (base.ArrowException, TypeError, ValueError):
+            if types.is_floating(self.arrow_type) and np.isinf(scalar.as_py()) and not np.isinf(value):
+                scalar = None
+        except (base.ArrowException, TypeError, ValueError, OverflowError):
             scalar = None
         if scalar is None or isinstance(value, bool) != types.is_boolean(self.arrow_type):
             raise RecipeError(

@@ -257,8 +257,9 @@ def _row_bytes(footers: Sequence[Any], names: Sequence[str]) -> int:
 
 def _places(footer: Any, names: Sequence[str]) -> list[int]:
     """Where the footer tells of these columns, or of what is in their lists."""
-    tops = [footer.schema.column(place).path.partition(".")[0] for place in range(footer.num_columns)]
-    return [place for place, top in enumerate(tops) if top in names]
+    paths = [footer.schema.column(place).path for place in range(footer.num_columns)]
+    begins = tuple(f"{name}." for name in names)  # of what is in their lists; a name may hold dots itself
+    return [place for place, path in enumerate(paths) if path in names or path.startswith(begins)]
 
 
 def _require_one_schema(files: Sequence[str], schemas: Sequence[Any], names: Sequence[str]) -> None:

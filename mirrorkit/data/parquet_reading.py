@@ -113,7 +113,7 @@ class Cursor:
 def _opened(table: Table, group: int) -> Iterator[Any]:
     """Yield a row group in record batches; a small one at once, of others a page of each column is held too."""
     file, number = table.groups[group]
-    rows = max(1, _PIECE // table.row_bytes)
+    rows = max(1, _PIECE // max(1, table.row_bytes))
     open_file = pyarrow("pyarrow.parquet").ParquetFile
     names, footer = [column.name for column in table.columns], table.footers[file]
     with open_file(table.files[file], metadata=footer, buffer_size=_BUFFER, pre_buffer=False) as opened:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from recipe_helpers import assert_same, assert_workers_read_the_same, collect, contexts, joined, write_images
 
 from mirrorkit import data
+from mirrorkit.data import undecodable_image
 from mirrorkit.errors import DataError, RecipeError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (31, 6, 5, 3), dtype=np.uint8)
@@ -99,6 +100,17 @@ def test_the_subsets_share_no_file_whatever_the_seed(folder):
     places = [NAMES.index(str(Path(path).relative_to(folder))) for path in held_out.file_paths]
     np.testing.assert_array_equal(x, IMAGES[places])
     np.testing.assert_array_equal(y, LABELS[places])
+
+
+def test_a_file_that_does_not_suit_the_color_mode_is_not_corrupt(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.jpg").write_bytes(tf.io.encode_jpeg(IMAGES[0]).numpy())
+    recipe = data.image_folder(tmp_path, **FORM, color_mode="rgba", skip_corrupt=True)
+    assert recipe.skipped == ()
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        list(recipe.dataset())
+    told = undecodable_image(str(raised.value))
+    assert told.startswith(f"{tmp_path}/a/0.jpg is whole, but cannot be decoded with this color_mode: ")
 
 
 @pytest.mark.parametrize("place", [0, 13, 30])

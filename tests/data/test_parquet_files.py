@@ -40,6 +40,17 @@ def test_columns_are_chosen_by_name(tmp_path):
     np.testing.assert_array_equal(y, data.one_hot((np.arange(20) + 1) % 7, 7))
 
 
+def test_names_may_hold_dots(tmp_path):
+    write_tables(tmp_path, [20], **{"a.b": lambda n: n + 0.5, "a.c": lists})
+    recipe = data.parquet(tmp_path, x="a.b", y="a.c", **SIZE)
+    assert recipe._table.row_bytes >= 8 + 3 * 4
+    x, y = joined(collect(recipe.dataset()))
+    assert (x.tolist(), y.shape) == ([i + 0.5 for i in range(20)], (20, 3))
+    pq.write_table(pa.table({"a.b": [1.0, None]}), tmp_path / "00.parquet")
+    with pytest.raises(DataError, match=r"1 values are missing in the column 'a\.b'"):
+        data.parquet(tmp_path / "00.parquet", x="a.b", **SIZE)
+
+
 def test_files_are_a_file_a_folder_a_pattern_or_a_list(tmp_path):
     write_tables(tmp_path / "a [1]", [5, 6, 7])
     files = sorted((tmp_path / "a [1]").iterdir())

@@ -103,11 +103,14 @@ class Checkpoints(LoopCallback):
         if self._place.find():
             position, epochs = self.loop.restore(self.folder), self.params["epochs"]
             if max(position.epoch, position.ended) >= epochs:
+                done = (
+                    f"the {epochs} epochs asked for are done"
+                    if position.epoch >= epochs
+                    else f"the fit of {epochs} epochs was ended after {position.epoch} by a callback"
+                )
                 _log.warning(
-                    "%s: the %d epochs asked for are done, so nothing is trained. Ask for more, or start over in "
-                    "another folder.",
-                    self.folder,
-                    epochs,
+                    "%s: %s, so nothing is trained. Ask for more epochs, or start over in another folder.",
+                    *(self.folder, done),
                 )
         self._is_bad = False
         self._writer = Writer(self._place, self.keep)

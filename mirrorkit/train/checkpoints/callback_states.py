@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -91,29 +92,34 @@ class CallbackStates:
         now: list[Any] = []
         for one in self._callbacks:
             if _asks(one):
-                now.append(copy.deepcopy(one.get_state()))
+                state = self._own_state(one)
+                now.append((None if state is None else state.digest(), copy.deepcopy(one.get_state())))
             else:
                 plain = self._attributes(one)
                 now.append({n: (value.digest(), copy.deepcopy(vars(one)[n])) for n, value in plain.items()})
 
         def put_back() -> None:
             for one, state in zip(self._callbacks, now, strict=True):
-                if not _asks(one):
-                    found = self._digests(one)
-                    state = {n: value for n, (digest, value) in state.items() if found.get(n) != digest}
-                self._set(one, state)
+                if _asks(one):
+                    digest, own = state
+                    after = self._own_state(one)
+                    if after is not None and after.digest() != digest:
+                        self._set(one, own)
+                    continue
+                found = self._digests(one)
+                self._set(one, {n: value for n, (digest, value) in state.items() if found.get(n) != digest})
 
         return put_back
 
     def _set(self, callback: Any, state: Any) -> None:
         if _asks(callback):
             if state is not None:
-                callback.set_state(state)
+                _given_back(callback, "set_state", lambda: callback.set_state(state))
             return
         for name, value in state.items():
             # what a forged file names may be a method, say
             if not name.startswith("__") and self._plain(callback, name, getattr(callback, name, None)) is not None:
-                setattr(callback, name, value)
+                _given_back(callback, f"setting {name!r}", functools.partial(setattr, callback, name, value))
 
     def _own_state(self, callback: Any) -> Encoded | None:
         name, state = type(callback).__name__, callback.get_state()
@@ -192,7 +198,18 @@ def read_states(callbacks: Json, arrays: Sequence[np.ndarray]) -> list[State]:
 
 
 def _asks(callback: Any) -> bool:
-    return hasattr(callback, "get_state")
+    return callable(getattr(callback, "get_state", None))
+
+
+def _given_back(callback: Any, what: str, give: Callable[[], None]) -> None:
+    try:
+        give()
+    except Exception as error:
+        raise CheckpointError(
+            f"The callback {type(callback).__name__} cannot take what the checkpoint holds of it: {what} raised "
+            f"{type(error).__name__}: {error}. Let it take what it gave when the checkpoint was made, or leave the "
+            "callback out for one fit."
+        ) from error
 
 
 def _changed(value: Encoded, began: dict[str, bytes | None], name: str) -> bool:

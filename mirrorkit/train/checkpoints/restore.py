@@ -14,10 +14,11 @@ from mirrorkit.train.checkpoints.callback_states import State
 from mirrorkit.train.checkpoints.file import DamagedError
 from mirrorkit.train.checkpoints.locating import folder_of, place_of
 from mirrorkit.train.checkpoints.position import Position
-from mirrorkit.train.checkpoints.variables import describe
+from mirrorkit.train.checkpoints.variables import describe, places_of, require_same
 from mirrorkit.train.requirements.model import variables_of
 from mirrorkit.train.step.sharded_slots import WholeSlot
-from mirrorkit.variables import assign, is_sharded
+from mirrorkit.train.step.step import Step
+from mirrorkit.variables import assign, is_sharded, native
 
 _log = logging.getLogger("mirrorkit")
 
@@ -30,10 +31,11 @@ class Restored:
     states: Sequence[State] | None
 
 
-def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable | WholeSlot]) -> Restored:
-    """Write the newest whole checkpoint of a folder into the variables; return what else it holds.
+def restore_newest(folder: str | os.PathLike[str], step: object) -> Restored:
+    """Write the newest whole checkpoint of a folder into a step's variables; return what else it holds.
 
-    A damaged one is named in a warning, and the one before it taken.
+    A damaged one is named in a warning, and the one before it taken. A step that does not train takes the variables of
+    its model out of a checkpoint of the training.
 
     Raises:
         CheckpointError: there is none, none is whole, or it is of another model; then no variable was written.
@@ -43,15 +45,24 @@ def restore_newest(folder: str | os.PathLike[str], variables: Sequence[Variable 
     files = place.find()
     if not files:
         raise CheckpointError(f"There is no checkpoint in {place.name}. Checkpoints are files step-<number>.npz.")
+    variables, trains = require_variables(step), True
+    if isinstance(step, Step) and step.optimizer is None:
+        trains = False
+        of_model = {id(native(variable)) for variable in step.model.variables}
+        variables = [variable for variable in variables if id(native(variable)) in of_model]
     damaged, wanted = [], describe(variables)
     for file in files:
         try:
-            about, values = place.read(file, wanted)
+            about, values = place.read(file, wanted if trains else None)
         except DamagedError as error:
             damaged.append(str(error))
             continue
         if damaged:
             warnings.warn(f"Damaged checkpoint, the one before it is used: {'; '.join(damaged)}.", stacklevel=3)
+        if not trains:
+            places = places_of(about["variables"], wanted)
+            require_same(str(file), [about["variables"][i] for i in places], wanted)
+            values = [values[i] for i in places]
         for variable, value in zip(variables, values, strict=True):
             assign(variable, value)
         position = Position.from_json(about["position"])

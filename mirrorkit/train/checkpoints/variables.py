@@ -38,7 +38,13 @@ def require_described(described: Json) -> None:
             raise ValueError(f"a variable cannot be {str(one)[:100]}")
 
 
-def require_same(file: Path, saved: Sequence[Json], present: Sequence[Json]) -> None:
+def places_of(saved: Sequence[Json], present: Sequence[Json]) -> list[int]:
+    """Return for each variable that is present in both its place among those that were saved."""
+    places = {key: place for place, key in enumerate(_numbered(saved))}
+    return [places[key] for key in _numbered(present) if key in places]
+
+
+def require_same(file: Path | str, saved: Sequence[Json], present: Sequence[Json]) -> None:
     """Refuse a checkpoint whose variables are not those of the step; list what is missing, extra, or different.
 
     They must agree in order, shape, dtype and path. Keras's running numbers in the paths do not count, as they depend

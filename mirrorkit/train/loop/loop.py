@@ -15,7 +15,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, of_all_workers
 from mirrorkit.timing import Throughput
 from mirrorkit.train.calls.errors import explained, joined, require_examples
-from mirrorkit.train.checkpoints import Restored, require_variables, restore_newest
+from mirrorkit.train.checkpoints import Restored, restore_newest
 from mirrorkit.train.checkpoints.callback_states import CallbackStates
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
@@ -314,7 +314,7 @@ class Loop:
             StepError: the model is not built, and no data was seen to build it from.
         """
         self._built()
-        self._restored = restore_newest(folder, require_variables(self.step))
+        self._restored = restore_newest(folder, self.step)
         self.position = self._restored.position
         return self.position
 

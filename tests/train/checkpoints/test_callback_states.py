@@ -99,6 +99,28 @@ def test_one_that_has_get_state_is_asked() -> None:
     assert other_silent.given == []  # None: nothing to give back
 
 
+def test_a_state_is_given_back_once_more_only_where_an_epochs_begin_changed_it() -> None:
+    one, other = Asked([1]), Asked([1])
+    put_back = _states(one, other).kept()
+    other.state = [2]
+    put_back()
+    assert (one.given, other.given) == ([], [[1]])
+
+
+def test_a_callback_that_cannot_take_its_state_is_named() -> None:
+    class Picky(Asked):
+        def set_state(self, state: Any) -> None:
+            raise KeyError(0)
+
+    class Fixed(C.Callback):  # type: ignore[name-defined, misc]
+        fixed = property(lambda self: 1)
+
+    with pytest.raises(CheckpointError, match=r"callback Picky cannot take .*: set_state raised KeyError: 0"):
+        _states(Picky()).restore([("Picky", "state", 1)])
+    with pytest.raises(CheckpointError, match=r"callback Fixed cannot take .*: setting 'fixed' raised AttributeError"):
+        _states(Fixed()).restore([("Fixed", "attributes", {"fixed": 2})])
+
+
 def test_a_state_that_cannot_be_saved_or_given_back_is_refused_at_the_beginning() -> None:
     with pytest.raises(CheckpointError, match=r"get_state of the callback Asked .* holds a builtins.set\. It may hold"):
         _states(Asked({1, 2}))

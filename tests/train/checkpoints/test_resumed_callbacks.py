@@ -145,7 +145,9 @@ class StopAt(C.Callback):  # type: ignore[name-defined, misc]
     ("hook", "steps"), [("on_epoch_end", 10), ("on_train_batch_end", 8), ("on_train_batch_end", 10)]
 )
 @pytest.mark.parametrize("every", [2, "epoch"])
-def test_a_decision_to_stop_is_kept(hook: str, steps: int, every: Any, fresh: Any, recipe: Any, tmp_path: Path) -> None:
+def test_a_decision_to_stop_is_kept(
+    hook: str, steps: int, every: Any, fresh: Any, recipe: Any, tmp_path: Path, caplog: Any
+) -> None:
     """It was saved, and the process ended before the training did."""
     callbacks = [mk.train.Checkpoints(tmp_path, every=every), StopAt(hook, steps), At("on_train_end", steps)]
     with pytest.raises(Interrupted):
@@ -158,5 +160,6 @@ def test_a_decision_to_stop_is_kept(hook: str, steps: int, every: Any, fresh: An
     assert fresh.position.steps == done < 15
     assert len(report.history["loss"]) == 2
     assert len(fresh.fit(recipe, epochs=3, callbacks=again, verbose=0).history["loss"]) == 2
+    assert "the fit of 3 epochs was ended after 2 by a callback, so nothing is trained" in caplog.text
     more = fresh.fit(recipe, epochs=6, callbacks=again, verbose=0)  # who asks for more than the fit that ended
     assert len(more.history["loss"]) == 6

@@ -11,7 +11,7 @@ from training_helpers import KINDS, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import StepError
+from mirrorkit.errors import CheckpointError, StepError
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -49,6 +49,22 @@ def test_predictions_are_kerass(strategy: Any, numbers: Any) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), before, strict=True))
     assert not model.compiled  # nobody said how
     np.testing.assert_array_equal(loop.predict(plain_dataset(numbers[0], batch=8)), found)
+
+
+def test_a_checkpoint_of_the_training_is_restored(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model, optimizer = _net(), keras.optimizers.Adam(0.1)
+    trained = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", ema=0.9))
+    trained.fit(_data(numbers), epochs=2, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path)])
+    loop = _made(strategy)
+    assert loop.restore(tmp_path).epoch == 2
+    np.testing.assert_array_equal(loop.predict(_data(numbers)), trained.predict(_data(numbers)))
+    other = _made(strategy, lambda: sequential((4,), L.Dense(3), L.BatchNormalization(), L.Dense(2)))
+    before = other.step.model.get_weights()
+    with pytest.raises(CheckpointError, match=r"other shape or dtype: .*dense_\d*/kernel"):
+        other.restore(tmp_path)
+    assert all(np.array_equal(a, b) for a, b in zip(other.step.model.get_weights(), before, strict=True))
 
 
 @pytest.mark.parametrize("net", [_net, lambda: sequential((4,), L.Dense(1))], ids=["regularized", "line"])
