@@ -76,7 +76,7 @@ def supervised() -> mk.train.Report:
     with step.averaged():
         print(loop.evaluate(test)["accuracy"], loop.predict(test, steps=1))
     assert_type(loop.restore("runs/a"), mk.train.Position)
-    assert_type(mk.train.export(loop.step, "model.keras", averaged=True), Path)
+    assert_type(mk.train.export(loop.step, "model.keras", averaged=True), Path | str)
     return report
 
 
