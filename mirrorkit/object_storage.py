@@ -1,6 +1,6 @@
 """Files at an address such as s3://bucket/folder, through fsspec: object stores have no rename and no locks.
 
-An object is there as a whole or not at all. Listings and contents are always asked for anew, never taken from a cache.
+An object is either complete or absent. Listings and contents always come from the store, never from a cache.
 """
 
 from __future__ import annotations

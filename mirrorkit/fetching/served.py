@@ -25,7 +25,7 @@ _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 class Processes:
-    """A `Fetcher` in each of several processes, which are started anew with Python's own start, not forked.
+    """A `Fetcher` in each of several processes, each a new Python interpreter, not a fork of this one.
 
     Args:
         items: as of `Fetcher`; it is pickled, before the first item is fetched and files are opened for it.

@@ -252,7 +252,7 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
 
 
 def _upload(address: str, write: Callable[[Path], None]) -> None:
-    """Write to a temporary folder, then to the address, where the object is there as a whole or not at all."""
+    """Write to a temporary folder, then to the address, where the object is either complete or absent."""
     folder, _, name = address.rpartition("/")
     with tempfile.TemporaryDirectory() as local:
         path = Path(local, name)

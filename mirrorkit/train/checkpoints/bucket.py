@@ -4,8 +4,8 @@ A checkpoint is an object with the bytes of the file that a folder would hold, a
 length and checksum. The manifest is written last and removed first, and readers look for manifests alone: what they
 find is whole. Objects have names of their own, so that one which is written again replaces none that is read.
 
-Whose the address is says the object `.owner-NUMBER` with the highest number. Where the store creates an object only if
-there is none of its name (S3, GCS), two runs that start at once get different numbers.
+The object `.owner-NUMBER` with the highest number names the run that owns the address. Where the store creates an object
+only if there is none of its name (S3, GCS), two runs that start at once get different numbers.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class Bucket(Place):
         """See `Place`."""
         _, found = self._owner()
         if found.get("token") != self._token:
-            who = f"a later run has taken it over: {named(found)}" if found else "the object that says whose is gone"
+            who = (
+                f"a later run has taken it over: {named(found)}" if found else "the object that names its owner is gone"
+            )
             raise CheckpointError(
                 f"This run no longer writes to {self.name}: {who}. Nothing was saved since. Give each run an address "
                 "of its own."

@@ -20,7 +20,7 @@ _log = logging.getLogger("mirrorkit")
 # Private to Keras: whether its TensorBoard has a profiler running, which ends with the process.
 _OF_THE_PROCESS = ("_is_tracing", "_profiler_started")
 
-_OWN = ("keras.", "mirrorkit.")  # what their callbacks hold beside plain values is made anew
+_OWN = ("keras.", "mirrorkit.")  # their callbacks create again whatever they hold beside plain values
 
 State = tuple[str, str, Any]  # name of the class, "state" or "attributes", and the value
 

@@ -63,11 +63,13 @@ class _Encoder:
         kind = type(value)  # a subclass may hold more
         self._take(24 + (len(value) if kind is str else 0))
         if depth > _DEEPEST:
-            raise NotPlainError("lists in lists, without an end")
+            raise NotPlainError(f"value nested more than {_DEEPEST} deep")
         if value is None or kind in (bool, float, str) or (kind is int and value.bit_length() <= _MOST_BITS):
             return value
         if kind is np.ndarray and _is_stored(value.dtype):
             return self._array("array", value)
+        if kind is np.ndarray:
+            raise NotPlainError(f"NumPy array of {value.dtype}")
         if isinstance(value, np.generic) and _is_number(value.dtype):
             return {"scalar": [value.dtype.name, value.item()]}
         if kind is list:
