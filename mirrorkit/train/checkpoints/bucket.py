@@ -4,8 +4,8 @@ A checkpoint is an object with the bytes of the file that a folder would hold, a
 length and checksum. The manifest is written last and removed first, and readers look for manifests alone: what they
 find is whole. Objects have names of their own, so that one which is written again replaces none that is read.
 
-The object `.owner-NUMBER` with the highest number names the run that owns the address. Where the store creates an object
-only if there is none of its name (S3, GCS), two runs that start at once get different numbers.
+The object `.owner-NUMBER` with the highest number names the run that owns the address. Where the store creates an
+object only if there is none of its name (S3, GCS), two runs that start at once get different numbers.
 """
 
 from __future__ import annotations
