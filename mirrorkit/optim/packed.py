@@ -47,6 +47,10 @@ class Joined:
         """Join what `Packed` would, of weights for which the optimizer need not be built."""
         return cls(weights, _groups(optimizer, weights, has_gradient, [None] * len(weights)))
 
+    def group_of(self, weight: int) -> int:
+        """Return the place, among the joined ones, of the group of a weight."""
+        return next(place for place, group in enumerate(self._groups) if weight in group)
+
     def join(self, values: Sequence[T]) -> list[T]:
         """Concatenate the values of each group; there is one for each weight, or None for all weights of a group."""
         groups = [[values[i] for i in group] for group in self._groups]
@@ -75,6 +79,7 @@ class Packed(Joined):
         has_gradient: for each part of the loss, and in it for each weight, whether there is a gradient. Weights that
             differ in it are not joined, and those without any are left to Keras, which warns of them by name.
         devices: for each weight its device, where they differ; weights of different devices are not joined.
+        elsewhere: the numbers of weights that are updated elsewhere: here they have one row.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class Packed(Joined):
         optimizer: KerasOptimizer,
         has_gradient: Sequence[Sequence[bool]],
         devices: Sequence[Hashable] | None = None,
+        elsewhere: Sequence[int] = (),
     ) -> None:
         self.optimizer = optimizer
         weights, variables = trainable_variables(optimizer), optimizer.variables
@@ -90,12 +96,16 @@ class Packed(Joined):
         slots = [[places.pop(id(slot), -1) for slot in of_all] for of_all in slots_by_name(optimizer).values()]
         others = list(places.values())  # of the rest: iterations, learning rate
         # Only where the others are scalars: averages of `use_ema`, or a slot of a later Keras, are not.
-        if len(groups) == len(weights) or any(variables[place].ndim for place in others):
+        if not elsewhere and (len(groups) == len(weights) or any(variables[place].ndim for place in others)):
             super().__init__(weights, [[i] for i in range(len(weights))])
             self._slots = Joined(variables, [[place] for place in range(len(variables))])
             return
         super().__init__(weights, groups)
-        self.optimizer, known = twin_for(optimizer, [_stand_in(optimizer, weights, group) for group in groups])
+        stand_ins = [_stand_in(optimizer, weights, group) for group in groups]
+        for number, group in enumerate(groups):
+            if group[0] in elsewhere:
+                stand_ins[number] = stand_ins[number]._replace(shape=(1, *weights[group[0]].shape[1:]))
+        self.optimizer, known = twin_for(optimizer, stand_ins)
         # For each variable of the twin the places of those that it stands for.
         of_twin = [
             [others[slot.kind]] if slot.weight is None else [slots[slot.kind][i] for i in groups[slot.weight]]

@@ -19,6 +19,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch.keras_updates import update_faults
 from mirrorkit.train.first_batch.results import Results, differences
 from mirrorkit.train.first_batch.sampled_rows import take
+from mirrorkit.train.first_batch.shards import on_one_shard, seeded, small
 from mirrorkit.train.keras_model.kept import kept_by
 from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
 from mirrorkit.train.keras_model.outputs import UnpackedBatch
@@ -69,10 +70,10 @@ def _differences(step: Supervised, batch: UnpackedBatch, *, training: bool) -> l
     values = values._replace(scale=[tf.ones_like(value) for value in values.scale])  # a scale may overflow at first
 
     def of_keras() -> Results:
-        return _of_keras(step, values.weights, step.functions.seeded(values.state), batch, training=training)
+        return _of_keras(step, values.weights, seeded(step.functions, values.state), batch, training=training)
 
     theirs = of_keras()
-    gradients, state, totals = step.functions.on_one_shard(values, batch.present, training=training)
+    gradients, state, totals = on_one_shard(step.functions, values, batch.present, training=training)
     found = differences(step, Results(gradients, state, step.logs(totals)), theirs, "in Keras")
     if found and differences(step, of_keras(), theirs, ""):
         found = []  # numbers drawn from a state of the process, which tracing refuses
@@ -93,7 +94,8 @@ def _of_keras(
         loss = trainer.compute_loss(batch.x, batch.y, y_pred, batch.weight, training=training)
         logs = flat_logs(trainer.compute_metrics(batch.x, batch.y, y_pred, batch.weight) | {"loss": loss})
         after = [tf.convert_to_tensor(scope.get_current_value(v)) for v in model.non_trainable_variables]
-    return Results(tape.gradient(loss, list(weights)) if training else [], after, logs)
+    gradients = enumerate(tape.gradient(loss, list(weights)) if training else [])
+    return Results(small(step.functions, gradients), after, logs)
 
 
 def _trainer_of(step: Supervised) -> KerasModel:

@@ -33,6 +33,7 @@ from mirrorkit.train.first_batch.sampled_rows import (
     take,
     variants_of,
 )
+from mirrorkit.train.first_batch.shards import on_shards
 from mirrorkit.train.first_batch.state import RESOLUTION, state_faults
 from mirrorkit.train.first_batch.trying import on_all, tried
 from mirrorkit.train.keras_model.calling import call_model
@@ -134,17 +135,17 @@ class _Parts:
         """Yield in sentences how parts differ from all rows; an empty one for layer state, which has its own rules."""
         step, training = self._step, self._training
         computed = Computed(step, self._seen.present, training=training)
-        on_shards = functools.partial(step.functions.on_shards, training=training)
+        of_shards = functools.partial(on_shards, step.functions, training=training)
         losses, replicas = {"loss", *self._totals.losses.own_names}, self._replicas
 
         def of_all(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> Nest:
             values = computed.values._replace(weights=weights, state=state)
-            return on_shards(values, lambda of_shard: in_parts(of_shard, [SEEN]))
+            return of_shards(values, lambda of_shard: in_parts(of_shard, [SEEN]))
 
         def of_both(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> list[Nest]:
             values = computed.values._replace(weights=weights, state=state)
             whole = on_all(lambda: of_all(weights, state, in_parts))
-            return [whole, on_shards(values, lambda of_shard: in_parts(of_shard, PARTS))]
+            return [whole, of_shards(values, lambda of_shard: in_parts(of_shard, PARTS))]
 
         def results(gradients: Any, state: Any, totals: Any) -> Results:
             logs = {name: log for name, log in step.logs(totals).items() if name not in step.options.unchecked}

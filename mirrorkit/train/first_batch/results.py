@@ -39,7 +39,8 @@ def _in_gradients(step: Supervised, ours: Results, theirs: Results, share: float
     """Compare by the largest number of all gradients: that of a bias before a normalization is rounding alone."""
     largest, worst = 0.0, ("", 0.0, np.zeros(0), np.zeros(0))
     for weight, *given in zip(step.trained.trainable_variables, ours.gradients, theirs.gradients, strict=True):
-        one, other = numbers([tf.zeros(weight.shape) if g is None else tf.convert_to_tensor(g) for g in given])
+        shape = next((g.shape for g in given if g is not None), weight.shape)
+        one, other = numbers([tf.zeros(shape) if g is None else g for g in given])
         apart = float(np.max(np.abs(one - other), initial=0.0))  # NaN on either side is no difference
         largest = max(largest, float(np.max(np.abs(other), initial=0.0)))
         if apart > worst[1]:

@@ -127,9 +127,10 @@ def require_assignable(model: KerasModel, assigned: Mapping[int, str]) -> None:
                 )
 
 
-def require_no_foreign_weights(tape: tf.GradientTape) -> None:
+def require_no_foreign_weights(tape: tf.GradientTape, weights: Sequence[tf.Tensor | tf.Variable]) -> None:
     """Refuse a pass that read, under the tape, a trainable variable: of a model that the step was not given, say."""
-    if foreign := tape.watched_variables():
+    own = [id(weight.handle) for weight in weights if isinstance(weight, tf.Variable)]
+    if foreign := [variable for variable in tape.watched_variables() if id(variable.handle) not in own]:
         raise foreign_state([variable.name for variable in foreign])
 
 

@@ -87,6 +87,9 @@ def _argmax(original: Function, *args: Nest, **options: Nest) -> Nest:
 def _take(original: Function, x: TensorLike, indices: TensorLike, axis: int | None = None) -> tf.Tensor:
     if tf.is_tensor(indices) and getattr(indices, "dtype", None) == tf.int32:
         indices = tf.cast(indices, tf.int64)
+    table = x.value if isinstance(x, keras.Variable) else x
+    if isinstance(table, tf.Variable) and axis == 0 and isinstance(indices, tf.Tensor):
+        return tf.gather(table, tf.where(indices < 0, indices + table.shape[0], indices))  # reads no other rows
     return original(x, indices, axis=axis)
 
 

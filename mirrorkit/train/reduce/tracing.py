@@ -23,6 +23,8 @@ T = TypeVar("T")
 class TraceOnce:
     """Wraps a pure function of tensors; one trace for each combination of argument shapes, dtypes and structure.
 
+    An argument may be a variable, of which the function reads rows; each replica gives its own copy.
+
     The function takes nests of tensors and returns a nest of tensors and None. It draws no random numbers and writes no
     variable; with `reads` it may read some, as a loss may whose weight a callback changes: their values at each call,
     of the first replica, which are those of all.
@@ -45,13 +47,13 @@ class TraceOnce:
 
     def __call__(self, *args: Nest) -> Nest:
         """Call the trace that fits `args`; make it first when there is none."""
-        tensors = tf.nest.map_structure(tf.convert_to_tensor, args)
+        tensors = tf.nest.map_structure(lambda x: x if isinstance(x, tf.Variable) else tf.convert_to_tensor(x), args)
         return self.trace(*tensors)(*tensors)
 
     def trace(self, *args: Nest) -> ConcreteFunction:
         """Return the `tf.ConcreteFunction` that fits `args`: tensors, or specs of them."""
         specs = tf.nest.map_structure(_spec, args)
-        key = repr(specs)
+        key = repr(tf.nest.map_structure(lambda x: f"in {x.shape}" if isinstance(x, tf.Variable) else x, specs))
         if key not in self._traces:
             trace = outside_replica(lambda: self._function.get_concrete_function(*specs))
             _require_pure(trace, self._reads)
@@ -65,8 +67,8 @@ class TraceOnce:
         return self._traces[key]
 
 
-def _spec(value: tf.Tensor | tf.TensorSpec) -> tf.TensorSpec:
-    return tf.TensorSpec(value.shape, value.dtype)
+def _spec(value: tf.Tensor | tf.TensorSpec | tf.Variable) -> tf.TensorSpec | tf.Variable:
+    return value if isinstance(value, tf.Variable) else tf.TensorSpec(value.shape, value.dtype)
 
 
 _STATEFUL_RANDOM = {

@@ -41,6 +41,8 @@ class Update(Generic[Output]):
         last_wins: those of the variables that under parameter servers take the last value written, where the
             differences of workers that write at the same time would not add up.
         reduce: called on each replica, sums a nest over all of them; by default `mk.train.all_reduce`.
+        in_place: those of the variables that `function` writes itself: it is given the replica's copy of them in place
+            of the value, and returns None.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Update(Generic[Output]):
         bucket_mib: float = BUCKET_MIB,
         last_wins: Sequence[Variable] = (),
         reduce: Callable[[Sums], Sums] | None = None,
+        in_place: Sequence[Variable] = (),
     ) -> None:
         self._strategy = strategy
         self._reduce = reduce or functools.partial(all_reduce, bucket_mib=bucket_mib)
@@ -63,6 +66,7 @@ class Update(Generic[Output]):
         # is atomic, so that no update is lost.
         self._adds_up = is_parameter_server(strategy)
         self._last_wins = {id(native(variable)) for variable in last_wins}
+        self._in_place = {id(native(variable)) for variable in in_place}
 
     def __call__(self, sums: Sums) -> Output:
         """Reduce `sums` (as `strategy.run` returned them), write the new values, return `function`'s output."""
@@ -86,22 +90,25 @@ class Update(Generic[Output]):
         return run
 
     def _write(self, sums: Sums) -> Output:
-        values = self._values_after(sums)
-        new_values, output = self._function(sums, values)
         replica = 0 if self._central else local_replica(self._strategy)
+        values = self._values_after(sums, replica)
+        new_values, output = self._function(sums, values)
         for variable, old, new in zip(self._variables, values, new_values, strict=True):
             if new is not None:
                 self._write_one(variable, old, new, replica)
         return output
 
-    def _values_after(self, sums: Sums) -> list[tf.Tensor]:
+    def _values_after(self, sums: Sums, replica: int) -> list[tf.Tensor]:
         """Read the variables, under parameter servers once `sums` are there: others may write while they are computed.
 
         A gradient that is some updates old does little harm. Momentum that is would decay by what it was then, and
         beyond about fifteen updates it would swing without bound.
         """
         with tf.control_dependencies(tf.nest.flatten(sums) if self._adds_up else []):
-            return [tf.convert_to_tensor(variable) for variable in self._variables]
+            return [
+                own_copy(variable, replica) if id(variable) in self._in_place else tf.convert_to_tensor(variable)
+                for variable in self._variables
+            ]
 
     def _write_one(self, variable: Variable, old: tf.Tensor, new: tf.Tensor, replica: int) -> None:
         if self._adds_up and variable.dtype != tf.bool and id(variable) not in self._last_wins:

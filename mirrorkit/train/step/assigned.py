@@ -6,17 +6,19 @@ copy; then all copies get one value, by the rule of layer state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
-from mirrorkit._types import KerasVariable, Nest, Variable
+from mirrorkit._types import KerasVariable, Nest, Sums, Variable
 from mirrorkit.strategy import local_replica
-from mirrorkit.train.keras_model.layer_state import advance, combined
+from mirrorkit.train.keras_model.layer_state import LayerState, advance, combined
 from mirrorkit.train.keras_model.outputs import count_examples
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.replica_code.scope import Assignments, adds_up
 from mirrorkit.train.step.empty_shares import has_no_rows, unless_empty
+from mirrorkit.train.totals.totals import EXAMPLES
+from mirrorkit.variables import own_copy
 
 
 def run_and_combine(
@@ -61,3 +63,27 @@ def run_and_combine(
         for found, total in zip(changed, totals, strict=True):
             found.own.assign(tf.where(count > 0, combined(found.before, total, count), found.before))
     return result
+
+
+def write_tested(
+    strategy: tf.distribute.Strategy,
+    layer_state: LayerState,
+    changes: Sequence[bool],
+    sums: Sums,
+    before: Sequence[tf.Tensor],
+) -> None:
+    """Write what layers assign in a pass of a `Step` without training, as Keras does; in replica context.
+
+    Args:
+        strategy: one whose replicas have copies of their own.
+        layer_state: of the model.
+        changes: for each of its variables whether the pass assigns it.
+        sums: what the pass adds.
+        before: the values that the variables had.
+    """
+    reduced = all_reduce({"state": sums["state"], "examples": sums["totals"][EXAMPLES]})
+    count, replica = reduced["examples"], local_replica(strategy)
+    new = layer_state.new_values(changes, reduced["state"], before, count)
+    for variable, old, value in zip(layer_state.variables, before, new, strict=True):
+        if value is not None:
+            own_copy(variable, replica).assign(tf.where(count > 0, value, old))

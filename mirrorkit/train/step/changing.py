@@ -37,6 +37,6 @@ def none_where_kept(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[
     return [None if after is before else after for before, after in zip(old, new, strict=True)]
 
 
-def dense(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor:
+def dense(gradient: tf.Tensor | tf.IndexedSlices, shape: Sequence[int]) -> tf.Tensor:
     """Return a dense gradient of static shape: some optimizers treat sparse ones differently."""
-    return tf.ensure_shape(tf.convert_to_tensor(gradient), weight.shape)
+    return tf.ensure_shape(tf.convert_to_tensor(gradient), shape)

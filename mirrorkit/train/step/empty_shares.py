@@ -23,9 +23,9 @@ def has_no_rows(batch: Nest) -> bool:
     return bool(tf.nest.flatten(batch)[0].shape[0] == 0)
 
 
-def of_any_size(batch: Nest) -> Nest:
-    """Return the specs of shares like this one with any number of examples."""
-    return tf.nest.map_structure(lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), batch)
+def of_size(batch: Nest, size: int | None) -> Nest:
+    """Return the specs of a share like this one with so many examples, or with any number."""
+    return tf.nest.map_structure(lambda tensor: tf.TensorSpec([size, *tensor.shape[1:]], tensor.dtype), batch)
 
 
 def unless_empty(batch: Nest, full: Callable[[], Nest], *, rows_of_none: bool = False) -> Nest:

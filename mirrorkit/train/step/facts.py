@@ -2,32 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from mirrorkit._types import Nest, Sums
+from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined
+from mirrorkit.train.reduce.rows import Rows, block_of, dense_of
+from mirrorkit.train.step.global_batch import this_replica
 
 
 class ShardSums(NamedTuple):
     """What a shard adds, and in its structure what there is to send: None stands for what is not."""
 
-    gradients: dict[int, list[tf.Tensor | None]]  # for each term, by the index of its divisor: one for each weight
+    gradients: dict[int, list[tf.Tensor | Rows | None]]  # for each term, by the index of its divisor: for each weight
     state: list[tf.Tensor | None]  # one for each variable of the layer state
     totals: tf.Tensor
 
-    @property
-    def sent(self) -> Sums:
-        """The sums that travel: a nest without None, which users may add up."""
-        flat = [gradient for divisor in sorted(self.gradients) for gradient in self.gradients[divisor]]
+    def sent(self, rows: Callable[[int, Rows], Nest]) -> Sums:
+        """Return the sums that travel, a nest without None; `rows` says what stands for those of a weight's rows."""
+        flat = [pair for divisor in sorted(self.gradients) for pair in enumerate(self.gradients[divisor])]
+        of_weights = [rows(i, one) if isinstance(one, Rows) else one for i, one in flat if one is not None]
         return {
-            "gradients": [gradient for gradient in flat if gradient is not None],
+            "gradients": of_weights,
             "state": [value for value in self.state if value is not None],
             "totals": self.totals,
         }
+
+    @property
+    def nothing(self) -> ShardSums:
+        """What a shard without examples adds."""
+
+        def zeros(value: tf.Tensor | Rows | None) -> Nest:
+            if isinstance(value, Rows):
+                return Rows(tf.zeros([0], tf.int64), tf.zeros([0, *value.values.shape[1:]], value.values.dtype))
+            return None if value is None else tf.zeros(value.shape, value.dtype)
+
+        gradients = {divisor: [zeros(one) for one in of_term] for divisor, of_term in self.gradients.items()}
+        return ShardSums(gradients, [zeros(value) for value in self.state], zeros(self.totals))
+
+
+def sent_by_rows(sums: ShardSums, largest: ShardSums, shapes: Sequence[Sequence[int]]) -> Sums:
+    """Return the sums that travel, those of tables by rows where this is less; in replica context.
+
+    Args:
+        sums: of this replica.
+        largest: those of the replica with the most examples; only the shapes count.
+        shapes: of the weights.
+    """
+    replica, replicas = this_replica()
+    of_terms = [pair for of_term in largest.gradients.values() for pair in enumerate(of_term)]
+    lengths = {i: one.ids.shape[0] for i, one in of_terms if isinstance(one, Rows)}
+
+    def sent(weight: int, rows: Rows) -> tf.Tensor:
+        size, width = shapes[weight]
+        if replicas * lengths[weight] * (width + 2) < size * width:
+            return block_of(rows, replica, replicas, lengths[weight])
+        return dense_of(rows.ids, rows.values, size)
+
+    return sums.sent(sent)
 
 
 @dataclass(frozen=True)
@@ -40,15 +76,27 @@ class TraceFacts:
     specs: Nest  # shape and dtype of each tensor that is sent
 
     @classmethod
-    def of(cls, sums: ShardSums) -> TraceFacts:
-        """Read them off what a trace returns."""
+    def of(cls, sums: ShardSums, shapes: Sequence[Sequence[int]]) -> TraceFacts:
+        """Read them off what a trace returns; `shapes` are those of the weights."""
         divisors = tuple(sorted(sums.gradients))
         return cls(
             divisors,
             tuple(tuple(gradient is not None for gradient in sums.gradients[divisor]) for divisor in divisors),
             tuple(value is not None for value in sums.state),
-            tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), sums.sent),
+            tf.nest.map_structure(
+                lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
+                sums.sent(lambda i, rows: tf.TensorSpec(shapes[i], rows.values.dtype)),
+            ),
         )
+
+    def require_same(self, other: TraceFacts) -> None:
+        """Refuse a trace that finds others."""
+        if self != other:
+            raise StepError(
+                "For batches of this shape other weights have a gradient, or another layer state changes, than for "
+                "those before: the model or the loss computes something else, or a layer's `trainable` was changed "
+                "since. Let it do the same for batches of any size, or make a new optimizer and a new Step."
+            )
 
     def means(self, joined: Joined, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
         """Divide the gradient of each term and add them up: one for each joined weight, None where it has none."""
@@ -63,6 +111,11 @@ class TraceFacts:
                     before = means[i]
                     means[i] = mean if before is None else before + mean
         return means
+
+    @property
+    def weights(self) -> list[int]:
+        """Of which weight each gradient is that is sent, by its number."""
+        return [i for of_term in self.has_gradient for i, has in enumerate(of_term) if has]
 
     @property
     def zeros(self) -> Sums:

@@ -134,6 +134,12 @@ def this_replica() -> tuple[Any, int]:
     return (replica if static is None else int(static)), context.num_replicas_in_sync
 
 
+def largest_share(batch: GlobalBatch) -> int | None:
+    """Return how many rows of a batch of a loop a replica has at most; None where that is not known beforehand."""
+    size = tf.get_static_value(batch.examples())
+    return None if size is None else int(bounds(int(size), 0, this_replica()[1])[1])
+
+
 def some_is_empty(size: int | tf.Tensor, replicas: int) -> bool | tf.Tensor:
     """Return whether one of the replicas gets no row of a batch of this size; a bool where that is known beforehand."""
     static = tf.get_static_value(size)

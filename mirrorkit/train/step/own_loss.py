@@ -12,14 +12,17 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import Batch, KerasVariable, Nest, Spec
+from mirrorkit._types import Batch, KerasModel, KerasVariable, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.building import is_built
-from mirrorkit.train.keras_model.calling import predict_with, predicting
+from mirrorkit.train.keras_model.calling import call_model, predict_with, predicting
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.models import Models, flatten
 from mirrorkit.train.keras_model.outputs import unpack_batch
+from mirrorkit.train.reduce.gathering import Gather, gathering
+from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.requirements.model import check_predicts_as_keras
+from mirrorkit.train.step.changing import Changing
 
 LossFunction = Callable[..., Any]  # (batch) or (batch, training) -> values [rows], or a dict of them
 
@@ -94,6 +97,19 @@ def _kept(models: Models, frozen: list[Any]) -> Callable[[], set[int]]:
         if id(layer) not in parts and not (is_built(layer) and set(map(id, layer.variables)) <= variables):
             raise StepError("A model that is frozen must be one of the models that Step.from_loss is given.")
     return lambda: {id(variable) for layer in frozen for variable in layer.variables}
+
+
+def names_of_values(model: KerasModel, variables: Changing, x: Nest, gather: Gather) -> list[str]:
+    """Return the names of the values that the user's loss function, as a model, gives for a batch."""
+
+    def values(weights: list[tf.Tensor], state: list[tf.Tensor], x: Nest) -> Nest:
+        with gathering(gather):
+            return call_model(model, weights, state, x, training=False)[0]
+
+    groups = (variables.weights, variables.state)
+    known = [[tf.TensorSpec(variable.shape, variable.dtype) for variable in group] for group in groups]
+    trace = TraceOnce(values, reads=True).trace
+    return value_names(x, lambda x: trace(*known, x).structured_outputs)
 
 
 def value_names(batch: Batch, traced: Callable[[Spec], Mapping[str, Nest]]) -> list[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from mirrorkit._types import KerasModel, KerasOptimizer, Variable
+from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined, Packed, functional_apply, trainable_variables
+from mirrorkit.train.reduce.rows import SummedRows
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.changing import Changing, none_where_kept
 from mirrorkit.train.step.facts import TraceFacts
@@ -24,6 +25,7 @@ class Gradient(NamedTuple):
     mean: Callable[[Joined], Kept]  # clipped, of the whole batch: one for each joined weight, None where it has none
     average: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], Sequence[tf.Tensor]]  # (averages, new weights)
     rate: tf.Tensor | None  # as of `functional_apply`
+    rows: Mapping[int, SummedRows] = {}  # of a table, by its number: the rows that `mean` has in place of all
 
 
 class ReplicatedOptimizer:
@@ -31,9 +33,11 @@ class ReplicatedOptimizer:
 
     Attributes:
         alone: whether an update talks to no other replica.
+        tables: the numbers of the weights that are written in place, a part at a time; see `tables.py`.
     """
 
     alone = True
+    tables: Sequence[int] = ()
 
     def __init__(self, strategy: tf.distribute.Strategy, optimizer: KerasOptimizer, model: KerasModel) -> None:
         self._optimizer = optimizer
@@ -48,6 +52,23 @@ class ReplicatedOptimizer:
     def saved(self, slots: Sequence[Variable]) -> list[Variable | WholeSlot]:
         """Return the optimizer's variables as checkpoints hold them."""
         return list(slots)
+
+    def in_place(self, weights: Sequence[Variable]) -> list[Variable]:
+        """Return the variables that the update writes by itself."""
+        return []
+
+    def summed(
+        self, gradients: Sequence[tf.Tensor], facts: TraceFacts
+    ) -> tuple[list[tf.Tensor], dict[int, SummedRows]]:
+        """Return the sums that were sent, of tables by rows; there are none."""
+        return list(gradients), {}
+
+    def update(
+        self, pure: Callable[..., Nest], sums: Sums, flat: Sequence[tf.Tensor], rate: Sequence[tf.Tensor]
+    ) -> tuple[Kept, tf.Tensor]:
+        """Compute new values and totals by `Functions._pure_new_values`."""
+        new: tuple[Kept, tf.Tensor] = pure(sums, list(flat), rate)[:2]
+        return new
 
     def new_values(
         self, old: Changing, gradient: Gradient, facts: TraceFacts, stages: Sequence[Hashable] | None

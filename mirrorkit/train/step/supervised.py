@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -16,7 +17,6 @@ from mirrorkit.train.keras_model.floatx import Cast
 from mirrorkit.train.keras_model.layer_state import LayerState, is_generator
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, unpack_batch, with_known_shapes
 from mirrorkit.train.keras_model.seeds import draws_at
-from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.requirements.data import check_batched, check_tensors
 from mirrorkit.train.requirements.model import (
@@ -30,20 +30,20 @@ from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.accumulation import RunningSums
-from mirrorkit.train.step.assigned import run_and_combine
+from mirrorkit.train.step.assigned import run_and_combine, write_tested
 from mirrorkit.train.step.averages import Averages, no_averages
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.devices import OnFirst
 from mirrorkit.train.step.functions import Functions
-from mirrorkit.train.step.global_batch import GlobalBatch
+from mirrorkit.train.step.global_batch import GlobalBatch, largest_share
 from mirrorkit.train.step.keras_compile import compile_model, compiled_config, require_same_compile
 from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.untrained import stand_in
 from mirrorkit.train.totals.labels import check_labels
-from mirrorkit.train.totals.totals import EXAMPLES, LOSS, Totals
+from mirrorkit.train.totals.totals import LOSS, Totals
 from mirrorkit.variables import native, own_copy
 
 
@@ -110,11 +110,13 @@ class Supervised:
             apply=self._apply,
             loss=self._loss,
         )
+        self._in_place = self._apply.in_place(weights)
         self._update = Update(
             strategy,
             self._changing.flat,
             self._functions.new_values,
             last_wins=self.scale[:2],  # the scale and its counter
+            in_place=self._in_place,
             reduce=lambda sums: self._devices.reduce(sums, self._functions.facts, options.bucket_mib),
         )
         self._running = RunningSums(strategy, lambda replica: self._devices.of_sums(self._functions.facts, replica))
@@ -229,13 +231,16 @@ class Supervised:
         """For each log name "max" or "min", where Keras knows it."""
         return self.totals.modes
 
-    def sums(self, batch: GlobalBatch, part: int | tf.Tensor = 0, use: int = 0) -> Sums:
-        """Compute this replica's sums over its rows of a batch; in replica context. See `Step.compute`."""
+    def sums(self, batch: GlobalBatch, part: int | tf.Tensor = 0, use: int = 0, *, largest: int | None = None) -> Sums:
+        """Compute this replica's sums over its rows of a batch; in replica context. See `Step.compute`.
+
+        With the size of the `largest` share of a replica they are what `update` takes, and cannot be added up.
+        """
         rows, copies = self._functions.training.rows(batch)
         self.prepare(rows)
         now = self.clock.now()
-        given = self.values(now.seeds), self.unpack(rows).present, now.place(part, use)
-        return copies.weigh(self._functions.train_sums(*given, copies.is_all))
+        given = self.values(now.seeds, in_place=True), self.unpack(rows).present, now.place(part, use)
+        return copies.weigh(self._functions.train_sums(*given, copies.is_all, largest))
 
     def update(self, sums: Sums) -> tf.Tensor:
         """Reduce what `sums` returned on each replica, write the new values, and return the totals; cross-replica."""
@@ -252,7 +257,8 @@ class Supervised:
             return self.finish()
 
         def sums() -> Sums:  # in one graph, without variables of a worker's own: any worker can run it
-            parts = [self.sums(batch, first_part + i) for i, batch in enumerate(batches)]
+            largest = largest_share(batches[0]) if len(batches) == 1 else None
+            parts = [self.sums(batch, first_part + i, largest=largest) for i, batch in enumerate(batches)]
             return parts[0] if len(parts) == 1 else tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
 
         return self._update.after(sums)()
@@ -270,24 +276,15 @@ class Supervised:
         rows, copies = self._functions.testing.rows(batch)
         self.prepare(rows)
         now = self.clock.outside("test", part) if self.clock.draws else self.clock.now()
-        values = self.values(now.seeds)
+        values = self.values(now.seeds, in_place=True)
         given = values, self.unpack(rows).present, now.place()
         sums = copies.weigh(self._functions.test_sums(*given, copies.is_all))
         if sums["state"]:
-            self._write_tested(sums, values.state)
+            changes = self._functions.test_changes or []
+            if not self._devices.has_copies:
+                raise self._assigned_outside([v.path for v in itertools.compress(self._changing.state, changes)])
+            write_tested(self.strategy, self._layer_state, changes, sums, values.state)
         return sums["totals"]
-
-    def _write_tested(self, sums: Sums, state: Sequence[tf.Tensor]) -> None:
-        """Write what layers assign without training, as Keras does."""
-        changes, variables = self._functions.test_changes or [], self._changing.state
-        if not self._devices.has_copies:
-            raise self._assigned_outside([v.path for v, has in zip(variables, changes, strict=True) if has])
-        reduced = all_reduce({"state": sums["state"], "examples": sums["totals"][EXAMPLES]})
-        count, replica = reduced["examples"], local_replica(self.strategy)
-        new = self._layer_state.new_values(changes, reduced["state"], state, count)
-        for variable, before, value in zip(variables, state, new, strict=True):
-            if value is not None:
-                own_copy(variable, replica).assign(tf.where(count > 0, value, before))
 
     def _assigned_outside(self, paths: Sequence[str]) -> StepError:
         return StepError(
@@ -342,9 +339,15 @@ class Supervised:
         """Turn totals into Keras's logs: the loss, then each metric."""
         return self.totals.logs(totals)
 
-    def values(self, known: Mapping[int, tf.Tensor] | None = None) -> Changing:
-        """Read what the computation on a replica depends on, where it is not known by the id of its variable."""
+    def values(self, known: Mapping[int, tf.Tensor] | None = None, *, in_place: bool = False) -> Changing:
+        """Read what the computation on a replica depends on, where it is not known by the id of its variable.
+
+        With `in_place`, in replica context, what an update writes in place stays a variable.
+        """
         known, groups = known or {}, self._changing._replace(slots=[], averages=[])
-        return Changing(
-            *[[known[id(v)] if id(v) in known else tf.convert_to_tensor(native(v)) for v in group] for group in groups]
-        )
+        kept = {id(v): own_copy(v, local_replica(self.strategy)) for v in self._in_place if in_place}
+
+        def value(v: Variable) -> tf.Tensor:
+            return kept[id(v)] if id(v) in kept else tf.convert_to_tensor(native(v))
+
+        return Changing(*[[known[id(v)] if id(v) in known else value(v) for v in group] for group in groups])

@@ -15,6 +15,7 @@ from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.replicated_optimizer import ReplicatedOptimizer
 from mirrorkit.train.step.several_devices import SeveralDevices
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
+from mirrorkit.train.step.tables import TableOptimizer, tables_of
 from mirrorkit.train.step.whole_batch import EachExample, WholeBatch
 
 
@@ -41,8 +42,11 @@ def make_optimizer(
     options: Options, strategy: tf.distribute.Strategy, optimizer: KerasOptimizer, model: KerasModel
 ) -> ReplicatedOptimizer:
     """Build the optimizer, in the strategy's scope: which slots a replica has, and which weights it updates."""
-    is_sharded = options.shard_optimizer and strategy.num_replicas_in_sync > 1  # on one there is nothing to shard
-    return (ShardedOptimizer if is_sharded else ReplicatedOptimizer)(strategy, optimizer, model)
+    if options.shard_optimizer and strategy.num_replicas_in_sync > 1:  # on one there is nothing to shard
+        return ShardedOptimizer(strategy, optimizer, model)
+    if tables := tables_of(options, strategy, optimizer, model):
+        return TableOptimizer(strategy, optimizer, model, tables)
+    return ReplicatedOptimizer(strategy, optimizer, model)
 
 
 def make_devices(options: Options, strategy: tf.distribute.Strategy, variables: Changing) -> OneDevice:

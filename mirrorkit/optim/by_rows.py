@@ -1,0 +1,66 @@
+"""A built Keras optimizer as a function of some rows of one weight, for weights too large to be copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from mirrorkit._types import KerasOptimizer
+from mirrorkit.optim.functional import functional_apply, trainable_variables
+from mirrorkit.optim.other_weights import StandIn, decays, twin_for
+from mirrorkit.optim.slots import slots_by_name
+
+
+class ByRows:
+    """The arithmetic of one weight's update, for so many of its rows; made outside of a traced function.
+
+    Attributes:
+        places: the places of the optimizer's variables that it takes, in `optimizer.variables`.
+        is_slot: for each of them whether it is a slot of the weight; the others are scalars, such as the learning rate.
+
+    Args:
+        optimizer: a built optimizer that treats all numbers of a weight alike.
+        weight: the weight, by its number.
+        rows: how many rows it is given.
+    """
+
+    def __init__(self, optimizer: KerasOptimizer, weight: int, rows: int) -> None:
+        of = trainable_variables(optimizer)[weight]
+        self._twin, known = twin_for(
+            optimizer, [StandIn((rows, *of.shape[1:]), of.dtype, decays(optimizer, of), of.path)]
+        )
+        places = {id(variable): place for place, variable in enumerate(optimizer.variables)}
+        slots = [[places.pop(id(slot)) for slot in of_all] for of_all in slots_by_name(optimizer).values()]
+        others = list(places.values())
+        self.is_slot = [slot.weight is not None for slot in known]
+        self.places = [others[slot.kind] if slot.weight is None else slots[slot.kind][weight] for slot in known]
+
+    def __call__(
+        self, rows: tf.Tensor, slots: Sequence[tf.Tensor], gradient: tf.Tensor, rate: tf.Tensor | None
+    ) -> list[tf.Tensor]:
+        """Return the new rows of the weight, and of each of its slots.
+
+        Args:
+            rows: the weight's, [rows, ...].
+            slots: values of what `places` says: rows of the slots, and the other variables.
+            gradient: [rows, ...].
+            rate: as of `functional_apply`.
+        """
+        new, new_slots = functional_apply(self._twin, [rows], slots, [gradient], rate=rate)
+        return [*new, *(value for value, is_slot in zip(new_slots, self.is_slot, strict=True) if is_slot)]
+
+    def leaves_alone(self) -> bool:
+        """Return whether rows, and their slots, stay the same to the bit where the gradient is zero: tried on numbers.
+
+        It holds for SGD and Adagrad; with momentum or weight decay every row changes in every step.
+        """
+        weight = trainable_variables(self._twin)[0]
+        shape, dtype = weight.shape, weight.dtype
+        before = [tf.fill(shape, tf.constant(0.3, dtype))]
+        slots = []
+        for variable, is_slot in zip(self._twin.variables, self.is_slot, strict=True):
+            slots.append(tf.fill(variable.shape, tf.cast(0.7 if is_slot else 1, variable.dtype)))
+            before += [slots[-1]] if is_slot else []
+        after = self(before[0], slots, tf.zeros(shape, dtype), tf.constant(1.0))
+        return all(bool(tf.reduce_all(old == new)) for old, new in zip(before, after, strict=True))

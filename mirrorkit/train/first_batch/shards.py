@@ -1,0 +1,93 @@
+"""What follows from some rows: mean gradients, layer state and totals, where they are one shard, or several.
+
+The gradient of a table is given in few rows, see `folded`: two are to be compared, and a table is large.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._types import Batch, Nest
+from mirrorkit.optim import Joined
+from mirrorkit.train.reduce.rows import folded
+from mirrorkit.train.step.changing import Changing, dense
+from mirrorkit.train.step.facts import TraceFacts
+from mirrorkit.train.step.functions import Functions
+from mirrorkit.train.totals.totals import EXAMPLES, Term, summed
+
+Found: TypeAlias = "tuple[list[tf.Tensor | None], list[tf.Tensor], tf.Tensor]"  # gradients, layer state, totals
+
+_FIRST = np.zeros(2, np.int64)  # the place of the first shard of the first step
+
+
+def seeded(functions: Functions, state: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the layer state with the seeds that `on_one_shard` and `on_shards` draw from."""
+    return functions.state.seeded(state, _FIRST)
+
+
+def small(
+    functions: Functions, gradients: Iterable[tuple[int, tf.Tensor | tf.IndexedSlices | None]]
+) -> list[tf.Tensor | None]:
+    """Return gradients, each with the number of its weight, as they are compared."""
+    shapes, tables = functions.shapes, functions.tables
+    return [None if g is None else folded(g) if i in tables else dense(g, shapes[i]) for i, g in gradients]
+
+
+def on_one_shard(functions: Functions, values: Changing, batch: Nest, *, training: bool) -> Found:
+    """Return what follows where one shard has all rows; gradients in training alone."""
+    means: list[tf.Tensor | None] = []
+    if training:
+        found = functions.shard_sums(values, batch, _FIRST)
+        facts, totals, state = TraceFacts.of(found, functions.shapes), found.totals, found.state
+        flat = found.sent(lambda _, rows: tf.IndexedSlices(rows.values, rows.ids))["gradients"]
+        apart = Joined(functions.weights, [[i] for i in range(len(values.weights))])
+        sums = small(functions, zip(facts.weights, flat, strict=True))
+        means = facts.means(apart, sums, [totals[index] for index in facts.divisors])
+    else:
+        totals, state = functions.shard_totals(values, batch, _FIRST)
+    return means, _combined(functions, values.state, [state], totals), totals
+
+
+def on_shards(
+    functions: Functions,
+    values: Changing,
+    compute: Callable[[Callable[[Batch], Nest]], list[Nest]],
+    *,
+    training: bool,
+) -> Found:
+    """Return the same of several shards, which `compute` gives to the function that it is given, one by one."""
+    weights, before = values.weights, seeded(functions, values.state)
+
+    def of_shard(batch: Batch) -> tuple[list[Term], tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as own:  # it tells what the model reads from what losses read
+            return functions.forward(weights, before, batch, training=training, tape=own)
+
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        found = compute(of_shard)
+        totals = tf.add_n([of_shard for _, of_shard, _ in found])
+        divisors = tf.stop_gradient(totals)
+        terms = [term for of_shard, *_ in found for term in of_shard]
+        loss = summed([tf.math.divide_no_nan(term.numerator, divisors[term.divisor]) for term in terms])
+    means = small(functions, enumerate(tape.gradient(loss, weights) if training else []))
+    state = [functions.state.sums(before, new, functools.partial(_examples, own)) for _, own, new in found]
+    return means, _combined(functions, values.state, state, totals), totals
+
+
+def _combined(
+    functions: Functions, before: Sequence[tf.Tensor], shards: Sequence[Sequence[tf.Tensor | None]], totals: tf.Tensor
+) -> list[tf.Tensor]:
+    """Return the layer state after a pass, from what shards add."""
+    sums = [None if of_all[0] is None else tf.add_n(of_all) for of_all in zip(*shards, strict=True)]
+    sent = [value for value in sums if value is not None]
+    new = functions.state.new_values([value is not None for value in sums], sent, before, totals[EXAMPLES])
+    return [old if after is None else after for old, after in zip(before, new, strict=True)]
+
+
+def _examples(totals: tf.Tensor) -> tf.Tensor:
+    return totals[EXAMPLES]

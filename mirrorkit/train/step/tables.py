@@ -1,0 +1,196 @@
+"""Tables: large weights of Embedding layers, which an update writes in place, a part at a time.
+
+A batch looks up few rows of a table, and its gradient stays those rows (`reduce/rows.py`). Where an optimizer leaves a
+row without a gradient as it is, only those rows of the weight and its slots are read and written. Other optimizers
+change every row; they are given the table in blocks of rows, so that neither a dense gradient nor a second copy of
+weight and slots is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums, Variable
+from mirrorkit.optim import ByRows, Packed, functional_apply, slots_by_name, treats_numbers_alike
+from mirrorkit.strategy import is_on_own_devices, is_tpu
+from mirrorkit.train.keras_model.layer_state import layers_of
+from mirrorkit.train.reduce.rows import SummedRows, dense_of, summed
+from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
+from mirrorkit.train.step.changing import Changing, none_where_kept
+from mirrorkit.train.step.facts import TraceFacts
+from mirrorkit.train.step.loss_scale import only_if
+from mirrorkit.train.step.options import Options
+from mirrorkit.train.step.replicated_optimizer import Gradient, Kept, ReplicatedOptimizer
+
+_LARGE = 2**20  # bytes from which on a weight is a table
+_BLOCK = 2**22  # bytes of a table that are updated at a time
+
+
+class RowGradient(NamedTuple):
+    """The mean gradient of rows of a table, clipped."""
+
+    ids: tf.Tensor  # int64 [n], ascending; a row may stand there several times
+    is_first: tf.Tensor  # bool [n], whether it does for the first time
+    values: tf.Tensor  # [n, width], all of its row's gradient each time
+
+
+class TableOptimizer(ReplicatedOptimizer):
+    """An optimizer with all slots on each replica, which updates `tables`, weights by their numbers, in place."""
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, optimizer: KerasOptimizer, model: KerasModel, tables: Sequence[int]
+    ) -> None:
+        super().__init__(strategy, optimizer, model)
+        self.tables = tables
+        self._shapes = [tuple(weight.shape) for weight in model.trainable_variables]
+        self._pure: dict[tuple[int, int], tuple[ByRows, TraceOnce]] = {}  # by table and number of rows
+        alone = outside_replica(lambda: [ByRows(optimizer, i, 2).leaves_alone() for i in tables])
+        self._leaves_alone = dict(zip(tables, alone, strict=True))
+        lists = slots_by_name(optimizer).values()
+        own = {id(of_all[i]) for of_all in lists for i in tables}
+        self._slots = [place for place, variable in enumerate(optimizer.variables) if id(variable) in own]
+
+    def in_place(self, weights: Sequence[Variable]) -> list[Variable]:
+        """Return the tables and their slots."""
+        return [*(weights[i] for i in self.tables), *(self._optimizer.variables[place] for place in self._slots)]
+
+    def summed(
+        self, gradients: Sequence[tf.Tensor], facts: TraceFacts
+    ) -> tuple[list[tf.Tensor], dict[int, SummedRows]]:
+        """Return the sums that were sent, those of a table for its rows, and of these which rows they are."""
+        rows: dict[int, SummedRows] = {}
+        sums = list(gradients)
+        for place, i in enumerate(facts.weights):
+            if i in self.tables and sums[place].shape.rank == 3:  # blocks of rows; a dense gradient has the rank 2
+                rows[i] = summed(sums[place])
+                sums[place] = rows[i].sums
+        return sums, rows
+
+    def new_values(
+        self, old: Changing, gradient: Gradient, facts: TraceFacts, stages: Sequence[Hashable] | None
+    ) -> tuple[Kept, Kept, Kept]:
+        """Return new weights, slots and averages; in place of a table's new value its gradient (see `update`)."""
+        packed = outside_replica(lambda: Packed(self._optimizer, facts.has_gradient, stages, elsewhere=self.tables))
+        weights, slots = packed.join(old.weights), packed.join_slots(old.slots)
+        means = gradient.mean(packed)
+        of_tables: dict[int, tf.Tensor | RowGradient | None] = {}
+        for i in self.tables:
+            place = packed.group_of(i)
+            of_tables[i] = _of_rows(means[place], gradient.rows.get(i))
+            means[place] = None if means[place] is None else tf.zeros_like(weights[place])
+        new, new_slots = functional_apply(packed.optimizer, weights, slots, means, rate=gradient.rate)
+        new, new_slots = none_where_kept(weights, new), none_where_kept(slots, new_slots)
+        every = [of_tables.get(i, value) for i, value in enumerate(packed.split(new))]
+        held = [None if place in self._slots else value for place, value in enumerate(packed.split_slots(new_slots))]
+        return every, held, []
+
+    def update(
+        self, pure: Callable[..., Nest], sums: Sums, flat: Sequence[tf.Tensor], rate: Sequence[tf.Tensor]
+    ) -> tuple[Kept, tf.Tensor]:
+        """Write the tables and their slots, of which `flat` has the variables; return the other new values."""
+        weights, slots = flat[: len(self._shapes)], flat[len(self._shapes) :][: len(self._optimizer.variables)]
+        values = [tf.zeros([1, *one.shape[1:]], one.dtype) if isinstance(one, tf.Variable) else one for one in flat]
+        new, totals, (gradients, finite) = pure(sums, values, rate)
+        for i, gradient in zip(self.tables, gradients, strict=True):
+            if gradient is not None:
+                self._write(i, weights[i], slots, gradient, [*rate], finite)
+        return new, totals
+
+    def _write(
+        self,
+        table: int,
+        weight: tf.Variable,
+        slots: Sequence[tf.Tensor],
+        gradient: tf.Tensor | RowGradient,
+        rate: list[tf.Tensor],
+        finite: list[tf.Tensor],
+    ) -> None:
+        def write(ids: tf.Tensor, values: tf.Tensor) -> None:
+            by_rows, pure = self._pure_of(table, values.shape[0])
+            held = [slots[place] for place in by_rows.places]
+            given = [tf.gather(slot, ids) if has else slot for slot, has in zip(held, by_rows.is_slot, strict=True)]
+            new = pure(tf.gather(weight, ids), given, values, rate, finite)
+            own = [slot for slot, has in zip(held, by_rows.is_slot, strict=True) if has]
+            for variable, value in zip([weight, *own], new, strict=True):
+                variable.scatter_update(tf.IndexedSlices(value, ids))
+
+        if isinstance(gradient, RowGradient) and self._leaves_alone[table]:
+            write(gradient.ids, gradient.values)
+            return
+        size, width = self._shapes[table]
+        length = max(1, min(size, _BLOCK // (width * weight.dtype.size)))
+        whole, rest = divmod(size, length)
+
+        def block(number: tf.Tensor, rows: int) -> None:
+            first = tf.cast(number, tf.int64) * length
+            write(first + tf.range(rows, dtype=tf.int64), _between(gradient, first, rows))
+
+        def one(number: tf.Tensor) -> list[tf.Tensor]:
+            block(number, length)
+            return [number + 1]
+
+        tf.while_loop(lambda number: number < whole, one, [tf.constant(0)], maximum_iterations=whole)
+        if rest:
+            block(tf.constant(whole), rest)
+
+    def _pure_of(self, table: int, rows: int) -> tuple[ByRows, TraceOnce]:
+        """Return the optimizer for so many rows of a table, and its arithmetic, which all replicas share."""
+        if (table, rows) not in self._pure:
+            by_rows = outside_replica(lambda: ByRows(self._optimizer, table, rows))
+
+            def pure(
+                old: tf.Tensor,
+                given: list[tf.Tensor],
+                values: tf.Tensor,
+                rate: list[tf.Tensor],
+                finite: list[tf.Tensor],
+            ) -> list[tf.Tensor]:
+                new = by_rows(old, given, values, rate[0] if rate else None)
+                if not finite:
+                    return new
+                before = [slot for slot, has in zip(given, by_rows.is_slot, strict=True) if has]
+                return only_if(finite[0], new, [old, *before])
+
+            self._pure[table, rows] = by_rows, TraceOnce(pure, reads=True)
+        return self._pure[table, rows]
+
+
+def tables_of(
+    options: Options, strategy: tf.distribute.Strategy, optimizer: KerasOptimizer, model: KerasModel
+) -> list[int]:
+    """Return the numbers of the weights that are updated in place."""
+    if options.ema is not None or options.jit_compile or not is_on_own_devices(strategy) or is_tpu(strategy):
+        return []
+    whole = optimizer.clipnorm or optimizer.global_clipnorm or optimizer.use_ema
+    if not treats_numbers_alike(optimizer) or whole:
+        return []
+    embeddings = {
+        id(weight)
+        for layer in layers_of(model)
+        if isinstance(layer, keras.layers.Embedding)
+        for weight in layer.trainable_variables
+        if tuple(weight.shape) == (layer.input_dim, layer.output_dim) and weight.constraint is None
+    }
+    return [i for i, weight in enumerate(model.trainable_variables) if id(weight) in embeddings and _is_large(weight)]
+
+
+def _is_large(weight: Variable) -> bool:
+    return bool(weight.dtype == "float32" and weight.shape[0] * weight.shape[1] * 4 >= _LARGE)
+
+
+def _of_rows(mean: tf.Tensor | None, rows: SummedRows | None) -> tf.Tensor | RowGradient | None:
+    if mean is None or rows is None:
+        return mean
+    return RowGradient(rows.ids, rows.is_first, tf.gather(mean, rows.number))
+
+
+def _between(gradient: tf.Tensor | RowGradient, first: tf.Tensor, rows: int) -> tf.Tensor:
+    """Return the dense gradient of so many rows from `first` on."""
+    if not isinstance(gradient, RowGradient):
+        return tf.ensure_shape(gradient[first : first + rows], [rows, gradient.shape[1]])
+    own = gradient.is_first & (gradient.ids >= first) & (gradient.ids < first + rows)
+    return dense_of(tf.where(own, gradient.ids - first, -1), gradient.values, rows)
