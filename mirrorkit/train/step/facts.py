@@ -45,8 +45,8 @@ class ShardSums(NamedTuple):
         return ShardSums(gradients, [zeros(value) for value in self.state], zeros(self.totals))
 
 
-def sent_by_rows(sums: ShardSums, largest: ShardSums, shapes: Sequence[Sequence[int]]) -> Sums:
-    """Return the sums that travel, those of tables by rows where this is less; in replica context.
+def sent_by_rows(sums: ShardSums, largest: ShardSums, shapes: Sequence[Sequence[int]], *, always: bool) -> Sums:
+    """Return the sums that travel, those of tables by rows where this is less, or `always`; in replica context.
 
     Args:
         sums: of this replica.
@@ -59,7 +59,7 @@ def sent_by_rows(sums: ShardSums, largest: ShardSums, shapes: Sequence[Sequence[
 
     def sent(weight: int, rows: Rows) -> tf.Tensor:
         size, width = shapes[weight]
-        if replicas * lengths[weight] * (width + 2) < size * width:
+        if always or replicas * lengths[weight] * (width + 2) < size * width:
             return block_of(rows, replica, replicas, lengths[weight])
         return dense_of(rows.ids, rows.values, size)
 

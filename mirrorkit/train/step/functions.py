@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -30,6 +31,7 @@ from mirrorkit.train.step.loss_scale import all_finite, only_if, scaled
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.own_loss import names_of_values
 from mirrorkit.train.step.replicated_optimizer import Gradient, Kept, ReplicatedOptimizer
+from mirrorkit.train.step.tables import needs_rows
 from mirrorkit.train.step.whole_batch import EachExample
 from mirrorkit.train.totals.totals import EXAMPLES, Term, Totals, summed
 
@@ -141,17 +143,19 @@ class Functions:
         Of `values` only weights, state and scale are needed; `place` is for the seeds, see `LayerState.seeded`;
         `is_all` as of `Copies`. Where the size of the `largest` shard is given, gradients of tables stay rows.
         """
-        like = None
+        like, by_rows = None, functools.partial(sent_by_rows, shapes=self.shapes, always=self._apply.lazy)
         if largest and self.tables and not self.training.communicate:
             like = self._sums.trace(values, of_size(batch, largest), place).structured_outputs
+        elif self._apply.lazy:
+            raise needs_rows("the size of the batch is not known, or several batches make an update")
         if has_no_rows(batch) and not self.training.communicate:
             if self._facts is None:
                 self._found(like or self._sums.trace(values, of_size(batch, None), place).structured_outputs)
-            return self.facts.zeros if like is None else sent_by_rows(like.nothing, like, self.shapes)
+            return self.facts.zeros if like is None else by_rows(like.nothing, like)
         with gathering(functools.partial(rows_of_all, is_all=is_all)):
             sums = self._sums(values, batch, place)
         self._found(sums)
-        return sums.sent(self._dense) if like is None else sent_by_rows(sums, like, self.shapes)
+        return sums.sent(self._dense) if like is None else by_rows(sums, like)
 
     def _dense(self, weight: int, rows: Rows) -> tf.Tensor:
         return dense_of(rows.ids, rows.values, self.shapes[weight][0])
@@ -189,10 +193,7 @@ class Functions:
             tables = [i for i in self.tables if sum(of_term[i] is not None for of_term in found) == 1]
             gradients = {}
             for term, (_, unscale), of_term in zip(terms, objectives, found, strict=True):
-                gradients[term.divisor] = [
-                    None if g is None else (i in tables and as_rows(g, unscale)) or unscale(dense(g, self.shapes[i]))
-                    for i, g in enumerate(of_term)
-                ]
+                gradients[term.divisor] = [self._sum(i, g, unscale, i in tables) for i, g in enumerate(of_term)]
             if all(gradient is None for of_term in gradients.values() for gradient in of_term):
                 raise StepError(
                     "The loss does not depend on any trainable weight of the model. Look at loss and model."
@@ -201,6 +202,17 @@ class Functions:
 
         of_shard: ShardSums = self.training.run(batch, sums)
         return of_shard
+
+    def _sum(
+        self, weight: int, gradient: Any, unscale: Callable[[tf.Tensor], tf.Tensor], may_be_rows: bool
+    ) -> tf.Tensor | Rows | None:
+        """Return a weight's gradient as it is sent: None, rows, or dense."""
+        if gradient is None:
+            return None
+        rows = as_rows(gradient, unscale) if may_be_rows else None
+        if rows is None and self._apply.lazy and weight in self.tables:
+            raise needs_rows(f"the gradient of {self.weights[weight].path!r} is not by rows")
+        return unscale(dense(gradient, self.shapes[weight])) if rows is None else rows
 
     def shard_totals(self, values: Changing, batch: Nest, place: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
         """Return the same without training; traced by `test_sums`."""

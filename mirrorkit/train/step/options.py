@@ -46,6 +46,7 @@ class Options:
     bucket_mib: float
     jit_compile: bool
     shard_optimizer: bool = False  # each replica keeps 1/N of the optimizer's slots
+    sparse_embeddings: bool | str = "auto"  # how tables are updated; "lazy" changes results
     of_values: bool = False  # the model takes whole batches, and its outputs are values of each example (`from_loss`)
     predict: Callable[[Batch], Nest] | None = None  # from a batch, in place of the model
     compiled: object = None  # the model's `compiled_config`, where its arguments are the step's

@@ -6,7 +6,7 @@ To the rest of a step it is a model whose input is the whole batch and whose out
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -165,6 +165,14 @@ def _checked(found: Mapping[str, Nest], rows: int | None) -> list[str]:
             f"the global batch itself. {cure}"
         )
     return sorted(found)
+
+
+def needs_targets(arguments: Sequence[str]) -> str:
+    """Return why `Step.from_loss` does not take these arguments."""
+    return (
+        f"Step.from_loss was given {', '.join(arguments)}, which need targets and outputs. Let loss_fn return a dict: "
+        '{"loss": values, "name of a metric": values}, each with one value per example.'
+    )
 
 
 def prediction(models: Nest, predict: Callable[[Batch], Nest] | None) -> Callable[[Batch], Nest]:

@@ -34,10 +34,12 @@ class ReplicatedOptimizer:
     Attributes:
         alone: whether an update talks to no other replica.
         tables: the numbers of the weights that are written in place, a part at a time; see `tables.py`.
+        lazy: whether rows of tables change only where a batch looks them up.
     """
 
     alone = True
     tables: Sequence[int] = ()
+    lazy = False
 
     def __init__(self, strategy: tf.distribute.Strategy, optimizer: KerasOptimizer, model: KerasModel) -> None:
         self._optimizer = optimizer

@@ -25,14 +25,13 @@ from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.requirements.arguments import check_optimizer, check_options
 from mirrorkit.train.requirements.model import check_overrides, overrides_training
 from mirrorkit.train.step import variants
-from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.built import build_step, options_of_keras, require_supervised
 from mirrorkit.train.step.global_batch import OwnRows
 from mirrorkit.train.step.keras_compile import compiled_config, compiled_parts
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.options import Clip, Options
-from mirrorkit.train.step.own_loss import LossModel, prediction
+from mirrorkit.train.step.own_loss import LossModel, needs_targets, prediction
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.totals.losses import warn_on_logits_mismatch
@@ -71,6 +70,10 @@ class Step:
             2020, arXiv:1910.02054), for the same weights and checkpoints; under mirrored and multi_worker. Each update
             gathers the new weights from all replicas. The optimizer is one of Keras's SGD, Adam, AdamW, Nadam, Adamax,
             Adagrad, Adadelta, RMSprop and Lion, and not built yet. On one replica nothing changes.
+        sparse_embeddings: whether Embedding tables of 1 MiB or more are updated in place by the rows that batches look
+            up, with the same results: "auto", on CPUs; True, on GPUs too; False, never (docs/large-tables.md). "lazy":
+            rows of any Embedding, and their slots, change only when looked up, as in TensorFlow Addons' LazyAdam: other
+            results than Keras's.
 
     Raises:
         StepError: the parts do not fit each other, or cannot mean the same on several replicas.
@@ -94,6 +97,7 @@ class Step:
         bucket_mib: float = BUCKET_MIB,
         jit_compile: bool = False,
         shard_optimizer: bool = False,
+        sparse_embeddings: bool | str = "auto",
     ) -> None:
         check_overrides(model)
         if optimizer is not None:
@@ -113,6 +117,7 @@ class Step:
             bucket_mib=bucket_mib,
             jit_compile=jit_compile,
             shard_optimizer=shard_optimizer,
+            sparse_embeddings=sparse_embeddings,
             trains=optimizer is not None,
         )
         variants.require_compatible(self._options, optimizer)
@@ -189,18 +194,14 @@ class Step:
             whole_batch: say that the values of an example may depend on all examples of the global batch, as in
                 contrastive learning. `loss_fn` sees its replica's rows, takes what it needs of the others' from
                 `mk.train.all_gather`, and returns values for its own rows. Not with `accumulate`.
-            **options: `clip_norm`, `clip_value`, `accumulate`, `loss_scale`, `ema`, `unchecked`, `bucket_mib`,
-                `jit_compile` and `shard_optimizer` of `Step`.
+            **options: arguments of `Step` from `clip_norm` on.
 
         Raises:
             StepError: the parts do not fit each other, or cannot mean the same on several replicas.
         """
         wrong = sorted({"loss", "metrics", "weighted_metrics", "loss_weights"} & set(options))
         if wrong:
-            raise StepError(
-                f"Step.from_loss was given {', '.join(wrong)}, which need targets and outputs. Let loss_fn return a "
-                'dict: {"loss": values, "name of a metric": values}, each with one value per example.'
-            )
+            raise StepError(needs_targets(wrong))
         trained = LossModel(models, loss_fn, frozen)
         step = cls(trained, optimizer, loss=None, **options)
         step.model = shown(trained)
@@ -317,15 +318,13 @@ class Step:
             model.save("averaged.keras")
         ```
 
-        Weights and averages change places, and back at the end of the block; do not train within it. So do layer state
-        of floats, such as the statistics of BatchNormalization, and its averages. Before the first update the averages
-        are the weights themselves. `Loop.fit(validation_averaged=True)` validates so.
+        Weights, and layer state of floats, change places with their averages, and back at the end of the block; do not
+        train within it. Before the first update the averages are the weights. `fit(validation_averaged=True)` does so.
 
         Raises:
             StepError: the step has no averages, is not built yet, or is within such a block already.
         """
-        if self._options.ema is None:
-            raise no_averages("This step")
+        self._options.require("averaged")
         return self._require_built().averaged()
 
     @property

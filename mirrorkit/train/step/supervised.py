@@ -48,7 +48,11 @@ from mirrorkit.variables import native, own_copy
 
 
 class Supervised:
-    """The `LoopStep` of a `Step`; making one creates what is missing (slots, averages, loss scale) in the scope."""
+    """The `LoopStep` of a `Step`; making one creates what is missing (slots, averages, loss scale) in the scope.
+
+    Attributes:
+        functions: the arithmetic.
+    """
 
     loss_index = LOSS
 
@@ -97,7 +101,7 @@ class Supervised:
         # A layer that is synchronized may communicate in predict too.
         self._predicting = self._devices.replicas(communicate=options.whole_batch or state.synchronized)
         self._outputs_with = self._devices.predicting(self._pure_outputs)
-        self._functions = Functions(
+        self.functions = Functions(
             model,
             optimizer,
             options,
@@ -114,12 +118,12 @@ class Supervised:
         self._update = Update(
             strategy,
             self._changing.flat,
-            self._functions.new_values,
+            self.functions.new_values,
             last_wins=self.scale[:2],  # the scale and its counter
             in_place=self._in_place,
-            reduce=lambda sums: self._devices.reduce(sums, self._functions.facts, options.bucket_mib),
+            reduce=lambda sums: self._devices.reduce(sums, self.functions.facts, options.bucket_mib),
         )
-        self._running = RunningSums(strategy, lambda replica: self._devices.of_sums(self._functions.facts, replica))
+        self._running = RunningSums(strategy, lambda replica: self._devices.of_sums(self.functions.facts, replica))
 
     @property
     def variables(self) -> list[Variable]:
@@ -137,7 +141,7 @@ class Supervised:
     def kept(self) -> list[Variable]:
         """The layer state that no update computes, such as a mask, and its averages; after the first step."""
         of = {} if self.averages is None else self.averages.of_state
-        stays = [i for i, changes in enumerate(self._functions.facts.changes) if not changes]
+        stays = [i for i, changes in enumerate(self.functions.facts.changes) if not changes]
         return [*(self._changing.state[i] for i in stays), *(of[i] for i in stays if i in of)]
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
@@ -182,7 +186,7 @@ class Supervised:
         check_tensors(tuple(batch))
         check_batched(self.trained, batch.x)
         require_same_rows(element_spec)
-        self._functions.resolve(batch)
+        self.functions.resolve(batch)
 
     def check_labels(self, labels: Nest) -> None:
         """Refuse labels of a set in memory that are no classes of the model's outputs; after `prepare`."""
@@ -195,14 +199,9 @@ class Supervised:
         return parts if self.options.of_values else parts._replace(x=with_known_shapes(self.trained, parts.x))
 
     @property
-    def functions(self) -> Functions:
-        """The arithmetic; see there."""
-        return self._functions
-
-    @property
     def totals(self) -> Totals:
         """What the totals hold; after `prepare`."""
-        return self._functions.totals
+        return self.functions.totals
 
     @property
     def is_synchronized(self) -> bool:
@@ -216,7 +215,7 @@ class Supervised:
 
     def gather(self, rows: Nest) -> Nest:
         """Do what `mk.train.all_gather` does in this step."""
-        return self._functions.gather(rows)
+        return self.functions.gather(rows)
 
     def totals_size(self, what: Pass = "train") -> int:
         """Return the number of values in the totals, the same for both passes."""
@@ -232,15 +231,15 @@ class Supervised:
         return self.totals.modes
 
     def sums(self, batch: GlobalBatch, part: int | tf.Tensor = 0, use: int = 0, *, largest: int | None = None) -> Sums:
-        """Compute this replica's sums over its rows of a batch; in replica context. See `Step.compute`.
+        """Compute this replica's sums over its rows of a batch, as `Step.compute`; in replica context.
 
-        With the size of the `largest` share of a replica they are what `update` takes, and cannot be added up.
+        With the size of the `largest` share of a replica they cannot be added up.
         """
-        rows, copies = self._functions.training.rows(batch)
+        rows, copies = self.functions.training.rows(batch)
         self.prepare(rows)
         now = self.clock.now()
         given = self.values(now.seeds, in_place=True), self.unpack(rows).present, now.place(part, use)
-        return copies.weigh(self._functions.train_sums(*given, copies.is_all, largest))
+        return copies.weigh(self.functions.train_sums(*given, copies.is_all, largest))
 
     def update(self, sums: Sums) -> tf.Tensor:
         """Reduce what `sums` returned on each replica, write the new values, and return the totals; cross-replica."""
@@ -273,14 +272,14 @@ class Supervised:
 
     def test(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> tf.Tensor:
         """Return the totals of this replica's rows; see `LoopStep`."""
-        rows, copies = self._functions.testing.rows(batch)
+        rows, copies = self.functions.testing.rows(batch)
         self.prepare(rows)
         now = self.clock.outside("test", part) if self.clock.draws else self.clock.now()
         values = self.values(now.seeds, in_place=True)
         given = values, self.unpack(rows).present, now.place()
-        sums = copies.weigh(self._functions.test_sums(*given, copies.is_all))
+        sums = copies.weigh(self.functions.test_sums(*given, copies.is_all))
         if sums["state"]:
-            changes = self._functions.test_changes or []
+            changes = self.functions.test_changes or []
             if not self._devices.has_copies:
                 raise self._assigned_outside([v.path for v in itertools.compress(self._changing.state, changes)])
             write_tested(self.strategy, self._layer_state, changes, sums, values.state)
@@ -333,7 +332,7 @@ class Supervised:
         """Return what a training step on a shard minimizes, computed eagerly with these values; for `mk.checks`."""
         self.prepare(rows)
         place = tf.stack([self.clock.read().count, tf.constant(shard, tf.int64)])
-        return self._functions.objective(weights, state, self.unpack(rows).present, place, training)
+        return self.functions.objective(weights, state, self.unpack(rows).present, place, training)
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Turn totals into Keras's logs: the loss, then each metric."""
@@ -342,12 +341,10 @@ class Supervised:
     def values(self, known: Mapping[int, tf.Tensor] | None = None, *, in_place: bool = False) -> Changing:
         """Read what the computation on a replica depends on, where it is not known by the id of its variable.
 
-        With `in_place`, in replica context, what an update writes in place stays a variable.
+        With `in_place`, in replica context, tables stay variables.
         """
-        known, groups = known or {}, self._changing._replace(slots=[], averages=[])
-        kept = {id(v): own_copy(v, local_replica(self.strategy)) for v in self._in_place if in_place}
-
-        def value(v: Variable) -> tf.Tensor:
-            return kept[id(v)] if id(v) in kept else tf.convert_to_tensor(native(v))
-
-        return Changing(*[[known[id(v)] if id(v) in known else value(v) for v in group] for group in groups])
+        known, groups = dict(known or {}), self._changing._replace(slots=[], averages=[])
+        known |= {id(v): own_copy(v, local_replica(self.strategy)) for v in self._in_place if in_place}
+        return Changing(
+            *[[known[id(v)] if id(v) in known else tf.convert_to_tensor(native(v)) for v in group] for group in groups]
+        )

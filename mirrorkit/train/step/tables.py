@@ -8,24 +8,28 @@ weight and slots is held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums, Variable
+from mirrorkit.errors import StepError
 from mirrorkit.optim import ByRows, Packed, functional_apply, slots_by_name, treats_numbers_alike
-from mirrorkit.strategy import is_on_own_devices, is_tpu
-from mirrorkit.train.keras_model.layer_state import layers_of
+from mirrorkit.strategy import class_name, has_copies, is_tpu, replica_devices
+from mirrorkit.train.keras_model.layer_state import LayerState, layers_of
 from mirrorkit.train.reduce.rows import SummedRows, dense_of, summed
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.changing import Changing, none_where_kept
+from mirrorkit.train.step.devices import are_placed
 from mirrorkit.train.step.facts import TraceFacts
 from mirrorkit.train.step.loss_scale import only_if
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.replicated_optimizer import Gradient, Kept, ReplicatedOptimizer
 
+LAZY = "lazy"  # of `Step(sparse_embeddings=)`
+_WITHOUT = "Leave out sparse_embeddings: then tables are updated as Keras updates them."
 _LARGE = 2**20  # bytes from which on a weight is a table
 _BLOCK = 2**22  # bytes of a table that are updated at a time
 
@@ -39,17 +43,26 @@ class RowGradient(NamedTuple):
 
 
 class TableOptimizer(ReplicatedOptimizer):
-    """An optimizer with all slots on each replica, which updates `tables`, weights by their numbers, in place."""
+    """An optimizer with all slots on each replica, which updates `tables`, weights by their numbers, in place.
+
+    With `lazy` a row changes in those steps alone that look it up.
+    """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, optimizer: KerasOptimizer, model: KerasModel, tables: Sequence[int]
+        self,
+        strategy: tf.distribute.Strategy,
+        optimizer: KerasOptimizer,
+        model: KerasModel,
+        tables: Sequence[int],
+        *,
+        lazy: bool,
     ) -> None:
         super().__init__(strategy, optimizer, model)
-        self.tables = tables
+        self.tables, self.lazy = tables, lazy
         self._shapes = [tuple(weight.shape) for weight in model.trainable_variables]
         self._pure: dict[tuple[int, int], tuple[ByRows, TraceOnce]] = {}  # by table and number of rows
-        alone = outside_replica(lambda: [ByRows(optimizer, i, 2).leaves_alone() for i in tables])
-        self._leaves_alone = dict(zip(tables, alone, strict=True))
+        alone = outside_replica(lambda: [lazy or ByRows(optimizer, i, 2).leaves_alone() for i in tables])
+        self._is_by_rows = dict(zip(tables, alone, strict=True))
         lists = slots_by_name(optimizer).values()
         own = {id(of_all[i]) for of_all in lists for i in tables}
         self._slots = [place for place, variable in enumerate(optimizer.variables) if id(variable) in own]
@@ -118,7 +131,7 @@ class TableOptimizer(ReplicatedOptimizer):
             for variable, value in zip([weight, *own], new, strict=True):
                 variable.scatter_update(tf.IndexedSlices(value, ids))
 
-        if isinstance(gradient, RowGradient) and self._leaves_alone[table]:
+        if isinstance(gradient, RowGradient) and self._is_by_rows[table]:
             write(gradient.ids, gradient.values)
             return
         size, width = self._shapes[table]
@@ -159,27 +172,76 @@ class TableOptimizer(ReplicatedOptimizer):
         return self._pure[table, rows]
 
 
+def check(options: Options, optimizer: KerasOptimizer) -> None:
+    """Refuse a way to update tables that is none, or that the other options exclude; before there is a strategy."""
+    asked = options.sparse_embeddings
+    if asked not in (True, False, "auto", LAZY):
+        raise StepError(f'sparse_embeddings is "auto", True, False or "lazy"; found {asked!r}.')
+    if asked in (True, LAZY) and (why := _excluded(options, optimizer)):
+        raise StepError(f"sparse_embeddings={asked!r} was asked for, and {why}. {_WITHOUT}")
+
+
 def tables_of(
     options: Options, strategy: tf.distribute.Strategy, optimizer: KerasOptimizer, model: KerasModel
 ) -> list[int]:
     """Return the numbers of the weights that are updated in place."""
-    if options.ema is not None or options.jit_compile or not is_on_own_devices(strategy) or is_tpu(strategy):
+    asked, weights = options.sparse_embeddings, model.trainable_variables
+    on_cpus = all("CPU" in device for device in replica_devices(strategy))
+    if asked is False or (asked == "auto" and (not on_cpus or _excluded(options, optimizer))):
         return []
-    whole = optimizer.clipnorm or optimizer.global_clipnorm or optimizer.use_ema
-    if not treats_numbers_alike(optimizer) or whole:
-        return []
-    embeddings = {
-        id(weight)
-        for layer in layers_of(model)
-        if isinstance(layer, keras.layers.Embedding)
-        for weight in layer.trainable_variables
-        if tuple(weight.shape) == (layer.input_dim, layer.output_dim) and weight.constraint is None
-    }
-    return [i for i, weight in enumerate(model.trainable_variables) if id(weight) in embeddings and _is_large(weight)]
+    why = None
+    if not has_copies(strategy) or is_tpu(strategy):
+        why = f"{class_name(strategy)} has no copy of the tables on each replica"
+    elif are_placed(strategy, weights):
+        why = "the model is placed on several devices (mk.parallel.Layout)"
+    elif asked == LAZY and LayerState(model).synchronized:
+        why = "synchronized layers compute with the rows of all replicas"
+    least = 0 if asked == LAZY else _LARGE
+    embeddings = {id(weight) for weight in _embeddings(model) if weight.shape[0] * weight.shape[1] * 4 >= least}
+    if not embeddings:
+        size = "" if asked == LAZY else " of 1 MiB or more"
+        why = why or f"the model has no trainable keras.layers.Embedding of float32 without a constraint{size}"
+    if why and asked != "auto":
+        raise StepError(f"sparse_embeddings={asked!r} was asked for, and {why}. {_WITHOUT}")
+    return [] if why else [i for i, weight in enumerate(weights) if id(weight) in embeddings]
 
 
-def _is_large(weight: Variable) -> bool:
-    return bool(weight.dtype == "float32" and weight.shape[0] * weight.shape[1] * 4 >= _LARGE)
+def needs_rows(why: str) -> StepError:
+    """Return the error where it is not known which rows of a table a batch looks up, and the update depends on it."""
+    return StepError(
+        f'sparse_embeddings="lazy" updates the rows that a batch looks up, and {why}. It needs global batches of known '
+        "sizes from a Loop, one for each update, and tables that the model looks up and uses for nothing else: no tied "
+        "weights, no regularizer. Leave out sparse_embeddings: then all rows are updated, as in Keras."
+    )
+
+
+def _excluded(options: Options, optimizer: KerasOptimizer) -> str | None:
+    """Return why these options cannot be with tables that are updated in place; None where they can."""
+    given = {"ema": options.ema, "jit_compile": options.jit_compile, "shard_optimizer": options.shard_optimizer}
+    if options.sparse_embeddings == LAZY:  # which rows were looked up is known for one batch at a time
+        given |= {"accumulate": options.accumulate > 1, "whole_batch": options.whole_batch}
+    for name, value in given.items():
+        if value:
+            return f"{name}={getattr(options, name)} excludes it"
+    for name in ("clipnorm", "global_clipnorm", "use_ema"):
+        if getattr(optimizer, name):
+            return f"{type(optimizer).__name__}({name}={getattr(optimizer, name)}) looks at whole weights"
+    if not treats_numbers_alike(optimizer):
+        return (
+            "it is for optimizers that treat every number of the weights alike, which is known of Keras's own SGD, "
+            "Adam, AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop and Lion; found "
+            f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+        )
+    return None
+
+
+def _embeddings(model: KerasModel) -> Iterator[Variable]:
+    for layer in layers_of(model):
+        if isinstance(layer, keras.layers.Embedding):
+            for weight in layer.trainable_variables:
+                is_table = tuple(weight.shape) == (layer.input_dim, layer.output_dim)
+                if is_table and weight.dtype == "float32" and weight.constraint is None:
+                    yield weight
 
 
 def _of_rows(mean: tf.Tensor | None, rows: SummedRows | None) -> tf.Tensor | RowGradient | None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import tensorflow as tf
 
 from mirrorkit._types import KerasModel, KerasOptimizer
-from mirrorkit.train.step import untrained
+from mirrorkit.train.step import tables, untrained
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.devices import OneDevice
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.replicated_optimizer import ReplicatedOptimizer
 from mirrorkit.train.step.several_devices import SeveralDevices
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
-from mirrorkit.train.step.tables import TableOptimizer, tables_of
+from mirrorkit.train.step.tables import LAZY, TableOptimizer, tables_of
 from mirrorkit.train.step.whole_batch import EachExample, WholeBatch
 
 
@@ -26,6 +26,7 @@ def require_compatible(options: Options, optimizer: KerasOptimizer | None) -> No
         return
     if options.shard_optimizer:
         ShardedOptimizer.check(optimizer)
+    tables.check(options, optimizer)
     if options.whole_batch:
         WholeBatch.check(options, replicas=1)
 
@@ -44,8 +45,9 @@ def make_optimizer(
     """Build the optimizer, in the strategy's scope: which slots a replica has, and which weights it updates."""
     if options.shard_optimizer and strategy.num_replicas_in_sync > 1:  # on one there is nothing to shard
         return ShardedOptimizer(strategy, optimizer, model)
-    if tables := tables_of(options, strategy, optimizer, model):
-        return TableOptimizer(strategy, optimizer, model, tables)
+    if numbers := tables_of(options, strategy, optimizer, model):
+        lazy = options.sparse_embeddings == LAZY
+        return TableOptimizer(strategy, optimizer, model, numbers, lazy=lazy)
     return ReplicatedOptimizer(strategy, optimizer, model)
 
 
