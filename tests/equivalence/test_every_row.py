@@ -77,7 +77,7 @@ def _mean_of_means(step: Any, sums: Any, replica: int) -> Any:
 
 
 def _before_metrics(step: Any) -> int:
-    return totals.FIXED + 2 * len(step._functions.totals.losses.members)
+    return totals.FIXED + 2 * len(step.functions.totals.losses.members)
 
 
 def _clipped_before(option: str) -> Patch:

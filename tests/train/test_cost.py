@@ -56,7 +56,7 @@ def plain_operations(plain: dict[str, Any], make_loop: Any) -> Counter[str]:
 
 
 def _update_of(step: Any) -> Iterator[Any]:
-    return iter(step._functions._new_values._traces.values())
+    return iter(step.functions._new_values._traces.values())
 
 
 def test_a_plain_step_holds_nothing_but_the_step(make_loop: Any) -> None:
@@ -67,11 +67,11 @@ def test_a_plain_step_holds_nothing_but_the_step(make_loop: Any) -> None:
 
     @tf.function(autograph=False)
     def by_hand(weights: Any, slots: Any, gradients: Any, totals: Any) -> Any:
-        denominator, _ = totals[step._functions.facts.divisors[0]], totals[EXAMPLES]
+        denominator, _ = totals[step.functions.facts.divisors[0]], totals[EXAMPLES]
         means = [tf.math.divide_no_nan(gradient, denominator) for gradient in gradients]
-        return mk.optim.functional_apply(step._functions._apply._optimizer, weights, slots, means), totals
+        return mk.optim.functional_apply(step.functions._apply._optimizer, weights, slots, means), totals
 
-    weights, slots = ([tf.convert_to_tensor(v.value) for v in group] for group in step._functions._variables[:2])
+    weights, slots = ([tf.convert_to_tensor(v.value) for v in group] for group in step.functions._variables[:2])
     expected = _operations(by_hand.get_concrete_function(weights, slots, weights, tf.ones([4])).graph)
     (update,) = _update_of(step)
     found = _operations(update.graph)

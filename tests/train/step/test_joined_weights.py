@@ -56,7 +56,7 @@ def _trained(make_loop: Any, numbers: Any, net: Any, options: dict[str, Any]) ->
 
 
 def _operations(loop: Any) -> int:
-    (trace,) = loop.step.for_loop(loop.strategy)._functions._new_values._traces.values()
+    (trace,) = loop.step.for_loop(loop.strategy).functions._new_values._traces.values()
     return sum(op.type not in ("Placeholder", "Const", "Identity") for op in trace.graph.get_operations())
 
 
@@ -76,7 +76,7 @@ def test_same_bits_with_fewer_operations(
 
 def _assert_nothing_is_left_behind(loop: Any) -> None:
     """The optimizer's twin needs variables while the update is traced, and only then."""
-    (trace,) = loop.step.for_loop(loop.strategy)._functions._new_values._traces.values()
+    (trace,) = loop.step.for_loop(loop.strategy).functions._new_values._traces.values()
     assert not trace.variables
     assert not [v for v in loop.step.optimizer.variables if v.name == "joined"]
     assert not [o for o in gc.get_objects() if isinstance(o, keras.Variable) and o.name == "joined"]
