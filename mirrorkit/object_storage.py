@@ -61,6 +61,18 @@ class ObjectStorage:
             return []
         return sorted(os.path.basename(entry["name"]) for entry in found if entry["type"] == "file")
 
+    def paths(self) -> list[str]:
+        """Return the names of all objects, those in folders too, as paths such as "variables/variables.index".
+
+        None where there is no such folder. An object that is at the address itself has the name "".
+        """
+        try:
+            found = self._tried(self._find)
+        except FileNotFoundError:
+            return []
+        objects = [path for path in found if not path.endswith("/")]  # empty ones that stand for folders
+        return sorted(path.removeprefix(self._root).lstrip("/") for path in objects)
+
     def read(self, name: str) -> bytes:
         """Return an object's content; raise a FileNotFoundError where there is none."""
         return bytes(self._tried(self._system.cat_file, self._path(name)))
@@ -102,6 +114,10 @@ class ObjectStorage:
     def _list(self) -> list[dict[str, Any]]:
         self._system.invalidate_cache()
         return list(self._system.ls(self._root, detail=True))
+
+    def _find(self) -> list[str]:
+        self._system.invalidate_cache()
+        return list(self._system.find(self._root))
 
     def _tried(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
         for wait in _WAITS:

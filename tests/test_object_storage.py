@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import mirrorkit as mk
@@ -34,6 +33,9 @@ def test_objects(storage: ObjectStorage, tmp_path: Path) -> None:
     storage.write("two", b"2")
     ObjectStorage("memory://bucket/folder/within").write("three", b"3")
     assert storage.names() == ["one", "two"], "those of folders within are not of this one"
+    assert storage.paths() == ["one", "two", "within/three"]
+    assert ObjectStorage("memory://bucket/folder/one").paths() == [""]
+    assert ObjectStorage("memory://bucket/fold").paths() == []
     storage.download("one", tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == storage.read("one") == b"one"
     storage.remove("one")
@@ -108,13 +110,3 @@ def test_what_is_not_installed_is_named(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(ArgumentError, match=r"fsspec, which is not installed: pip install 'mirrorkit\[cloud\]'"):
         ObjectStorage("s3://bucket/run")
-
-
-def test_a_keras_file_at_an_address(tmp_path: Path) -> None:
-    model, address = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), "memory://bucket/models/m.keras"
-    assert mk.train.export(model, address) == address
-    fsspec.filesystem("memory").get_file("bucket/models/m.keras", tmp_path / "m.keras")
-    for one, other in zip(
-        model.get_weights(), keras.saving.load_model(tmp_path / "m.keras").get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
