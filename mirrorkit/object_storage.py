@@ -11,7 +11,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before a call is made again
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/.*)", re.DOTALL)  # of two letters or more: C:/ is a drive
+_COPY = "Name a local path, and copy what is written there to the address."
 _FINAL = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
@@ -39,6 +40,17 @@ def is_address(path: str | os.PathLike[str]) -> bool:
             f"folder of this name write './{os.fspath(path)}'."
         )
     return found is not None
+
+
+def require_local(what: str, path: str | os.PathLike[str], *, schemes: Collection[str] = (), cure: str = _COPY) -> None:
+    """Refuse an address, but for those that begin with one of `schemes`, such as "gs".
+
+    Raises:
+        ArgumentError: an address, or what begins as one does.
+    """
+    if is_address(path) and (text := os.fspath(path)).partition(":")[0] not in schemes:
+        others = "".join(f", {scheme}://..." for scheme in sorted(filter(None, schemes)))
+        raise ArgumentError(f"{what} writes to local paths{others}; found {text!r}. {cure}")
 
 
 class ObjectStorage:

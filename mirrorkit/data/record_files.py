@@ -27,6 +27,7 @@ from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
 from mirrorkit.data.nests import kind
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.object_storage import require_local
 from mirrorkit.whole import whole_number
 
 
@@ -62,11 +63,13 @@ def write_records(
 
     Raises:
         RecipeError: `num_files` is below 1.
+        ArgumentError: an address; only a local folder is written to.
         DataError: no examples, examples that differ in shape or dtype, several arrays in anything but one dict, labels
             outside the classes, or a set of this name that exists already.
         FileError: the folder cannot be written to, or its disk is full.
     """
     num_files = whole_number("num_files", num_files, RecipeError)
+    require_local("write_records", folder)
     folder = Path(folder).expanduser()
     index_path = folder / (prefix + INDEX_END)
     if isinstance(examples, Split):
