@@ -95,7 +95,11 @@ def test_other_addresses_of_a_callback_are_its_own_affair() -> None:
     class Uploads(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
         address = "s3://bucket/run"
 
-    require_writable([Uploads(), keras.callbacks.RemoteMonitor("http://localhost:9000")])
+    class Elsewhere(keras.callbacks.ModelCheckpoint):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            keras.callbacks.Callback.__init__(self)
+
+    require_writable([Uploads(), Elsewhere(), keras.callbacks.RemoteMonitor("http://localhost:9000")])
     require_local("A path", "C:/runs")
     require_local("A path", "runs/s3:/b")
 

@@ -24,6 +24,6 @@ def require_writable(callbacks: Sequence[Any]) -> None:
         for kind, attribute in _BY_TENSORFLOW.items():
             if isinstance(callback, kind):
                 schemes = tf.io.gfile.get_registered_schemes()
-                require_local(name, getattr(callback, attribute), schemes=schemes, cure=_CURE)
+                require_local(name, getattr(callback, attribute, ""), schemes=schemes, cure=_CURE)
         if isinstance(callback, keras.callbacks.CSVLogger):  # closes its file as only Python's own can be closed
             require_local(name, callback.filename, cure=_CURE)
