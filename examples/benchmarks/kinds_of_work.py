@@ -18,6 +18,7 @@ process. A contender that fails has a row with the first line of its error.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,13 @@ EVERY = [*KINDS, "batch-norm"]
 def main() -> None:
     options = parse()
     rows: list[dict[str, Any]] = []
-    for work, replicas, jobs in comparisons(options):
-        rows += rows_of(work, replicas, measured(jobs, options))
     report = report_of(rows)
+    for work, replicas, jobs in comparisons(options):
+        print(f"{work}, {replicas} replicas", file=sys.stderr, flush=True)
+        rows += rows_of(work, replicas, measured(jobs, options))
+        report = report_of(rows)
+        if options.json:  # so that the figures survive a run that is cut short
+            report.save_json(options.json)
     present(report, options)
     run = Run(kinds.NAME, {"about": report.about, "rows": rows})
     print("", *(line for make, _ in kinds.BLOCKS.values() for line in (*make(run), "")), sep="\n")

@@ -235,6 +235,19 @@ def test_write_makes_the_page_and_the_picture_from_the_run(run, copy, script, ki
     assert "--write" not in page.read_text()
 
 
+def test_a_run_that_is_cut_short_keeps_what_it_has(run, kinds_of_work, monkeypatch, tmp_path):
+    def cut(jobs, options):
+        if next(iter(jobs.values())).arguments["work"] == "lstm":
+            raise KeyboardInterrupt
+        return {name: {"step": [1.0]} for name in jobs}
+
+    monkeypatch.setattr(kinds_of_work, "measured", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run("--kinds tabular lstm --replicas 1")
+    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    assert [(row["work"], row["contender"]) for row in rows] == [("tabular", "loop"), ("tabular", "fit")]
+
+
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
