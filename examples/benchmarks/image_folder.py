@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import tensorflow as tf
-from streaming_memory import peak_bytes
+from peak_memory import peak_bytes
 
 import mirrorkit as mk
 from mirrorkit.bench.report import SPEED_COLUMNS, Column, figures

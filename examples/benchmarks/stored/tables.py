@@ -280,4 +280,3 @@ BLOCKS: dict[str, tuple[Callable[..., list[str]], Sequence[str]]] = {
     "summary": (summary, ["cnn", "linear", "linear-one-device", "records"]),
     "readme": (readme, ["cnn", "linear"]),
 }
-RUNS = sorted({name for _, names in BLOCKS.values() for name in names})
