@@ -17,7 +17,7 @@ from mirrorkit.data.image_listing import Listing, list_classes, list_images
 from mirrorkit.data.nests import Arrays, leaves, pick
 from mirrorkit.data.order import order_of
 from mirrorkit.data.preparation import PreparedRecipe
-from mirrorkit.data.remote_files import RemoteFile, described, is_remote
+from mirrorkit.data.remote_files import RemoteFile, described, is_remote, versions
 from mirrorkit.data.splits import Split, arrays
 from mirrorkit.data.staged_ahead import contents
 from mirrorkit.data.staging import Piece
@@ -51,6 +51,7 @@ class ImageFolder(PreparedRecipe):
 
     Args:
         path: a folder with a folder for each class, whose names in sorted order are the classes; or a list of files.
+            They may be addresses, such as "s3://bucket/flowers" (docs: Data, In a bucket).
             Images in folders within a class folder belong to it. Hidden files, links to folders within a class, and
             files that are not named .bmp, .gif, .jpeg, .jpg or .png are left out; how many, a log line says.
         global_batch_size: examples per step over all replicas together, as in `batches`.
@@ -241,7 +242,7 @@ class ImageFolder(PreparedRecipe):
             names = [path[root:].strip(os.sep) for path in paths]
         else:
             names = [os.path.basename(path) for path in paths]
-        crc = zlib.crc32("\0".join(names).encode())
+        crc = zlib.crc32("\0".join([*names, versions(paths)]).encode())
         for label in [] if self.labels is None else tf.nest.flatten(self.labels):
             crc = zlib.crc32(label.tobytes(), crc)
         return crc

@@ -19,7 +19,7 @@ from mirrorkit.data.parquet_reading import Table, damaged
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.record_files import matching
 from mirrorkit.data.record_streams import Streams, draw_streams
-from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, in_parallel, size_of
+from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, in_parallel, size_of, versions
 from mirrorkit.data.tfrecords import say_once
 from mirrorkit.errors import DataError, MirrorkitError, RecipeError
 from mirrorkit.object_storage import is_address
@@ -50,7 +50,8 @@ class Parquet(PreparedRecipe):
     shuffled, nothing but the streams that have rows of its replicas.
 
     Args:
-        files: a file, a folder, a pattern such as "sales/2024-*.parquet", or a list of files.
+        files: a file, a folder, a pattern such as "sales/2024-*.parquet", or a list of files; or addresses of these,
+            such as "s3://bucket/sales" (docs: Data, In a bucket).
         global_batch_size: examples per step over all replicas together, as in `batches`.
         shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
         x: the columns of the inputs: a list of names, or one name. None takes all that are neither `y` nor weights.
@@ -137,7 +138,8 @@ class Parquet(PreparedRecipe):
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
         files = [(os.path.basename(file), size_of(file)) for file in self._table.files]
         footers = zlib.crc32(repr([footer.to_dict() for footer in self._table.footers[:1]]).encode())
-        return f"{super().identity(epoch, start)} {self.shuffle_buffer} {self._table.columns} {files} {footers}"
+        found = f"{self.shuffle_buffer} {self._table.columns} {files} {footers} {versions(self._table.files)}"
+        return f"{super().identity(epoch, start)} {found}"
 
     def _read(self, rows: parquet_reading.Rows, epoch: int, start: int) -> Iterator[tuple[np.ndarray, ...]]:
         table, numbers = self._table, {"seed": self.seed, "epoch": epoch}

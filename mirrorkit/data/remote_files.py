@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import posixpath
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -183,6 +184,12 @@ def require_unchanged(file: RemoteFile) -> None:
     if found != file.size or (mark and mark != file.mark):
         how = f"{found} bytes instead of {file.size}" if found != file.size else f"{mark} instead of {file.mark}"
         raise DataError(f"{file} was replaced while it is in use: found {how}. {_CHANGED}")
+
+
+def versions(files: Iterable[str]) -> str:
+    """Return what is another text where one of these files is another version; "" for files on this machine."""
+    marks = [file.mark for file in files if isinstance(file, RemoteFile)]
+    return f"{zlib.crc32(repr(marks).encode()):08x}" if marks else ""
 
 
 class RemoteReader(io.RawIOBase):

@@ -20,7 +20,7 @@ from mirrorkit.data.record_index import RecordIndex
 from mirrorkit.data.record_lengths import count_by_reading, first_length, first_record
 from mirrorkit.data.record_reading import Rows, as_written, shuffled
 from mirrorkit.data.record_streams import Streams, draw_streams
-from mirrorkit.data.remote_files import opened, size_of
+from mirrorkit.data.remote_files import opened, size_of, versions
 from mirrorkit.data.staging import local
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.whole import is_whole, whole_number
@@ -55,7 +55,8 @@ class Records(PreparedRecipe):
     have these rows.
 
     Args:
-        source: a folder with one set, its index file, or a pattern such as "imagenet/train-*". Files from elsewhere
+        source: a folder with one set, its index file, or a pattern such as "imagenet/train-*"; or an address of these,
+            such as "s3://bucket/train-*" (docs: Data, In a bucket). Files from elsewhere
             hold `image/encoded` (JPEG or PNG, all of one shape) and `image/class/label`; or anything, with `decode`.
             Gzip is recognised.
         global_batch_size: examples per step over all replicas together, as in `batches`.
@@ -240,7 +241,9 @@ class Records(PreparedRecipe):
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
         files = [(os.path.basename(file), size_of(file)) for file in self.files]
         first = first_record(self.files[0], self.compression) or b""
-        return f"{super().identity(epoch, start)} {self.shuffle_buffer} {files} {zlib.crc32(first)}"
+        return (
+            f"{super().identity(epoch, start)} {self.shuffle_buffer} {files} {zlib.crc32(first)}{versions(self.files)}"
+        )
 
     @property
     def order_version(self) -> int:

@@ -162,6 +162,7 @@ def test_what_a_killed_download_leaves_is_never_read(cache, bucket):
         assert process.stdout is not None
         assert process.stdout.readline() == b"half\n"
         assert list(held(cache).values()) == [50]
+        assert not (cache.folder / cache._path(piece).name).exists()
         process.send_signal(signal.SIGKILL)
     assert cache.content(piece) == bytes(range(100))
     assert list(held(cache).values()) == [100]
