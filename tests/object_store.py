@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ class Network:
         self.broken, self.busy, self.delay = broken, busy, delay
         self.faults = 0  # that have happened
         self.uploads = 0  # that have begun
+        self.asked: Counter[tuple[str, str]] = Counter()  # how often: what GET requests ask for, and which bytes of it
         self._server, self._random, self._objects = server, random.Random(0), objects.encode()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
@@ -68,6 +71,9 @@ class Network:
         with contextlib.suppress(OSError):
             is_object, pieces = False, -1
             while piece := one.recv(2**16):
+                if piece.startswith(b"GET "):
+                    bytes_of = re.search(rb"\r\nrange: ([^\r]*)", piece, re.IGNORECASE)
+                    self.asked[piece.split(b" ")[1].decode(), bytes_of[1].decode() if bytes_of else ""] += 1
                 if piece.startswith(_BEGIN):
                     is_object = piece.startswith(b"PUT ") and self._objects in piece.partition(b"\r\n")[0]
                     self.uploads += is_object

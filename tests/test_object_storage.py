@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,10 @@ def test_what_the_network_makes_fail_is_tried_again(storage: ObjectStorage, monk
             raise failure
 
     monkeypatch.setattr(system, "pipe_file", pipe_file)
+    drawn = random.getstate()
     storage.write("a", b"1")
     assert (storage.read("a"), len(waits)) == (b"1", 2)
+    assert random.getstate() == drawn, "the seeds that Keras draws do not depend on the network"
     assert storage.create("b", b"mine"), "the call that was made again finds its own object"
     assert not storage.create("b", b"theirs")
     assert 0.5 * 0.5 <= waits[0] <= 1.5 * 0.5 <= 1.5 * waits[1]

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from mirrorkit.data.disk import reason
 from mirrorkit.data.distribution import untuned
-from mirrorkit.errors import RecipeError
+from mirrorkit.data.remote_files import content_of, is_remote
+from mirrorkit.errors import MirrorkitError, RecipeError
 from mirrorkit.whole import whole_number
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
@@ -58,35 +59,37 @@ class ImageFormat:
         """How many numbers a pixel has."""
         return CHANNELS[self.color_mode]
 
-    def batch(self, paths: tf.Tensor) -> tf.Tensor:
+    def batch(self, paths: tf.Tensor, contents: tf.Tensor | None = None) -> tf.Tensor:
         """Return the images of these files, uint8 [N, H, W, C]; an error names the file that has none.
 
-        To name it costs nothing where there is none: the second dataset, which reads file by file, is not begun.
+        To name it costs nothing where there is none: the second dataset, which reads file by file, is not begun. The
+        `contents` of files that TensorFlow cannot read are beside their paths.
         """
-        whole = tf.data.Dataset.from_tensors(paths).map(self._images).ignore_errors()
-        one_by_one = tf.data.Dataset.from_tensors(paths).map(self._one_by_one)
+        given = tf.data.Dataset.from_tensors((paths,) if contents is None else (paths, contents))
+        whole = given.map(self._images).ignore_errors()
+        one_by_one = given.map(self._one_by_one)
         return whole.concatenate(one_by_one).take(1).get_single_element()
 
-    def damaged(self, paths: tf.Tensor) -> list[int]:
+    def damaged(self, paths: tf.Tensor, contents: tf.Tensor | None = None) -> list[int]:
         """Return the numbers of the files that cannot be decoded; all are read, in parallel."""
-        numbered = tf.data.Dataset.from_tensor_slices(paths).enumerate()
+        numbered = tf.data.Dataset.from_tensor_slices((paths,) if contents is None else (paths, contents)).enumerate()
 
         @tf.autograph.experimental.do_not_convert
-        def decoded(number: tf.Tensor, path: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return number, tf.shape(_decoded(path, 0))  # or TensorFlow would leave out the decoding
+        def decoded(number: tf.Tensor, file: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, tf.Tensor]:
+            return number, tf.shape(_decoded(_content(*file), 0))  # or TensorFlow would leave out the decoding
 
         whole = numbered.map(decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False).ignore_errors()
         found = {int(number) for numbers, _ in untuned(whole.batch(1024)) for number in numbers.numpy()}
         return sorted({*range(len(paths))} - found)
 
-    def _images(self, paths: tf.Tensor) -> tf.Tensor:
+    def _images(self, paths: tf.Tensor, *contents: tf.Tensor) -> tf.Tensor:
         spec = tf.TensorSpec(self.shape, tf.uint8)
-        images = tf.map_fn(self._image, paths, fn_output_signature=spec)
+        images = tf.map_fn(lambda file: self._image(*file), (paths, *contents), fn_output_signature=spec)
         return tf.ensure_shape(images, [paths.shape[0], *self.shape])
 
-    def _one_by_one(self, paths: tf.Tensor) -> tf.Tensor:
-        numbered = tf.data.Dataset.from_tensor_slices(paths).enumerate()
-        decoded = numbered.map(lambda number, path: (number, self._image(path))).ignore_errors()
+    def _one_by_one(self, paths: tf.Tensor, *contents: tf.Tensor) -> tf.Tensor:
+        numbered = tf.data.Dataset.from_tensor_slices((paths, *contents)).enumerate()
+        decoded = numbered.map(lambda number, file: (number, self._image(*file))).ignore_errors()
         count = tf.size(paths, tf.int64)
         none = tf.data.Dataset.from_tensors((tf.constant(-1, tf.int64), tf.zeros(self.shape, tf.uint8))).repeat()
         numbers, images = decoded.concatenate(none).batch(count).take(1).get_single_element()
@@ -95,8 +98,8 @@ class ImageFormat:
         with tf.control_dependencies([asserted]):
             return tf.ensure_shape(images, [paths.shape[0], *self.shape])
 
-    def _image(self, path: tf.Tensor) -> tf.Tensor:
-        return self._resized(_decoded(path, self.channels))
+    def _image(self, path: tf.Tensor, *content: tf.Tensor) -> tf.Tensor:
+        return self._resized(_decoded(_content(path, *content), self.channels))
 
     def _resized(self, image: tf.Tensor) -> tf.Tensor:
         """Resize as Keras's `image_dataset_from_directory` does, and round."""
@@ -120,26 +123,38 @@ def undecodable_image(message: str) -> str | None:
     found = _FAILED.search(message)
     if not found:
         return None
+    path, channels = found[1], int(found[2])
     try:
-        _decoded(tf.constant(found[1]), int(found[2]))
-        why = "it could be decoded the next time"
+        content = tf.constant(content_of(path)) if is_remote(path) else tf.io.read_file(path)
+        why = _fault(content, channels) or "it could be decoded the next time"
+        if _fault(content, channels) and not _fault(content, 0):
+            return f"{path} is whole, but cannot be decoded with this color_mode: {why}. Choose another one."
+    except MirrorkitError as error:
+        return str(error)
     except tf.errors.OpError as error:
         why = reason(error)
-        try:
-            _decoded(tf.constant(found[1]), 0)
-        except tf.errors.OpError:
-            pass
-        else:
-            return f"{found[1]} is whole, but cannot be decoded with this color_mode: {why}. Choose another one."
     return (
-        f"{found[1]} cannot be read, or decoded as an image: {why}. Replace or delete it, or let image_folder leave "
+        f"{path} cannot be read, or decoded as an image: {why}. Replace or delete it, or let image_folder leave "
         "out such files: skip_corrupt=True."
     )
 
 
-def _decoded(path: tf.Tensor, channels: int) -> tf.Tensor:
-    """The image in a file, uint8 [H, W, C]; of an animation the first one."""
-    image = tf.io.decode_image(tf.io.read_file(path), channels=channels, expand_animations=False)
+def _fault(content: tf.Tensor, channels: int) -> str:
+    """Why a content cannot be decoded; "" where it can."""
+    try:
+        _decoded(content, channels)
+    except tf.errors.OpError as error:
+        return reason(error)
+    return ""
+
+
+def _content(path: tf.Tensor, content: tf.Tensor | None = None) -> tf.Tensor:
+    return tf.io.read_file(path) if content is None else content
+
+
+def _decoded(content: tf.Tensor, channels: int) -> tf.Tensor:
+    """The image in the content of a file, uint8 [H, W, C]; of an animation the first one."""
+    image = tf.io.decode_image(content, channels=channels, expand_animations=False)
     return tf.ensure_shape(image, [None, None, channels or None])
 
 

@@ -17,13 +17,17 @@ from mirrorkit.data.image_listing import Listing, list_classes, list_images
 from mirrorkit.data.nests import Arrays, leaves, pick
 from mirrorkit.data.order import order_of
 from mirrorkit.data.preparation import PreparedRecipe
+from mirrorkit.data.remote_files import RemoteFile, described, is_remote, versions
 from mirrorkit.data.splits import Split, arrays
+from mirrorkit.data.staged_ahead import contents
+from mirrorkit.data.staging import Piece
 from mirrorkit.errors import DataError, RecipeError
 
 _log = logging.getLogger("mirrorkit")
 
 _SUBSETS = ("training", "validation")
 _TOLD = 3  # names in a message
+_TOGETHER = 4096  # files that are decoded before the first epoch
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +51,7 @@ class ImageFolder(PreparedRecipe):
 
     Args:
         path: a folder with a folder for each class, whose names in sorted order are the classes; or a list of files.
+            They may be addresses, such as "s3://bucket/flowers" (docs: Data, In a bucket).
             Images in folders within a class folder belong to it. Hidden files, links to folders within a class, and
             files that are not named .bmp, .gif, .jpeg, .jpg or .png are left out; how many, a log line says.
         global_batch_size: examples per step over all replicas together, as in `batches`.
@@ -97,6 +102,7 @@ class ImageFolder(PreparedRecipe):
     skipped: tuple[str, ...] = field(init=False, default=())
     _format: ImageFormat = field(init=False, repr=False)
     _paths: tf.Tensor = field(init=False, repr=False)  # strings [N]
+    _pieces: tf.Tensor | None = field(init=False, repr=False)  # of files at addresses, as texts [N]
     _split: Split = field(init=False, repr=False)  # whose inputs are the places of the paths
     _crc: int = field(init=False, repr=False)  # of the names and labels
 
@@ -117,7 +123,7 @@ class ImageFolder(PreparedRecipe):
             split = self._readable(listing.paths, split)
         paths = [listing.paths[place] for place in split.inputs]
         with tf.init_scope(), tf.device("CPU:0"):
-            self._set(_paths=tf.constant(paths, tf.string), _split=split)
+            self._set(_paths=tf.constant([*map(str, paths)], tf.string), _pieces=_pieces(paths), _split=split)
         self._set(labels=split.labels, class_names=listing.class_names)
         self._set(_crc=self._crc_of(paths))
         self._settle(len(split), [None, *self._format.shape])
@@ -158,7 +164,7 @@ class ImageFolder(PreparedRecipe):
             first, length = step * self.global_batch_size + rows.made_first, rows.made_end - rows.made_first
             places = tf.slice(order, [first], [length])
             of_rows = tf.nest.map_structure(lambda tensor: tf.gather(tensor, places), labels)
-            element = (self._format.batch(tf.gather(self._paths, places)), *of_rows)
+            element = (self._images(places), *of_rows)
             return self.finish(element, epoch=epoch, step=step, rows=rows if input_context else None)
 
         steps = tf.data.Dataset.range(start, self.steps_per_epoch)
@@ -175,7 +181,11 @@ class ImageFolder(PreparedRecipe):
 
     def _first_examples(self, number: int) -> tuple[Any, ...]:
         rows = pick(self._split.as_element(), slice(number))
-        return (self._format.batch(self._paths[:number]).numpy(), *rows[1:])
+        return (self._images(tf.range(number)).numpy(), *rows[1:])
+
+    def _images(self, places: tf.Tensor) -> tf.Tensor:
+        contents = None if self._pieces is None else _contents(tf.gather(self._pieces, places))
+        return self._format.batch(tf.gather(self._paths, places), contents)
 
     def _listed(self) -> Listing:
         inferred = isinstance(self.labels, str)
@@ -192,6 +202,8 @@ class ImageFolder(PreparedRecipe):
                 )
             return list_images(folder)
         paths = [os.path.expanduser(os.fspath(path)) for path in self.path]
+        if any(map(is_remote, paths)):
+            paths = [*described(paths)]
         if not paths:
             raise DataError("image_folder was given an empty list of files.")
         if inferred:
@@ -207,7 +219,13 @@ class ImageFolder(PreparedRecipe):
     def _readable(self, paths: list[str], split: Split) -> Split:
         """Leave out the files that cannot be decoded."""
         _log.info("Decoding %d files once, to find those that are corrupt.", len(split))
-        numbers = self._format.damaged(tf.constant([paths[place] for place in split.inputs], tf.string))
+        numbers = []
+        for first in range(0, len(split), _TOGETHER):
+            some = [paths[place] for place in split.inputs[first : first + _TOGETHER]]
+            pieces = _pieces(some)
+            contents = None if pieces is None else _contents(pieces)  # a file that does not come is not a corrupt one
+            found = self._format.damaged(tf.constant([*map(str, some)], tf.string), contents)
+            numbers += [first + number for number in found]
         if not numbers:
             return split
         self._set(skipped=tuple(paths[split.inputs[number]] for number in numbers))
@@ -224,13 +242,26 @@ class ImageFolder(PreparedRecipe):
             names = [path[root:].strip(os.sep) for path in paths]
         else:
             names = [os.path.basename(path) for path in paths]
-        crc = zlib.crc32("\0".join(names).encode())
+        crc = zlib.crc32("\0".join([*names, versions(paths)]).encode())
         for label in [] if self.labels is None else tf.nest.flatten(self.labels):
             crc = zlib.crc32(label.tobytes(), crc)
         return crc
 
 
 image_folder = ImageFolder
+
+
+def _pieces(paths: Sequence[str]) -> tf.Tensor | None:
+    """Return files at addresses as texts; None for others."""
+    if not isinstance(paths[0], RemoteFile):
+        return None
+    return tf.constant([Piece.whole(path).as_text() for path in paths if isinstance(path, RemoteFile)], tf.string)
+
+
+def _contents(pieces: tf.Tensor) -> tf.Tensor:
+    """Return the contents of files at addresses, in the cache or from their store."""
+    found = tf.numpy_function(lambda texts: np.array(contents(texts), object), [pieces], tf.string, stateful=False)
+    return tf.ensure_shape(found, pieces.shape)
 
 
 def _check_subset(validation_split: float | None, subset: str | None) -> None:

@@ -220,7 +220,6 @@ def test_what_is_no_table_is_refused(tmp_path, monkeypatch):
         (tmp_path / "nothing", "no Parquet file of that name or pattern"),
         (tmp_path / "set", r"but the folder day=1; .*set/\*/\*\.parquet"),
         ([], "empty list of files"),
-        ("gs://bucket/a.parquet", "reads local files"),
         (tmp_path / "empty", "The set holds no example"),
     ):
         with pytest.raises(DataError, match=words):
