@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.data.distribution import uncopied
 from mirrorkit.data.image_decoding import ImageFormat
 from mirrorkit.data.image_listing import Listing, list_classes, list_images
 from mirrorkit.data.nests import Arrays, leaves, pick
-from mirrorkit.data.order import order_of
-from mirrorkit.data.preparation import PreparedRecipe
+from mirrorkit.data.order import Numbered
 from mirrorkit.data.splits import Split, arrays
 from mirrorkit.errors import DataError, RecipeError
 
@@ -27,7 +27,7 @@ _TOLD = 3  # names in a message
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFolder(PreparedRecipe):
+class ImageFolder(Numbered):
     """A recipe like `batches`, for image files; memory holds their paths and a few batches.
 
     `mk.data.image_folder` is this class. Its arguments are the recipe's attributes; where the thing is the same, they
@@ -135,10 +135,6 @@ class ImageFolder(PreparedRecipe):
         """The files, in the order of an epoch that is not shuffled."""
         return [path.decode() for path in self._paths.numpy()]
 
-    def order(self, epoch: int) -> np.ndarray:
-        """The examples of `epoch` in their order, as indices into `file_paths`, int64 [N]."""
-        return order_of(self.num_examples, shuffle=self.shuffle, key=[self.seed, epoch])
-
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
@@ -162,12 +158,7 @@ class ImageFolder(PreparedRecipe):
             return self.finish(element, epoch=epoch, step=step, rows=rows if input_context else None)
 
         steps = tf.data.Dataset.range(start, self.steps_per_epoch)
-        batch = self._without_autograph(batch)
-        batches = steps.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(self.prefetch)
-        # or tf.data would rewrite the pipeline, and copy all tensors that it refers to, the paths
-        options = tf.data.Options()
-        options.experimental_optimization.apply_default_optimizations = False
-        return batches.with_options(options)
+        return uncopied(self._made(steps, batch))
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""

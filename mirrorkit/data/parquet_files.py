@@ -127,9 +127,7 @@ class Parquet(PreparedRecipe):
             rows = None if input_context is None else self.rows_of(step, input_context)
             return self.finish(self._element(columns), epoch=epoch, step=step, rows=rows)
 
-        batch = self._without_autograph(batch)
-        numbered = read.enumerate(start).map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return numbered.prefetch(self.prefetch)
+        return self._made(read.enumerate(start), batch)
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
