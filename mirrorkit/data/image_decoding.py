@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from mirrorkit.errors import RecipeError
 from mirrorkit.whole import whole_number
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
+JPEG_RATIOS = (1, 2, 4, 8)  # of TensorFlow's `decode_jpeg`
 
 _SMOOTHING = ("gaussian", "mitchellcubic")  # these change an image of the size too
 
@@ -33,6 +35,7 @@ class ImageFormat:
     interpolation: str
     crop_to_aspect_ratio: bool
     pad_to_aspect_ratio: bool
+    max_jpeg_ratio: int
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -47,6 +50,14 @@ class ImageFormat:
                 raise RecipeError(f"{name} must be one of {', '.join(values)}; found {getattr(self, name)!r}.")
         if self.crop_to_aspect_ratio and self.pad_to_aspect_ratio:
             raise RecipeError("Ask for crop_to_aspect_ratio or pad_to_aspect_ratio, not for both.")
+        if self.max_jpeg_ratio not in JPEG_RATIOS:
+            ratios = ", ".join(map(str, JPEG_RATIOS))
+            raise RecipeError(f"max_jpeg_ratio must be one of {ratios}; found {self.max_jpeg_ratio!r}.")
+        if self.max_jpeg_ratio > 1 and self.color_mode == "rgba":
+            raise RecipeError(
+                f'max_jpeg_ratio={self.max_jpeg_ratio} and color_mode="rgba" exclude each other: JPEG files have no '
+                "fourth channel, and only they can be decoded at a smaller size. Leave out one of the two."
+            )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -73,7 +84,7 @@ class ImageFormat:
 
         @tf.autograph.experimental.do_not_convert
         def decoded(number: tf.Tensor, path: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return number, tf.shape(_decoded(path, 0))  # or TensorFlow would leave out the decoding
+            return number, tf.shape(_decoded(tf.io.read_file(path), 0))  # or TensorFlow would leave out the decoding
 
         whole = numbered.map(decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False).ignore_errors()
         found = {int(number) for numbers, _ in untuned(whole.batch(1024)) for number in numbers.numpy()}
@@ -96,7 +107,25 @@ class ImageFormat:
             return tf.ensure_shape(images, [paths.shape[0], *self.shape])
 
     def _image(self, path: tf.Tensor) -> tf.Tensor:
-        return self._resized(_decoded(path, self.channels))
+        return self._resized(self._read(path))
+
+    def _read(self, path: tf.Tensor) -> tf.Tensor:
+        """The image in a file, uint8 [H, W, C]; that of a large JPEG file reduced, where that was asked for."""
+        content = tf.io.read_file(path)
+        if self.max_jpeg_ratio == 1:
+            return _decoded(content, self.channels)
+        whole = functools.partial(_decoded, content, self.channels)
+        return tf.cond(tf.io.is_jpeg(content), functools.partial(self._reduced, content), whole)
+
+    def _reduced(self, content: tf.Tensor) -> tf.Tensor:
+        """The image of a JPEG file at the largest ratio at which it is no smaller than `image_size`."""
+        ratios = [ratio for ratio in JPEG_RATIOS if ratio <= self.max_jpeg_ratio]
+        size = tf.io.extract_jpeg_shape(content)[:2]  # the JPEG library divides it and rounds up
+        fits = [tf.reduce_all(-(-size // ratio) >= self.image_size) for ratio in ratios[1:]]
+        return tf.switch_case(
+            tf.reduce_sum(tf.cast(fits, tf.int32)),
+            [lambda ratio=ratio: tf.io.decode_jpeg(content, self.channels, ratio) for ratio in ratios],
+        )
 
     def _resized(self, image: tf.Tensor) -> tf.Tensor:
         """Resize as Keras's `image_dataset_from_directory` does, and round."""
@@ -121,12 +150,12 @@ def undecodable_image(message: str) -> str | None:
     if not found:
         return None
     try:
-        _decoded(tf.constant(found[1]), int(found[2]))
+        _decoded(tf.io.read_file(found[1]), int(found[2]))
         why = "it could be decoded the next time"
     except tf.errors.OpError as error:
         why = reason(error)
         try:
-            _decoded(tf.constant(found[1]), 0)
+            _decoded(tf.io.read_file(found[1]), 0)
         except tf.errors.OpError:
             pass
         else:
@@ -137,9 +166,9 @@ def undecodable_image(message: str) -> str | None:
     )
 
 
-def _decoded(path: tf.Tensor, channels: int) -> tf.Tensor:
-    """The image in a file, uint8 [H, W, C]; of an animation the first one."""
-    image = tf.io.decode_image(tf.io.read_file(path), channels=channels, expand_animations=False)
+def _decoded(content: tf.Tensor, channels: int) -> tf.Tensor:
+    """The image in a file's content, uint8 [H, W, C]; of an animation the first one."""
+    image = tf.io.decode_image(content, channels=channels, expand_animations=False)
     return tf.ensure_shape(image, [None, None, channels or None])
 
 

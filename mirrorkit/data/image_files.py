@@ -63,6 +63,9 @@ class ImageFolder(Numbered):
         crop_to_aspect_ratio: resize the largest part of `image_size`'s proportions, from the middle. By default the
             whole image is stretched.
         pad_to_aspect_ratio: keep the image's proportions, and fill up with zeros on both sides.
+        max_jpeg_ratio: with 2, 4 or 8, large JPEG files are decoded at a half, a quarter or an eighth of their height
+            and width, at most, before they are resized. It takes less time and gives other pixels. Each file gets the
+            largest ratio at which it is no smaller than `image_size`; files of other kinds are decoded whole.
         validation_split: the part of the images, between 0 and 1, that is for validation. Which ones depends on their
             number alone, neither on `seed` nor on `shuffle`: the two subsets never share one.
         subset: with `validation_split`, "training" or "validation".
@@ -91,6 +94,7 @@ class ImageFolder(Numbered):
     interpolation: str = "bilinear"
     crop_to_aspect_ratio: bool = False
     pad_to_aspect_ratio: bool = False
+    max_jpeg_ratio: int = 1
     validation_split: float | None = None
     subset: str | None = None
     skip_corrupt: bool = False
