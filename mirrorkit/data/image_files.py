@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.data.disk import path_of, paths_of
 from mirrorkit.data.distribution import uncopied
 from mirrorkit.data.image_decoding import ImageFormat
 from mirrorkit.data.image_listing import Listing, list_classes, list_images
-from mirrorkit.data.nests import Arrays, leaves, pick
+from mirrorkit.data.nests import Arrays, checked, leaves, pick
 from mirrorkit.data.order import Numbered
 from mirrorkit.data.splits import Split, arrays
 from mirrorkit.errors import DataError, RecipeError
@@ -177,7 +178,7 @@ class ImageFolder(Numbered):
         if inferred and self.labels != "inferred":
             raise RecipeError(f'labels must be "inferred", None or an array, found {self.labels!r}.')
         if isinstance(self.path, (str, os.PathLike)):
-            folder = os.path.expanduser(os.fspath(self.path))
+            folder = path_of("image_folder", self.path)
             if inferred:
                 return list_classes(folder, self.class_names)
             if self.labels is not None:
@@ -186,7 +187,7 @@ class ImageFolder(Numbered):
                     "files: image_folder(paths, labels=labels, ...)."
                 )
             return list_images(folder)
-        paths = [os.path.expanduser(os.fspath(path)) for path in self.path]
+        paths = paths_of("image_folder", self.path)
         if not paths:
             raise DataError("image_folder was given an empty list of files.")
         if inferred:
@@ -194,8 +195,9 @@ class ImageFolder(Numbered):
                 "image_folder was given a list of files without labels. Pass labels=, one for each, or labels=None for "
                 "batches without labels."
             )
-        for name, leaf in () if self.labels is None else leaves("labels", self.labels):
-            if hasattr(leaf, "__len__") and len(leaf) != len(paths):
+        made = {} if self.labels is None else checked({"files": np.arange(len(paths)), "labels": self.labels})
+        for name, leaf in leaves("labels", made.get("labels", ())):
+            if len(leaf) != len(paths):
                 raise DataError(f"image_folder was given {len(paths)} files, but {name} holds {len(leaf)}.")
         return Listing(paths, self.labels, None if self.class_names is None else tuple(self.class_names))
 

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data import parquet_reading
+from mirrorkit.data.disk import paths_of
 from mirrorkit.data.parquet_columns import Column, column_of, missing, pyarrow
 from mirrorkit.data.parquet_reading import Table, damaged
 from mirrorkit.data.preparation import PreparedRecipe
@@ -218,7 +219,7 @@ def _several(part: Names) -> Sequence[str]:
 def _found(files: Any) -> tuple[str, ...]:
     """The paths of the files that were meant, sorted but for a list."""
     several = not isinstance(files, (str, os.PathLike))
-    found = tuple(os.path.expanduser(os.fspath(file)) for file in (files if several else [files]))
+    found = tuple(paths_of("parquet", files))
     if not found:
         raise DataError("parquet was given an empty list of files.")
     for file in found:
@@ -266,6 +267,11 @@ def _require_one_schema(files: Sequence[str], schemas: Sequence[Any], names: Seq
         for name in names:
             if name not in schema.names:
                 raise DataError(f"{file} has no column {name!r}. Its columns are {', '.join(schema.names)}.")
+            if (number := schema.names.count(name)) > 1:
+                raise DataError(
+                    f"{file} has {number} columns of the name {name!r}. Write it again with a name for each, "
+                    "table.rename_columns([...]), or choose other columns: x=[...]."
+                )
             found, first = schema.field(name).type, schemas[0].field(name).type
             if found != first:
                 raise DataError(

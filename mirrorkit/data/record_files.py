@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.disk import crc32, file_errors
+from mirrorkit.data.disk import crc32, file_errors, path_of
 from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
 from mirrorkit.data.nests import kind
 from mirrorkit.data.splits import Split
@@ -67,7 +67,7 @@ def write_records(
         FileError: the folder cannot be written to, or its disk is full.
     """
     num_files = whole_number("num_files", num_files, RecipeError)
-    folder = Path(folder).expanduser()
+    folder = Path(path_of("write_records", folder))
     index_path = folder / (prefix + INDEX_END)
     if isinstance(examples, Split):
         num_classes = examples.num_classes if num_classes is None else num_classes
@@ -102,7 +102,7 @@ def write_records(
 
 def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
     """Find the one set that a folder or a pattern means: `(index, [])`, or `(None, files)` of a set from elsewhere."""
-    given = os.path.expanduser(os.fspath(source))
+    given = path_of("records", source)
     whole_folder = tf.io.gfile.isdir(given)
     names = _listed(given, "*") if whole_folder else matching(given)
     indices = [name for name in names if name.endswith(INDEX_END)]
