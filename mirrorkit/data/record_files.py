@@ -199,7 +199,7 @@ def _write(
             }
             record = tf.train.Example(features=tf.train.Features(feature=feature))
             with on_disk():
-                writers[i % num_files].write(record.SerializeToString())
+                writers[i % num_files].write(record.SerializeToString(deterministic=True))
             counts[i % num_files] += 1
     finally:
         with on_disk():
