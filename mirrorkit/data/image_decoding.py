@@ -107,11 +107,10 @@ class ImageFormat:
             return tf.ensure_shape(images, [paths.shape[0], *self.shape])
 
     def _image(self, path: tf.Tensor) -> tf.Tensor:
-        return self._resized(self._read(path))
+        return self._resized(self._decode(tf.io.read_file(path)))
 
-    def _read(self, path: tf.Tensor) -> tf.Tensor:
-        """The image in a file, uint8 [H, W, C]; that of a large JPEG file reduced, where that was asked for."""
-        content = tf.io.read_file(path)
+    def _decode(self, content: tf.Tensor) -> tf.Tensor:
+        """The image in the content of a file, uint8 [H, W, C]; that of a large JPEG reduced, if that was asked for."""
         if self.max_jpeg_ratio == 1:
             return _decoded(content, self.channels)
         whole = functools.partial(_decoded, content, self.channels)
