@@ -118,7 +118,7 @@ def _made(name: str, value: Any, *, opened: bool) -> Arrays:
         raise DataError(f"{name} is not an array: {error}. All examples need the same shape.") from error
     if array.dtype.kind in "SUO" and array.size and isinstance(text := array.flat[0], (str, bytes)):
         raise DataError(
-            f"{name} must hold numbers; found text, the first is {text}. Number classes: class_names, {name} = "
+            f"{name} must hold numbers; found text, the first is {text!s}. Number classes: class_names, {name} = "
             f"np.unique({name}, return_inverse=True). Inputs may be text in mk.data.source."
         )
     if array.dtype.kind not in "biuf":
