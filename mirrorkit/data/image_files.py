@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.data.disk import path_of, paths_of
+from mirrorkit.data.distribution import uncopied
 from mirrorkit.data.image_decoding import ImageFormat
 from mirrorkit.data.image_listing import Listing, list_classes, list_images
-from mirrorkit.data.nests import Arrays, leaves, pick
-from mirrorkit.data.order import order_of
-from mirrorkit.data.preparation import PreparedRecipe
+from mirrorkit.data.nests import Arrays, checked, leaves, pick
+from mirrorkit.data.order import Numbered
 from mirrorkit.data.remote_files import RemoteFile, described, is_remote, versions
 from mirrorkit.data.splits import Split, arrays
 from mirrorkit.data.staged_ahead import contents
@@ -31,7 +32,7 @@ _TOGETHER = 4096  # files that are decoded before the first epoch
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFolder(PreparedRecipe):
+class ImageFolder(Numbered):
     """A recipe like `batches`, for image files; memory holds their paths and a few batches.
 
     `mk.data.image_folder` is this class. Its arguments are the recipe's attributes; where the thing is the same, they
@@ -68,6 +69,9 @@ class ImageFolder(PreparedRecipe):
         crop_to_aspect_ratio: resize the largest part of `image_size`'s proportions, from the middle. By default the
             whole image is stretched.
         pad_to_aspect_ratio: keep the image's proportions, and fill up with zeros on both sides.
+        max_jpeg_ratio: with 2, 4 or 8, large JPEG files are decoded at a half, a quarter or an eighth of their height
+            and width, at most, before they are resized. It takes less time and gives other pixels. Each file gets the
+            largest ratio at which it is no smaller than `image_size`; files of other kinds are decoded whole.
         validation_split: the part of the images, between 0 and 1, that is for validation. Which ones depends on their
             number alone, neither on `seed` nor on `shuffle`: the two subsets never share one.
         subset: with `validation_split`, "training" or "validation".
@@ -96,6 +100,7 @@ class ImageFolder(PreparedRecipe):
     interpolation: str = "bilinear"
     crop_to_aspect_ratio: bool = False
     pad_to_aspect_ratio: bool = False
+    max_jpeg_ratio: int = 1
     validation_split: float | None = None
     subset: str | None = None
     skip_corrupt: bool = False
@@ -141,10 +146,6 @@ class ImageFolder(PreparedRecipe):
         """The files, in the order of an epoch that is not shuffled."""
         return [path.decode() for path in self._paths.numpy()]
 
-    def order(self, epoch: int) -> np.ndarray:
-        """The examples of `epoch` in their order, as indices into `file_paths`, int64 [N]."""
-        return order_of(self.num_examples, shuffle=self.shuffle, key=[self.seed, epoch])
-
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
@@ -168,12 +169,7 @@ class ImageFolder(PreparedRecipe):
             return self.finish(element, epoch=epoch, step=step, rows=rows if input_context else None)
 
         steps = tf.data.Dataset.range(start, self.steps_per_epoch)
-        batch = self._without_autograph(batch)
-        batches = steps.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(self.prefetch)
-        # or tf.data would rewrite the pipeline, and copy all tensors that it refers to, the paths
-        options = tf.data.Options()
-        options.experimental_optimization.apply_default_optimizations = False
-        return batches.with_options(options)
+        return uncopied(self._made(steps, batch))
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
@@ -192,7 +188,7 @@ class ImageFolder(PreparedRecipe):
         if inferred and self.labels != "inferred":
             raise RecipeError(f'labels must be "inferred", None or an array, found {self.labels!r}.')
         if isinstance(self.path, (str, os.PathLike)):
-            folder = os.path.expanduser(os.fspath(self.path))
+            folder = path_of("image_folder", self.path)
             if inferred:
                 return list_classes(folder, self.class_names)
             if self.labels is not None:
@@ -201,7 +197,7 @@ class ImageFolder(PreparedRecipe):
                     "files: image_folder(paths, labels=labels, ...)."
                 )
             return list_images(folder)
-        paths = [os.path.expanduser(os.fspath(path)) for path in self.path]
+        paths = paths_of("image_folder", self.path)
         if any(map(is_remote, paths)):
             paths = [*described(paths)]
         if not paths:
@@ -211,8 +207,9 @@ class ImageFolder(PreparedRecipe):
                 "image_folder was given a list of files without labels. Pass labels=, one for each, or labels=None for "
                 "batches without labels."
             )
-        for name, leaf in () if self.labels is None else leaves("labels", self.labels):
-            if hasattr(leaf, "__len__") and len(leaf) != len(paths):
+        made = {} if self.labels is None else checked({"files": np.arange(len(paths)), "labels": self.labels})
+        for name, leaf in leaves("labels", made.get("labels", ())):
+            if len(leaf) != len(paths):
                 raise DataError(f"image_folder was given {len(paths)} files, but {name} holds {len(leaf)}.")
         return Listing(paths, self.labels, None if self.class_names is None else tuple(self.class_names))
 

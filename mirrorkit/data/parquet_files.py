@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data import parquet_reading, remote_files
+from mirrorkit.data.disk import paths_of
 from mirrorkit.data.parquet_columns import Column, column_of, missing, places_of, pyarrow
 from mirrorkit.data.parquet_reading import Table, damaged
 from mirrorkit.data.preparation import PreparedRecipe
@@ -130,9 +131,7 @@ class Parquet(PreparedRecipe):
             rows = None if input_context is None else self.rows_of(step, input_context)
             return self.finish(self._element(columns), epoch=epoch, step=step, rows=rows)
 
-        batch = self._without_autograph(batch)
-        numbered = read.enumerate(start).map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return numbered.prefetch(self.prefetch)
+        return self._made(read.enumerate(start), batch)
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
@@ -224,7 +223,7 @@ def _several(part: Names) -> Sequence[str]:
 def _found(files: Any) -> tuple[str, ...]:
     """The paths of the files that were meant, sorted but for a list."""
     several = not isinstance(files, (str, os.PathLike))
-    found = tuple(os.path.expanduser(os.fspath(file)) for file in (files if several else [files]))
+    found = tuple(paths_of("parquet", files))
     if not found:
         raise DataError("parquet was given an empty list of files.")
     if any(map(is_address, found)):  # TensorFlow, which reads some addresses itself, has no part in this
@@ -270,6 +269,11 @@ def _require_one_schema(files: Sequence[str], schemas: Sequence[Any], names: Seq
         for name in names:
             if name not in schema.names:
                 raise DataError(f"{file} has no column {name!r}. Its columns are {', '.join(schema.names)}.")
+            if (number := schema.names.count(name)) > 1:
+                raise DataError(
+                    f"{file} has {number} columns of the name {name!r}. Write it again with a name for each, "
+                    "table.rename_columns([...]), or choose other columns: x=[...]."
+                )
             found, first = schema.field(name).type, schemas[0].field(name).type
             if found != first:
                 raise DataError(

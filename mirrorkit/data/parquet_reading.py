@@ -222,5 +222,5 @@ class _Block:
 
 def damaged(path: str, why: object, group: int | None = None) -> DataError:
     """Return the error about a file that cannot be read as Parquet."""
-    where = "" if group is None else f" in row group {group}"
-    return DataError(f"{path} is damaged, or cannot be read,{where}: {why}. Write or copy it again.")
+    where = "" if group is None else f", in row group {group}"
+    return DataError(f"{path} is damaged, or cannot be read{where}: {why}. Write or copy it again.")

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data import remote_files
-from mirrorkit.data.disk import crc32, file_errors
+from mirrorkit.data.disk import crc32, file_errors, path_of
 from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
 from mirrorkit.data.nests import kind
 from mirrorkit.data.splits import Split
@@ -70,8 +70,9 @@ def write_records(
         FileError: the folder cannot be written to, or its disk is full.
     """
     num_files = whole_number("num_files", num_files, RecipeError)
-    require_local("write_records", folder)
-    folder = Path(folder).expanduser()
+    given = path_of("write_records", folder)
+    require_local("write_records", given)
+    folder = Path(given)
     index_path = folder / (prefix + INDEX_END)
     if isinstance(examples, Split):
         num_classes = examples.num_classes if num_classes is None else num_classes
@@ -106,7 +107,7 @@ def write_records(
 
 def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
     """Find the one set that a folder or a pattern means: `(index, [])`, or `(None, files)` of a set from elsewhere."""
-    given = os.path.expanduser(os.fspath(source))
+    given = path_of("records", source)
     whole_folder = bool(remote_files.listed(given)) if remote_files.is_remote(given) else tf.io.gfile.isdir(given)
     names = _listed(given, "*") if whole_folder else matching(given)
     indices = [name for name in names if name.endswith(INDEX_END)]
@@ -206,7 +207,7 @@ def _write(
             }
             record = tf.train.Example(features=tf.train.Features(feature=feature))
             with on_disk():
-                writers[i % num_files].write(record.SerializeToString())
+                writers[i % num_files].write(record.SerializeToString(deterministic=True))
             counts[i % num_files] += 1
     finally:
         with on_disk():

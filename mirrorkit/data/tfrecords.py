@@ -203,12 +203,10 @@ class Records(PreparedRecipe):
             rows = None if input_context is None else self.rows_of(step, input_context)
             return self.finish(element, epoch=epoch, step=step, rows=rows)
 
-        batch = self._without_autograph(batch)
-        batches = gathered.enumerate(start).map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         # TensorFlow must not divide the files by itself: each file is read in several places
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-        return batches.prefetch(self.prefetch).with_options(options)
+        return self._made(gathered.enumerate(start), batch).with_options(options)
 
     def _first_examples(self, number: int) -> tuple[Any, ...]:
         bare = self.as_written()

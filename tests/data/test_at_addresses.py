@@ -191,7 +191,7 @@ def test_a_damaged_table_is_named(reads, bucket):
     ):
         collect(recipe.dataset())
     bucket.pipe(path, content[:-20])
-    with pytest.raises(DataError, match=r"memory://\S+/1\.parquet is damaged, or cannot be read,"):
+    with pytest.raises(DataError, match=r"memory://\S+/1\.parquet is damaged, or cannot be read: "):
         KINDS["one column"](ROOT, global_batch_size=BATCH)
 
 
