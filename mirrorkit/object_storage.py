@@ -1,6 +1,7 @@
 """Files at an address such as s3://bucket/folder, through fsspec: object stores have no rename and no locks.
 
-An object is either complete or absent. Listings and contents always come from the store, never from a cache.
+An object is either complete or absent. Listings and contents always come from the store, never from a cache: `opened`
+asks fsspec to keep none.
 """
 
 from __future__ import annotations
@@ -10,20 +11,27 @@ import logging
 import os
 import random
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mirrorkit.errors import ArgumentError, FileError
+from mirrorkit.errors import ArgumentError, FileError, MirrorkitError
 
 _log = logging.getLogger("mirrorkit")
 
 T = TypeVar("T")
 
+_random = random.Random()  # Keras draws the seeds of layers from the one of the module
+
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before a call is made again
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/.*)", re.DOTALL)  # of two letters or more: C:/ is a drive
-_FINAL = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+_COPY = "Name a local path, and copy what is written there to the address."
+_SILENCE = 120.0  # seconds after which a store counts as one that does not answer
+_FINAL = (MirrorkitError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 def is_address(path: str | os.PathLike[str]) -> bool:
@@ -41,6 +49,17 @@ def is_address(path: str | os.PathLike[str]) -> bool:
     return found is not None
 
 
+def require_local(what: str, path: str | os.PathLike[str], *, schemes: Collection[str] = (), cure: str = _COPY) -> None:
+    """Refuse an address, but for those that begin with one of `schemes`, such as "gs".
+
+    Raises:
+        ArgumentError: an address, or what begins as one does.
+    """
+    if is_address(path) and (text := os.fspath(path)).partition(":")[0] not in schemes:
+        others = "".join(f", {scheme}://..." for scheme in sorted(filter(None, schemes)))
+        raise ArgumentError(f"{what} writes to local paths{others}; found {text!r}. {cure}")
+
+
 class ObjectStorage:
     """The objects in one folder at an address. What the network makes fail is tried again, with growing waits.
 
@@ -51,7 +70,7 @@ class ObjectStorage:
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
-        self._system, self._root = _opened(self.address)
+        self._system, self._root = opened(self.address)
 
     def names(self) -> list[str]:
         """Return the names of all objects, without those in folders; none where there is no such folder."""
@@ -60,6 +79,18 @@ class ObjectStorage:
         except FileNotFoundError:
             return []
         return sorted(os.path.basename(entry["name"]) for entry in found if entry["type"] == "file")
+
+    def paths(self) -> list[str]:
+        """Return the names of all objects, those in folders too, as paths such as "variables/variables.index".
+
+        None where there is no such folder. An object that is at the address itself has the name "".
+        """
+        try:
+            found = self._tried(self._find)
+        except FileNotFoundError:
+            return []
+        objects = [path for path in found if not path.endswith("/")]  # empty ones that stand for folders
+        return sorted(path.removeprefix(self._root).lstrip("/") for path in objects)
 
     def read(self, name: str) -> bytes:
         """Return an object's content; raise a FileNotFoundError where there is none."""
@@ -103,19 +134,61 @@ class ObjectStorage:
         self._system.invalidate_cache()
         return list(self._system.ls(self._root, detail=True))
 
+    def _find(self) -> list[str]:
+        self._system.invalidate_cache()
+        return list(self._system.find(self._root))
+
     def _tried(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
-        for wait in _WAITS:
-            try:
-                return call(*args, **options)
-            except _FINAL:
-                raise
-            except Exception as error:  # which kinds there are is the affair of each package
-                _log.info("%s: %s: %s; tried again in %g s.", self.address, type(error).__name__, error, wait)
-            time.sleep(wait * random.uniform(0.5, 1.5))
-        return call(*args, **options)
+        return tried(self.address, call, *args, **options)
 
 
-def _opened(address: str) -> tuple[Any, str]:
+def tried(address: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Make a call to the store of an address; make it again, with growing waits, where the network lets it fail."""
+    for wait in _WAITS:
+        try:
+            return call(*args, **options)
+        except _FINAL:
+            raise
+        except Exception as error:  # which kinds there are is the affair of each package
+            _log.info("%s: %s: %s; tried again in %g s.", address, type(error).__name__, error, wait)
+        time.sleep(wait * _random.uniform(0.5, 1.5))
+    return call(*args, **options)
+
+
+def answered(address: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Make a call as `tried` does, of which each time a little data comes back; never wait for a store forever.
+
+    Raises:
+        FileError: the store has not answered for two minutes.
+    """
+    return tried(address, _in_time, address, call, *args, **options)
+
+
+def _in_time(address: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call(*args, **options))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="mirrorkit-store").start()  # nothing else ends a call that hangs
+    if not wait_for([future], _SILENCE).done:
+        raise FileError(
+            f"{address}: its store has not answered for {_SILENCE:g} s. Check the network, the address and the "
+            "variables that name the store's server, such as AWS_ENDPOINT_URL."
+        )
+    return future.result()
+
+
+def opened(address: str) -> tuple[Any, str]:
+    """Return the file system of an address, and the path in it, without a slash at the end.
+
+    Raises:
+        ArgumentError: fsspec, or its package for this kind of address, is not installed, or it knows no such kind.
+        FileError: an address that cannot be read.
+    """
     try:
         import fsspec  # type: ignore[import-untyped]
     except ImportError as error:
@@ -124,7 +197,7 @@ def _opened(address: str) -> tuple[Any, str]:
         ) from error
     try:
         made = {"auto_mkdir": True} if address.startswith(("file:", "local:")) else {}  # object stores have no folders
-        system, root = fsspec.core.url_to_fs(address, **made)
+        system, root = fsspec.core.url_to_fs(address, use_listings_cache=False, **made)
     except ImportError as error:  # the package for this kind of address; the error names it
         raise ArgumentError(f"{address} cannot be opened: {error}. Install it with pip.") from error
     except ValueError as error:

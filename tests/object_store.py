@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from mirrorkit import subprocesses
 
@@ -28,16 +32,25 @@ class Network:
         broken: the share of requests, and of answers, within which the connection breaks.
         busy: the share of connections that are answered by 503.
         delay: seconds that each piece of an object waits.
+        objects: what the names of the objects contain whose uploads are delayed and counted.
     """
 
-    def __init__(self, server: int, *, broken: float = 0.0, busy: float = 0.0, delay: float = 0.0) -> None:
+    def __init__(
+        self, server: int, *, broken: float = 0.0, busy: float = 0.0, delay: float = 0.0, objects: str = ".npz"
+    ) -> None:
         self.broken, self.busy, self.delay = broken, busy, delay
         self.faults = 0  # that have happened
-        self.uploads = 0  # of objects of checkpoints, that have begun
-        self._server, self._random = server, random.Random(0)
+        self.uploads = 0  # that have begun
+        self.asked: Counter[tuple[str, str]] = Counter()  # how often: what GET requests ask for, and which bytes of it
+        self._server, self._random, self._objects = server, random.Random(0), objects.encode()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What leads the clients of S3 through this network."""
+        return {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}"}
 
     def close(self) -> None:
         self._socket.close()
@@ -58,8 +71,11 @@ class Network:
         with contextlib.suppress(OSError):
             is_object, pieces = False, -1
             while piece := one.recv(2**16):
+                if piece.startswith(b"GET "):
+                    bytes_of = re.search(rb"\r\nrange: ([^\r]*)", piece, re.IGNORECASE)
+                    self.asked[piece.split(b" ")[1].decode(), bytes_of[1].decode() if bytes_of else ""] += 1
                 if piece.startswith(_BEGIN):
-                    is_object = piece.startswith(b"PUT ") and b".npz" in piece.partition(b"\r\n")[0]
+                    is_object = piece.startswith(b"PUT ") and self._objects in piece.partition(b"\r\n")[0]
                     self.uploads += is_object
                     pieces = (
                         self._random.randrange(50 if is_object else 2) if self._random.random() < self.broken else -1
@@ -75,6 +91,26 @@ class Network:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+
+@contextlib.contextmanager
+def store(folder: Path, **options: Any) -> Iterator[Network]:
+    """A server with the empty bucket "bucket", behind a network; what this process asks goes straight to the server.
+
+    `options` are those of `Network`; `network.environment` is what a process needs whose requests go through it.
+    """
+    import s3fs
+
+    with s3_server(folder) as port:
+        network = Network(port, **options)
+        s3fs.S3FileSystem.clear_instance_cache()  # that of a server before
+        try:
+            with mock.patch.dict(os.environ, {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}):
+                s3fs.S3FileSystem().mkdir("bucket")
+                yield network
+        finally:
+            network.close()
+            s3fs.S3FileSystem.clear_instance_cache()
 
 
 def _refuse(client: socket.socket) -> None:

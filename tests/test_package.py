@@ -42,7 +42,7 @@ ROOMS_OF_TRAIN = [
         "first_batch",
         "checkpoints",
     ),
-    *("input", "calls", "parameter_server", "loop", "exporting"),
+    *("input", "calls", "parameter_server", "loop", "export_places", "exporting"),
 ]
 
 

@@ -12,13 +12,16 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+from stored import kinds, tables
 from stored.pictures import PICTURES, save, wrong_in
 from stored.runs import FOLDER, read
-from stored.tables import BLOCKS, RUNS
 
 ROOT = FOLDER.parents[1]
+BLOCKS = {**tables.BLOCKS, **kinds.BLOCKS}
+RUNS = sorted({name for _, names in BLOCKS.values() for name in names})
 BLOCK = re.compile(r"(<!-- figures: (?P<name>[\w-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
@@ -63,16 +66,22 @@ def wrong(root: Path = ROOT) -> list[str]:
     return found + [f"docs/figures/{name}.svg {what}" for name in PICTURES if (what := wrong_in(name, folder))]
 
 
+def write(pictures: Iterable[str] = PICTURES, root: Path = ROOT) -> None:
+    """Make all tables, and these pictures, from the runs."""
+    folder = root / "docs/figures"
+    for path, text in pages(root).items():
+        path.write_text(page(text, folder))
+    for name in pictures:
+        save(name, folder)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--write", action="store_true", help="write tables and pictures")
     what.add_argument("--check", action="store_true", help="say what does not follow from the runs; exit code 1")
     if parser.parse_args().write:
-        for path, text in pages().items():
-            path.write_text(page(text))
-        for name in PICTURES:
-            save(name)
+        write()
         return 0
     found = wrong()
     print("\n".join(found) or "Pages and pictures follow from docs/figures.")

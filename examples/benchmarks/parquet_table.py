@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from streaming_memory import peak_bytes
+from peak_memory import peak_bytes
 
 import mirrorkit as mk
 from mirrorkit.bench.report import SPEED_COLUMNS, Column, figures

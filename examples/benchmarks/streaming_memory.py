@@ -9,8 +9,6 @@ cache, which the system frees when other processes need memory.
 
 from __future__ import annotations
 
-import resource
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from peak_memory import peak_bytes
 
 import mirrorkit as mk
 from mirrorkit.bench.report import Column, figures
@@ -90,15 +89,6 @@ class Reader:
         assert sum(epoch.examples for epoch in report.epochs) == self.data.num_examples
         speed = self.data.num_examples / (time.perf_counter() - start)
         return {"peak_mb": peak_bytes() / 1e6, "examples_per_second": speed}
-
-
-def peak_bytes() -> int:
-    """The largest resident memory of this process so far."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 if __name__ == "__main__":

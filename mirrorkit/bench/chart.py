@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mirrorkit.errors import ArgumentError
+from mirrorkit.object_storage import require_local
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,6 +25,7 @@ _SUFFIXES = (".png", ".svg")
 
 def check_plot(path: str | os.PathLike[str]) -> None:
     """Refuse a file that cannot be drawn: one that is neither .png nor .svg, or any without matplotlib."""
+    require_local("A plot", path)
     if Path(path).suffix.lower() not in _SUFFIXES:
         raise ArgumentError(f"{str(path)!r} cannot be drawn: name a file that ends in {' or '.join(_SUFFIXES)}.")
     if importlib.util.find_spec("matplotlib") is None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from mirrorkit.bench.chart import Chart, check_plot
 from mirrorkit.bench.machine import in_a_line
 from mirrorkit.errors import FileError
+from mirrorkit.object_storage import require_local
 
 
 class Column(NamedTuple):
@@ -63,6 +64,7 @@ class Report:
     def save_json(self, path: str | os.PathLike[str]) -> Path:
         """Write all figures and the facts about the machine, the one format of all benchmarks; returns the path."""
         whole = {"benchmark": self.benchmark, "title": self.title, "about": self.about, "rows": self.rows}
+        require_local("save_json", path)
         path = Path(path)
         path.write_text(json.dumps({**whole, "notes": list(self.notes)}, indent=1) + "\n")
         return path
@@ -75,6 +77,7 @@ class Report:
 def check_places(json: str | None, plot: str | None) -> None:
     """Refuse, before the measurement, files that could not be written after it."""
     for path in filter(None, (json, plot)):
+        require_local("A benchmark", path)
         if Path(path).is_dir() or not Path(path).parent.is_dir():
             raise FileError(f"{path!r} cannot be written: name a file in a folder that is there.")
     if plot:

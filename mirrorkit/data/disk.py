@@ -1,21 +1,44 @@
-"""Failures of a disk, from Python or from TensorFlow, as one kind of error."""
+"""Paths that users give, and failures of a disk, from Python or from TensorFlow, as one kind of error."""
 
 from __future__ import annotations
 
+import os
 import re
+import reprlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit.errors import FileError, MirrorkitError
+from mirrorkit.errors import FileError, MirrorkitError, RecipeError
 
 # What TensorFlow makes of EACCES, EISDIR and ENOTDIR, ENOSPC.
 DISK_ERRORS = (tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError, tf.errors.ResourceExhaustedError)
 
 CURE = "Check the disk and the file's permissions."
 _PIECE = 1 << 20  # bytes read at a time
+
+
+def path_of(who: str, given: Any) -> str:
+    """Return a path as text, with "~" as the home folder.
+
+    Raises:
+        RecipeError: what is no path; `who` takes it.
+    """
+    if not isinstance(given, (str, os.PathLike)) or not isinstance(path := os.fspath(given), str):
+        raise RecipeError(
+            f"A path for {who} must be a str or a pathlib.Path; found {reprlib.repr(given)} ({type(given).__name__}). "
+            "Bytes become a str with os.fsdecode(path)."
+        )
+    return os.path.expanduser(path)
+
+
+def paths_of(who: str, given: Any) -> list[str]:
+    """Return the paths of one, or of a sequence in its order; see `path_of`."""
+    one = isinstance(given, (str, bytes, os.PathLike, Mapping, Set)) or not isinstance(given, Iterable)
+    return [path_of(who, path) for path in ([given] if one else given)]
 
 
 @contextmanager

@@ -145,6 +145,13 @@ def _shares(batch: Any, sizes: tuple[int, ...]) -> list[Any]:
     return [tf.nest.pack_sequence_as(batch, list(share)) for share in zip(*columns, strict=True)]
 
 
+def uncopied(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Keep tf.data from rewriting a pipeline, which would copy all tensors that it refers to, such as a whole set."""
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
+    return dataset.with_options(options)
+
+
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Turn off tf.data's tuning thread, which can hold up the end of an epoch, unless `dataset` asks for it."""
     options = tf.data.Options()

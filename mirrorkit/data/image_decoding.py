@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -9,10 +10,12 @@ import tensorflow as tf
 
 from mirrorkit.data.disk import reason
 from mirrorkit.data.distribution import untuned
-from mirrorkit.errors import RecipeError
+from mirrorkit.data.remote_files import content_of, is_remote
+from mirrorkit.errors import MirrorkitError, RecipeError
 from mirrorkit.whole import whole_number
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
+JPEG_RATIOS = (1, 2, 4, 8)  # of TensorFlow's `decode_jpeg`
 
 _SMOOTHING = ("gaussian", "mitchellcubic")  # these change an image of the size too
 
@@ -33,6 +36,7 @@ class ImageFormat:
     interpolation: str
     crop_to_aspect_ratio: bool
     pad_to_aspect_ratio: bool
+    max_jpeg_ratio: int
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -47,6 +51,14 @@ class ImageFormat:
                 raise RecipeError(f"{name} must be one of {', '.join(values)}; found {getattr(self, name)!r}.")
         if self.crop_to_aspect_ratio and self.pad_to_aspect_ratio:
             raise RecipeError("Ask for crop_to_aspect_ratio or pad_to_aspect_ratio, not for both.")
+        if self.max_jpeg_ratio not in JPEG_RATIOS:
+            ratios = ", ".join(map(str, JPEG_RATIOS))
+            raise RecipeError(f"max_jpeg_ratio must be one of {ratios}; found {self.max_jpeg_ratio!r}.")
+        if self.max_jpeg_ratio > 1 and self.color_mode == "rgba":
+            raise RecipeError(
+                f'max_jpeg_ratio={self.max_jpeg_ratio} and color_mode="rgba" exclude each other: JPEG files have no '
+                "fourth channel, and only they can be decoded at a smaller size. Leave out one of the two."
+            )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -58,35 +70,37 @@ class ImageFormat:
         """How many numbers a pixel has."""
         return CHANNELS[self.color_mode]
 
-    def batch(self, paths: tf.Tensor) -> tf.Tensor:
+    def batch(self, paths: tf.Tensor, contents: tf.Tensor | None = None) -> tf.Tensor:
         """Return the images of these files, uint8 [N, H, W, C]; an error names the file that has none.
 
-        To name it costs nothing where there is none: the second dataset, which reads file by file, is not begun.
+        To name it costs nothing where there is none: the second dataset, which reads file by file, is not begun. The
+        `contents` of files that TensorFlow cannot read are beside their paths.
         """
-        whole = tf.data.Dataset.from_tensors(paths).map(self._images).ignore_errors()
-        one_by_one = tf.data.Dataset.from_tensors(paths).map(self._one_by_one)
+        given = tf.data.Dataset.from_tensors((paths,) if contents is None else (paths, contents))
+        whole = given.map(self._images).ignore_errors()
+        one_by_one = given.map(self._one_by_one)
         return whole.concatenate(one_by_one).take(1).get_single_element()
 
-    def damaged(self, paths: tf.Tensor) -> list[int]:
+    def damaged(self, paths: tf.Tensor, contents: tf.Tensor | None = None) -> list[int]:
         """Return the numbers of the files that cannot be decoded; all are read, in parallel."""
-        numbered = tf.data.Dataset.from_tensor_slices(paths).enumerate()
+        numbered = tf.data.Dataset.from_tensor_slices((paths,) if contents is None else (paths, contents)).enumerate()
 
         @tf.autograph.experimental.do_not_convert
-        def decoded(number: tf.Tensor, path: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return number, tf.shape(_decoded(path, 0))  # or TensorFlow would leave out the decoding
+        def decoded(number: tf.Tensor, file: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, tf.Tensor]:
+            return number, tf.shape(_decoded(_content(*file), 0))  # or TensorFlow would leave out the decoding
 
         whole = numbered.map(decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False).ignore_errors()
         found = {int(number) for numbers, _ in untuned(whole.batch(1024)) for number in numbers.numpy()}
         return sorted({*range(len(paths))} - found)
 
-    def _images(self, paths: tf.Tensor) -> tf.Tensor:
+    def _images(self, paths: tf.Tensor, *contents: tf.Tensor) -> tf.Tensor:
         spec = tf.TensorSpec(self.shape, tf.uint8)
-        images = tf.map_fn(self._image, paths, fn_output_signature=spec)
+        images = tf.map_fn(lambda file: self._image(*file), (paths, *contents), fn_output_signature=spec)
         return tf.ensure_shape(images, [paths.shape[0], *self.shape])
 
-    def _one_by_one(self, paths: tf.Tensor) -> tf.Tensor:
-        numbered = tf.data.Dataset.from_tensor_slices(paths).enumerate()
-        decoded = numbered.map(lambda number, path: (number, self._image(path))).ignore_errors()
+    def _one_by_one(self, paths: tf.Tensor, *contents: tf.Tensor) -> tf.Tensor:
+        numbered = tf.data.Dataset.from_tensor_slices((paths, *contents)).enumerate()
+        decoded = numbered.map(lambda number, file: (number, self._image(*file))).ignore_errors()
         count = tf.size(paths, tf.int64)
         none = tf.data.Dataset.from_tensors((tf.constant(-1, tf.int64), tf.zeros(self.shape, tf.uint8))).repeat()
         numbers, images = decoded.concatenate(none).batch(count).take(1).get_single_element()
@@ -95,8 +109,25 @@ class ImageFormat:
         with tf.control_dependencies([asserted]):
             return tf.ensure_shape(images, [paths.shape[0], *self.shape])
 
-    def _image(self, path: tf.Tensor) -> tf.Tensor:
-        return self._resized(_decoded(path, self.channels))
+    def _image(self, path: tf.Tensor, *content: tf.Tensor) -> tf.Tensor:
+        return self._resized(self._decode(_content(path, *content)))
+
+    def _decode(self, content: tf.Tensor) -> tf.Tensor:
+        """The image in the content of a file, uint8 [H, W, C]; that of a large JPEG reduced, if that was asked for."""
+        if self.max_jpeg_ratio == 1:
+            return _decoded(content, self.channels)
+        whole = functools.partial(_decoded, content, self.channels)
+        return tf.cond(tf.io.is_jpeg(content), functools.partial(self._reduced, content), whole)
+
+    def _reduced(self, content: tf.Tensor) -> tf.Tensor:
+        """The image of a JPEG file at the largest ratio at which it is no smaller than `image_size`."""
+        ratios = [ratio for ratio in JPEG_RATIOS if ratio <= self.max_jpeg_ratio]
+        size = tf.io.extract_jpeg_shape(content)[:2]  # the JPEG library divides it and rounds up
+        fits = [tf.reduce_all(-(-size // ratio) >= self.image_size) for ratio in ratios[1:]]
+        return tf.switch_case(
+            tf.reduce_sum(tf.cast(fits, tf.int32)),
+            [lambda ratio=ratio: tf.io.decode_jpeg(content, self.channels, ratio) for ratio in ratios],
+        )
 
     def _resized(self, image: tf.Tensor) -> tf.Tensor:
         """Resize as Keras's `image_dataset_from_directory` does, and round."""
@@ -120,26 +151,38 @@ def undecodable_image(message: str) -> str | None:
     found = _FAILED.search(message)
     if not found:
         return None
+    path, channels = found[1], int(found[2])
     try:
-        _decoded(tf.constant(found[1]), int(found[2]))
-        why = "it could be decoded the next time"
+        content = tf.constant(content_of(path)) if is_remote(path) else tf.io.read_file(path)
+        why = _fault(content, channels) or "it could be decoded the next time"
+        if _fault(content, channels) and not _fault(content, 0):
+            return f"{path} is whole, but cannot be decoded with this color_mode: {why}. Choose another one."
+    except MirrorkitError as error:
+        return str(error)
     except tf.errors.OpError as error:
         why = reason(error)
-        try:
-            _decoded(tf.constant(found[1]), 0)
-        except tf.errors.OpError:
-            pass
-        else:
-            return f"{found[1]} is whole, but cannot be decoded with this color_mode: {why}. Choose another one."
     return (
-        f"{found[1]} cannot be read, or decoded as an image: {why}. Replace or delete it, or let image_folder leave "
+        f"{path} cannot be read, or decoded as an image: {why}. Replace or delete it, or let image_folder leave "
         "out such files: skip_corrupt=True."
     )
 
 
-def _decoded(path: tf.Tensor, channels: int) -> tf.Tensor:
-    """The image in a file, uint8 [H, W, C]; of an animation the first one."""
-    image = tf.io.decode_image(tf.io.read_file(path), channels=channels, expand_animations=False)
+def _fault(content: tf.Tensor, channels: int) -> str:
+    """Why a content cannot be decoded; "" where it can."""
+    try:
+        _decoded(content, channels)
+    except tf.errors.OpError as error:
+        return reason(error)
+    return ""
+
+
+def _content(path: tf.Tensor, content: tf.Tensor | None = None) -> tf.Tensor:
+    return tf.io.read_file(path) if content is None else content
+
+
+def _decoded(content: tf.Tensor, channels: int) -> tf.Tensor:
+    """The image in the content of a file, uint8 [H, W, C]; of an animation the first one."""
+    image = tf.io.decode_image(content, channels=channels, expand_animations=False)
     return tf.ensure_shape(image, [None, None, channels or None])
 
 

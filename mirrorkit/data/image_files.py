@@ -12,22 +12,27 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.data.disk import path_of, paths_of
+from mirrorkit.data.distribution import uncopied
 from mirrorkit.data.image_decoding import ImageFormat
 from mirrorkit.data.image_listing import Listing, list_classes, list_images
-from mirrorkit.data.nests import Arrays, leaves, pick
-from mirrorkit.data.order import order_of
-from mirrorkit.data.preparation import PreparedRecipe
+from mirrorkit.data.nests import Arrays, checked, leaves, pick
+from mirrorkit.data.order import Numbered
+from mirrorkit.data.remote_files import RemoteFile, described, is_remote, versions
 from mirrorkit.data.splits import Split, arrays
+from mirrorkit.data.staged_ahead import contents
+from mirrorkit.data.staging import Piece
 from mirrorkit.errors import DataError, RecipeError
 
 _log = logging.getLogger("mirrorkit")
 
 _SUBSETS = ("training", "validation")
 _TOLD = 3  # names in a message
+_TOGETHER = 4096  # files that are decoded before the first epoch
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFolder(PreparedRecipe):
+class ImageFolder(Numbered):
     """A recipe like `batches`, for image files; memory holds their paths and a few batches.
 
     `mk.data.image_folder` is this class. Its arguments are the recipe's attributes; where the thing is the same, they
@@ -47,6 +52,7 @@ class ImageFolder(PreparedRecipe):
 
     Args:
         path: a folder with a folder for each class, whose names in sorted order are the classes; or a list of files.
+            They may be addresses, such as "s3://bucket/flowers" (docs: Data, In a bucket).
             Images in folders within a class folder belong to it. Hidden files, links to folders within a class, and
             files that are not named .bmp, .gif, .jpeg, .jpg or .png are left out; how many, a log line says.
         global_batch_size: examples per step over all replicas together, as in `batches`.
@@ -63,6 +69,9 @@ class ImageFolder(PreparedRecipe):
         crop_to_aspect_ratio: resize the largest part of `image_size`'s proportions, from the middle. By default the
             whole image is stretched.
         pad_to_aspect_ratio: keep the image's proportions, and fill up with zeros on both sides.
+        max_jpeg_ratio: with 2, 4 or 8, large JPEG files are decoded at a half, a quarter or an eighth of their height
+            and width, at most, before they are resized. It takes less time and gives other pixels. Each file gets the
+            largest ratio at which it is no smaller than `image_size`; files of other kinds are decoded whole.
         validation_split: the part of the images, between 0 and 1, that is for validation. Which ones depends on their
             number alone, neither on `seed` nor on `shuffle`: the two subsets never share one.
         subset: with `validation_split`, "training" or "validation".
@@ -91,12 +100,14 @@ class ImageFolder(PreparedRecipe):
     interpolation: str = "bilinear"
     crop_to_aspect_ratio: bool = False
     pad_to_aspect_ratio: bool = False
+    max_jpeg_ratio: int = 1
     validation_split: float | None = None
     subset: str | None = None
     skip_corrupt: bool = False
     skipped: tuple[str, ...] = field(init=False, default=())
     _format: ImageFormat = field(init=False, repr=False)
     _paths: tf.Tensor = field(init=False, repr=False)  # strings [N]
+    _pieces: tf.Tensor | None = field(init=False, repr=False)  # of files at addresses, as texts [N]
     _split: Split = field(init=False, repr=False)  # whose inputs are the places of the paths
     _crc: int = field(init=False, repr=False)  # of the names and labels
 
@@ -117,7 +128,7 @@ class ImageFolder(PreparedRecipe):
             split = self._readable(listing.paths, split)
         paths = [listing.paths[place] for place in split.inputs]
         with tf.init_scope(), tf.device("CPU:0"):
-            self._set(_paths=tf.constant(paths, tf.string), _split=split)
+            self._set(_paths=tf.constant([*map(str, paths)], tf.string), _pieces=_pieces(paths), _split=split)
         self._set(labels=split.labels, class_names=listing.class_names)
         self._set(_crc=self._crc_of(paths))
         self._settle(len(split), [None, *self._format.shape])
@@ -134,10 +145,6 @@ class ImageFolder(PreparedRecipe):
     def file_paths(self) -> list[str]:
         """The files, in the order of an epoch that is not shuffled."""
         return [path.decode() for path in self._paths.numpy()]
-
-    def order(self, epoch: int) -> np.ndarray:
-        """The examples of `epoch` in their order, as indices into `file_paths`, int64 [N]."""
-        return order_of(self.num_examples, shuffle=self.shuffle, key=[self.seed, epoch])
 
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
@@ -158,16 +165,11 @@ class ImageFolder(PreparedRecipe):
             first, length = step * self.global_batch_size + rows.made_first, rows.made_end - rows.made_first
             places = tf.slice(order, [first], [length])
             of_rows = tf.nest.map_structure(lambda tensor: tf.gather(tensor, places), labels)
-            element = (self._format.batch(tf.gather(self._paths, places)), *of_rows)
+            element = (self._images(places), *of_rows)
             return self.finish(element, epoch=epoch, step=step, rows=rows if input_context else None)
 
         steps = tf.data.Dataset.range(start, self.steps_per_epoch)
-        batch = self._without_autograph(batch)
-        batches = steps.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(self.prefetch)
-        # or tf.data would rewrite the pipeline, and copy all tensors that it refers to, the paths
-        options = tf.data.Options()
-        options.experimental_optimization.apply_default_optimizations = False
-        return batches.with_options(options)
+        return uncopied(self._made(steps, batch))
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
@@ -175,14 +177,18 @@ class ImageFolder(PreparedRecipe):
 
     def _first_examples(self, number: int) -> tuple[Any, ...]:
         rows = pick(self._split.as_element(), slice(number))
-        return (self._format.batch(self._paths[:number]).numpy(), *rows[1:])
+        return (self._images(tf.range(number)).numpy(), *rows[1:])
+
+    def _images(self, places: tf.Tensor) -> tf.Tensor:
+        contents = None if self._pieces is None else _contents(tf.gather(self._pieces, places))
+        return self._format.batch(tf.gather(self._paths, places), contents)
 
     def _listed(self) -> Listing:
         inferred = isinstance(self.labels, str)
         if inferred and self.labels != "inferred":
             raise RecipeError(f'labels must be "inferred", None or an array, found {self.labels!r}.')
         if isinstance(self.path, (str, os.PathLike)):
-            folder = os.path.expanduser(os.fspath(self.path))
+            folder = path_of("image_folder", self.path)
             if inferred:
                 return list_classes(folder, self.class_names)
             if self.labels is not None:
@@ -191,7 +197,9 @@ class ImageFolder(PreparedRecipe):
                     "files: image_folder(paths, labels=labels, ...)."
                 )
             return list_images(folder)
-        paths = [os.path.expanduser(os.fspath(path)) for path in self.path]
+        paths = paths_of("image_folder", self.path)
+        if any(map(is_remote, paths)):
+            paths = [*described(paths)]
         if not paths:
             raise DataError("image_folder was given an empty list of files.")
         if inferred:
@@ -199,15 +207,22 @@ class ImageFolder(PreparedRecipe):
                 "image_folder was given a list of files without labels. Pass labels=, one for each, or labels=None for "
                 "batches without labels."
             )
-        for name, leaf in () if self.labels is None else leaves("labels", self.labels):
-            if hasattr(leaf, "__len__") and len(leaf) != len(paths):
+        made = {} if self.labels is None else checked({"files": np.arange(len(paths)), "labels": self.labels})
+        for name, leaf in leaves("labels", made.get("labels", ())):
+            if len(leaf) != len(paths):
                 raise DataError(f"image_folder was given {len(paths)} files, but {name} holds {len(leaf)}.")
         return Listing(paths, self.labels, None if self.class_names is None else tuple(self.class_names))
 
     def _readable(self, paths: list[str], split: Split) -> Split:
         """Leave out the files that cannot be decoded."""
         _log.info("Decoding %d files once, to find those that are corrupt.", len(split))
-        numbers = self._format.damaged(tf.constant([paths[place] for place in split.inputs], tf.string))
+        numbers = []
+        for first in range(0, len(split), _TOGETHER):
+            some = [paths[place] for place in split.inputs[first : first + _TOGETHER]]
+            pieces = _pieces(some)
+            contents = None if pieces is None else _contents(pieces)  # a file that does not come is not a corrupt one
+            found = self._format.damaged(tf.constant([*map(str, some)], tf.string), contents)
+            numbers += [first + number for number in found]
         if not numbers:
             return split
         self._set(skipped=tuple(paths[split.inputs[number]] for number in numbers))
@@ -224,13 +239,26 @@ class ImageFolder(PreparedRecipe):
             names = [path[root:].strip(os.sep) for path in paths]
         else:
             names = [os.path.basename(path) for path in paths]
-        crc = zlib.crc32("\0".join(names).encode())
+        crc = zlib.crc32("\0".join([*names, versions(paths)]).encode())
         for label in [] if self.labels is None else tf.nest.flatten(self.labels):
             crc = zlib.crc32(label.tobytes(), crc)
         return crc
 
 
 image_folder = ImageFolder
+
+
+def _pieces(paths: Sequence[str]) -> tf.Tensor | None:
+    """Return files at addresses as texts; None for others."""
+    if not isinstance(paths[0], RemoteFile):
+        return None
+    return tf.constant([Piece.whole(path).as_text() for path in paths if isinstance(path, RemoteFile)], tf.string)
+
+
+def _contents(pieces: tf.Tensor) -> tf.Tensor:
+    """Return the contents of files at addresses, in the cache or from their store."""
+    found = tf.numpy_function(lambda texts: np.array(contents(texts), object), [pieces], tf.string, stateful=False)
+    return tf.ensure_shape(found, pieces.shape)
 
 
 def _check_subset(validation_split: float | None, subset: str | None) -> None:

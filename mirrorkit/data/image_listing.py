@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import posixpath
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.disk import CURE, file_errors
+from mirrorkit.data.remote_files import is_remote, within
 from mirrorkit.errors import DataError, RecipeError
 
 _log = logging.getLogger("mirrorkit")
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")  # what TensorFlow decodes
 _TOLD = 3  # names in a message
+
+
+_Lister = Callable[[str, "list[str] | None"], "tuple[list[str], dict[str, str]]"]
 
 
 class Listing(NamedTuple):
@@ -34,8 +40,8 @@ def list_classes(folder: str, class_names: Sequence[str] | None) -> Listing:
         DataError: no such folder, no class folders, one without images.
         RecipeError: `class_names` that leave out a folder.
     """
-    _require_folder(folder)
-    folders, files = _listed(folder)
+    listed = _lister(folder)
+    folders, files = listed(folder, None)
     names = tuple(folders if class_names is None else class_names)
     if not folders:
         images = sum(_is_image(name) for name in files)
@@ -53,7 +59,7 @@ def list_classes(folder: str, class_names: Sequence[str] | None) -> Listing:
     for name in names:
         before = len(paths)
         if name in folders:
-            paths += _images_in(os.path.join(folder, name), others)
+            paths += _images_in(os.path.join(folder, name), others, listed)
         counts.append(len(paths) - before)
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if len(empty) == len(names):
@@ -73,29 +79,52 @@ def list_images(folder: str) -> Listing:
     Raises:
         DataError: no such folder, no images.
     """
-    _require_folder(folder)
     others: list[str] = []
-    paths = [*_images_in(folder, others)]
+    paths = [*_images_in(folder, others, _lister(folder))]
     if not paths:
         raise _no_images(folder, others)
     _tell(folder, others)
     return Listing(paths)
 
 
-def _images_in(folder: str, others: list[str]) -> Iterator[str]:
+def _images_in(folder: str, others: list[str], listed: _Lister) -> Iterator[str]:
     """Yield the images in a folder and in those within; what else is there is added to `others`."""
-    folders, files = _listed(folder, others)
-    for name in files:
+    folders, files = listed(folder, others)
+    for name, path in files.items():
         if _is_image(name):
-            yield os.path.join(folder, name)
+            yield path
         else:
-            others.append(os.path.join(folder, name))
+            others.append(path)
     for name in folders:
-        yield from _images_in(os.path.join(folder, name), others)
+        yield from _images_in(os.path.join(folder, name), others, listed)
 
 
-def _listed(folder: str, links: list[str] | None = None) -> tuple[list[str], list[str]]:
-    """The names of the folders and of the files in a folder, sorted, without hidden ones.
+def _lister(folder: str) -> _Lister:
+    """Return a function that lists a folder or one within."""
+    if not is_remote(folder):
+        _require_folder(folder)
+        return _listed
+    if not (files := within(folder)):
+        raise DataError(f"image_folder needs a folder, or a list of files; there is nothing at {folder}.")
+    # one listing of all, where each folder would cost a request
+    held: dict[str, tuple[set[str], dict[str, str]]] = collections.defaultdict(lambda: (set(), {}))
+    for file in files:
+        parent, name = posixpath.split(file)
+        held[parent][1][name] = file
+        while len(parent) > len(folder.rstrip("/")):
+            parent, name = posixpath.split(parent)
+            held[parent][0].add(name)
+
+    def listed(one: str, links: list[str] | None) -> tuple[list[str], dict[str, str]]:
+        folders, files = held[one.rstrip("/")]
+        shown = [name for name in sorted(files) if not name.startswith(".")]
+        return sorted(name for name in folders if not name.startswith(".")), {name: files[name] for name in shown}
+
+    return listed
+
+
+def _listed(folder: str, links: list[str] | None) -> tuple[list[str], dict[str, str]]:
+    """The names of the folders in a folder, and the files by name with their paths, sorted, without hidden ones.
 
     A link to a folder is one too, or with `links` is added to them: links may lead around in a circle.
     """
@@ -112,7 +141,8 @@ def _listed(folder: str, links: list[str] | None = None) -> tuple[list[str], lis
                     else:
                         names[entry.name] = entry.is_dir()
     shown = sorted(name for name in names if not name.startswith("."))
-    return [name for name in shown if names[name]], [name for name in shown if not names[name]]
+    files_shown = {name: os.path.join(folder, name) for name in shown if not names[name]}
+    return [name for name in shown if names[name]], files_shown
 
 
 def _is_image(name: str) -> bool:

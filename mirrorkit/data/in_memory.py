@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.data.distribution import uncopied
 from mirrorkit.data.nests import kind, pick
-from mirrorkit.data.order import order_of
-from mirrorkit.data.preparation import PreparedRecipe
+from mirrorkit.data.order import Numbered
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
 
 
 @dataclass(frozen=True, eq=False)
-class Batches(PreparedRecipe):
+class Batches(Numbered):
     """A recipe for the global batches of a split: `.dataset(epoch=0, start=0)`, `.steps_per_epoch`, `.element_spec`.
 
     `mk.data.batches` is this class. Its arguments are the recipe's attributes.
@@ -78,10 +78,6 @@ class Batches(PreparedRecipe):
         """The split's number of classes; None where its labels are not classes."""
         return self.split.num_classes
 
-    def order(self, epoch: int) -> np.ndarray:
-        """The examples of `epoch` in their order, as indices into the split, int64 [N]."""
-        return order_of(self.num_examples, shuffle=self.shuffle, key=[self.seed, epoch])
-
     @functools.cached_property
     def host_tensors(self) -> Any:
         """The whole split, as `Split.as_element` gives it, as tensors in the host's memory; with `cache`, mapped.
@@ -131,12 +127,7 @@ class Batches(PreparedRecipe):
             return self.finish(element, epoch=epochs.start + row, step=step, rows=rows if input_context else None)
 
         places = tf.data.Dataset.range(start, len(epochs) * steps)
-        batch = self._without_autograph(batch)
-        batches = places.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(self.prefetch)
-        # or tf.data would rewrite the pipeline, and copy all tensors that it refers to, the whole set
-        options = tf.data.Options()
-        options.experimental_optimization.apply_default_optimizations = False
-        return batches.with_options(options)
+        return uncopied(self._made(places, batch))
 
     def _first_examples(self, number: int) -> tuple[Any, ...]:
         return pick(self.split.as_element(), slice(number))

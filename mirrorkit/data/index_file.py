@@ -12,7 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.disk import CURE, file_errors, reason
-from mirrorkit.errors import DataError
+from mirrorkit.data.record_lengths import first_record
+from mirrorkit.data.remote_files import RemoteFile, listed, opened, size_of
+from mirrorkit.errors import DataError, MirrorkitError
 from mirrorkit.whole import is_whole
 
 INDEX_END = ".index.json"
@@ -34,12 +36,10 @@ def read_index(path: str) -> dict[str, Any]:
     """
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # a pipe would be waited for
         raise DataError(f"{path} is no regular file. {_AGAIN}")
-    with file_errors(f"{path} cannot be read", CURE):
-        size = tf.io.gfile.stat(path).length
-        if size > _LARGEST:
+    with file_errors(f"{path} cannot be read", CURE), opened(path) as file:
+        if (size := file.size()) > _LARGEST:
             raise DataError(f"{path} has {size} bytes; an index has at most {_LARGEST}. {_AGAIN}")
-        with tf.io.gfile.GFile(path, "rb") as file:
-            content = file.read()
+        content = file.read()
     try:
         index = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -48,10 +48,14 @@ def read_index(path: str) -> dict[str, Any]:
         _check(index)
     except _Wrong as wrong:
         raise DataError(f"{path} is damaged: {wrong}. {_AGAIN}") from None
+    folder = os.path.dirname(path)
+    at_address = {str(file): file for file in listed(folder)} if isinstance(path, RemoteFile) else None
     for entry in index["shards"]:
-        entry["file"] = os.path.join(os.path.dirname(path), entry["file"])
-        with file_errors(f"{entry['file']} cannot be read", CURE):
-            size = tf.io.gfile.stat(entry["file"]).length if tf.io.gfile.exists(entry["file"]) else None
+        name = os.path.join(folder, entry["file"])
+        entry["file"] = name if at_address is None else at_address.get(name, name)
+        with file_errors(f"{name} cannot be read", CURE):
+            is_there = tf.io.gfile.exists(name) if at_address is None else name in at_address
+            size = size_of(entry["file"]) if is_there else None
         if size != entry["bytes"]:
             found = "it is missing" if size is None else f"found {size}"
             raise DataError(f"{entry['file']} should hold {entry['bytes']} bytes; {found}. {_AGAIN}")
@@ -65,8 +69,10 @@ def require_features(file: str, compression: str, features: dict[str, Any]) -> N
         DataError: an example of other arrays, or of other sizes; a file that is damaged there.
     """
     try:
-        record = next(iter(tf.data.TFRecordDataset(file, compression, 4096).take(1))).numpy()
+        record = first_record(file, compression)
         held = tf.train.Example.FromString(record).features.feature
+    except MirrorkitError:  # the file is not to blame
+        raise
     except Exception as error:  # TensorFlow's and protobuf's kinds
         why = reason(error) if isinstance(error, tf.errors.OpError) else type(error).__name__
         raise DataError(f"{file} is cut short or damaged after 0 examples: {why}. {_AGAIN}") from error

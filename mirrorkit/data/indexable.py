@@ -65,14 +65,39 @@ def _elsewhere(items: Any) -> str | None:
     if hasattr(items, "iloc"):
         return "Its brackets take labels. Use its arrays: dict(column=table['column'].to_numpy(), ...)"
     if isinstance(items, Mapping) and not holds_arrays(items):
-        return "A dict must hold arrays with a row for each example. Take one part of a set: parts['train']"
+        cure = "Take one part of a set, parts['train'], or its arrays, (parts['images'], parts['labels'])"
+        return f"A dict must hold arrays with a row for each example, and {_odd_part(items)}. {cure}"
     if isinstance(items, tuple) and not holds_arrays(items):
-        return "A tuple must hold arrays with a row for each example, (x, y); several objects need a class around them"
+        cure = "Several objects need a class around them"
+        return f"A tuple must hold arrays with a row for each example, (x, y), and {_odd_part(items)}. {cure}"
     if isinstance(items, list) and any(map(holds_arrays, items)):
         return "A list of arrays may mean several arrays, or an array for each example. Use a tuple, or np.stack"
+    if getattr(items, "shape", None) == ():
+        return "It is a single value. An array needs a row for each example"
+    if callable(getattr(items, "keys", None)) and not isinstance(items, Mapping) and not _takes_numbers(items):
+        return "Its brackets take names. Give it the arrays themselves: (group['images'], group['labels'])"
     if not (hasattr(items, "__getitem__") and hasattr(items, "__len__")):
         return f"It has no __getitem__ and __len__. {_STREAM}"
     return None
+
+
+def _odd_part(items: Any, path: str = "") -> str:
+    """Say what is not an array with rows, of a dict or tuple that holds such a thing."""
+    if isinstance(items, (Mapping, tuple)):
+        parts = items.items() if isinstance(items, Mapping) else enumerate(items)
+        for key, part in parts:
+            if not holds_arrays(part):
+                return _odd_part(part, f"{path}[{key!r}]")
+    what = "empty" if isinstance(items, (Mapping, tuple)) else _named(items)
+    return f"{f'its part {path}' if path else 'it'} is {what}{' of shape []' * (getattr(items, 'shape', None) == ())}"
+
+
+def _takes_numbers(items: Any) -> bool:
+    try:
+        items[0]
+    except (TypeError, KeyError):
+        return False
+    return True
 
 
 def _named(items: Any) -> str:

@@ -116,13 +116,32 @@ def _made(name: str, value: Any, *, opened: bool) -> Arrays:
         array = np.asarray(value)
     except ValueError as error:
         raise DataError(f"{name} is not an array: {error}. All examples need the same shape.") from error
+    if array.dtype.kind in "SUO" and array.size and isinstance(text := array.flat[0], (str, bytes)):
+        raise DataError(
+            f"{name} must hold numbers; found text, the first is {text!s}. Number classes: class_names, {name} = "
+            f"np.unique({name}, return_inverse=True). Inputs may be text in mk.data.source."
+        )
     if array.dtype.kind not in "biuf":
         raise DataError(
             f"{name} must hold numbers; found dtype {array.dtype}. Convert it (for instance to uint8 pixels)."
         )
+    require_tensor_dtype(name, array.dtype)
     if array.ndim == 0:
         raise DataError(f"{name} must have shape [N, ...], one row per example; found a single number.")
     return array
+
+
+def require_tensor_dtype(name: str, dtype: np.dtype) -> None:
+    """Refuse numbers of a dtype that tensors do not have.
+
+    Raises:
+        DataError: such as float128.
+    """
+    try:
+        tf.as_dtype(dtype)
+    except TypeError as error:
+        cure = "complex128" if dtype.kind == "c" else "float64"
+        raise DataError(f"{name} has dtype {dtype}, which TensorFlow does not have. Use .astype('{cure}').") from error
 
 
 def is_none(part: Any) -> bool:

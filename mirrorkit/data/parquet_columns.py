@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,3 +132,10 @@ def missing(name: str, file: str, number: int) -> DataError:
         f"{file}: {number} values are missing in the column {name!r}. Fill them, with fill={{{name!r}: 0}}, say, or "
         "leave out their rows when the file is written."
     )
+
+
+def places_of(footer: Any, names: Sequence[str]) -> list[int]:
+    """Where the footer tells of these columns, or of what is in their lists."""
+    paths = [footer.schema.column(place).path for place in range(footer.num_columns)]
+    begins = tuple(f"{name}." for name in names)  # of what is in their lists; a name may hold dots itself
+    return [place for place, path in enumerate(paths) if path in names or path.startswith(begins)]

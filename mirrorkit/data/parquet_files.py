@@ -13,14 +13,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data import parquet_reading
-from mirrorkit.data.parquet_columns import Column, column_of, missing, pyarrow
+from mirrorkit.data import parquet_reading, remote_files
+from mirrorkit.data.disk import paths_of
+from mirrorkit.data.parquet_columns import Column, column_of, missing, places_of, pyarrow
 from mirrorkit.data.parquet_reading import Table, damaged
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.record_files import matching
 from mirrorkit.data.record_streams import Streams, draw_streams
+from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, in_parallel, size_of, versions
 from mirrorkit.data.tfrecords import say_once
-from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.errors import DataError, MirrorkitError, RecipeError
+from mirrorkit.object_storage import is_address
 from mirrorkit.whole import whole_number
 
 Names = str | Sequence[str]
@@ -48,7 +51,8 @@ class Parquet(PreparedRecipe):
     shuffled, nothing but the streams that have rows of its replicas.
 
     Args:
-        files: a file, a folder, a pattern such as "sales/2024-*.parquet", or a list of files. Local ones.
+        files: a file, a folder, a pattern such as "sales/2024-*.parquet", or a list of files; or addresses of these,
+            such as "s3://bucket/sales" (docs: Data, In a bucket).
         global_batch_size: examples per step over all replicas together, as in `batches`.
         shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
         x: the columns of the inputs: a list of names, or one name. None takes all that are neither `y` nor weights.
@@ -84,7 +88,7 @@ class Parquet(PreparedRecipe):
         """Find the files and check the arguments."""
         whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError)
         files = _found(self.files)
-        footers = tuple(map(_footer, files))
+        footers = in_parallel(_footer, files) if isinstance(files[0], RemoteFile) else tuple(map(_footer, files))
         schemas = [footer.schema.to_arrow_schema() for footer in footers]
         self._set(files=files, shuffle_buffer=int(self.shuffle_buffer), **self._chosen(schemas[0].names))
         names = tuple(dict.fromkeys(name for part in self._parts for name in _several(part)))
@@ -127,15 +131,14 @@ class Parquet(PreparedRecipe):
             rows = None if input_context is None else self.rows_of(step, input_context)
             return self.finish(self._element(columns), epoch=epoch, step=step, rows=rows)
 
-        batch = self._without_autograph(batch)
-        numbered = read.enumerate(start).map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return numbered.prefetch(self.prefetch)
+        return self._made(read.enumerate(start), batch)
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
-        files = [(os.path.basename(file), os.path.getsize(file)) for file in self._table.files]
+        files = [(os.path.basename(file), size_of(file)) for file in self._table.files]
         footers = zlib.crc32(repr([footer.to_dict() for footer in self._table.footers[:1]]).encode())
-        return f"{super().identity(epoch, start)} {self.shuffle_buffer} {self._table.columns} {files} {footers}"
+        found = f"{self.shuffle_buffer} {self._table.columns} {files} {footers} {versions(self._table.files)}"
+        return f"{super().identity(epoch, start)} {found}"
 
     def _read(self, rows: parquet_reading.Rows, epoch: int, start: int) -> Iterator[tuple[np.ndarray, ...]]:
         table, numbers = self._table, {"seed": self.seed, "epoch": epoch}
@@ -220,12 +223,15 @@ def _several(part: Names) -> Sequence[str]:
 def _found(files: Any) -> tuple[str, ...]:
     """The paths of the files that were meant, sorted but for a list."""
     several = not isinstance(files, (str, os.PathLike))
-    found = tuple(os.path.expanduser(os.fspath(file)) for file in (files if several else [files]))
+    found = tuple(paths_of("parquet", files))
     if not found:
         raise DataError("parquet was given an empty list of files.")
-    for file in found:
-        if "://" in file:
-            raise DataError(f"parquet reads local files, found {file}. Copy it to this machine.")
+    if any(map(is_address, found)):  # TensorFlow, which reads some addresses itself, has no part in this
+        at_addresses = described(found) if several else remote_files.matching(found[0])
+        at_addresses = at_addresses or remote_files.matching(f"{found[0].rstrip('/')}/*.parquet")
+        if not at_addresses:
+            raise DataError(f"{found[0]}: no Parquet file of that name or pattern.")
+        return tuple(at_addresses)
     if not several:
         (given,) = found
         found = tuple(matching(os.path.join(given, "*.parquet") if os.path.isdir(given) else given))
@@ -240,7 +246,9 @@ def _footer(file: str) -> Any:
     """What pyarrow says of a file without reading its rows."""
     module, errors = pyarrow("pyarrow.parquet"), pyarrow().ArrowException
     try:
-        return module.read_metadata(file)
+        return module.read_metadata(RemoteReader(file) if isinstance(file, RemoteFile) else file)
+    except MirrorkitError:
+        raise
     except (OSError, errors) as error:
         raise damaged(file, error) from error
 
@@ -249,17 +257,10 @@ def _row_bytes(footers: Sequence[Any], names: Sequence[str]) -> int:
     """About how many bytes a row has in these columns, before compression."""
     total = 0
     for footer in footers:
-        for place in _places(footer, names):
+        for place in places_of(footer, names):
             chunks = (footer.row_group(group).column(place) for group in range(footer.num_row_groups))
             total += sum(chunk.total_uncompressed_size for chunk in chunks)
     return -(-total // max(1, sum(footer.num_rows for footer in footers)))
-
-
-def _places(footer: Any, names: Sequence[str]) -> list[int]:
-    """Where the footer tells of these columns, or of what is in their lists."""
-    paths = [footer.schema.column(place).path for place in range(footer.num_columns)]
-    begins = tuple(f"{name}." for name in names)  # of what is in their lists; a name may hold dots itself
-    return [place for place, path in enumerate(paths) if path in names or path.startswith(begins)]
 
 
 def _require_one_schema(files: Sequence[str], schemas: Sequence[Any], names: Sequence[str]) -> None:
@@ -268,6 +269,11 @@ def _require_one_schema(files: Sequence[str], schemas: Sequence[Any], names: Seq
         for name in names:
             if name not in schema.names:
                 raise DataError(f"{file} has no column {name!r}. Its columns are {', '.join(schema.names)}.")
+            if (number := schema.names.count(name)) > 1:
+                raise DataError(
+                    f"{file} has {number} columns of the name {name!r}. Write it again with a name for each, "
+                    "table.rename_columns([...]), or choose other columns: x=[...]."
+                )
             found, first = schema.field(name).type, schemas[0].field(name).type
             if found != first:
                 raise DataError(
@@ -279,7 +285,7 @@ def _require_one_schema(files: Sequence[str], schemas: Sequence[Any], names: Seq
 def _require_values(files: Sequence[str], footers: Sequence[Any], name: str) -> None:
     """Refuse missing values of a column that a file's own statistics tell, before anything is read."""
     for file, footer in zip(files, footers, strict=True):
-        for group, place in itertools.product(range(footer.num_row_groups), _places(footer, [name])):
+        for group, place in itertools.product(range(footer.num_row_groups), places_of(footer, [name])):
             statistics = footer.row_group(group).column(place).statistics
             if statistics is not None and statistics.has_null_count and statistics.null_count:
                 raise missing(name, file, statistics.null_count)

@@ -6,15 +6,18 @@ whole files where these are gzip; each is read in small pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mirrorkit.data.parquet_columns import Column, pyarrow
+from mirrorkit.data.parquet_staging import piece_of, readable
 from mirrorkit.data.record_streams import MOST, EqualBatches, FileRange, Streams
-from mirrorkit.errors import DataError
+from mirrorkit.data.staged_ahead import stage_ahead
+from mirrorkit.data.staging import Piece
+from mirrorkit.errors import DataError, MirrorkitError
 
 _OPEN = 256 << 20  # bytes of the row groups that are read at the same time
 _PIECE = 8 << 20  # bytes that are read of one at a time
@@ -48,6 +51,15 @@ class Table:
         """How many row groups may be read at the same time, so that memory holds them."""
         return max(1, min(MOST, _OPEN // max(1, self.row_bytes * max(self.counts))))
 
+    def piece_of(self, group: int) -> Piece | None:
+        """Return what has to be staged to read a row group; None of a local file."""
+        file, number = self.groups[group]
+        return piece_of(self.files[file], self.footers[file], number, [column.name for column in self.columns])
+
+    def stage_ahead(self, groups: Iterable[int]) -> None:
+        """Let row groups of files at addresses be downloaded, while others are read."""
+        stage_ahead(filter(None, map(self.piece_of, groups)))
+
     def as_written(self) -> Cursor:
         """Return all rows as they lie."""
         return Cursor(self, [FileRange(group, 0, count) for group, count in enumerate(self.counts)])
@@ -64,10 +76,15 @@ class Cursor:
     def __init__(self, table: Table, pieces: Sequence[FileRange]) -> None:
         self._table = table
         self._streams = Streams((tuple(pieces),), _NONE, _NONE)
+        self._groups = [piece.file for piece in pieces]
         self._group = -1
         self._batches: Iterator[Any] = iter(())  # what follows of the open group
         self._held: Any = None  # a record batch
         self._begin = self._end = 0  # which rows of the group it has
+
+    def prepare(self, first: int) -> None:
+        """Let the row group that holds a row be staged, if its file is at an address, while others are read."""
+        self._table.stage_ahead(piece.file for piece in self._streams.part(0, first, first + 1))
 
     def read(self, first: int, end: int) -> Arrays:
         """Return the rows from `first` to `end`, column by column.
@@ -81,6 +98,7 @@ class Cursor:
     def _of_group(self, group: int, first: int, size: int) -> Iterator[Arrays]:
         if group != self._group or first < self._begin:
             self._batches, self._held = _opened(self._table, group), None
+            self._table.stage_ahead(self._groups[self._groups.index(group) + 1 :][:1])
             self._group, self._begin, self._end = group, 0, 0
         end = first + size
         while first < end:
@@ -101,6 +119,8 @@ class Cursor:
         path = self._table.files[file]
         try:
             batch = next(self._batches, None)
+        except MirrorkitError:
+            raise
         except (OSError, pyarrow().ArrowException) as error:
             raise damaged(path, error, number) from error
         if batch is None:
@@ -116,7 +136,10 @@ def _opened(table: Table, group: int) -> Iterator[Any]:
     rows = max(1, _PIECE // max(1, table.row_bytes))
     open_file = pyarrow("pyarrow.parquet").ParquetFile
     names, footer = [column.name for column in table.columns], table.footers[file]
-    with open_file(table.files[file], metadata=footer, buffer_size=_BUFFER, pre_buffer=False) as opened:
+    with (
+        readable(table.files[file], table.piece_of(group)) as source,
+        open_file(source, metadata=footer, buffer_size=_BUFFER, pre_buffer=False) as opened,
+    ):
         yield from opened.iter_batches(rows, row_groups=[number], columns=names, use_threads=False)
 
 
@@ -155,11 +178,11 @@ def shuffled(
             edges = np.arange(begin, min(begin + together, batches.number) + 1)
             key = [seed, epoch, kind, begin // together]
             block = _Block(batches, begins, edges, own, key)
-            parts = []
             for stream in block.streams:
                 if stream not in cursors:
                     cursors[stream] = Cursor(table, streams.pieces[stream])
-                parts.append(cursors[stream].read(*block.span(stream)))
+                    cursors[stream].prepare(block.span(stream)[0])
+            parts = [cursors[stream].read(*block.span(stream)) for stream in block.streams]
             held = [np.concatenate(column) for column in zip(*parts, strict=True)]
             for places in block.places()[max(0, first - begin) :]:
                 yield [column[places] for column in held]
@@ -199,5 +222,5 @@ class _Block:
 
 def damaged(path: str, why: object, group: int | None = None) -> DataError:
     """Return the error about a file that cannot be read as Parquet."""
-    where = "" if group is None else f" in row group {group}"
-    return DataError(f"{path} is damaged, or cannot be read,{where}: {why}. Write or copy it again.")
+    where = "" if group is None else f", in row group {group}"
+    return DataError(f"{path} is damaged, or cannot be read{where}: {why}. Write or copy it again.")

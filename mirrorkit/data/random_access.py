@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from mirrorkit.data.example_form import ExampleForm
 from mirrorkit.data.indexable import number_of
-from mirrorkit.data.order import order_of
-from mirrorkit.data.preparation import PreparedRecipe
+from mirrorkit.data.order import Numbered
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching import Fetcher, Processes, empty, fetched
 from mirrorkit.whole import whole_number
@@ -23,7 +22,7 @@ _LOOKED_AT = 4  # items that are fetched twice, to see that they are the same
 
 
 @dataclass(frozen=True, eq=False)
-class RandomAccess(PreparedRecipe):
+class RandomAccess(Numbered):
     """A recipe like `batches`, for any object that gives its examples by number; each worker fetches its own.
 
     `mk.data.source` is this class.
@@ -92,10 +91,6 @@ class RandomAccess(PreparedRecipe):
             raise RecipeError("one_hot=True needs class indices (integers) and num_classes; pass num_classes=.")
         self._require_same_items()
 
-    def order(self, epoch: int) -> np.ndarray:
-        """The examples of `epoch` in their order, as numbers of items, int64 [N]; that of `batches`."""
-        return order_of(self.num_examples, shuffle=self.shuffle, key=[self.seed, epoch])
-
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
@@ -132,9 +127,7 @@ class RandomAccess(PreparedRecipe):
             rows = None if input_context is None else self.rows_of(step, input_context)
             return self.finish(element, epoch=epoch, step=step, rows=rows)
 
-        batch = self._without_autograph(batch)
-        made = gathered.enumerate(start).map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return made.prefetch(self.prefetch)
+        return self._made(gathered.enumerate(start), batch)
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""

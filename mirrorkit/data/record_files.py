@@ -22,11 +22,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.disk import crc32, file_errors
+from mirrorkit.data import remote_files
+from mirrorkit.data.disk import crc32, file_errors, path_of
 from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
 from mirrorkit.data.nests import kind
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.object_storage import require_local
 from mirrorkit.whole import whole_number
 
 
@@ -62,12 +64,15 @@ def write_records(
 
     Raises:
         RecipeError: `num_files` is below 1.
+        ArgumentError: an address; only a local folder is written to.
         DataError: no examples, examples that differ in shape or dtype, several arrays in anything but one dict, labels
             outside the classes, or a set of this name that exists already.
         FileError: the folder cannot be written to, or its disk is full.
     """
     num_files = whole_number("num_files", num_files, RecipeError)
-    folder = Path(folder).expanduser()
+    given = path_of("write_records", folder)
+    require_local("write_records", given)
+    folder = Path(given)
     index_path = folder / (prefix + INDEX_END)
     if isinstance(examples, Split):
         num_classes = examples.num_classes if num_classes is None else num_classes
@@ -102,8 +107,8 @@ def write_records(
 
 def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
     """Find the one set that a folder or a pattern means: `(index, [])`, or `(None, files)` of a set from elsewhere."""
-    given = os.path.expanduser(os.fspath(source))
-    whole_folder = tf.io.gfile.isdir(given)
+    given = path_of("records", source)
+    whole_folder = bool(remote_files.listed(given)) if remote_files.is_remote(given) else tf.io.gfile.isdir(given)
     names = _listed(given, "*") if whole_folder else matching(given)
     indices = [name for name in names if name.endswith(INDEX_END)]
     if len(indices) == 1:
@@ -131,15 +136,18 @@ def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
 
 def matching(pattern: str) -> list[str]:
     """Return the files of this name or pattern, whose folder may have brackets or stars in its own name."""
-    if tf.io.gfile.exists(pattern):
+    is_remote = remote_files.is_remote(pattern)
+    if not is_remote and tf.io.gfile.exists(pattern):
         return [pattern]
     folder, name = os.path.split(pattern)
-    if re.search(r"[*?\[\\]", folder) and tf.io.gfile.isdir(folder):
+    if re.search(r"[*?\[\\]", folder) and (_listed(folder, name) if is_remote else tf.io.gfile.isdir(folder)):
         return _listed(folder, name)
-    return sorted(tf.io.gfile.glob(pattern))
+    return [*remote_files.matching(pattern)] if is_remote else sorted(tf.io.gfile.glob(pattern))
 
 
 def _listed(folder: str, pattern: str) -> list[str]:
+    if remote_files.is_remote(folder):
+        return [file for file in remote_files.listed(folder) if fnmatch.fnmatchcase(os.path.basename(file), pattern)]
     names = (name for name in tf.io.gfile.listdir(folder) if fnmatch.fnmatchcase(name, pattern))
     return sorted(os.path.join(folder, name) for name in names)
 
@@ -199,7 +207,7 @@ def _write(
             }
             record = tf.train.Example(features=tf.train.Features(feature=feature))
             with on_disk():
-                writers[i % num_files].write(record.SerializeToString())
+                writers[i % num_files].write(record.SerializeToString(deterministic=True))
             counts[i % num_files] += 1
     finally:
         with on_disk():

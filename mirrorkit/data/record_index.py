@@ -1,43 +1,42 @@
 """How many examples TFRecord files hold, and where in a file an example begins.
 
-A record is 8 bytes that hold the length of its data, 4 bytes of checksum, the data, and 4 bytes of checksum
-(https://www.tensorflow.org/tutorials/load_data/tfrecord). So a look at the lengths alone finds every record of an
-uncompressed file. Compressed files, and those that are not local, have to be read through.
+Of a file at an address, consecutive examples are staged together: a segment then lies in a piece, which is a file of
+records itself.
 """
 
 from __future__ import annotations
 
-import collections
-import gzip
+import bisect
 import logging
-import os
-import struct
-import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
-from mirrorkit.data.disk import CURE, DISK_ERRORS, file_errors, reason
-from mirrorkit.errors import DataError, FileError
+from mirrorkit.data.disk import CURE, file_errors
+from mirrorkit.data.record_lengths import (
+    BUFFER,
+    first_length,
+    is_local,
+    lengths_by_headers,
+    lengths_of,
+    unpacked_size,
+)
+from mirrorkit.data.remote_files import PIECE, RemoteFile, in_parallel, size_of
+from mirrorkit.data.staging import Piece
+from mirrorkit.errors import DataError
 
 _log = logging.getLogger("mirrorkit")
 
 _EVERY = 32  # an offset of this many is kept: 8 bytes for 32 examples
-_LENGTH = struct.Struct("<Q")
-_FRAME = 16  # bytes of a record around its data
-_BUFFER = 256 << 10  # bytes read at a time, as tf.data.TFRecordDataset does
-_UNPACKED = 1032  # bytes at most that gzip packs into one
-_BAD_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
 class Segment(NamedTuple):
     """Consecutive examples of one file, and how to read them.
 
     Attributes:
-        path: of the file.
+        path: of the file; of one at an address, the piece as a text (see `staging.Piece`).
         offset: the byte at which to begin.
         skip: how many examples to pass over from there.
         size: how many to read then.
@@ -49,6 +48,12 @@ class Segment(NamedTuple):
     skip: int
     size: int
     buffer: int
+
+
+def columns(segments: Sequence[Segment]) -> tuple[np.ndarray, ...]:
+    """Return an array for each attribute of segments."""
+    paths, *numbers = zip(*segments, strict=True) if segments else ((), (), (), (), ())
+    return (np.array(paths, np.str_), *(np.array(column, np.int64) for column in numbers))
 
 
 class RecordIndex:
@@ -74,6 +79,7 @@ class RecordIndex:
         self._told = tuple(counts) if isinstance(counts, Sequence) else counts
         self._one_size = one_size
         self._found: dict[int, tuple[int, array[int]]] = {}  # by file: examples, every 32nd offset
+        self._found_cuts: dict[int, tuple[list[int], list[int]]] = {}  # by file: as `_cuts` returns them
         self._bytes: dict[int, int] = {}
         self._agreeing: dict[int, bool] = {}
 
@@ -85,7 +91,12 @@ class RecordIndex:
     @property
     def reads_through(self) -> bool:
         """Whether counting and finding examples reads all that comes before them."""
-        return bool(self.compression) or not all(map(_is_local, self.files))
+        return bool(self.compression) or not all(map(is_local, self.files))
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether what is read has to be staged on this machine."""
+        return isinstance(self.files[0], RemoteFile)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -112,6 +123,8 @@ class RecordIndex:
             self._counted()
 
     def _counted(self) -> tuple[int, ...]:
+        if self.is_remote:
+            in_parallel(self._find, range(len(self.files)))
         found = tuple(self._find(file)[0] for file in range(len(self.files)))
         if self._told in (None, found, sum(found)):
             return found
@@ -128,7 +141,7 @@ class RecordIndex:
         """
         for file, (path, count) in enumerate(zip(self.files, self.counts, strict=True)):
             if self.compression:
-                first, held = first_length(path, self.compression), _unpacked_size(path)
+                first, held = first_length(path, self.compression), unpacked_size(path)
                 agrees = first is not None and (count * first - held) % 2**32 == 0
             else:
                 agrees = self._agrees(file)
@@ -148,13 +161,39 @@ class RecordIndex:
         else:
             length = self._place(file, first + count)[0] - offset
         # buffers that tile the examples: what lies behind them is not read
-        buffers = max(1, -(-length // _BUFFER))
+        buffers = max(1, -(-length // BUFFER))
         return Segment(self.files[file], offset, skip, count, max(1 << 10, -(-length // buffers)))
 
-    def segments(self, pieces: Iterable[tuple[int, int, int]]) -> tuple[np.ndarray, ...]:
-        """How to read these `(file, first, count)`: a column for each attribute of `Segment`."""
-        paths, *columns = zip(*(self.segment(*piece) for piece in pieces), strict=True)
-        return (np.array(paths), *(np.array(column, np.int64) for column in columns))
+    def segments(self, file: int, first: int, count: int) -> list[Segment]:
+        """How to read `count` examples of a file from the `first` on, which lie in several pieces if it is remote."""
+        path = self.files[file]
+        if not isinstance(path, RemoteFile):
+            return [self.segment(file, first, count)]
+        if self.compression:
+            return [self.segment(file, first, count)._replace(path=Piece.whole(path).as_text())]
+        found = []
+        records, offsets = self._cuts(file)
+        for place in range(bisect.bisect_right(records, first) - 1, bisect.bisect_left(records, first + count)):
+            begin, end = max(first, records[place]), min(first + count, records[place + 1])
+            piece = Piece(path, ((offsets[place], offsets[place + 1]),))
+            found.append(Segment(piece.as_text(), 0, begin - records[place], end - begin, BUFFER))
+        return found
+
+    def whole(self, file: int) -> Segment:
+        """How to read a remote file of which nobody knows how many examples it holds."""
+        path = self.files[file]
+        assert isinstance(path, RemoteFile)
+        return Segment(Piece.whole(path).as_text(), 0, 0, np.iinfo(np.int64).max, BUFFER)
+
+    def _cuts(self, file: int) -> tuple[list[int], list[int]]:
+        """Where an uncompressed file is cut into pieces: the numbers of the first examples and their offsets."""
+        count, size = self.counts[file], self._size(file)
+        if self._one_size and self._agrees(file):
+            per_piece = max(1, PIECE * count // size)
+            records = [*range(0, count, per_piece), count]
+            return records, [record * (size // count) for record in records]
+        self._require_found(file)
+        return self._found_cuts[file]
 
     def _place(self, file: int, record: int) -> tuple[int, int]:
         """An offset in a file, and how many examples lie between it and the one with the number `record`."""
@@ -162,17 +201,21 @@ class RecordIndex:
             return 0, record
         if self._one_size and self._agrees(file):
             return record * (self._size(file) // self.counts[file]), 0
-        count, offsets = self._find(file)
+        self._require_found(file)
+        offsets = self._find(file)[1]
+        offset, skip = offsets[record // _EVERY], record % _EVERY
+        if skip and is_local(self.files[file]):
+            lengths = lengths_by_headers(self.files[file], offset)
+            offset, skip = offset + sum(next(lengths) for _ in range(skip)), 0
+        return offset, skip
+
+    def _require_found(self, file: int) -> None:
+        count = self._find(file)[0]
         if count < self.counts[file]:
             raise DataError(
                 f"{self.files[file]} should hold {self.counts[file]} examples, found {count}. Correct num_examples, "
                 "or write the file again."
             )
-        offset, skip = offsets[record // _EVERY], record % _EVERY
-        if skip and _is_local(self.files[file]):
-            lengths = _lengths(self.files[file], offset)
-            offset, skip = offset + sum(next(lengths) for _ in range(skip)), 0
-        return offset, skip
 
     def _agrees(self, file: int) -> bool:
         """Whether all examples have one size, as the first one's header confirms."""
@@ -184,123 +227,23 @@ class RecordIndex:
     def _size(self, file: int) -> int:
         if file not in self._bytes:
             with file_errors(f"{self.files[file]} cannot be read", CURE):
-                self._bytes[file] = tf.io.gfile.stat(self.files[file]).length
+                self._bytes[file] = size_of(self.files[file])
         return self._bytes[file]
 
     def _find(self, file: int) -> tuple[int, array[int]]:
         if file not in self._found:
             path = self.files[file]
-            lengths = _lengths_of(path, self.compression)
+            lengths = lengths_of(path, self.compression)
             offset, count, offsets = 0, 0, array("q")
+            records, cuts = [0], [0]
             for count, length in enumerate(lengths, 1):
                 if count % _EVERY == 1:
                     offsets.append(offset)
+                if offset + length - cuts[-1] > PIECE and offset > cuts[-1]:  # a piece has at least one record
+                    records.append(count - 1)
+                    cuts.append(offset)
                 offset += length
             offsets.append(offset)
+            self._found_cuts[file] = [*records, count], [*cuts, offset]
             self._found[file] = count, offsets
         return self._found[file]
-
-
-def count_by_reading(file: str, compression: str) -> int:
-    """Read a file through and return the number of its examples; every checksum is compared.
-
-    Raises:
-        DataError: a file that is cut short or damaged, by its name.
-        FileError: a file that cannot be read.
-    """
-    if _is_local(file):  # the lengths first: TensorFlow takes as much memory as one says
-        collections.deque(_lengths_of(file, compression), maxlen=0)
-    return sum(1 for _ in _read_lengths(file, compression))
-
-
-def first_length(file: str, compression: str) -> int | None:
-    """The bytes of a file's first record, by its header; None where there is none.
-
-    Raises:
-        DataError: more than the file can hold.
-        FileError: a file that cannot be read.
-    """
-    with file_errors(f"{file} cannot be read", CURE), tf.io.gfile.GFile(file, "rb") as opened:
-        try:
-            header = (gzip.GzipFile(fileobj=opened) if compression else opened).read(_LENGTH.size)
-        except _BAD_GZIP:
-            return None
-        most = opened.size() * (_UNPACKED if compression else 1)
-    if len(header) < _LENGTH.size:
-        return None
-    length = int(_LENGTH.unpack(header)[0]) + _FRAME
-    if length > most:
-        raise _damaged(file, 0, f"the first one would have {length} bytes, the file holds {most} at most")
-    return length
-
-
-def _unpacked_size(file: str) -> int:
-    """The number of bytes that a gzip file becomes, modulo 2**32, as its last bytes tell."""
-    with file_errors(f"{file} cannot be read", CURE), tf.io.gfile.GFile(file, "rb") as opened:
-        opened.seek(max(0, opened.size() - 4))
-        return int.from_bytes(opened.read(4), "little")
-
-
-def _read_lengths(file: str, compression: str) -> Iterator[int]:
-    """The bytes of each record of a file, which is read through."""
-    count = 0
-    try:
-        for part in tf.data.TFRecordDataset(file, compression).batch(1024):
-            lengths = tf.strings.length(part).numpy() + _FRAME
-            count += len(lengths)
-            yield from lengths.tolist()
-    except DISK_ERRORS as error:  # not the data's fault
-        raise FileError(f"{file} cannot be read: {reason(error)}. {CURE}") from error
-    except tf.errors.OpError as error:
-        raise _damaged(file, count, reason(error)) from error
-
-
-def _lengths_of(file: str, compression: str) -> Iterator[int]:
-    """The bytes of each record of a file; of a local one the lengths are compared with its size."""
-    if not _is_local(file):
-        return _read_lengths(file, compression)
-    return _unpacked_lengths(file) if compression else _lengths(file)
-
-
-def _unpacked_lengths(file: str) -> Iterator[int]:
-    """The bytes of each record of a local gzip file, which is read through in pieces."""
-    count = 0
-    with file_errors(f"{file} cannot be read", CURE), gzip.open(file) as opened:
-        try:
-            while header := opened.read(_LENGTH.size):
-                length = int(_LENGTH.unpack(header)[0]) + _FRAME if len(header) == _LENGTH.size else _FRAME
-                missing = length - len(header)
-                while missing and (part := opened.read(min(missing, _BUFFER))):
-                    missing -= len(part)
-                if missing:
-                    raise _damaged(file, count, f"{missing} of the {length} bytes of the next one are missing")
-                count += 1
-                yield length
-        except _BAD_GZIP as error:
-            raise _damaged(file, count, str(error)) from error
-
-
-def _lengths(file: str, offset: int = 0) -> Iterator[int]:
-    """The bytes of each record of a local, uncompressed file from an offset on; only their headers are read."""
-    with file_errors(f"{file} cannot be read", CURE):
-        opened = os.open(file, os.O_RDONLY)
-        try:
-            size, count = os.fstat(opened).st_size, 0
-            while offset < size:
-                header = os.pread(opened, 8, offset)
-                length = _LENGTH.unpack(header)[0] + _FRAME if len(header) == 8 else _FRAME
-                offset += length
-                if offset > size:
-                    raise _damaged(file, count, f"the next one would end at byte {offset}, the file has {size}")
-                count += 1
-                yield length
-        finally:
-            os.close(opened)
-
-
-def _damaged(file: str, count: int, why: str) -> DataError:
-    return DataError(f"{file} is cut short or damaged after {count} examples: {why}.")
-
-
-def _is_local(file: str) -> bool:
-    return "://" not in file

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.augment import RowsToMake
-from mirrorkit.data.record_index import RecordIndex
-from mirrorkit.data.record_streams import FileRange, Streams, remaining
+from mirrorkit.data.record_index import RecordIndex, Segment, columns
+from mirrorkit.data.record_streams import Streams, remaining
+from mirrorkit.data.staged_ahead import staged_in_order
 
 _OPEN_FILES = 16  # read at the same time, unshuffled
 
@@ -27,13 +28,16 @@ def as_written(index: RecordIndex, rows: Rows, batches: int, start: int) -> tf.d
     """
     whole, last = rows
     together, first = min(len(index.files), _OPEN_FILES), start * whole.size
-    if not first:
+    if index.is_remote and (index.known or not first):
+        read = _remote_as_written(index, together, first)
+    elif not first:
         read = tf.data.Dataset.from_tensor_slices(list(index.files)).interleave(
             lambda file: tf.data.TFRecordDataset(file, index.compression), **_in_parallel(together)
         )
     elif index.known or not index.reads_through:
         pieces = remaining(index.counts, together, first)
-        read = tf.data.Dataset.from_tensor_slices(index.segments(pieces)).interleave(
+        segments = columns([index.segment(*piece) for piece in pieces])
+        read = tf.data.Dataset.from_tensor_slices(segments).interleave(
             functools.partial(_read_segment, index.compression), **_in_parallel(min(len(pieces), together))
         )
     else:
@@ -51,6 +55,24 @@ def as_written(index: RecordIndex, rows: Rows, batches: int, start: int) -> tf.d
         return serialized[first:end]
 
     return vectors.enumerate(start).map(own)
+
+
+def _remote_as_written(index: RecordIndex, together: int, first: int) -> tf.data.Dataset:
+    """Give the examples of files that have to be staged, one example of each in turn."""
+    if index.known:
+        by_file = [index.segments(*piece) for piece in remaining(index.counts, together, first)]
+    else:  # to know where an example begins is to read everything through
+        by_file = [[index.whole(file)] for file in range(len(index.files))]
+    begins = np.cumsum([0, *map(len, by_file)])
+    segments = tuple(map(tf.constant, columns([segment for of_file in by_file for segment in of_file])))
+
+    @tf.autograph.experimental.do_not_convert
+    def of_file(begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
+        own = staged(*(column[begin:end] for column in segments))
+        return own.flat_map(functools.partial(_read_segment, index.compression))
+
+    ranges = tf.data.Dataset.from_tensor_slices((begins[:-1], begins[1:]))
+    return ranges.interleave(of_file, **_in_parallel(min(len(by_file), together)))
 
 
 def shuffled(
@@ -83,7 +105,7 @@ def shuffled(
         key=np.array([seed, epoch]),
         most=max(most, np.diff(last.totals).max()),
     )
-    variant = tf.data.experimental.to_variant(_read(plan))
+    variant = tf.data.experimental.to_variant(_read_remote(plan) if index.is_remote else _read(plan))
     spec = tf.TensorSpec([None if rows[1].size else rows[0].made_end - rows[0].made_first], tf.string)
     vectors = tf.data.experimental.from_variant(variant, spec).take(whole.number - edges[0] + (rows[1].size > 0))
     return vectors.skip(start - edges[0])
@@ -120,17 +142,18 @@ def _what_to_read(index: RecordIndex, streams: Streams, own: Sequence[range], ed
     heads = np.diff(streams.last.totals)
     bounds = np.sort([*edges, *(edges[:-1] + edges[1:] + 1) // 2])
     ends = heads[:, None] + np.diff(streams.whole.taken(bounds), axis=0)  # of each stream before each bound
-    pieces, halves = list[list[FileRange]](), list[np.ndarray]()
+    by_stream, halves = list[list[Segment]](), list[np.ndarray]()
     for stream in sorted({*own[0], *own[1]}):
         in_whole, in_last = stream in own[0], stream in own[1]
         head, begin, end = heads[stream].item(), ends[stream, 0].item(), ends[stream, -1].item()
         spans = [(0, head)] * in_last + [(begin, end)] * in_whole
         if spans == [(0, head), (head, end)]:  # a compressed file is read once
             spans = [(0, end)]
-        pieces.append([piece for span in spans for piece in streams.part(stream, *span)])
+        pieces = [piece for span in spans for piece in streams.part(stream, *span)]
+        by_stream.append([segment for piece in pieces for segment in index.segments(*piece)])
         halves.append(np.array([head * in_last, 0, *np.diff(ends[stream]) * in_whole]))
-    segments = index.segments(piece for of_stream in pieces for piece in of_stream)
-    return {"segments": segments, "begins": np.cumsum([0, *map(len, pieces)]), "halves": np.stack(halves)}
+    segments = columns([segment for of_stream in by_stream for segment in of_stream])
+    return {"segments": segments, "begins": np.cumsum([0, *map(len, by_stream)]), "halves": np.stack(halves)}
 
 
 def _in_parallel(together: Any) -> dict[str, Any]:
@@ -149,8 +172,7 @@ def _read_segment(
     return tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string)).skip(skip).take(size)
 
 
-@tf.function(input_signature=[_Plan()], autograph=False)
-def _read(plan: _Plan) -> tf.data.Dataset:
+def _make(plan: _Plan, *, is_remote: bool) -> tf.data.Dataset:
     """Make the dataset of a plan; an epoch begins without tracing this again.
 
     At most two blocks are in memory: one from which batches are taken, and the streams' parts of the next one. What a
@@ -159,7 +181,10 @@ def _read(plan: _Plan) -> tf.data.Dataset:
     segments = tf.data.Dataset.from_tensor_slices(plan.segments)
 
     def stream(begin: tf.Tensor, end: tf.Tensor, halves: tf.Tensor) -> tf.data.Dataset:
-        own = segments.skip(begin).take(end - begin)
+        if is_remote:
+            own = staged(*(column[begin:end] for column in plan.segments))
+        else:
+            own = segments.skip(begin).take(end - begin)
         examples = own.flat_map(functools.partial(_read_segment, plan.compression))
         # one by one, since TensorFlow logs an error for each slice of a longer vector; without take, vectors of no
         # examples would never end
@@ -190,6 +215,23 @@ def _read(plan: _Plan) -> tf.data.Dataset:
     blocks = blocks.concatenate(tf.data.Dataset.from_tensors(nothing)).enumerate().scan(nothing, turned).skip(1)
     sized = tf.data.Dataset.zip((tf.data.Dataset.from_tensor_slices(tf.roll(sizes, -1, 0)), blocks))
     return sized.enumerate().map(shuffled).flat_map(batches).map(tf.gather)
+
+
+_traced_once = functools.partial(tf.function, input_signature=[_Plan()], autograph=False)
+_read = _traced_once(functools.partial(_make, is_remote=False))
+_read_remote = _traced_once(functools.partial(_make, is_remote=True))
+
+
+@tf.autograph.experimental.do_not_convert
+def staged(*segments: tf.Tensor) -> tf.data.Dataset:
+    """Give segments, whose columns are the arguments, with the paths of copies; each stays while it is read."""
+
+    def give(texts: np.ndarray, *columns: np.ndarray) -> Iterator[tuple[Any, ...]]:
+        yield from zip(staged_in_order(texts), *columns, strict=True)
+
+    numbers = [tf.TensorSpec([], tf.int64)] * (len(segments) - 1)
+    signature = (tf.TensorSpec([], tf.string), *numbers)
+    return tf.data.Dataset.from_generator(give, args=segments, output_signature=signature)
 
 
 def _places(plan: _Plan, block: tf.Tensor) -> tf.Tensor:

@@ -16,9 +16,12 @@ from mirrorkit.data import record_files
 from mirrorkit.data.disk import CURE, crc32, file_errors, reason
 from mirrorkit.data.index_file import read_index, require_features
 from mirrorkit.data.preparation import PreparedRecipe
-from mirrorkit.data.record_index import RecordIndex, count_by_reading, first_length
+from mirrorkit.data.record_index import RecordIndex
+from mirrorkit.data.record_lengths import count_by_reading, first_length, first_record
 from mirrorkit.data.record_reading import Rows, as_written, shuffled
 from mirrorkit.data.record_streams import Streams, draw_streams
+from mirrorkit.data.remote_files import opened, size_of, versions
+from mirrorkit.data.staging import local
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.whole import is_whole, whole_number
 
@@ -52,7 +55,8 @@ class Records(PreparedRecipe):
     have these rows.
 
     Args:
-        source: a folder with one set, its index file, or a pattern such as "imagenet/train-*". Files from elsewhere
+        source: a folder with one set, its index file, or a pattern such as "imagenet/train-*"; or an address of these,
+            such as "s3://bucket/train-*" (docs: Data, In a bucket). Files from elsewhere
             hold `image/encoded` (JPEG or PNG, all of one shape) and `image/class/label`; or anything, with `decode`.
             Gzip is recognised.
         global_batch_size: examples per step over all replicas together, as in `batches`.
@@ -160,7 +164,9 @@ class Records(PreparedRecipe):
                 f"{sum(found)} ({list(found)}). Correct num_examples, or write the set again."
             )
         for file, crc in zip(self.files, self._crcs, strict=False):
-            if crc is not None and crc32(file) != crc:
+            with local(file) as path:
+                is_another = crc is not None and crc32(path) != crc
+            if is_another:
                 raise DataError(
                     f"{file} is whole, but not the file that was written under this name: a copy of another, or of "
                     "another version of the set. Copy the whole set again, or write it again."
@@ -197,12 +203,10 @@ class Records(PreparedRecipe):
             rows = None if input_context is None else self.rows_of(step, input_context)
             return self.finish(element, epoch=epoch, step=step, rows=rows)
 
-        batch = self._without_autograph(batch)
-        batches = gathered.enumerate(start).map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         # TensorFlow must not divide the files by itself: each file is read in several places
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-        return batches.prefetch(self.prefetch).with_options(options)
+        return self._made(gathered.enumerate(start), batch).with_options(options)
 
     def _first_examples(self, number: int) -> tuple[Any, ...]:
         bare = self.as_written()
@@ -233,9 +237,11 @@ class Records(PreparedRecipe):
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
-        files = [(os.path.basename(file), tf.io.gfile.stat(file).length) for file in self.files]
-        first = next(iter(tf.data.TFRecordDataset(self.files[0], self.compression, 4096).take(1)), tf.constant(b""))
-        return f"{super().identity(epoch, start)} {self.shuffle_buffer} {files} {zlib.crc32(first.numpy())}"
+        files = [(os.path.basename(file), size_of(file)) for file in self.files]
+        first = first_record(self.files[0], self.compression) or b""
+        return (
+            f"{super().identity(epoch, start)} {self.shuffle_buffer} {files} {zlib.crc32(first)}{versions(self.files)}"
+        )
 
     @property
     def order_version(self) -> int:
@@ -264,8 +270,8 @@ def _decode_raw(serialized: tf.Tensor, features: Mapping[str, Any]) -> Any:
 
 
 def _compression(file: str) -> str:
-    with file_errors(f"{file} cannot be read", CURE), tf.io.gfile.GFile(file, "rb") as opened:
-        return "GZIP" if opened.read(3) == b"\x1f\x8b\x08" else ""
+    with file_errors(f"{file} cannot be read", CURE), opened(file) as content:
+        return "GZIP" if content.read(3) == b"\x1f\x8b\x08" else ""
 
 
 def _numbers(num_examples: Any, files: Sequence[str]) -> int | tuple[int, ...] | None:
@@ -286,7 +292,7 @@ def _numbers(num_examples: Any, files: Sequence[str]) -> int | tuple[int, ...] |
 def _image_decoder(file: str, compression: str, num_classes: int | None) -> Decode:
     try:
         first_length(file, compression)  # TensorFlow takes as much memory
-        first = next(iter(tf.data.TFRecordDataset(file, compression).take(1)), None)
+        first = first_record(file, compression)
         image = None if first is None else tf.io.parse_single_example(first, _ENCODED)["image/encoded"]
         shape = None if image is None else tf.io.decode_image(image).shape
     except (tf.errors.OpError, DataError) as error:

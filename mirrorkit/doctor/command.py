@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         "start it as the script: in every task. The exit code is 1 when a check fails; a warning leaves it 0.",
     )
     parser.add_argument("--data", metavar="FOLDER", help="where the data lies (default: $MIRRORKIT_DATA)")
-    parser.add_argument("--checkpoints", metavar="FOLDER", help="where checkpoints are to be written")
+    parser.add_argument("--checkpoints", metavar="FOLDER", help="where checkpoints are to be written, or s3://...")
     parser.add_argument("--devices", metavar="cpu:N", help="as in mk.strategy.create; cpu:2 rehearses an all-reduce")
     parser.add_argument("--require", metavar="KIND[:N]", help="fail unless there are such devices: gpu, or gpu:4")
     parser.add_argument(

@@ -6,7 +6,6 @@ import argparse
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from mirrorkit.cluster import Cluster
 from mirrorkit.doctor import network, probe, settings, storage, versions
@@ -76,8 +75,7 @@ def _storage(asked: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[
         by = "--data" if asked.data else "MIRRORKIT_DATA"
         yield from guarded("data", lambda: storage.data(named, by), seconds=_DISK)
     if asked.checkpoints:
-        folder = Path(asked.checkpoints)
-        yield from guarded("checkpoints", lambda: storage.checkpoints(folder), seconds=_DISK)
+        yield from guarded("checkpoints", lambda: storage.checkpoints(asked.checkpoints), seconds=_DISK)
 
 
 def _temporary() -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mirrorkit.doctor.finding import Finding
+from mirrorkit.errors import MirrorkitError
+from mirrorkit.object_storage import ObjectStorage, is_address
 
 _MIB, _GIB = 2**20, 2**30
 _PROBE = 16 * _MIB  # what is written to try a folder
@@ -59,9 +62,12 @@ def _first_file(folder: Path) -> Path | None:
     return None
 
 
-def checkpoints(folder: Path) -> Iterator[Finding]:
+def checkpoints(named: str | os.PathLike[str]) -> Iterator[Finding]:
     """Write to the folder, or to the one in which it will be made, and look at the free space; leave nothing there."""
-    name, folder = "checkpoints", folder.expanduser().absolute()
+    name, folder = "checkpoints", Path(named).expanduser().absolute()
+    if is_address(named):
+        yield _at_an_address(os.fspath(named))
+        return
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     cure = "Choose a folder in which you may create files, and on several workers one that all of them see."
     if not there.is_dir():
@@ -83,6 +89,26 @@ def checkpoints(folder: Path) -> Iterator[Finding]:
         yield Finding(name, "warning", found, cure)
     else:
         yield Finding(name, "ok", found)
+
+
+def _at_an_address(address: str) -> Finding:
+    """Write an object, read it, and remove it."""
+    name, probe, content = "checkpoints", f".mirrorkit-doctor-{secrets.token_hex(8)}", os.urandom(_MIB)
+    try:
+        storage = ObjectStorage(address)
+        start = time.perf_counter()
+        storage.write(probe, content)
+        seconds = time.perf_counter() - start
+        is_same = storage.read(probe) == content
+        storage.remove(probe)
+    except MirrorkitError:
+        raise
+    except Exception as error:  # which kinds there are is the affair of each package
+        found = f"{address} cannot be written to: {type(error).__name__}: {error}"
+        return Finding(name, "failure", found, "Look at the address, at your credentials and at the network.")
+    if not is_same:
+        return Finding(name, "failure", f"{address} gives other bytes than were written", "Use another store.")
+    return Finding(name, "ok", f"{address}, an object of 1 MiB was written in {seconds:.2g} s, read and removed")
 
 
 def _write(folder: Path) -> None:

@@ -25,7 +25,8 @@ def fetched(source: Fetcher | Processes, batches: Iterable[np.ndarray], *, threa
     """
     with source.started() as (fill, stop), contextlib.ExitStack() as stack:
         executor = ThreadPoolExecutor(threads, thread_name_prefix="mirrorkit-fetch")
-        # In the end nobody uses the object any more: at most the item that each thread is fetching is waited for.
+        # In the end nobody uses the object any more: at most what each thread is fetching is waited for. Items stop
+        # between two of them; rows of arrays that no thread has begun to read are cancelled.
         stack.callback(executor.shutdown, cancel_futures=True)
         stack.callback(stop)
         under_way: collections.deque[tuple[int, list[np.ndarray], list[Future[None]]]] = collections.deque()

@@ -124,8 +124,11 @@ def _as_array(value: Any, path: str) -> np.ndarray:
             return _of_bytes(parts, array.shape)
     elif array.dtype.kind in _NUMBERS or array.dtype.name == "bfloat16":
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-    found = type(value).__name__ if array.dtype == object else f"an array of {array.dtype}"
-    raise ValueError(f"{_named(path)} is {found}; it must be numbers, text or bytes, or a tuple or dict of them")
+    if array.dtype != object:
+        raise ValueError(f"{_named(path)} is an array of {array.dtype}. Convert it, for instance by .astype('float32')")
+    raise ValueError(
+        f"{_named(path)} is {type(value).__name__}; it must be numbers, text or bytes, or a tuple or dict of them"
+    )
 
 
 def _of_bytes(parts: list[bytes], shape: tuple[int, ...]) -> np.ndarray:

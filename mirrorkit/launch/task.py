@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import signal
@@ -16,6 +17,7 @@ from typing import IO, TextIO
 from mirrorkit import subprocesses
 
 _KEEPER = Path(__file__).with_name("keeper.py")
+_NOBODY_READS = (errno.EPIPE, errno.EIO)  # of a pipe, and of a terminal that was closed
 _print = threading.Lock()
 
 
@@ -36,6 +38,7 @@ class Task:
     ) -> None:
         self.name = name
         self._events = events
+        self._printing, self._ended = threading.Lock(), False
         lifeline, self._lifeline = os.pipe()
         try:
             self._process = subprocesses.start(
@@ -49,7 +52,7 @@ class Task:
         finally:
             os.close(lifeline)
         streams = ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
-        self._readers = [threading.Thread(target=_pass_on, args=(name, *pair), daemon=True) for pair in streams]
+        self._readers = [threading.Thread(target=self._pass_on, args=pair, daemon=True) for pair in streams]
         self._waiter = threading.Thread(target=self._wait, daemon=True)
         for thread in (*self._readers, self._waiter):
             thread.start()
@@ -67,20 +70,41 @@ class Task:
         code = self._process.wait()
         self.send(signal.SIGKILL)  # processes that the script started and left running
         for reader in self._readers:
-            reader.join(2)  # a process that left the group may hold the pipe open forever
+            reader.join(2)  # a process that left the group may hold the pipe open forever, and go on writing
+        with self._printing:  # Python cannot exit while a thread writes
+            self._ended = True
         os.close(self._lifeline)
         self._events.put((self, code if code >= 0 else 128 - code))
+
+    def _pass_on(self, pipe: IO[bytes], to: TextIO) -> None:
+        with pipe:
+            for line in pipe:
+                with self._printing:
+                    if self._ended:
+                        break
+                    say(self.name, line.decode(errors="replace").rstrip("\r\n"), to)
 
 
 def say(name: str, text: str, to: TextIO) -> None:
     """Print a line with a task's name in front; lines of several tasks do not mix."""
-    with _print, contextlib.suppress(OSError, ValueError):  # nobody may be reading any more
-        to.write(f"{name} | {text}\n")
-        to.flush()
+    with _print, contextlib.suppress(OSError, ValueError):
+        try:
+            to.write(f"{name} | {text}\n")
+            to.flush()
+        except OSError as error:
+            if error.errno not in _NOBODY_READS:
+                raise
+            _discard_what_follows(to)
 
 
-def _pass_on(name: str, pipe: IO[bytes] | None, to: TextIO) -> None:
-    assert pipe is not None
-    with pipe:
-        for line in pipe:
-            say(name, line.decode(errors="replace").rstrip("\r\n"), to)
+def _discard_what_follows(to: TextIO) -> None:
+    """Open the null device in place of a stream that nobody reads.
+
+    What Python could not write stays in its buffer. It would try again at exit, and exit with 120 when that fails:
+    https://docs.python.org/3/library/signal.html#note-on-sigpipe
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, to.fileno())
+    finally:
+        os.close(null)

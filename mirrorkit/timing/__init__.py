@@ -37,12 +37,13 @@ def profile(log_dir: str | os.PathLike[str], *, steps: tuple[int, int] = (10, 20
     Source: https://www.tensorflow.org/guide/profiler
 
     Args:
-        log_dir: where to write; a new folder in it holds the trace.
+        log_dir: where to write; a new folder in it holds the trace. An address only where TensorFlow opens it (gs://).
         steps: (first, end) training steps of the run, counted from 0 over all its epochs; by the tenth step, all is
             compiled and caches are warm.
 
     Raises:
         StepError: `steps` is not a valid range.
+        ArgumentError: an address that TensorFlow does not open.
     """
     from mirrorkit.timing.profiler import Profile  # here, since the rest of mk.timing needs no TensorFlow
 

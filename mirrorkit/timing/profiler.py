@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.object_storage import require_local
 from mirrorkit.timing.timer import wait_for_devices
 
 
@@ -27,6 +28,7 @@ class Profile(keras.callbacks.Callback):  # type: ignore[name-defined]
             raise StepError(
                 f"profile(steps={steps}) was asked for; give (first, end) with 0 <= first < end, as in (10, 20)."
             )
+        require_local("profile", log_dir, schemes=tf.io.gfile.get_registered_schemes())
         self.log_dir = os.fspath(log_dir)
         self.profiled: tuple[int, int] | None = None
         self._before = 0  # steps of the epochs before

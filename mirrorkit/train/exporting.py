@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,14 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest, Spec
-from mirrorkit.errors import FileError, StepError
-from mirrorkit.files import replace
-from mirrorkit.object_storage import ObjectStorage, is_address
+from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_chief, waiting_for_the_chief
+from mirrorkit.train.export_places import KERAS, checked, is_keras_file, put
 from mirrorkit.train.keras_model.building import is_built
 from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
 from mirrorkit.train.keras_model.models import Models
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.variables import unchanged
-
-_KERAS = ".keras"
-_OTHER_FORMATS = (".h5", ".hdf5", ".pb", ".pbtxt", ".tf", ".tflite", ".onnx", ".npz", ".ckpt", ".zip")
-_SAVED_MODEL = ("saved_model.pb", "fingerprint.pb", "variables", "assets", "assets.extra", "keras_metadata.pb")
-_VALUES = re.compile(r"variables\.(index|data-\d+-of-\d+)")
 
 
 def export(
@@ -53,16 +46,23 @@ def export(
     Nothing of the training changes, random generators included. It is written under another name first: an existing
     file or SavedModel is whole until the new one is, and is then replaced in one step, also where the process is killed
     (where a file system cannot exchange two folders, in two steps: after a kill between them the next export puts the
-    old one back). A `.keras` file may be written to an address, such as s3://bucket/digits.keras, through fsspec. A
-    folder that holds anything else is refused. On several workers all call it: the chief writes, and it returns on
-    every worker when the file is whole.
+    old one back). A folder that holds anything else is refused. On several workers all call it: the chief writes, and
+    it returns on every worker when the file is whole.
+
+    The path may be an address, such as s3://bucket/digits, which fsspec writes. A `.keras` file is replaced in one step
+    there too. A SavedModel is several objects, and an object store replaces one at a time: `saved_model.pb`, without
+    which nothing loads, is removed first and uploaded last. So what an interrupted export leaves does not load, and the
+    next one replaces it. Whoever copies the objects while they are replaced may get some of each: where that can be,
+    give each version an address of its own, such as s3://bucket/digits/7. `tf.saved_model.load` reads no such address;
+    copy the folder first: `system, path = fsspec.core.url_to_fs(address)`, then
+    `system.get(path + "/", "digits/", recursive=True)`.
 
     Sources: https://keras.io/api/models/model_saving_apis/model_saving_and_loading/ and
     https://keras.io/api/models/model_saving_apis/export/
 
     Args:
         of: a loop, a step, or a Keras model.
-        path: ends in `.keras`, or names a folder.
+        path: ends in `.keras`, or names a folder; each may be an address.
         averaged: write the averages of the weights (`Step(..., ema=...)`) instead of the weights.
         input_signature: for a SavedModel of a subclassed model, which does not say what its inputs are: a nest of
             `tf.TensorSpec` in the structure of one batch of inputs, the first dimension None.
@@ -72,7 +72,9 @@ def export(
 
     Raises:
         StepError: a model that is not built, that has layers which such a file cannot hold, or whose inputs are not
-            known; no averages; a path that cannot be written, or at which something else is.
+            known; no averages; a path of another format, or at which something else is.
+        FileError: a path that cannot be written, or an address that cannot be reached.
+        ArgumentError: an address without fsspec, or without its package for this kind of address.
     """
     step = of if isinstance(of, keras.Model) else getattr(of, "step", of)
     model = step if isinstance(step, keras.Model) else getattr(step, "model", None)
@@ -87,16 +89,13 @@ def export(
         )
     if averaged and not hasattr(step, "averaged"):
         raise StepError("The averages belong to the step, not to the model: export(step, path, averaged=True).")
-    target = _checked(path)
-    write = _write_keras if os.fspath(target).endswith(_KERAS) else _write_saved_model
+    target = checked(path)
+    write = _write_keras if is_keras_file(target) else _write_saved_model
     strategy = model.distribute_strategy
 
     def put_in_place() -> None:
         with unchanged([]):
-            if isinstance(target, Path):
-                _replace(target, lambda new: write(model, new, input_signature))
-            else:
-                _upload(target, lambda new: write(model, new, input_signature))
+            put(target, lambda new: write(model, new, input_signature))
 
     with (
         waiting_for_the_chief(strategy, f"export {os.fspath(target)!r}"),
@@ -131,7 +130,7 @@ def _write_keras(model: KerasModel, path: Path, input_signature: Spec | None) ->
         raise StepError(
             f"The model {model.name!r} made from its own configuration has other variables ({len(new)} in place of "
             f"{len(old)}), so its weights would not fit. Look at its get_config, or export a SavedModel: a path "
-            f"without {_KERAS}."
+            f"without {KERAS}."
         )
     for variable, value in zip(new, old, strict=True):
         variable.assign(value.numpy())
@@ -159,9 +158,9 @@ def _why_not(model: KerasModel, error: Exception) -> str:
     names = ", ".join(f"{layer.name!r} ({type(layer).__name__})" for layer, _ in causes) or repr(model.name)
     reason = str(causes[0][1] if causes else error).strip().splitlines()[0]
     return (
-        f"A {_KERAS} file cannot hold the layer {names}. Decorate its class or function with "
+        f"A {KERAS} file cannot hold the layer {names}. Decorate its class or function with "
         "@keras.saving.register_keras_serializable() and give a class a get_config, also in place of a Lambda; or "
-        f"export a SavedModel, which needs no code: a path without {_KERAS}. Keras says: {reason[:300]}"
+        f"export a SavedModel, which needs no code: a path without {KERAS}. Keras says: {reason[:300]}"
     )
 
 
@@ -190,74 +189,6 @@ def _inputs(model: KerasModel) -> Spec:
         raise StepError(
             f"The model {model.name!r} ({type(model).__name__}) does not say what its inputs are. Say what they are: "
             "export(..., input_signature=tf.TensorSpec([None, 28, 28, 1], tf.float32)); a dict or list of them for "
-            f"several. A {_KERAS} file needs none."
+            f"several. A {KERAS} file needs none."
         )
     return inputs[0] if isinstance(model, keras.Sequential) else model.input
-
-
-def _checked(path: str | os.PathLike[str]) -> Path | str:
-    """Return the path when its name is one that an export has; an address as it is."""
-    text, target = os.fspath(path), Path(path).expanduser()
-    if is_address(text):
-        if target.suffix == _KERAS:
-            return text
-        raise StepError(
-            f"export writes only {_KERAS} files to an address, found {text!r}. Export to a folder and copy it."
-        )
-    if target.suffix != _KERAS and target.suffix.lower() in (_KERAS, *_OTHER_FORMATS):
-        raise StepError(
-            f"export(..., {text!r}): {target.suffix} is not written. A path that ends in {_KERAS} gives a Keras file, "
-            "one without an ending a SavedModel folder."
-        )
-    return target
-
-
-def _require_replaceable(target: Path) -> None:
-    """Refuse to replace anything but what an export wrote."""
-    text = os.fspath(target)
-    if target.suffix == _KERAS:
-        if target.is_dir():
-            raise StepError(f"{text!r} is a folder. Remove it, or give another name to the file.")
-        return
-    others = _not_ours(target) if target.is_dir() else [target.name] if target.exists() else []
-    if others and not (target / "saved_model.pb").exists():
-        raise StepError(
-            f"{text!r} exists and is not a SavedModel, so it is not replaced. Name a new folder inside or "
-            f"beside it, or end the path in {_KERAS} for a file."
-        )
-    if others:
-        raise StepError(
-            f"{text!r} holds {others[0]!r} beside a SavedModel, which would be deleted with it. Export to a folder of "
-            "its own, or move what does not belong to the SavedModel away."
-        )
-
-
-def _not_ours(folder: Path) -> list[str]:
-    """Return what is in a folder that no SavedModel has, as paths in it."""
-    top = [name for name in sorted(os.listdir(folder)) if name not in _SAVED_MODEL]
-    values = sorted(os.listdir(folder / "variables")) if (folder / "variables").is_dir() else []
-    return [*top, *(f"variables/{name}" for name in values if not _VALUES.fullmatch(name))]
-
-
-def _replace(target: Path, write: Callable[[Path], None]) -> None:
-    """Write beside the target, then give it the target's name."""
-    try:
-        _require_replaceable(target)
-        replace(target, write, lambda: _require_replaceable(target))
-    except (OSError, tf.errors.OpError) as error:
-        raise FileError(
-            f"Nothing could be written to {os.fspath(target)!r}: {error}. What was there is as it was. Choose a folder "
-            "with enough space in which you may write."
-        ) from error
-
-
-def _upload(address: str, write: Callable[[Path], None]) -> None:
-    """Write to a temporary folder, then to the address, where the object is either complete or absent."""
-    folder, _, name = address.rpartition("/")
-    with tempfile.TemporaryDirectory() as local:
-        path = Path(local, name)
-        write(path)
-        try:
-            ObjectStorage(folder).upload(path, name)
-        except OSError as error:
-            raise FileError(f"Nothing could be written to {address!r}: {type(error).__name__}: {error}.") from error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,3 +32,16 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     for name in ("mnist", "fashion_mnist", "cifar10", "cifar100"):
         monkeypatch.setattr(getattr(keras.datasets, name), "load_data", offline)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A store in memory, empty at the beginning: memory://bucket; what is read of it is staged in a new cache."""
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'mirrorkit[cloud]'")
+    monkeypatch.setenv("MIRRORKIT_CACHE", str(tmp_path / "staged"))
+    monkeypatch.delenv("MIRRORKIT_CACHE_SIZE", raising=False)
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+    yield system
+    system.store.clear()

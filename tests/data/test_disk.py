@@ -1,15 +1,18 @@
-"""Failures of a disk become one kind of error, whoever found them."""
+"""Paths that users give; failures of a disk become one kind of error, whoever found them."""
 
 from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from mirrorkit.data.disk import DISK_ERRORS, file_errors, reason
-from mirrorkit.errors import DataError, FileError
+from mirrorkit import data
+from mirrorkit.data.disk import DISK_ERRORS, file_errors, path_of, paths_of, reason
+from mirrorkit.errors import DataError, FileError, RecipeError
 
 
 @pytest.mark.parametrize(
@@ -51,3 +54,35 @@ def test_the_reason_is_the_first_line_without_nodes(message):
 def test_a_folder_in_the_place_of_a_file_is_a_disk_error(tmp_path):
     with pytest.raises(DISK_ERRORS):
         next(iter(tf.data.TFRecordDataset(str(tmp_path))))
+
+
+class _Bytes:
+    def __fspath__(self):
+        return b"a"
+
+
+@pytest.mark.parametrize("wrong", [3, None, b"a", _Bytes(), {"a": 1}, {"a"}], ids=lambda wrong: type(wrong).__name__)
+@pytest.mark.parametrize(
+    ("who", "take", "several"),
+    [
+        ("image_folder", lambda path: data.image_folder(path, labels=None, global_batch_size=1), True),
+        ("parquet", lambda path: data.parquet(path, global_batch_size=1), True),
+        ("records", lambda path: data.records(path, global_batch_size=1), False),
+        ("write_records", lambda path: data.write_records([(1, 2)], path), False),
+    ],
+    ids=["image_folder", "parquet", "records", "write_records"],
+)
+def test_what_is_no_path_is_refused(who, take, several, wrong):
+    for given in (wrong, ["a", wrong]) if several else (wrong, ["a"]):
+        found = wrong if several else given
+        words = rf"A path for {who} must be a str or a pathlib.Path; found .* \({type(found).__name__}\)\."
+        with pytest.raises(RecipeError, match=words):
+            take(given)
+
+
+def test_paths_are_text_with_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/anna")
+    assert path_of("load", Path("~/data")) == "/home/anna/data"
+    for several in (["b", Path("a")], ("b", "a"), np.array(["b", "a"]), iter("ba")):
+        assert paths_of("load", several) == ["b", "a"]
+    assert paths_of("load", "~") == ["/home/anna"]

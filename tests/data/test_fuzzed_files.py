@@ -23,7 +23,8 @@ from source_files import COLOURS, IMAGES, LABELS, idx_bytes, old_pickle, planes,
 from mirrorkit import data
 from mirrorkit.data import cifar, mnist
 from mirrorkit.data.index_file import read_index
-from mirrorkit.data.record_index import RecordIndex, count_by_reading
+from mirrorkit.data.record_index import RecordIndex
+from mirrorkit.data.record_lengths import count_by_reading
 from mirrorkit.errors import DataError
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:invalid escape sequence")]  # in a pickle

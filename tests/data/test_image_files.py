@@ -72,7 +72,8 @@ def test_class_folders_are_the_classes(folder):
 def test_labels_of_a_list_of_files(folder):
     paths = [folder / name for name in NAMES]
     targets = np.random.default_rng(1).normal(size=(31, 2)).astype(np.float32)
-    for labels, number in ((list(LABELS), 3), (targets, None), ({"a": targets, "b": LABELS}, None)):
+    rows = targets.tolist()  # a list of lists, as of one-hot rows
+    for labels, number in ((list(LABELS), 3), (targets, None), (rows, None), ({"a": targets, "b": LABELS}, None)):
         recipe = data.image_folder(paths, labels=labels, **FORM, shuffle=True, seed=1)
         memory = data.batches(data.arrays(IMAGES, labels), global_batch_size=4, shuffle=True, seed=1)
         assert recipe.num_classes == number
@@ -173,6 +174,7 @@ def test_what_workers_compare(folder, tmp_path_factory):
     assert identity(elsewhere) == first
     assert identity(seed=1) != first
     assert identity(image_size=(5, 5)) != first
+    assert identity(max_jpeg_ratio=2) != first
     assert identity(class_names=["b", "a", "c"]) != first
     (elsewhere / NAMES[3]).rename(elsewhere / "a/30.png")
     assert identity(elsewhere) != first
@@ -199,6 +201,8 @@ def test_what_workers_compare(folder, tmp_path_factory):
         ({"color_mode": "bgr"}, "one of grayscale, rgb, rgba; found 'bgr'"),
         ({"interpolation": "cubic"}, "one of .*bicubic.*; found 'cubic'"),
         ({"crop_to_aspect_ratio": True, "pad_to_aspect_ratio": True}, "not for both"),
+        ({"max_jpeg_ratio": 3}, "max_jpeg_ratio must be one of 1, 2, 4, 8; found 3"),
+        ({"max_jpeg_ratio": 2, "color_mode": "rgba"}, 'max_jpeg_ratio=2 and color_mode="rgba" exclude each other'),
     ],
 )
 def test_bad_arguments_are_refused(folder, options, words):
@@ -213,6 +217,7 @@ def test_bad_lists_are_refused(folder):
         (paths, {}, "list of files without labels"),
         (paths, {"labels": LABELS[:30]}, "given 31 files, but labels holds 30"),
         (paths, {"labels": {"a": LABELS, "b": LABELS[:4]}}, r"labels\['b'\] holds 4"),
+        (paths, {"labels": [*"abc"] * 10}, "labels must hold numbers; found text, the first is a. Number"),
         (paths, {"labels": LABELS, "class_names": ["a", "b"]}, r"must lie in 0 \.\. 1 for 2 classes"),
     ):
         with pytest.raises(DataError, match=words):

@@ -176,6 +176,18 @@ def test_files_of_different_schemas_are_refused_by_name(tmp_path):
     assert data.parquet(tmp_path, x="label", **SIZE).num_examples == 13
 
 
+def test_columns_of_one_name_are_refused(tmp_path):
+    write_tables(tmp_path, [20, 20])
+    pq.write_table(pa.table([[1], [2], [3]], names=["number", "number", "label"]), tmp_path / "01.parquet")
+    words = (
+        r"01\.parquet has 2 columns of the name 'number'\. Write it again with a name for each, .*choose other columns"
+    )
+    for options in ({}, {"x": "number"}, {"y": "number"}, {"x": ["label", "number"]}):
+        with pytest.raises(DataError, match=words):
+            data.parquet(tmp_path, **options, **SIZE)
+    assert data.parquet(tmp_path, x="label", **SIZE).num_examples == 21
+
+
 def test_a_damaged_file_is_named(tmp_path):
     write_tables(tmp_path, [500, 500], 250, real=lambda n: np.random.default_rng(0).normal(size=len(n)))
     recipe = data.parquet(tmp_path, y="label", **SIZE)
@@ -220,7 +232,6 @@ def test_what_is_no_table_is_refused(tmp_path, monkeypatch):
         (tmp_path / "nothing", "no Parquet file of that name or pattern"),
         (tmp_path / "set", r"but the folder day=1; .*set/\*/\*\.parquet"),
         ([], "empty list of files"),
-        ("gs://bucket/a.parquet", "reads local files"),
         (tmp_path / "empty", "The set holds no example"),
     ):
         with pytest.raises(DataError, match=words):

@@ -139,6 +139,7 @@ def test_signatures():
         data.image_folder: {
             *("path", "prefetch", "image_size", "labels", "class_names", "color_mode", "interpolation"),
             *("crop_to_aspect_ratio", "pad_to_aspect_ratio", "validation_split", "subset", "skip_corrupt"),
+            "max_jpeg_ratio",
         },
         data.parquet: {"files", "prefetch", "x", "y", "sample_weight", "fill", "num_classes", "shuffle_buffer"},
     }

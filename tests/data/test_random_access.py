@@ -26,6 +26,7 @@ def own(images, seed):
     return images + tf.cast(tf.random.stateless_uniform([16, 1, 1, 1], seed, 0, 9, tf.int32), tf.uint8)
 
 
+LONG = np.dtype(np.longdouble)
 AUGMENT = [data.augment.flip(), own, data.augment.pad_and_crop(2)]
 
 
@@ -127,6 +128,19 @@ class NoLength:
         return number
 
 
+class Group:
+    """As those of Zarr, whose brackets take names, without being a Mapping."""
+
+    def keys(self):
+        return iter(["images", "labels"])
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, name):
+        raise TypeError(f"path={name} is not a string")
+
+
 class Table(dict):
     """As those of pandas, whose brackets take labels."""
 
@@ -146,9 +160,18 @@ class Table(dict):
             "found a generator. It has no __getitem__ .*write_records.*from_function",
         ),
         (NoLength(), {}, "found a NoLength. It has no __getitem__ and __len__"),
-        ({"train": [1, 2]}, {}, "A dict must hold arrays"),
+        ({"train": [1, 2]}, {}, r"A dict must hold arrays .*, and its part \['train'\] is a list. Take one"),
+        ({"x": np.zeros(3), "n": np.array(3)}, {}, r"its part \['n'\] is a ndarray of shape \[\]\."),
+        ({"x": {}}, {}, r"its part \['x'\] is empty"),
+        ({}, {}, "A dict must hold arrays with .* and it is empty"),
+        (np.array(3), {}, "found a ndarray. It is a single value. An array needs a row for each example"),
+        (Group(), {}, r"found a Group. Its brackets take names. Give it the arrays"),
+        (np.zeros((3, 2), np.longdouble), {}, f"Item 0 has dtype {LONG}, which TensorFlow does not have. Use"),
+        ([(1, np.longdouble(2))], {}, rf"Item 0\[1\] has dtype {LONG}, .* Use .astype\('float64'\)"),
+        ([{"a": np.clongdouble(2)}], {}, r"Item 0\['a'\] has dtype complex.* Use .astype\('complex128'\)"),
+        (np.zeros(3, "datetime64[s]"), {}, r"it is an array of datetime64\[s\]. Convert it, for instance by .astype"),
         (Table(a=np.zeros(3)), {}, "found a Table. Its brackets take labels. Use its arrays"),
-        (([1, 2], [3, 4]), {}, "A tuple must hold arrays"),
+        (([1, 2], [3, 4]), {}, r"A tuple must hold arrays .*, and its part \[0\] is a list. Several"),
         ([np.zeros(3), np.zeros(3)], {}, "A list of arrays may mean several"),
         ((np.zeros(3), np.zeros(4)), {}, "arrays given to source hold 3, 4 examples"),
         ([], {}, "a list holds no example"),
@@ -172,6 +195,14 @@ class Table(dict):
 def test_what_does_not_fit_is_refused(items, options, words):
     with pytest.raises(DataError, match=words):
         data.source(items, global_batch_size=1, **options)
+
+
+def test_an_object_may_have_names_beside_numbers():
+    class Named(Items):
+        def keys(self):
+            return ["a", "b"]
+
+    assert data.source(Named(np.zeros((9, 2)), np.zeros(9)), global_batch_size=1).num_examples == 9
 
 
 def test_batches_of_keras_are_refused():

@@ -170,6 +170,24 @@ def test_a_grain_dataset_without_an_end_is_refused():
         data.source(grain.MapDataset.source([1, 2, 3]).repeat(), global_batch_size=2)
 
 
+def test_what_holds_arrays_by_name_is_asked_for_its_arrays(tmp_path):
+    needs("zarr")
+    import h5py
+    import zarr
+
+    group = zarr.open_group(str(tmp_path / "zarr"), mode="w")
+    group["images"], group["labels"] = X, Y
+    with pytest.raises(RecipeError, match=r"found a Group\. Its brackets take names\..*group\['images'\]"):
+        data.source(group, global_batch_size=2)
+    with h5py.File(tmp_path / "set.h5", "w") as file:
+        file["train/images"], file["train/labels"], file["version"] = X, Y, 3
+        with pytest.raises(RecipeError, match=r"its part \['version'\] is a Dataset of shape \[\]\. Take one part"):
+            data.source(file, global_batch_size=2)
+        assert data.source(file["train"], global_batch_size=2).num_examples == 53
+        with pytest.raises(RecipeError, match=r"found a Group\. .* and it is empty"):
+            data.source(file.create_group("empty"), global_batch_size=2)
+
+
 def test_a_part_of_a_hugging_face_set_is_asked_for(tmp_path):
     made, _ = hugging_face(tmp_path)
     import datasets

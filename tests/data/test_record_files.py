@@ -31,6 +31,15 @@ def test_an_interrupted_writer_leaves_no_set_and_the_users_error_stays_what_it_i
         data.records(tmp_path, global_batch_size=4)
 
 
+def test_the_bytes_of_a_set_depend_on_its_examples_alone(tmp_path):
+    """Workers that each write it on a disk of their own compare records; the order of protobuf's maps is drawn."""
+    names = [f"input-{letter}" for letter in "cabfed"]
+    data.write_records([(dict.fromkeys(names, i), 0) for i in range(3)], tmp_path, num_files=1)
+    (file,) = tmp_path.glob("*.tfrecord")
+    places = [file.read_bytes().index(name.encode()) for name in sorted(names)]
+    assert places == sorted(places)
+
+
 def test_a_writer_killed_before_its_index_leaves_no_set_that_reads_as_whole(tmp_path):
     data.write_records(SPLIT, tmp_path, num_files=2).unlink()
     with pytest.raises(DataError, match="need their index"):

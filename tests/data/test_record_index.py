@@ -14,7 +14,8 @@ from source_files import record_header
 
 from mirrorkit import data
 from mirrorkit.data import record_index
-from mirrorkit.data.record_index import RecordIndex, count_by_reading
+from mirrorkit.data.record_index import RecordIndex
+from mirrorkit.data.record_lengths import count_by_reading
 from mirrorkit.errors import DataError, FileError
 
 LENGTHS = [0, 1, 700, 31, 2, *range(100), 5000]
@@ -51,7 +52,7 @@ def test_every_example_is_found(tmp_path, prefix):
 
 def test_examples_of_one_size_are_found_without_reading_their_headers(tmp_path, monkeypatch):
     file = write(tmp_path / "a", [44] * 50)
-    monkeypatch.setattr(record_index, "_lengths", lambda *_: pytest.fail("a header was read"))
+    monkeypatch.setattr(record_index, "lengths_by_headers", lambda *_: pytest.fail("a header was read"))
     index = RecordIndex([file], "", [50], one_size=True)
     assert index.segment(0, 7, 3)[:4] == (file, 7 * 60, 0, 3)
 

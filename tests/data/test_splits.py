@@ -12,6 +12,7 @@ from mirrorkit.errors import DataError
 
 PIXELS = np.zeros((6, 4, 4, 1), np.uint8)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
+LONG = np.dtype(np.longdouble)
 
 
 def test_labels_become_int64_indices_and_pixels_stay():
@@ -43,7 +44,9 @@ def test_float_labels_are_left_alone():
         (PIXELS, LABELS, {"sample_weight": np.ones(5)}, "sample_weight holds 5"),
         (PIXELS, LABELS, {"sample_weight": np.ones((6, 1))}, "one number per example"),
         (PIXELS.astype(object), LABELS, {}, "dtype object"),
-        (PIXELS, np.array(["cat"] * 6), {}, "labels must hold numbers"),
+        (PIXELS, ["cat", "dog"] * 3, {}, "labels must hold numbers; found text, the first is cat. .*np.unique"),
+        (PIXELS.astype(np.longdouble), LABELS, {}, f"images has dtype {LONG}, which TensorFlow does not have. Use"),
+        (PIXELS, {"a": LABELS.astype(np.longdouble)}, {}, rf"labels\['a'\] has dtype {LONG}, .*\('float64'\)"),
         (PIXELS, np.eye(3, dtype=int)[LABELS], {}, "one-hot rows of integers"),
         (PIXELS, np.zeros((6, 4)), {"num_classes": 3}, r"rows \[N, 3\]"),
         ({"a": PIXELS, "b": PIXELS[:3]}, LABELS, {}, r"images\['b'\] holds 3"),

@@ -11,25 +11,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import stored
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 
 L = keras.layers
 EPOCHS, BATCH = 4, 24  # five batches an epoch: twenty steps
+_SHUFFLED: dict[str, Any] = {"global_batch_size": BATCH, "shuffle": True, "seed": 2}
 FULL, PARTIAL, LONELY = 5 * BATCH, 4 * BATCH + 13, 4 * BATCH + 1  # examples; the last batch holds 24, 13 or 1
 
 
 def _classes(count: int, *, classes: int = 3, weighted: bool = False) -> mk.data.Batches:
+    return _recipe(_split(count, classes, weighted))
+
+
+def _split(count: int, classes: int = 3, weighted: bool = False) -> mk.data.Split:
     rng = np.random.default_rng(1)
     x = rng.normal(size=(count, 4)).astype("float32")
     y = np.argmax(x[:, :3] + 0.5 * rng.normal(size=(count, 3)), 1) % classes
     weight = rng.uniform(0, 2, count) if weighted else None
-    return _recipe(mk.data.arrays(x, y, num_classes=classes, sample_weight=weight))
+    return mk.data.arrays(x, y, num_classes=classes, sample_weight=weight)
 
 
 def _recipe(split: Any) -> mk.data.Batches:
-    return mk.data.batches(split, global_batch_size=BATCH, shuffle=True, seed=2)
+    return mk.data.batches(split, **_SHUFFLED)
 
 
 def _named(count: int) -> mk.data.Batches:
@@ -59,6 +65,24 @@ def _far_targets(count: int) -> mk.data.Batches:
     y = x @ rng.normal(size=(4, 1))
     y[::50] *= 40
     return _recipe(mk.data.arrays(x, y.astype("float32")))
+
+
+def _records(count: int) -> mk.data.Recipe:
+    return stored.records(_split(count), **_SHUFFLED)
+
+
+def _image_files(count: int) -> mk.data.Recipe:
+    split = _pictures(count).split
+    pixels = np.clip(128 + 40 * split.images, 0, 255).astype("uint8")
+    return stored.image_folder(pixels, split.labels, **_SHUFFLED)
+
+
+def _tables(count: int) -> mk.data.Recipe:
+    return stored.parquet(*_split(count, weighted=True).as_element(), **_SHUFFLED)
+
+
+def _items(count: int) -> mk.data.Recipe:
+    return stored.source(*_split(count).as_element(), **_SHUFFLED)
 
 
 def _net(*layers: Any, shape: tuple[int, ...] = (4,)) -> Callable[[], Any]:
@@ -146,6 +170,7 @@ class Case:
         options: further options of `Step`.
         class_weight: as in `fit`.
         policy: Keras's dtype policy.
+        needs: a package that reads the data, without which tests skip the row.
         per_shard: the result depends on how a batch is cut (BatchNorm, Dropout, sums in float16): its reference is one
             device that computes the same shards; otherwise it is one device that computes the whole batch.
     """
@@ -153,12 +178,13 @@ class Case:
     name: str
     net: Callable[[], Any] = _plain_net
     optimizer: Callable[[], Any] = _sgd
-    data: Callable[[], mk.data.Batches] = lambda: _classes(FULL)
+    data: Callable[[], mk.data.Recipe] = lambda: _classes(FULL)
     loss: Callable[[], Any] = _logits
     metrics: Callable[[], Any] = list
     options: Mapping[str, Any] = field(default_factory=dict)
     class_weight: Mapping[int, float] | None = None
     policy: str = "float32"
+    needs: str = "mirrorkit"
     per_shard: bool = False
 
 
@@ -224,6 +250,14 @@ CASES = {
         ),
         Case("partial batch", data=lambda: _classes(PARTIAL)),
         Case("empty share", data=lambda: _classes(LONELY)),
+        Case("records", data=lambda: _records(PARTIAL)),
+        Case(
+            "image_folder",
+            net=_net(lambda: L.Rescaling(1 / 40, -3.2), *_picture_layers, shape=(6, 6, 1)),
+            data=lambda: _image_files(PARTIAL),
+        ),
+        Case("parquet", data=lambda: _tables(PARTIAL), needs="pyarrow"),
+        Case("source", data=lambda: _items(PARTIAL)),
         Case("BatchNorm", net=_normal_net(), data=lambda: _classes(PARTIAL), per_shard=True),
         Case("BatchNorm, empty share", net=_normal_net(), data=lambda: _classes(LONELY), per_shard=True),
         Case("synchronized BatchNorm", net=_normal_net(synchronized=True), data=lambda: _classes(PARTIAL)),
@@ -266,5 +300,4 @@ CASES = {
 
 
 def _one_hot(count: int) -> mk.data.Batches:
-    rows = _classes(count)
-    return mk.data.batches(rows.split, global_batch_size=BATCH, shuffle=True, seed=2, one_hot=True)
+    return mk.data.batches(_split(count), **_SHUFFLED, one_hot=True)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ _CORNERS = [  # a layout: parallel/test_placed_training.py
 ]
 # What depends on the other replicas by a mechanism of its own.
 _ON_WORKERS = {
-    2: ["several inputs and outputs", "BatchNorm, empty share", "all at once"],
-    3: [_SKIPS, "AUC", "synchronized BatchNorm, empty share"],
+    2: ["several inputs and outputs", "BatchNorm, empty share", "all at once", "image_folder", "parquet"],
+    3: [_SKIPS, "AUC", "synchronized BatchNorm, empty share", "records", "source"],
 }
 
 
@@ -44,7 +45,8 @@ def test_a_corner_of_the_table(name: str, where: tuple[str, int]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", _ON_WORKERS)
 def test_workers(workers: int) -> None:
-    where, names = [("multi_worker", workers)], _ON_WORKERS[workers]
+    where = [("multi_worker", workers)]
+    names = [name for name in _ON_WORKERS[workers] if importlib.util.find_spec(CASES[name].needs)]
     trainer = table.Trainer(names, where)
     rows = {name: dict(table.cells(CASES[name], where, trainer)) for name in names}
     red = {name: str(cell) for name, row in rows.items() for cell in row.values() if cell.is_red}

@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from own_items import Ascending, Faulty, Items, Slow
 
 from mirrorkit.errors import DataError
+from mirrorkit.fetching import ahead
 from mirrorkit.fetching.ahead import fetched
 from mirrorkit.fetching.fetcher import Fetcher
+
+
+class Waiting:
+    """An array whose reads wait until they may go on, but for the first two rows."""
+
+    def __init__(self, x):
+        self.x, self.shape, self.dtype = x, x.shape, x.dtype
+        self.go_on, self.begun, self._changed = threading.Event(), 0, threading.Condition()
+
+    def __getitem__(self, rows):
+        if np.min(np.arange(len(self.x))[rows]) > 1:
+            with self._changed:
+                self.begun += 1
+                self._changed.notify()
+            self.go_on.wait()
+        return self.x[rows]
+
+    def waits_for(self, number):
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.begun == number, timeout=60)
+
 
 X = np.arange(100)[:, None]
 Y = np.arange(100) % 7
@@ -66,6 +89,25 @@ def test_an_iterator_that_is_dropped_ends_its_threads_after_the_items_that_they_
     del batches
     assert not fetching()
     assert len(items.fetched) < 90  # the second batch is begun, in two parts
+
+
+def test_reads_that_no_thread_has_begun_are_left_out_at_the_end(monkeypatch):
+    """Three threads have four parts of arrays to read: those that they wait in, and one that is never begun."""
+    array = Waiting(X)
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait=True, **options):
+            super().shutdown(False, **options)
+            array.go_on.set()
+            super().shutdown(wait)
+
+    fetcher = Fetcher(array)
+    monkeypatch.setattr(ahead, "ThreadPoolExecutor", Pool)
+    batches = fetched(fetcher, np.arange(20).reshape(10, 2), threads=3)
+    next(batches)
+    array.waits_for(3)
+    batches.close()
+    assert array.begun == 3
 
 
 def test_an_error_comes_in_the_place_of_its_batch():

@@ -56,7 +56,7 @@ def test_values_stay_what_they_are():
         (None, r"it is NoneType; it must be numbers"),
         ({"a": (1, None)}, r"its part \['a'\]\[1\] is NoneType"),
         ({"a": object()}, r"its part \['a'\] is object"),
-        (np.datetime64("2020-01-01"), "it is an array of datetime64"),
+        (np.datetime64("2020-01-01"), r"it is an array of datetime64\[D\]. Convert it"),
         (np.zeros(2, [("a", "f4")]), "it is an array of"),
         ([[1], [2, 3]], "it is not an array: .* Pad its parts to one length"),
         ([np.zeros(2), np.zeros(2)], "may mean several arrays, or one with a row for each part. Return a tuple"),

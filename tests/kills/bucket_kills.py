@@ -16,20 +16,17 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
-from unittest import mock
 
 import jobs
 import watching
-from object_store import KEYS, Network, s3_server
+from object_store import Network, store
 
 from mirrorkit.train.checkpoints.bucket import Bucket
 
 TRAINING = Path(__file__).with_name("killed_training.py")
-ADDRESS = "s3://checkpoints/run"
+ADDRESS = "s3://bucket/run"
 
 
 class Killed(NamedTuple):
@@ -41,22 +38,6 @@ class Killed(NamedTuple):
     problems: list[str]
 
 
-@contextmanager
-def store(folder: Path, **faults: float) -> Iterator[Network]:
-    """A server with an empty bucket; what this process asks goes straight to it."""
-    import fsspec
-
-    with s3_server(folder) as port:
-        keys = {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
-        with mock.patch.dict(os.environ, keys):
-            fsspec.filesystem("s3").mkdir("checkpoints")
-            network = Network(port, **faults)
-            try:
-                yield network
-            finally:
-                network.close()
-
-
 def series(count: int, epochs: int, folder: Path, network: Network, seed: int = 0) -> tuple[list[Killed], list[str]]:
     """Kill so often; return what happened, and what was wrong with the end."""
     rng, log = random.Random(seed), folder / "log"
@@ -64,11 +45,10 @@ def series(count: int, epochs: int, folder: Path, network: Network, seed: int = 
     steps, lives = epochs * watching.STEPS_PER_EPOCH, []
     command = [*jobs.LAUNCH, "--workers", 2, TRAINING, "--folder", ADDRESS, "--log", log]
     command += ["--out", folder / "killed", "--epochs", epochs]
-    environment = {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{network.port}"}
     for number in range(count):
         log.write_text("")
         target = min(_newest() + rng.randint(2, max(3, 2 * steps // count)), steps - 2)
-        with jobs.process(folder, *command, **environment) as job:
+        with jobs.process(folder, *command, **network.environment) as job:
             jobs.until(lambda: watching.progress_of(log)[0] is not None, "the first step", by=job.process)
             if number % 2:
                 jobs.until(lambda: watching.progress_of(log)[1] >= target, "the step", by=job.process)  # noqa: B023
@@ -81,7 +61,7 @@ def series(count: int, epochs: int, folder: Path, network: Network, seed: int = 
             job.process.wait(jobs.LIMIT)
         lives.append(Killed(number % 2 == 0, watching.progress_of(log)[1], _newest(), _unreadable()))
         print(*lives[-1], f"faults so far {network.faults}", flush=True)
-    with jobs.process(folder, *command, **environment) as job:
+    with jobs.process(folder, *command, **network.environment) as job:
         jobs.until(lambda: job.process.poll() is not None, "the end")
         problems = [] if job.process.returncode == 0 else [job.text[-4000:]]
     for worker in (0, 1):

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 from test_isolation import needs_namespaces
 
-import mirrorkit as mk
 from mirrorkit.__main__ import main
 from mirrorkit.errors import ArgumentError, ClusterError, JobError
 from mirrorkit.launch import launch, launcher
@@ -42,40 +40,6 @@ either = pytest.mark.parametrize("isolated", [[], pytest.param(["--isolate"], ma
 def _no_warning(monkeypatch):
     """As on a machine that nobody reaches: test_isolation.py is about the warning."""
     monkeypatch.setattr(launcher, "outside_interfaces", list)
-
-
-@pytest.fixture
-def script(tmp_path):
-    def write(code: str) -> Path:
-        path = tmp_path / "script.py"
-        path.write_text(code)
-        return path
-
-    return write
-
-
-@pytest.fixture
-def started(tmp_path):
-    """Start `python -m mirrorkit launch` in a process of its own; it is gone at the end of the test."""
-    processes = []
-
-    def start(*arguments: object) -> subprocess.Popen:
-        environment = {**os.environ, "PYTHONPATH": str(Path(mk.__file__).parents[1])}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mirrorkit", "launch", *map(str, arguments)],
-            env=environment,
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        processes.append(process)
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
 
 
 def pids(process: subprocess.Popen, tasks: int) -> list[list[int]]:
@@ -306,16 +270,6 @@ def test_what_a_script_leaves_running_is_ended_with_it(script, started):
     tasks = pids(process, 1)
     assert process.wait(20) == 0
     assert_gone(tasks[0])
-
-
-def test_a_job_goes_on_when_nobody_reads_its_lines_any_more(script, started, tmp_path):
-    code = "import time\nprint('first', flush=True); time.sleep(1)\nfor _ in range(20000): print('x' * 100)\n"
-    process = started("--workers", 1, script(code + "open('done', 'w').close()"))
-    assert process.stdout.readline() == "worker 0 | first\n"
-    process.stdout.close()
-    process.stdout = None
-    assert process.wait(20) == 0
-    assert (tmp_path / "done").exists()
 
 
 def test_no_tensorflow_in_the_launcher(run_python, script):

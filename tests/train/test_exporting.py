@@ -269,7 +269,6 @@ def test_an_old_export_is_replaced_when_the_new_one_is_whole(
     [
         ("m.h5", r"\.h5 is not written.*\.keras"),
         ("m.Keras", r"\.Keras is not written"),
-        ("gs://bucket/m", "only .keras files to an address"),
         ("folder.keras", "is a folder. Remove it"),
         ("results", "is not a SavedModel, so it is not replaced"),
         ("run", r"'run' holds 'step-0000000004.npz' beside a SavedModel.*Export to a folder of its own"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.report import span
+from stored import kinds
 from stored.runs import FOLDER, Run, digest, read
 
 STAMP = re.compile(r"sha256 (?P<stamp>[0-9a-f]{16}), drawing (?P<drawing>[0-9a-f]{16})")
@@ -53,6 +54,7 @@ PICTURES: dict[str, tuple[Callable[[Run], Chart], str]] = {
     "linear": (contenders("A linear model on 4 virtual replicas", SHORT), "linear"),
     "readme": (contenders("A CNN on 4 virtual replicas of 2 CPU cores", README), "cnn"),
     "strategies": (strategies, "strategies"),
+    kinds.NAME: (kinds.chart, kinds.NAME),
 }
 
 

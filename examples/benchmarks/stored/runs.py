@@ -32,7 +32,7 @@ class Run:
     @property
     def command(self) -> str:
         """What to type, without the files that were written."""
-        return re.sub(r" --(json|plot|data-dir)[ =]\S+", "", self.content["about"]["command"])
+        return re.sub(r" --(json|plot|write|data-dir)[ =]\S+", "", self.content["about"]["command"])
 
     @property
     def hardware(self) -> str:

@@ -23,6 +23,7 @@ from mirrorkit.strategy import (
 from mirrorkit.train.callback import LoopCallback, call_periods
 from mirrorkit.train.checkpoints import Checkpoints, Restored
 from mirrorkit.train.checkpoints.callback_states import CallbackStates
+from mirrorkit.train.loop.callback_paths import require_writable
 from mirrorkit.train.loop.same_workers import SameWorkers
 from mirrorkit.train.step.custom import Custom
 from mirrorkit.train.step.loop_step import LoopStep
@@ -70,6 +71,7 @@ def callback_list(
             "trained again, on the restored weights. Use mk.train.Checkpoints(folder), which also goes on within an "
             "epoch."
         )
+    require_writable(given)
     if history and getattr(model, "optimizer", None) is None:
         _refuse_without_optimizer(given)
     if not is_chief(loop.strategy):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from step_helpers import Line, train_by_hand
-from training_helpers import KINDS, largest_difference, plain_dataset
+from step_helpers import Line, cut, train_by_hand
+from training_helpers import KINDS, largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -170,3 +170,59 @@ def test_from_compiled_takes_the_optimizer_and_options_of_a_step(strategy_of: An
     step = mk.train.Step.from_compiled(model, clip_norm=2.0)
     assert step.optimizer is model.optimizer
     assert step._options.clip.norm == 2.0
+
+
+class _Gathering:
+    """Least squares of codes against a sum over the whole batch, in training and in evaluation."""
+
+    def __init__(self) -> None:
+        keras.utils.set_random_seed(0)
+        first = [keras.layers.Dense(3), keras.layers.MaxPool2D(), keras.layers.Flatten()]
+        self.net = sequential((4, 4, 1), *first, keras.layers.Dense(2))
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        self.variables = list(self.net.trainable_variables)
+        self._update = mk.train.Update(strategy, self.variables, self._new_values)
+
+    def values(self, batch: Any) -> Any:
+        codes = self.net(batch[0])
+        return tf.reduce_sum((codes - 0.1 * tf.reduce_sum(mk.train.all_gather(codes), 0)) ** 2, 1)
+
+    def compute(self, batch: Any) -> Any:
+        rows = tf.shape(batch[0])[0]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.values(batch))
+        gradients = tape.gradient(loss, self.variables)
+        gradients = [tf.ensure_shape(g, weight.shape) for g, weight in zip(gradients, self.variables, strict=True)]
+        return {"gradients": gradients, "loss": loss, "examples": tf.cast(rows, tf.float32)}
+
+    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> Any:
+        return self._update(sums)
+
+    def test(self, batch: Any) -> Any:
+        return {"loss": self.values(batch)}
+
+    def _new_values(self, sums: Any, values: Any) -> Any:
+        gradients = zip(values, sums["gradients"], strict=True)
+        new = [value - 0.05 * gradient / sums["examples"] for value, gradient in gradients]
+        return new, {"loss": sums["loss"] / sums["examples"]}
+
+
+def test_it_may_gather_the_whole_batch(strategy_of: Any) -> None:
+    """In training and in evaluation, where two of four shares of the last batch are empty."""
+    x = np.random.default_rng(0).normal(size=(21, 4, 4, 1)).astype("float32")
+    batches = cut(x, sizes=[20, 1])  # on four replicas 5, 5, 5, 5 and 1, 0, 0, 0
+    by_hand = _Gathering()
+    by_hand.build(tf.distribute.get_strategy())
+    expected: dict[str, list[float]] = {"loss": [], "val_loss": []}
+    for _ in range(2):
+        expected["loss"].append(float(by_hand.update(None, by_hand.compute(batches[0]))["loss"]))
+        expected["val_loss"].append(float(tf.reduce_mean(tf.concat([by_hand.values(b) for b in batches], 0))))
+    strategy = strategy_of("mirrored", 4)
+    with strategy.scope():
+        step = _Gathering()
+    validation = mk.data.batches(mk.data.arrays(x), global_batch_size=20)
+    training = plain_dataset(x[:20], batch=20)
+    history = mk.train.Loop(strategy, step).fit(training, validation_data=validation, epochs=2, verbose=0).history
+    assert history == {name: pytest.approx(values, rel=1e-5) for name, values in expected.items()}
+    assert largest_difference(step.net.get_weights(), by_hand.net.get_weights()) < 1e-5

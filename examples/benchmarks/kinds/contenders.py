@@ -1,0 +1,108 @@
+"""Who trains a kind of work, each in a process of its own, as `mirrorkit.bench.measure` calls it.
+
+mirrorkit is loaded only where it is used, since its modules count as memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import keras
+from contenders.work import Laps
+from peak_memory import peak_bytes
+
+from kinds.models import BATCH_NORM, KINDS
+
+
+class Contender:
+    """A model and its data; `work` names them, `kind` and `devices` the strategy, as `mk.strategy.create` does."""
+
+    def __init__(self, work: str, optimizer: str, steps: int | None, kind: str, devices: str) -> None:
+        keras.utils.set_random_seed(0)
+        self.strategy = self.create_strategy(kind, devices)
+        self.work = (KINDS | BATCH_NORM)[work]
+        self.steps = steps or self.work.steps
+        self.data = self.work.dataset()
+        with self.strategy.scope() if self.strategy else contextlib.nullcontext():
+            self.model, self.optimizer = self.work.model(), keras.optimizers.get(optimizer)
+            self.train = self.build()
+
+    def create_strategy(self, kind: str, devices: str) -> Any:
+        """Make the strategy, or None."""
+        import mirrorkit as mk
+
+        return mk.strategy.create(kind, devices=devices)
+
+    def build(self) -> Callable[..., Any]:
+        """Make the rest, in the scope of the strategy, and return what `fit`s."""
+        raise NotImplementedError
+
+    def facts(self) -> dict[str, float]:
+        """Return the seconds from the start of the first fit to the end of its one update."""
+        start = time.perf_counter()
+        self.train(self.data, epochs=1, steps_per_epoch=1, verbose=0)
+        return {"first": time.perf_counter() - start}
+
+    def measure(self, epochs: int) -> dict[str, Any]:
+        """Train; return the seconds of a step in each epoch, and the process's peak memory in MB.
+
+        An epoch before them makes the iterator and is not counted.
+        """
+        laps = Laps()
+        options: dict[str, Any] = {"steps_per_epoch": self.steps, "callbacks": [laps.callback()], "verbose": 0}
+        self.train(self.data, epochs=1 + epochs, **options)
+        return {"step": [seconds / self.steps for seconds in laps.seconds[1:]], "peak": peak_bytes() / 1e6}
+
+
+class Fit(Contender):
+    """Keras's fit; on one device without a strategy, as Keras's users write it."""
+
+    def create_strategy(self, kind: str, devices: str) -> Any:
+        """See Contender."""
+        return None if kind == "one_device" else super().create_strategy(kind, devices)
+
+    def build(self) -> Callable[..., Any]:
+        """See Contender."""
+        self.model.compile(self.optimizer, loss=self.work.loss, metrics=["accuracy"])
+        return self.model.fit
+
+
+class Loop(Contender):
+    """mirrorkit's Loop."""
+
+    def build(self) -> Callable[..., Any]:
+        """See Contender."""
+        import mirrorkit as mk
+
+        step = mk.train.Step(self.model, self.optimizer, loss=self.work.loss, metrics=["accuracy"])
+        return mk.train.Loop(self.strategy, step).fit
+
+    def facts(self) -> dict[str, float]:
+        """See Contender; also the seconds that the checks of the first batch took of it."""
+        with timed_checks() as seconds:
+            return {**super().facts(), "checks": sum(seconds)}
+
+
+@contextlib.contextmanager
+def timed_checks() -> Iterator[list[float]]:
+    """Take the seconds of each check of a first batch."""
+    from mirrorkit.train.loop import passes
+
+    find, seconds = passes.first_batch_check, []
+
+    def found(*arguments: Any, **options: Any) -> Any:
+        check = find(*arguments, **options)
+
+        def timed(batch: Any) -> None:
+            start = time.perf_counter()
+            check(batch)
+            seconds.append(time.perf_counter() - start)
+
+        return check and timed
+
+    with mock.patch.object(passes, "first_batch_check", found):
+        yield seconds

@@ -1,0 +1,160 @@
+"""The lengths of the records in TFRecord files: by their headers, or by reading the files through.
+
+A record is 8 bytes that hold the length of its data, 4 bytes of checksum, the data, and 4 bytes of checksum
+(https://www.tensorflow.org/tutorials/load_data/tfrecord). So a look at the lengths alone finds every record of an
+uncompressed file. Compressed files, and those that are not local, have to be read through.
+"""
+
+from __future__ import annotations
+
+import collections
+import gzip
+import io
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import tensorflow as tf
+
+from mirrorkit.data.disk import CURE, DISK_ERRORS, file_errors, reason
+from mirrorkit.data.remote_files import PIECE, RemoteFile, opened
+from mirrorkit.data.staging import Piece, cache, local
+from mirrorkit.errors import DataError, FileError
+
+BUFFER = 256 << 10  # bytes read at a time, as tf.data.TFRecordDataset does
+_LENGTH = struct.Struct("<Q")
+_FRAME = 16  # bytes of a record around its data
+_UNPACKED = 1032  # bytes at most that gzip packs into one
+_BAD_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
+
+
+def count_by_reading(file: str, compression: str) -> int:
+    """Read a file through and return the number of its examples; every checksum is compared.
+
+    Raises:
+        DataError: a file that is cut short or damaged, by its name.
+        FileError: a file that cannot be read.
+    """
+    with local(file) as path:
+        try:
+            if is_local(path):  # the lengths first: TensorFlow takes as much memory as one says
+                collections.deque(lengths_of(path, compression), maxlen=0)
+            return sum(1 for _ in _read_lengths(path, compression))
+        except (DataError, FileError) as error:
+            raise type(error)(str(error).replace(path, file)) from error  # of a copy, the address
+
+
+def first_record(file: str, compression: str) -> bytes | None:
+    """The data of a file's first record; None where there is none.
+
+    Raises:
+        DataError: more than the file can hold.
+        FileError: a file that cannot be read.
+        tf.errors.OpError: a file that is damaged there.
+    """
+    where: AbstractContextManager[str] = local(file)
+    if isinstance(file, RemoteFile) and not compression:
+        first = (0, min(file.size, first_length(file, compression) or 0))
+        where = cache().staged(Piece(file, (first,)))
+    with where as path:
+        record = next(iter(tf.data.TFRecordDataset(path, compression, 4096).take(1)), None)
+    return None if record is None else record.numpy()
+
+
+def first_length(file: str, compression: str) -> int | None:
+    """The bytes of a file's first record, by its header; None where there is none.
+
+    Raises:
+        DataError: more than the file can hold.
+        FileError: a file that cannot be read.
+    """
+    with file_errors(f"{file} cannot be read", CURE), opened(file) as content:
+        try:
+            header = (gzip.GzipFile(fileobj=content) if compression else content).read(_LENGTH.size)
+        except _BAD_GZIP:
+            return None
+        most = content.size() * (_UNPACKED if compression else 1)
+    if len(header) < _LENGTH.size:
+        return None
+    length = int(_LENGTH.unpack(header)[0]) + _FRAME
+    if length > most:
+        raise _damaged(file, 0, f"the first one would have {length} bytes, the file holds {most} at most")
+    return length
+
+
+def unpacked_size(file: str) -> int:
+    """The number of bytes that a gzip file becomes, modulo 2**32, as its last bytes tell."""
+    with file_errors(f"{file} cannot be read", CURE), opened(file) as content:
+        content.seek(max(0, content.size() - 4))
+        return int.from_bytes(content.read(4), "little")
+
+
+def _read_lengths(file: str, compression: str) -> Iterator[int]:
+    """The bytes of each record of a file, which is read through."""
+    count = 0
+    try:
+        for part in tf.data.TFRecordDataset(file, compression).batch(1024):
+            lengths = tf.strings.length(part).numpy() + _FRAME
+            count += len(lengths)
+            yield from lengths.tolist()
+    except DISK_ERRORS as error:  # not the data's fault
+        raise FileError(f"{file} cannot be read: {reason(error)}. {CURE}") from error
+    except tf.errors.OpError as error:
+        raise _damaged(file, count, reason(error)) from error
+
+
+def lengths_of(file: str, compression: str) -> Iterator[int]:
+    """The bytes of each record of a file; of a local one the lengths are compared with its size."""
+    if isinstance(file, RemoteFile):
+        buffered = io.BufferedReader(opened(file), PIECE)
+        return _lengths_in(file, gzip.GzipFile(fileobj=buffered) if compression else buffered)
+    if not is_local(file):
+        return _read_lengths(file, compression)
+    return _lengths_in(file, gzip.open(file)) if compression else lengths_by_headers(file)
+
+
+def _lengths_in(file: str, stream: gzip.GzipFile | io.BufferedReader) -> Iterator[int]:
+    """The bytes of each record of a file that is read through in pieces."""
+    count = 0
+    with file_errors(f"{file} cannot be read", CURE), stream:
+        try:
+            while header := stream.read(_LENGTH.size):
+                length = int(_LENGTH.unpack(header)[0]) + _FRAME if len(header) == _LENGTH.size else _FRAME
+                missing = length - len(header)
+                while missing and (part := stream.read(min(missing, BUFFER))):
+                    missing -= len(part)
+                if missing:
+                    raise _damaged(file, count, f"{missing} of the {length} bytes of the next one are missing")
+                count += 1
+                yield length
+        except _BAD_GZIP as error:
+            raise _damaged(file, count, str(error)) from error
+
+
+def lengths_by_headers(file: str, offset: int = 0) -> Iterator[int]:
+    """The bytes of each record of a local, uncompressed file from an offset on; only their headers are read."""
+    with file_errors(f"{file} cannot be read", CURE):
+        opened = os.open(file, os.O_RDONLY)
+        try:
+            size, count = os.fstat(opened).st_size, 0
+            while offset < size:
+                header = os.pread(opened, 8, offset)
+                length = _LENGTH.unpack(header)[0] + _FRAME if len(header) == 8 else _FRAME
+                offset += length
+                if offset > size:
+                    raise _damaged(file, count, f"the next one would end at byte {offset}, the file has {size}")
+                count += 1
+                yield length
+        finally:
+            os.close(opened)
+
+
+def _damaged(file: str, count: int, why: str) -> DataError:
+    return DataError(f"{file} is cut short or damaged after {count} examples: {why}.")
+
+
+def is_local(file: str) -> bool:
+    """Return whether a path is one of this machine's file systems."""
+    return "://" not in file

@@ -1,0 +1,286 @@
+"""Data files at an address such as s3://bucket/folder: find them, read parts, and see that they are still the same."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import io
+import os
+import posixpath
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from mirrorkit import object_storage
+from mirrorkit.data.disk import reason
+from mirrorkit.errors import DataError, FileError, MirrorkitError
+from mirrorkit.object_storage import answered, is_address
+
+T = TypeVar("T")
+
+_THREADS = 16  # files that are looked up at the same time
+PIECE = 8 << 20  # bytes of a file that are asked for at a time
+
+# What stores tell of a file that another version of it would not have: the first one that they tell is compared.
+_MARKS = ("ETag", "etag", "generation", "md5Hash", "checksum", "mtime", "LastModified", "last_modified", "created")
+
+_CHANGED = "Do not replace files that are in use: write the new ones under other names, and start again with these."
+
+
+class RemoteFile(str):
+    """A file at an address, which is the text of it, as the store described it when it was found.
+
+    Attributes:
+        size: in bytes.
+        mark: what another version of the file would not have, such as "ETag=..."; "" where the store tells nothing.
+    """
+
+    size: int
+    mark: str
+
+    def __new__(cls, address: str, size: int, mark: str) -> RemoteFile:
+        """Make it from an address, and what its store says."""
+        file = super().__new__(cls, address)
+        file.size, file.mark = size, mark
+        return file
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """Return what a copy is made from."""
+        return str(self), self.size, self.mark
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is an address that TensorFlow does not read itself.
+
+    Raises:
+        ArgumentError: it begins as an address does, and is none.
+    """
+    return is_address(path) and os.fspath(path).partition(":")[0] not in tf.io.gfile.get_registered_schemes()
+
+
+def matching(pattern: str) -> list[RemoteFile]:
+    """Return the files of an address, which may be a pattern, sorted.
+
+    Raises:
+        FileError: a store that denies it, or does not answer.
+    """
+    system, path = _opened(pattern)
+    with store_errors(pattern):
+        try:
+            entry = answered(pattern, system.info, path)
+        except FileNotFoundError:
+            entry = {}
+        if entry.get("type") == "file":
+            return [_file(pattern, entry)]
+        found = answered(pattern, system.glob, path, detail=True)
+    return _files(pattern, path, found)
+
+
+def within(folder: str) -> list[RemoteFile]:
+    """Return all files in a folder at an address, and in those within, sorted; none where there is no such folder.
+
+    Raises:
+        FileError: a store that denies it, or does not answer.
+    """
+    system, path = _opened(folder)
+    with store_errors(folder):
+        found = answered(folder, system.find, path, detail=True)
+    return [file for file in _files(folder, path, found) if file.startswith(folder.rstrip("/") + "/")]
+
+
+def listed(folder: str) -> list[RemoteFile]:
+    """Return the files in a folder at an address, without those in folders, sorted; none where there is no folder.
+
+    Raises:
+        FileError: a store that denies it, or does not answer.
+    """
+    system, path = _opened(folder)
+    with store_errors(folder):
+        try:
+            found = answered(folder, system.ls, path, detail=True)
+        except FileNotFoundError:
+            return []
+    own = [entry for entry in found if posixpath.dirname(entry["name"]).strip("/") == path.strip("/")]
+    return _files(folder, path, {entry["name"]: entry for entry in own})
+
+
+def described(addresses: Sequence[str]) -> list[RemoteFile]:
+    """Return files by their addresses, in this order, which are all looked up at the same time.
+
+    Raises:
+        DataError: a file that is not there, or a path that is no address beside others that are.
+        FileError: a store that denies it, or does not answer.
+    """
+    if not all(map(is_address, addresses)):
+        raise DataError("Files at addresses and files on this machine were given together. Give one kind.")
+
+    def file(address: str) -> RemoteFile:
+        system, path = _opened(address)
+        with store_errors(address):
+            return _file(address, answered(address, system.info, path))
+
+    return list(in_parallel(file, addresses))
+
+
+def in_parallel(call: Callable[[Any], T], files: Iterable[Any]) -> tuple[T, ...]:
+    """Return what a function that waits for the store of each file gives."""
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return tuple(threads.map(call, files))
+
+
+def read(file: RemoteFile, first: int, end: int) -> bytes:
+    """Return the bytes of a file from `first` to `end`.
+
+    Raises:
+        DataError: the file is not there any more, or was replaced.
+        FileError: a store that denies it, or does not answer.
+    """
+    if first >= end:
+        return b""
+    system, path = _opened(file)
+    with store_errors(file):
+        try:
+            content = bytes(answered(file, system.cat_file, path, start=first, end=end))
+        except (FileNotFoundError, MirrorkitError):
+            raise
+        except Exception:  # perhaps since it is shorter now
+            require_unchanged(file)
+            raise
+    if len(content) != end - first:
+        require_unchanged(file)
+        raise FileError(f"{file}: bytes {first} to {end} were asked for; its store sent {len(content)}.")
+    return content
+
+
+def content_of(address: str) -> bytes:
+    """Return what a file at an address holds now.
+
+    Raises:
+        DataError: there is no such file.
+        FileError: a store that denies it, or does not answer.
+    """
+    found = matching(address)
+    if not found:
+        raise DataError(f"{address} is not there (any more).")
+    return read(found[0], 0, found[0].size)
+
+
+def require_unchanged(file: RemoteFile) -> None:
+    """Ask the store whether a file is still the one that was found.
+
+    Raises:
+        DataError: it is not there any more, or was replaced.
+        FileError: a store that denies it, or does not answer.
+    """
+    system, path = _opened(file)
+    with store_errors(file):
+        entry = answered(file, system.info, path)
+    name = file.mark.partition("=")[0]
+    found, mark = entry.get("size"), _mark(name, entry.get(name))
+    if found != file.size or (mark and mark != file.mark):
+        how = f"{found} bytes instead of {file.size}" if found != file.size else f"{mark} instead of {file.mark}"
+        raise DataError(f"{file} was replaced while it is in use: found {how}. {_CHANGED}")
+
+
+def versions(files: Iterable[str]) -> str:
+    """Return what is another text where one of these files is another version; "" for files on this machine."""
+    marks = [file.mark for file in files if isinstance(file, RemoteFile)]
+    return f"{zlib.crc32(repr(marks).encode()):08x}" if marks else ""
+
+
+class RemoteReader(io.RawIOBase):
+    """A file at an address as one that is open; each `read` asks the store for its bytes."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a byte."""
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Return where the next byte is read."""
+        return self._at
+
+    def size(self) -> int:
+        """Return the number of bytes, as `tf.io.gfile.GFile.size` does."""
+        return self._file.size
+
+    def readinto(self, buffer: Any) -> int:
+        """Read as many bytes as a buffer takes."""
+        view = memoryview(buffer).cast("B")
+        content = self._content(self._at, min(self._at + len(view), self._file.size))
+        view[: len(content)] = content
+        self._at += len(content)
+        return len(content)
+
+    def _content(self, first: int, end: int) -> bytes:
+        return read(self._file, first, end)
+
+
+def opened(file: str) -> Any:
+    """Return a file that is open to read bytes: `read`, `seek` and `size` as `tf.io.gfile.GFile` has them."""
+    return RemoteReader(file) if isinstance(file, RemoteFile) else tf.io.gfile.GFile(file, "rb")
+
+
+def size_of(file: str) -> int:
+    """Return how many bytes a file has."""
+    return file.size if isinstance(file, RemoteFile) else int(tf.io.gfile.stat(file).length)
+
+
+@contextmanager
+def store_errors(address: str) -> Iterator[None]:
+    """Turn what fsspec and the packages of stores raise into an error that names the address.
+
+    Raises:
+        DataError: there is no such file.
+        FileError: everything else.
+    """
+    try:
+        yield
+    except MirrorkitError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{address} is not there (any more).") from error
+    except Exception as error:
+        raise FileError(
+            f"{address} cannot be read: {type(error).__name__}: {reason(error)}. Check the address, the network and "
+            "your credentials for it."
+        ) from error
+
+
+@functools.lru_cache(1024)
+def _opened(address: str) -> tuple[Any, str]:
+    return object_storage.opened(address)
+
+
+def _files(given: str, path: str, found: Mapping[str, Mapping[str, Any]]) -> list[RemoteFile]:
+    """The files among entries by path, with addresses that begin as the given one, whose path is `path`."""
+    begin = given.rstrip("/").removesuffix(path)
+    entries = [entry for entry in found.values() if entry["type"] == "file" and not entry["name"].endswith("/")]
+    return sorted(_file(begin + entry["name"], entry) for entry in entries)
+
+
+def _file(address: str, entry: Mapping[str, Any]) -> RemoteFile:
+    marks = (_mark(name, entry.get(name)) for name in _MARKS)
+    return RemoteFile(address, int(entry["size"]), next(filter(None, marks), ""))
+
+
+def _mark(name: str, value: Any) -> str:
+    """What a store tells, or ""; listings and single answers may hold a time in two forms."""
+    if isinstance(value, datetime.datetime):
+        value = value.timestamp()
+    return f"{name}={value}" if name and value else ""

@@ -1,0 +1,29 @@
+"""Where Keras's callbacks write: an address that cannot be written to is refused before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.object_storage import require_local
+
+_BY_TENSORFLOW = {keras.callbacks.TensorBoard: "log_dir", keras.callbacks.ModelCheckpoint: "filepath"}
+_CURE = (
+    "Name a local path, and copy it to the address at the end of each epoch; docs/watching.md shows how: "
+    "'Logs at an address'."
+)
+
+
+def require_writable(callbacks: Sequence[Any]) -> None:
+    """Refuse addresses that TensorFlow cannot open, which would fail within the training, or at its end."""
+    for callback in callbacks:
+        name = type(callback).__name__
+        for kind, attribute in _BY_TENSORFLOW.items():
+            if isinstance(callback, kind):
+                schemes = tf.io.gfile.get_registered_schemes()
+                require_local(name, getattr(callback, attribute, ""), schemes=schemes, cure=_CURE)
+        if isinstance(callback, keras.callbacks.CSVLogger):  # closes its file as only Python's own can be closed
+            require_local(name, callback.filename, cure=_CURE)

@@ -1,0 +1,265 @@
+"""examples/benchmarks/kinds_of_work.py on little work, its models, its tables and what it writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import statistics
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+
+from mirrorkit.train.loop import passes
+
+ROOT = Path(__file__).parents[2]
+TINY = "--rounds 2 --turns 2 --epochs 1 --steps 2"
+
+
+@pytest.fixture
+def kinds_of_work(script):
+    return script("kinds_of_work")
+
+
+@pytest.fixture
+def run(kinds_of_work, in_this_process, monkeypatch, tmp_path, capsys):
+    """`run("--kinds tabular")` gives what was written as JSON, and what was printed."""
+
+    def run(options):
+        written = tmp_path / "figures.json"
+        monkeypatch.setattr("sys.argv", ["kinds_of_work.py", *options.split(), "--json", str(written)])
+        kinds_of_work.main()
+        return json.loads(written.read_text()), capsys.readouterr().out
+
+    return run
+
+
+def small(kind, monkeypatch, table):
+    """Let a kind of work train a small net on two batches."""
+
+    def model():
+        shape = kind.dataset().element_spec[0].shape[1:]
+        output = keras.layers.Dense(10, "softmax")
+        return keras.Sequential([keras.Input(shape), keras.layers.Flatten(), keras.layers.Dense(4), output])
+
+    (name,) = (name for name, found in table.items() if found is kind)
+    monkeypatch.setitem(table, name, dataclasses.replace(kind, model=model, batch=8, batches=2))
+
+
+@pytest.fixture
+def answers(script, monkeypatch):
+    """What each contender measured, in order: the warm-up of each process too."""
+    contenders, found = script("kinds.contenders"), {}
+
+    def spied(method):
+        def spy(self, **arguments):
+            answer = method(self, **arguments)
+            replicas = self.strategy.num_replicas_in_sync if self.strategy else 1
+            found.setdefault((type(self).__name__, replicas, method.__name__), []).append(answer)
+            return answer
+
+        return spy
+
+    for kind, method in ((contenders.Contender, "measure"), (contenders.Fit, "facts"), (contenders.Loop, "facts")):
+        monkeypatch.setattr(kind, method, spied(getattr(kind, method)))
+    return found
+
+
+@pytest.mark.parametrize("replicas", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_rows_and_tables_hold_what_the_processes_measured(replicas, run, answers):
+    written, printed = run(f"--kinds tabular --replicas {replicas} {TINY}")
+    rows = written["rows"]
+    assert len(rows) == 4 + 3  # those of the Loop and of fit
+    for row in rows:
+        contender = {"loop": "Loop", "fit": "Fit"}[row["contender"]]
+        facts = answers[contender, row["replicas"], "facts"]
+        one, two = (answers[contender, row["replicas"], "measure"][first : first + 3] for first in (0, 3))
+        expected = {
+            "step": [value for warm_up, *turns in (one, two) for turn in turns for value in turn["step"]],
+            "peak": [turns[-1]["peak"] for turns in (one, two)],
+            "first": [of["first"] for of in facts],
+            "checks": [of.get("checks") for of in facts],
+        }
+        assert row["values"] == expected[row["measured"]], row["what"]
+        if row["measured"] == "step":
+            assert f" {1000 * statistics.median(row['values']):,.2f} |" in printed
+    of = {(row["contender"], row["measured"]): row for row in rows}
+    for measured in ("step", "peak", "first"):
+        loop, fit = (of[name, measured] for name in ("loop", "fit"))
+        assert loop["ratio"] == pytest.approx(statistics.median(loop["values"]) / statistics.median(fit["values"]))
+        assert "ratio" not in fit
+
+
+@pytest.mark.slow  # two nets, on two replicas
+def test_synchronized_batch_normalization_is_beside_plain_on_several_replicas(run, script, monkeypatch):
+    table = script("kinds.models").BATCH_NORM
+    for kind in [*table.values()]:
+        small(kind, monkeypatch, table)
+    written, printed = run(f"--kinds batch-norm --replicas 1 2 {TINY}")
+    assert {(row["work"], row["replicas"]) for row in written["rows"]} == {("batch-norm", 2)}
+    assert {row["contender"] for row in written["rows"]} == {"synchronized", "plain"}
+    assert "| replicas |  | **synchronized** | range | plain | range | synchronized / plain |" in printed
+    assert "Not measured by" in printed  # the other tables
+
+
+def test_a_contender_that_fails_has_its_error_in_place_of_figures(run, script, monkeypatch):
+    def broken(self):
+        raise ValueError("no such | thing\nand more")
+
+    monkeypatch.setattr(script("kinds.contenders").Fit, "build", broken)
+    written, printed = run("--kinds tabular --replicas 1 --rounds 2 --turns 1 --steps 2")
+    (failed,) = (row for row in written["rows"] if row["contender"] == "fit")
+    assert (failed["error"], "values" in failed) == ("ValueError: no such | thing", False)
+    assert not [row for row in written["rows"] if "ratio" in row]
+    assert printed.count("| ValueError: no such \\| thing |  |  |  |  |") == 3
+
+
+def test_the_seconds_of_the_first_update_and_of_its_checks(script, monkeypatch):
+    contenders, now = script("kinds.contenders"), [0.0]
+
+    def after(seconds):
+        now[0] += seconds
+
+    def found(step):
+        return lambda batch: after(5.0)
+
+    monkeypatch.setattr(contenders, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(passes, "first_batch_check", found)
+
+    def train(data, *, epochs, steps_per_epoch, verbose):
+        assert (epochs, steps_per_epoch) == (1, 1)
+        after(1.0)
+        passes.first_batch_check("step")("batch")
+        after(2.0)
+
+    loop = object.__new__(contenders.Loop)
+    loop.train, loop.data = train, None
+    assert loop.facts() == {"first": 8.0, "checks": 5.0}
+    assert passes.first_batch_check is found
+
+
+def test_the_epoch_that_makes_the_iterator_is_not_counted(script, monkeypatch):
+    contenders = script("kinds.contenders")
+    laps = SimpleNamespace(seconds=[50.0, 4.0, 6.0], callback=lambda: "laps")
+    monkeypatch.setattr(contenders, "Laps", lambda: laps)
+    monkeypatch.setattr(contenders, "peak_bytes", lambda: 7_000_000)
+    fit, asked = object.__new__(contenders.Fit), []
+    fit.data, fit.steps, fit.train = "data", 2, lambda data, **options: asked.append((data, options))
+    assert fit.measure(epochs=2) == {"step": [2.0, 3.0], "peak": 7.0}
+    assert asked == [("data", {"epochs": 3, "steps_per_epoch": 2, "callbacks": ["laps"], "verbose": 0})]
+
+
+def test_ids_follow_zipfs_law(script):
+    models, count, rows = script("kinds.models"), 100_000, 50
+
+    class Evenly:  # a number for each count-th part, so that a row's share is exact to one example
+        def random(self, shape):
+            return (np.arange(count) + 0.5) / count
+
+        def permutation(self, rows):
+            return np.arange(rows)[::-1]
+
+    drawn = np.bincount(models.zipf(Evenly(), (count,), rows), minlength=rows)
+    expected = 1 / np.arange(1, rows + 1)
+    np.testing.assert_allclose(drawn[::-1], count * expected / expected.sum(), atol=1)
+
+
+def test_the_page_names_the_kinds_as_they_are(script, monkeypatch):
+    models = script("kinds.models")
+    page = (ROOT / "docs/speed-kinds.md").read_text()
+    for name, kind in models.KINDS.items():
+        assert f"| {name} | {kind.what} | {kind.batch:,} |" in page
+    assert page.count(" |\n", 0, page.index("MobileNetV2 and")) == 1 + len(models.KINDS)
+    assert models.ZIPF == 1.0
+    assert round(models.KINDS["mlp-21m"].model().count_params() / 1e6) == 21
+    nets = [kind.model() for kind in models.BATCH_NORM.values()]
+    norms = [[layer for layer in net.layers if "synchronized" in layer.get_config()] for net in nets]
+    assert [[layer.synchronized for layer in layers] for layers in norms] == [[True] * 20, [False] * 20]
+
+
+def lines_of(script, measured, rows):
+    about = {"command": "python b.py --kinds lstm --write docs/x.md", "versions": {"keras": "3.15"}}
+    more = {"environment": {}, "time": "2026-11-25 1", "cores": 2, "processor": "P", "memory_gib": 4, "gpus": []}
+    run = script("stored.runs").Run("x", {"about": about | more, "rows": rows})
+    make, _ = script("stored.kinds").BLOCKS[f"kinds-{measured}"]
+    return make(run)
+
+
+def test_medians_ranges_and_ratios_come_from_the_single_measurements(script):
+    row = {"work": "lstm", "replicas": 2, "median": 1.0, "n": 9}  # what the file sums up is not believed
+    of = {"loop": [0.002, 0.001, 0.004], "fit": [0.004, 0.004, 0.005]}
+    rows = [{**row, "measured": "step", "contender": name, "values": values} for name, values in of.items()]
+    rows += [
+        {**row, "replicas": 4, "measured": "step", "contender": "loop", "values": [0.001]},
+        {**row, "replicas": 4, "measured": "nothing", "contender": "fit", "error": "E: not there"},
+    ]
+    assert lines_of(script, "step", rows) == [
+        "| work | replicas | **`Loop`**, ms of a step | range | `fit`, ms of a step | range | `Loop` / `fit` | "
+        "range of pairs | of the smallest |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| lstm | 2 | 2.00 | 1.00 to 4.00 | 4.00 | 4.00 to 5.00 | 0.50 | 0.25 to 0.80 | 0.25 |",
+        "| lstm | 4 | 1.00 | 1.00 to 1.00 | E: not there |  |  |  |  |",
+        "",
+        "n = 3 epochs or 1 epochs each; `python b.py --kinds lstm`",
+        "Measured on 2026-11-25: 2 cores of P, 4 GiB; Keras 3.15.",
+    ]
+
+
+@pytest.fixture
+def copy(tmp_path, script, monkeypatch, kinds_of_work):
+    """Pages and runs of the documentation, which --write may change."""
+    figures, root = script("figures"), tmp_path / "root"
+    for path in figures.pages():
+        (root / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, root / path.relative_to(ROOT))
+    shutil.copytree(ROOT / "docs/figures", root / "docs/figures")
+    monkeypatch.setattr(kinds_of_work, "FOLDER", root / "docs/figures")
+    for name in ("pages", "write"):
+        monkeypatch.setattr(kinds_of_work, name, partial(getattr(figures, name), root=root))
+    return root
+
+
+def test_write_makes_the_page_and_the_picture_from_the_run(run, copy, script, kinds_of_work, monkeypatch):
+    values = {"step": [0.125, 0.25], "peak": [800.0, 900.0], "first": [2.0, 3.0], "checks": [0.5, 0.5]}
+    monkeypatch.setattr(kinds_of_work, "measured", lambda jobs, options: {name: dict(values) for name in jobs})
+    page = copy / "docs/speed-kinds.md"
+    run(f"--kinds lstm --replicas 2 --write {page}")
+    assert script("figures").wrong(copy) == []
+    assert (
+        "| lstm | 2 | 187.50 | 125.00 to 250.00 | 187.50 | 125.00 to 250.00 | 1.00 | 1.00 to 1.00 |" in page.read_text()
+    )
+    assert "--write" not in page.read_text()
+
+
+def test_a_run_that_is_cut_short_keeps_what_it_has(run, kinds_of_work, monkeypatch, tmp_path):
+    def cut(jobs, options):
+        if next(iter(jobs.values())).arguments["work"] == "lstm":
+            raise KeyboardInterrupt
+        return {name: {"step": [1.0]} for name in jobs}
+
+    monkeypatch.setattr(kinds_of_work, "measured", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run("--kinds tabular lstm --replicas 1")
+    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    assert [(row["work"], row["contender"]) for row in rows] == [("tabular", "loop"), ("tabular", "fit")]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("--replicas 0", "each must be a whole number"),
+        ("--rounds 0", "rounds=0 was asked for"),
+        ("--steps 0", "steps=0 was asked for"),
+        ("--write docs/why.md", "no page of docs/ that has one of the blocks kinds-step"),
+        ("--write nowhere.md", "no page of docs/ that has one of the blocks kinds-step"),
+    ],
+)
+def test_mistakes_are_told_before_the_measurement(mistake, message, kinds_of_work, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["kinds_of_work.py", *mistake.split()])
+    with pytest.raises(SystemExit, match="2"):
+        kinds_of_work.main()
+    assert message in capsys.readouterr().err

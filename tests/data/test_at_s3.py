@@ -1,0 +1,85 @@
+"""Files in a bucket of an S3 server: through a bad network, and read by two processes that share a cache."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import ROOT, process
+
+pytest.importorskip("s3fs", reason="s3fs is not installed")
+pytest.importorskip("moto.server", reason="moto is not installed")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'mirrorkit[parquet]'")
+
+import reading_remote_sets
+from object_store import KEYS, Network, s3_server
+from remote_sets import BATCH, KINDS, digest, write_sets
+
+SCRIPT = Path(reading_remote_sets.__file__)
+PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "data")))
+
+READ = reading_remote_sets.READ
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: Any) -> Iterator[tuple[int, Path, list[str]]]:
+    """The port of a server that holds a folder of sets at s3://sets/all, the folder, and what is to be read of them."""
+    import fsspec
+
+    folder = tmp_path_factory.mktemp("served")
+    write_sets(folder / "sets")
+    with s3_server(folder) as port:
+        options = {"key": "test", "secret": "test", "endpoint_url": f"http://127.0.0.1:{port}"}
+        system = fsspec.filesystem("s3", **options)
+        system.mkdir("sets")
+        system.put(str(folder / "sets"), "sets/all", recursive=True)
+        local = {kind: KINDS[kind](folder / "sets", global_batch_size=BATCH, shuffle=True) for kind in READ}
+        yield port, folder / "sets", [f"{kind}: {digest(recipe, None, 0)}" for kind, recipe in local.items()]
+
+
+@contextlib.contextmanager
+def reader(folder: Path, network: Network, *more: object, **variables: str) -> Iterator[Any]:
+    server = {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{network.port}"}
+    command = [sys.executable, SCRIPT, "s3://sets/all", *more]
+    with process(folder, *command, PYTHONPATH=PATH, **server, **variables) as job:
+        yield job
+
+
+def said(job: Any) -> list[str]:
+    assert job.end() == 0, job.text[-5000:]
+    return [line for _, line in job.lines if line.partition(":")[0] in READ]
+
+
+def test_a_bad_network_changes_no_bit(served, tmp_path):
+    port, _, expected = served
+    with contextlib.closing(Network(port, broken=0.05, busy=0.05)) as network, reader(tmp_path, network) as job:
+        assert said(job) == expected
+        assert network.faults > 10
+    assert list(tmp_path.glob("mirrorkit-cache-*/*")), "in the temporary folder, by default"
+
+
+def test_two_processes_that_share_a_cache_download_each_piece_once(served, tmp_path):
+    port, folder, expected = served
+    cache = {"MIRRORKIT_CACHE": str(tmp_path), "MIRRORKIT_CACHE_SIZE": "50MB"}
+    go = tmp_path / "go"
+    with (
+        contextlib.closing(Network(port)) as network,
+        reader(tmp_path, network, go, **cache) as one,
+        reader(tmp_path, network, go, **cache) as other,
+    ):
+        for job in (one, other):
+            job.wait_for("ready")
+        go.touch()
+        assert said(one) == said(other) == expected
+        asked = {(path.rpartition("/all/")[2], which): times for (path, which), times in network.asked.items()}
+    whole = [path for path in folder.rglob("*") if path.suffix == ".png" or path.suffix == ".tfrecord"]
+    for path in whole:  # smaller than a piece
+        assert asked[str(path.relative_to(folder)), f"bytes=0-{path.stat().st_size - 1}"] == 1
+    assert len(whole) == 140

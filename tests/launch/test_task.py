@@ -1,0 +1,31 @@
+"""The lines of tasks: nobody may read them any more, and processes that have left the group may go on printing."""
+
+from __future__ import annotations
+
+import collections
+import os
+
+import pytest
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+def test_a_job_goes_on_when_nobody_reads_its_lines_any_more(script, started, tmp_path, terminal):
+    code = "import os, time\nprint('first', flush=True)\nwhile not os.path.exists('closed'): time.sleep(0.01)\n"
+    code += "for _ in range(20000): print('x' * 100)\nopen('done', 'w').close()"
+    reads, writes = os.openpty() if terminal else os.pipe()
+    process = started("--workers", 1, script(code), stdout=writes)
+    os.close(writes)
+    with open(reads, "rb") as lines:
+        assert lines.readline().rstrip() == b"worker 0 | first"
+    (tmp_path / "closed").touch()
+    assert process.wait(20) == 0, process.stderr.read()
+    assert (tmp_path / "done").exists()
+
+
+def test_the_launcher_exits_while_processes_that_it_cannot_end_print(script, started):
+    floods = "import subprocess, sys\nlines = 'while True: print(200 * chr(65))'\n"
+    floods += "subprocess.Popen([sys.executable, '-c', lines], start_new_session=True)"
+    process = started("--workers", 4, script(floods))
+    (last,) = collections.deque(process.stdout, maxlen=1)  # all are read; they would take much memory
+    assert process.wait(60) == 0, process.stderr.read()
+    assert last.endswith("AAAA\n")
