@@ -72,11 +72,14 @@ def main() -> None:
     train = mk.data.batches(known, global_batch_size=options.batch_size, shuffle=True, seed=0)
     test = mk.data.batches(other, global_batch_size=options.batch_size)
 
-    optimizers = {"adagrad": keras.optimizers.Adagrad, "sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
-    rates = {"adagrad": 1.0, "sgd": 30.0, "adam": 0.01}
+    make = {
+        "adagrad": lambda: keras.optimizers.Adagrad(0.1, initial_accumulator_value=1e-6),
+        "sgd": lambda: keras.optimizers.SGD(10.0),
+        "adam": lambda: keras.optimizers.Adam(0.005),
+    }[options.optimizer]
     with strategy.scope():
         model = towers(options.users, options.items, options.width)
-        optimizer = optimizers[options.optimizer](rates[options.optimizer])
+        optimizer = make()
     step = mk.train.Step(
         model,
         optimizer,

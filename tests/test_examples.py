@@ -144,6 +144,15 @@ def test_the_contrastive_example_trains_on_three_replicas_what_it_trains_on_one(
     assert max(np.max(np.abs(one - other)) for one, other in zip(*found, strict=True)) < 2e-6
 
 
+@pytest.mark.slow  # tests/train/step/test_tables.py compares weights
+@pytest.mark.parametrize("optimizer", [["adagrad"], ["adam", "--lazy"]], ids=" ".join)
+def test_the_recommender_learns_tastes_on_two_replicas(tmp_path, optimizer):
+    """Of visits alone nothing could be told: 0.5; who knows all tastes comes to 0.8."""
+    arguments = ["--devices", "cpu:2", "--epochs", "3", "--users", "20000", "--items", "20000", "--visits", "300000"]
+    printed = run("recommender.py", *arguments, "--optimizer", *optimizer, folder=tmp_path)
+    assert float(re.findall(r"AUC on other visits (\d\.\d+)", printed)[-1]) > 0.7
+
+
 @pytest.mark.slow  # tests/parallel compares weights, bytes and executed operations
 def test_model_parallel_example(tmp_path):
     """A transformer that learns on two replicas, each of two devices, with its table printed."""
