@@ -18,7 +18,7 @@ from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.optim import ByRows, Packed, functional_apply, slots_by_name, treats_numbers_alike
-from mirrorkit.strategy import class_name, has_copies, is_tpu, replica_devices
+from mirrorkit.strategy import class_name, has_copies, is_tpu, local_replica, replica_devices
 from mirrorkit.train.keras_model.layer_state import LayerState, layers_of
 from mirrorkit.train.reduce.rows import SummedRows, dense_of, summed
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
@@ -59,7 +59,7 @@ class TableOptimizer(ReplicatedOptimizer):
         lazy: bool,
     ) -> None:
         super().__init__(strategy, optimizer, model)
-        self.tables, self.lazy = tables, lazy
+        self._strategy, self.tables, self.lazy = strategy, tables, lazy
         self._shapes = [tuple(weight.shape) for weight in model.trainable_variables]
         self._pure: dict[tuple[int, int], tuple[ByRows, TraceOnce]] = {}  # by table and number of rows
         alone = outside_replica(lambda: [lazy or ByRows(optimizer, i, 2).leaves_alone() for i in tables])
@@ -144,10 +144,11 @@ class TableOptimizer(ReplicatedOptimizer):
             write(first + tf.range(rows, dtype=tf.int64), _between(gradient, first, rows))
 
         def one(number: tf.Tensor) -> list[tf.Tensor]:
-            with tf.device(weight.device):
+            with tf.device(device):
                 block(number, length)
             return [number + 1]
 
+        device = replica_devices(self._strategy)[local_replica(self._strategy)]
         with tf.device(HOST):  # which counts
             tf.while_loop(lambda number: number < whole, one, [tf.constant(0)])
         if rest:
