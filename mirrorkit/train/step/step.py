@@ -70,10 +70,10 @@ class Step:
             2020, arXiv:1910.02054), for the same weights and checkpoints; under mirrored and multi_worker. Each update
             gathers the new weights from all replicas. The optimizer is one of Keras's SGD, Adam, AdamW, Nadam, Adamax,
             Adagrad, Adadelta, RMSprop and Lion, and not built yet. On one replica nothing changes.
-        sparse_embeddings: whether Embedding tables of 1 MiB or more are updated in place by the rows that batches look
-            up, with the same results: "auto", on CPUs; True, on GPUs too; False, never (docs/large-tables.md). "lazy":
-            rows of any Embedding, and their slots, change only when looked up, as in TensorFlow Addons' LazyAdam: other
-            results than Keras's.
+        sparse_embeddings: whether large Embedding tables are updated in place by the rows that batches look up, with
+            the same results: "auto", on CPUs; True, on GPUs too; False, never (docs/large-tables.md). "lazy": rows of
+            any Embedding, and their slots, change only when looked up, as in TensorFlow Addons' LazyAdam: other results
+            than Keras's.
 
     Raises:
         StepError: the parts do not fit each other, or cannot mean the same on several replicas.
