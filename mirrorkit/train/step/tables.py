@@ -31,7 +31,7 @@ from mirrorkit.train.step.replicated_optimizer import Gradient, Kept, Replicated
 
 LAZY = "lazy"  # of `Step(sparse_embeddings=)`
 _WITHOUT = "Leave out sparse_embeddings: then tables are updated as Keras updates them."
-# In bytes: from which size on a weight is a table, where an update changes some rows of it, and where all. Time of a step
+# In bytes: from which size on a weight is a table, where an update changes some rows, and where all. The time of a step
 # by that with a dense gradient, on two replicas: some rows 0.2 to 0.9 at 16 MiB; all rows 1.2 to 1.3 at 16, 0.9 at 64.
 _SOME_ROWS, _ALL_ROWS = 2**24, 2**26
 _BLOCK = 2**22  # bytes of a table that are updated at a time
