@@ -69,6 +69,6 @@ def summed(message: tf.Tensor) -> SummedRows:
     ids = tf.where(ids < 0, tf.reduce_max(ids), ids)
     order = tf.argsort(ids, stable=True)
     ids, values = tf.gather(ids, order), tf.gather(values, order)
-    is_first = tf.concat([[True], ids[1:] != ids[:-1]], 0)
+    is_first = tf.concat([tf.ones_like(ids[:1], tf.bool), ids[1:] != ids[:-1]], 0)  # there may be no rows at all
     number = tf.cast(tf.cumsum(tf.cast(is_first, tf.float32)), tf.int32) - 1  # a GPU adds up no integers
     return SummedRows(ids, number, is_first, dense_of(number, values, ids.shape[0]))
