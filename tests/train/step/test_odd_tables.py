@@ -1,4 +1,4 @@
-"""Tables where joined weights, or an update without rows, need care."""
+"""Tables that a batch looks up in odd ways: no row, rows that depend on the share; small ones of one width."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
 
-_BATCH = 6
+_BATCH = 7  # on three replicas 3, 3 and 1
 
 
 def _trained(make_loop: Any, replicas: int, net: Any, x: Any, sparse_embeddings: Any, tables: int) -> list[np.ndarray]:
@@ -35,7 +36,7 @@ def test_batches_that_look_up_no_row(make_loop: Any, replicas: int) -> None:
         of_words = keras.ops.sum(keras.layers.Embedding(2**16, 4)(words), axis=1)
         return keras.Model([words, numbers], keras.layers.Dense(1)(keras.ops.concatenate([of_words, numbers], axis=1)))
 
-    x = np.zeros([2 * _BATCH, 0], "int32"), np.arange(4 * _BATCH, dtype="float32").reshape(-1, 2) / 24
+    x = np.zeros([2 * _BATCH, 0], "int32"), np.arange(4 * _BATCH, dtype="float32").reshape(-1, 2) / (4 * _BATCH)
     expected = _trained(make_loop, replicas, net, x, False, 0)
     _assert_close(_trained(make_loop, replicas, net, x, "auto", 1), expected)
 
@@ -52,3 +53,37 @@ def test_small_tables_of_one_width_are_not_joined(make_loop: Any, replicas: int)
     x = np.random.default_rng(0).integers(0, 5, size=[2 * _BATCH, 3]).astype("int32")
     expected = _trained(make_loop, replicas, net, x, False, 0)
     _assert_close(_trained(make_loop, replicas, net, x, "lazy", 3), expected)
+
+
+class _ByShare(keras.layers.Layer):
+    """Looks up rows, or multiplies with the whole table, depending on how many examples it is given."""
+
+    def __init__(self, *, dense: int) -> None:
+        super().__init__()
+        self.table, self.dense = keras.layers.Embedding(2**16, 4), dense
+
+    def build(self, shape: Any) -> None:
+        self.table.build()
+
+    def call(self, ids: Any) -> Any:
+        if ids.shape[0] != self.dense:
+            return self.table(ids)
+        return tf.one_hot(ids, 2**16) @ tf.convert_to_tensor(self.table.embeddings)
+
+
+def _trained_by_share(make_loop: Any, dense: int, sparse_embeddings: Any, tables: int) -> list[np.ndarray]:
+    def net() -> Any:
+        ids = keras.Input([3], dtype="int32")
+        return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(_ByShare(dense=dense)(ids))))
+
+    x = np.random.default_rng(0).integers(0, 2**16, size=[2 * _BATCH, 3]).astype("int32")
+    return _trained(make_loop, 3, net, x, sparse_embeddings, tables)
+
+
+def test_a_share_has_rows_where_the_largest_is_dense(make_loop: Any) -> None:
+    _assert_close(_trained_by_share(make_loop, 3, "auto", 1), _trained_by_share(make_loop, 3, False, 0))
+
+
+def test_a_share_with_more_rows_than_the_largest_is_refused(make_loop: Any) -> None:
+    with pytest.raises(StepError, match=r"looks up more rows of '.*embeddings' than one with more examples"):
+        _trained_by_share(make_loop, 1, "auto", 1)
