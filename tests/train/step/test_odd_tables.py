@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.optim import ByRows
 
 _BATCH = 7  # on three replicas 3, 3 and 1
 
@@ -87,3 +88,14 @@ def test_a_share_has_rows_where_the_largest_is_dense(make_loop: Any) -> None:
 def test_a_share_with_more_rows_than_the_largest_is_refused(make_loop: Any) -> None:
     with pytest.raises(StepError, match=r"looks up more rows of '.*embeddings' than one with more examples"):
         _trained_by_share(make_loop, 1, "auto", 1)
+
+
+def test_a_small_weight_decay_reaches_rows_that_nothing_looks_up(strategy_of: Any) -> None:
+    """With a learning rate of 1 rounding hides it."""
+    with strategy_of("mirrored", 1).scope():
+        weight = keras.Variable(np.ones([4, 2], "float32"))
+        decaying, plain = keras.optimizers.SGD(100.0, weight_decay=1e-8), keras.optimizers.SGD(100.0)
+        decaying.build([weight])
+        plain.build([weight])
+    assert not ByRows(decaying, 0, 2).leaves_alone()
+    assert ByRows(plain, 0, 2).leaves_alone()
