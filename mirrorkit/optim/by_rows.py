@@ -11,6 +11,8 @@ from mirrorkit.optim.functional import functional_apply, trainable_variables
 from mirrorkit.optim.other_weights import StandIn, decays, twin_for
 from mirrorkit.optim.slots import slots_by_name
 
+_RATE = 1e30  # a learning rate with which the least weight decay shows
+
 
 class ByRows:
     """The arithmetic of one weight's update, for so many of its rows; made outside of a traced function.
@@ -62,5 +64,5 @@ class ByRows:
         for variable, is_slot in zip(self._twin.variables, self.is_slot, strict=True):
             slots.append(tf.fill(variable.shape, tf.cast(0.7 if is_slot else 1, variable.dtype)))
             before += [slots[-1]] if is_slot else []
-        after = self(before[0], slots, tf.zeros(shape, dtype), tf.constant(1.0))
+        after = self(before[0], slots, tf.zeros(shape, dtype), tf.constant(_RATE))
         return all(bool(tf.reduce_all(old == new)) for old, new in zip(before, after, strict=True))

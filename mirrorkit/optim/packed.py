@@ -91,7 +91,7 @@ class Packed(Joined):
     ) -> None:
         self.optimizer = optimizer
         weights, variables = trainable_variables(optimizer), optimizer.variables
-        groups = _groups(optimizer, weights, has_gradient, devices or [None] * len(weights))
+        groups = _groups(optimizer, weights, has_gradient, devices or [None] * len(weights), elsewhere)
         places = {id(variable): place for place, variable in enumerate(variables)}
         slots = [[places.pop(id(slot), -1) for slot in of_all] for of_all in slots_by_name(optimizer).values()]
         others = list(places.values())  # of the rest: iterations, learning rate
@@ -135,6 +135,7 @@ def _groups(
     weights: list[KerasVariable],
     has_gradient: Sequence[Sequence[bool]],
     devices: Sequence[Hashable],
+    elsewhere: Sequence[int] = (),
 ) -> list[list[int]]:
     """Return which weights are joined, by their indices; one that stays by itself is a group of one."""
     norms = optimizer.clipnorm or optimizer.global_clipnorm  # of each weight, or added up in the order of the weights
@@ -146,6 +147,6 @@ def _groups(
         has = tuple(of_part[i] for of_part in has_gradient)
         small = math.prod(weight.shape) * tf.as_dtype(weight.dtype).size <= _SMALL
         key = (weight.dtype, tuple(weight.shape[1:]), decays(optimizer, weight), has, devices[i])
-        alone = not small or not weight.ndim or not any(has) or weight.constraint is not None
+        alone = i in elsewhere or not small or not weight.ndim or not any(has) or weight.constraint is not None
         groups.setdefault(i if alone else key, []).append(i)
     return [part for group in groups.values() for part in ([group] if len(group) >= _FEWEST else [[i] for i in group])]

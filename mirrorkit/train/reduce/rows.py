@@ -69,6 +69,7 @@ def summed(message: tf.Tensor) -> SummedRows:
     ids = tf.where(ids < 0, tf.reduce_max(ids), ids)
     order = tf.argsort(ids, stable=True)
     ids, values = tf.gather(ids, order), tf.gather(values, order)
-    is_first = tf.concat([[True], ids[1:] != ids[:-1]], 0)
-    number = tf.cast(tf.cumsum(tf.cast(is_first, tf.float32)), tf.int64) - 1  # a GPU adds up no integers
+    is_first = tf.concat([tf.ones_like(ids[:1], tf.bool), ids[1:] != ids[:-1]], 0)  # there may be no rows at all
+    # A GPU adds up no integers, and leaves what is done with those of 32 bits to the host.
+    number = tf.cast(tf.cumsum(tf.cast(is_first, tf.float32)), tf.int64) - 1
     return SummedRows(ids, number, is_first, dense_of(number, values, ids.shape[0]))

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from mirrorkit._types import Nest, Sums
+from mirrorkit._types import Nest, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined
 from mirrorkit.train.reduce.rows import Rows, block_of, dense_of
 from mirrorkit.train.step.global_batch import this_replica
+from mirrorkit.variables import path
 
 
 class ShardSums(NamedTuple):
@@ -45,23 +46,32 @@ class ShardSums(NamedTuple):
         return ShardSums(gradients, [zeros(value) for value in self.state], zeros(self.totals))
 
 
-def sent_by_rows(sums: ShardSums, largest: ShardSums, shapes: Sequence[Sequence[int]], *, always: bool) -> Sums:
+def sent_by_rows(sums: ShardSums, largest: ShardSums, weights: Sequence[Variable], *, always: bool) -> Sums:
     """Return the sums that travel, those of tables by rows where this is less, or `always`; in replica context.
 
     Args:
         sums: of this replica.
         largest: those of the replica with the most examples; only the shapes count.
-        shapes: of the weights.
+        weights: the variables.
     """
     replica, replicas = this_replica()
     of_terms = [pair for of_term in largest.gradients.values() for pair in enumerate(of_term)]
     lengths = {i: one.ids.shape[0] for i, one in of_terms if isinstance(one, Rows)}
+    sizes = {i: (weights[i].shape[0], weights[i].shape[1]) for i in lengths}
+    blocks = {i for i, (size, width) in sizes.items() if always or replicas * lengths[i] * (width + 2) < size * width}
+    for of_term in sums.gradients.values():
+        for i, one in enumerate(of_term):
+            if i in blocks and one is not None and not (isinstance(one, Rows) and one.ids.shape[0] <= lengths[i]):
+                raise StepError(
+                    f"A share of the batch looks up more rows of {path(weights[i])!r} than one with more examples, "
+                    "which does not fit into the message that all replicas send. Let the model look up the same rows "
+                    "for a share of any size, or train with sparse_embeddings=False."
+                )
 
     def sent(weight: int, rows: Rows) -> tf.Tensor:
-        size, width = shapes[weight]
-        if always or replicas * lengths[weight] * (width + 2) < size * width:
+        if weight in blocks:
             return block_of(rows, replica, replicas, lengths[weight])
-        return dense_of(rows.ids, rows.values, size)
+        return dense_of(rows.ids, rows.values, weights[weight].shape[0])
 
     return sums.sent(sent)
 

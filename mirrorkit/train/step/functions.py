@@ -143,7 +143,7 @@ class Functions:
         Of `values` only weights, state and scale are needed; `place` is for the seeds, see `LayerState.seeded`;
         `is_all` as of `Copies`. Where the size of the `largest` shard is given, gradients of tables stay rows.
         """
-        like, by_rows = None, functools.partial(sent_by_rows, shapes=self.shapes, always=self._apply.lazy)
+        like, by_rows = None, functools.partial(sent_by_rows, weights=self.weights, always=self._apply.lazy)
         if largest and self.tables and not self.training.communicate:
             like = self._sums.trace(values, of_size(batch, largest), place).structured_outputs
         elif self._apply.lazy:
