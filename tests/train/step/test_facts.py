@@ -39,7 +39,7 @@ def _compute(loop: Any, batch: Any, *, static: bool = True) -> Any:
 
 
 def _functions(loop: Any) -> Any:
-    return loop.step.for_loop(loop.strategy)._functions
+    return loop.step.for_loop(loop.strategy).functions
 
 
 def _shapes(sums: Any) -> Any:
