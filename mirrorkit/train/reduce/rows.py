@@ -27,7 +27,7 @@ class SummedRows(NamedTuple):
     """The gradients of `Rows`, added up for each row."""
 
     ids: tf.Tensor  # int64 [n], ascending; a row that was looked up several times stands there as often
-    number: tf.Tensor  # int32 [n], which of the sums belongs to it
+    number: tf.Tensor  # int64 [n], which of the sums belongs to it
     is_first: tf.Tensor  # bool [n], whether the row stands there for the first time
     sums: tf.Tensor  # [n, width], one for each row, then zeros
 
@@ -70,5 +70,6 @@ def summed(message: tf.Tensor) -> SummedRows:
     order = tf.argsort(ids, stable=True)
     ids, values = tf.gather(ids, order), tf.gather(values, order)
     is_first = tf.concat([[True], ids[1:] != ids[:-1]], 0)
-    number = tf.cast(tf.cumsum(tf.cast(is_first, tf.float32)), tf.int32) - 1  # a GPU adds up no integers
+    # A GPU adds up no integers, and leaves what is done with those of 32 bits to the host.
+    number = tf.cast(tf.cumsum(tf.cast(is_first, tf.float32)), tf.int64) - 1
     return SummedRows(ids, number, is_first, dense_of(number, values, ids.shape[0]))

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums, Variable
+from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.optim import ByRows, Packed, functional_apply, slots_by_name, treats_numbers_alike
 from mirrorkit.strategy import class_name, has_copies, is_tpu, replica_devices
@@ -142,11 +143,15 @@ class TableOptimizer(ReplicatedOptimizer):
             first = tf.cast(number, tf.int64) * length
             write(first + tf.range(rows, dtype=tf.int64), _between(gradient, first, rows))
 
+        begin = tf.constant(0)
+
         def one(number: tf.Tensor) -> list[tf.Tensor]:
-            block(number, length)
+            with tf.device(begin.device):  # the replica's
+                block(number, length)
             return [number + 1]
 
-        tf.while_loop(lambda number: number < whole, one, [tf.constant(0)], maximum_iterations=whole)
+        with tf.device(HOST):  # which would wait for a GPU in each round; so it would with `maximum_iterations`
+            tf.while_loop(lambda number: number < whole, one, [begin])
         if rest:
             block(tf.constant(whole), rest)
 

@@ -200,6 +200,14 @@ class _Adding(L.Layer):
         return x
 
 
+def _half(dtype: str) -> Callable[[], Any]:
+    def make_net() -> Any:
+        x = _words_input()
+        return keras.Model(x, L.Dense(1)(L.GlobalAveragePooling1D()(table(dtype=dtype)(x))))
+
+    return make_net
+
+
 def _added_loss() -> Any:
     x = _words_input()
     return keras.Model(x, L.Dense(1)(L.GlobalAveragePooling1D()(_Adding()(table()(x)))))
@@ -231,6 +239,8 @@ _NETS = {
     "an added loss": (_added_loss, {}),
     "several outputs": (_outputs, {"loss": {"one": "mse", "other": "mae"}}),
     "synchronized": (_synchronized, {}),
+    "mixed_bfloat16": (_half("mixed_bfloat16"), {}),
+    "mixed_float16": (_half("mixed_float16"), {"loss_scale": 1024.0}),
 }
 
 
@@ -244,8 +254,9 @@ _NETS = {
 def test_uses_of_a_table(name: str, optimizer: str, replicas: int, make_loop: Any) -> None:
     make_net, options = _NETS[name]
     where = ONE if replicas == 1 else ("mirrored", replicas)
+    bits = replicas == 1 and not _ROUNDED_OTHERWISE & options.keys()
     parts = _targets_by_name(UNEVEN) if name == "several outputs" else words(UNEVEN)
-    dense_and_by_rows(make_loop, where, make_net, _EVERY[optimizer], parts, bits=replicas == 1, **options)
+    dense_and_by_rows(make_loop, where, make_net, _EVERY[optimizer], parts, bits=bits, **options)
 
 
 @pytest.mark.slow
