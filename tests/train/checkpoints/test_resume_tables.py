@@ -28,6 +28,7 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
     assert_replicas_equal(loop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_a_run_goes_on_the_other_way(first: bool, make_loop: Any, tmp_path: Path) -> None:
     """On one replica, where both ways have the same bits."""

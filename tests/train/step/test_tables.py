@@ -55,7 +55,7 @@ _EVERY: dict[str, Callable[[], Any]] = {
     "RMSprop": lambda: o.RMSprop(0.01, momentum=0.5, centered=True),
     "Lion": lambda: o.Lion(0.005),
 }
-_FAST = "SGD", "Adagrad", "Adam"
+_FAST = "Adagrad", "Adam"
 
 
 def _slow_but(fast: Any, every: Any) -> list[Any]:
@@ -69,7 +69,7 @@ def test_every_optimizer_gives_the_same_bits_on_one_replica(name: str, make_loop
 
 @pytest.mark.parametrize(
     ("name", "replicas"),
-    _slow_but([("SGD", 3), ("Adam", 2)], [*((name, 3) for name in _EVERY), ("SGD", 2), ("Adam", 2), ("Adam", 4)]),
+    _slow_but([("Adam", 3)], [*((name, 3) for name in _EVERY), ("SGD", 2), ("Adam", 2), ("Adam", 4)]),
 )
 @pytest.mark.parametrize("count", [UNEVEN, pytest.param(LONELY, marks=pytest.mark.slow)])
 def test_every_optimizer_on_several_replicas(
@@ -116,7 +116,7 @@ _ROUNDED_OTHERWISE = {"clip_norm", "loss_scale"}  # the norm in another order; a
 @pytest.mark.parametrize(
     ("name", "replicas"),
     _slow_but(
-        [("clip_norm, SGD", 2), ("clip_value, SGD", 1), ("accumulate", 1), ("skipped, Adagrad", 2)],
+        [("clip_norm, SGD", 2), ("skipped, Adagrad", 2)],
         [(name, replicas) for name in _OPTIONS for replicas in (1, 2 + len(name) % 2)],
     ),
 )
@@ -247,7 +247,7 @@ _NETS = {
 @pytest.mark.parametrize(
     ("name", "optimizer", "replicas"),
     _slow_but(
-        [("two tables", "Adagrad", 1), ("tied weights", "Adam", 1)],
+        [("two tables", "Adagrad", 1)],
         [(n, optimizer, r) for n in _NETS for optimizer in ("Adagrad", "Adam") for r in (1, 2 + len(n) % 2)],
     ),
 )
