@@ -113,11 +113,11 @@ def _first_replicas_metrics(step: Any, sums: Any, replica: int) -> Any:
     return {**sums, "totals": tf.concat([totals[:first], totals[first:] * (1.0 if replica == 0 else 0.0)], 0)}
 
 
-def _last_row_wins(gradient: Any, weight: tf.Tensor) -> tf.Tensor:
+def _last_row_wins(gradient: Any, shape: Any) -> tf.Tensor:
     if isinstance(gradient, tf.IndexedSlices):
-        rows = tf.reshape(gradient.values, [-1, weight.shape[-1]])
-        return tf.tensor_scatter_nd_update(tf.zeros_like(weight), tf.reshape(gradient.indices, [-1, 1]), rows)
-    return tf.ensure_shape(gradient, weight.shape)
+        rows = tf.reshape(gradient.values, [-1, shape[-1]])
+        return tf.tensor_scatter_nd_update(tf.zeros(shape), tf.reshape(gradient.indices, [-1, 1]), rows)
+    return tf.ensure_shape(gradient, shape)
 
 
 def _in_bfloat16(reduced: Any) -> Any:

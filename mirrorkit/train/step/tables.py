@@ -153,7 +153,7 @@ class TableOptimizer(ReplicatedOptimizer):
             return [number + 1]
 
         device = replica_devices(self._strategy)[local_replica(self._strategy)]
-        with tf.device(HOST):  # which counts
+        with tf.device(HOST):  # which would wait for a GPU in each round; so it would with `maximum_iterations`
             tf.while_loop(lambda number: number < whole, one, [tf.constant(0)])
         if rest:
             block(tf.constant(whole), rest)

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from mirrorkit.train.step.empty_shares import has_no_rows, of_any_size, unless_empty
+from mirrorkit.train.step.empty_shares import has_no_rows, of_size, unless_empty
 
 
 @pytest.mark.parametrize(("size", "empty"), [(0, True), (3, False), (None, False)])
 def test_whether_it_is_known_beforehand(size: int | None, empty: bool) -> None:
     share = tf.TensorSpec([size, 2]), tf.TensorSpec([size], tf.int64)
     assert has_no_rows(share) is empty
-    assert of_any_size(share) == (tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int64))
+    for other in (None, 4):
+        assert of_size(share, other) == (tf.TensorSpec([other, 2]), tf.TensorSpec([other], tf.int64))
 
 
 def test_zeros_stand_for_what_an_empty_share_adds() -> None:

@@ -13,6 +13,9 @@ from training_helpers import sequential
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.train.reduce.rows import Rows
+from mirrorkit.train.step import facts as facts_
+from mirrorkit.train.step.facts import ShardSums
 from mirrorkit.train.totals.totals import EXAMPLES, FIXED
 
 L = keras.layers
@@ -39,7 +42,7 @@ def _compute(loop: Any, batch: Any, *, static: bool = True) -> Any:
 
 
 def _functions(loop: Any) -> Any:
-    return loop.step.for_loop(loop.strategy)._functions
+    return loop.step.for_loop(loop.strategy).functions
 
 
 def _shapes(sums: Any) -> Any:
@@ -179,3 +182,21 @@ def test_sums_hold_no_none(make: Any) -> None:
         "state": 2,
         "totals": 1,
     }
+
+
+@pytest.mark.parametrize(("replicas", "always"), [(1, False), (2, False), (2, True), (3, False)])
+def test_tables_are_sent_by_rows_where_that_is_less(replicas: int, always: bool, strategy_of: Any) -> None:
+    """A batch of 1024 looks up one row of each; the message is below 1 MB, where dense gradients have 154 MB."""
+    shapes, width = [(1_000_000, 32), (200_000, 32), (40, 32), (32, 1)], 32
+    share = -(-1024 // replicas)
+    strategy = strategy_of("mirrored", replicas)
+
+    def sent() -> Any:
+        rows = Rows(tf.zeros([share], tf.int64), tf.zeros([share, width]))
+        sums = ShardSums({0: [rows, rows, rows, tf.zeros(shapes[-1])]}, [None], tf.zeros([3]))
+        return facts_.sent_by_rows(sums, sums, shapes, always=always)["gradients"]
+
+    (first, *_) = strategy.experimental_local_results(strategy.run(sent))
+    by_rows = [replicas, share, width + 2]
+    assert [one.shape.as_list() for one in first] == [by_rows, by_rows, by_rows if always else [40, 32], [32, 1]]
+    assert sum(int(tf.size(one)) * 4 for one in first) < 1_000_000

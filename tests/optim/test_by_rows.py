@@ -1,0 +1,128 @@
+"""Rows of one weight get the bits that they have where the optimizer is given all weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mirrorkit import optim
+from mirrorkit._keras import keras
+from mirrorkit.optim import slots as slots_
+from mirrorkit.optim.by_rows import ByRows
+
+o = keras.optimizers
+_SHAPES = [(11, 3), (5,), (11, 3), (2, 4)]  # two tables, whose slots must not be taken for each other's
+_TABLES = 0, 2
+_BLOCKS = [0, 4, 9], [1, 2, 3, 5, 6, 7, 8], [10]  # every row once
+
+_OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    *((cls.__name__, {}) for cls in slots_._SLOTS),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "clipvalue": 0.1}),
+    ("SGD", {"learning_rate": "schedule", "momentum": 0.5}),
+    ("Adam", {"amsgrad": True}),
+    ("Adam", {"learning_rate": "schedule"}),
+    ("AdamW", {"weight_decay": 0.2}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ("Adagrad", {"weight_decay": 0.2}),
+]
+
+
+def _made(name: str, options: dict[str, Any], *, excluded: int | None = None) -> tuple[Any, list[tf.Tensor]]:
+    """A built optimizer, and the values of its weights."""
+    rng = np.random.default_rng(1)
+    variables = [
+        keras.Variable(rng.normal(size=shape), dtype="float32", name=f"v{i}") for i, shape in enumerate(_SHAPES)
+    ]
+    options = {"learning_rate": 0.05, **options}
+    if options["learning_rate"] == "schedule":
+        options["learning_rate"] = o.schedules.ExponentialDecay(0.1, 2, 0.5)
+    optimizer = getattr(o, name)(**options)
+    if excluded is not None:
+        optimizer.exclude_from_weight_decay(var_list=[variables[excluded]])
+    optimizer.build(variables)
+    return optimizer, [tf.identity(v.value) for v in variables]
+
+
+def _gradients(step: int) -> list[tf.Tensor]:
+    rng = np.random.default_rng(10 + step)
+    return [tf.constant(rng.normal(size=shape), tf.float32) for shape in _SHAPES]
+
+
+def _assert_same(optimizer: Any, weights: list[tf.Tensor]) -> None:
+    """Three updates, each row by row and all at once, from the same values; eagerly, so that no compiler rewrites."""
+    slots = [tf.identity(v.value) for v in optimizer.variables]
+    schedule = optim.schedule_of(optimizer)
+    own_slots = 0
+    for step in range(3):
+        gradients = _gradients(step)
+        rate = None if schedule is None else schedule(tf.constant(step))
+        new_weights, new_slots = optim.functional_apply(optimizer, weights, slots, gradients, rate=rate)
+        for table in _TABLES:
+            for ids in _BLOCKS:
+                by_rows = ByRows(optimizer, table, len(ids))
+                held = [slots[place] for place in by_rows.places]
+                given = [tf.gather(v, ids) if has else v for v, has in zip(held, by_rows.is_slot, strict=True)]
+                rows, gradient = (tf.gather(values[table], ids) for values in (weights, gradients))
+                found = by_rows(rows, given, gradient, rate)
+                own = [place for place, has in zip(by_rows.places, by_rows.is_slot, strict=True) if has]
+                expected = [new_weights[table], *(new_slots[place] for place in own)]
+                assert not np.array_equal(found[0], rows), "the optimizer moved nothing: the test is empty"
+                for whole, part in zip(expected, found, strict=True):
+                    np.testing.assert_array_equal(part, tf.gather(whole, ids))
+                own_slots = len(own)
+        weights, slots = new_weights, new_slots
+    per_weight = sum(v.shape == _SHAPES[0] for v in optimizer.variables) / len(_TABLES)
+    assert own_slots == per_weight
+
+
+@pytest.mark.parametrize(("name", "options"), _OPTIONS, ids=[f"{n}-{'-'.join(given)}" for n, given in _OPTIONS])
+def test_rows_have_the_bits_of_the_whole_weight(name: str, options: dict[str, Any]) -> None:
+    _assert_same(*_made(name, options))
+
+
+@pytest.mark.parametrize("excluded", range(4))
+def test_exclusions_from_weight_decay_hold(excluded: int) -> None:
+    _assert_same(*_made("AdamW", {"weight_decay": 0.5}, excluded=excluded))
+
+
+_LEFT_ALONE: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {}),
+    ("SGD", {"nesterov": True}),
+    ("SGD", {"clipvalue": 0.1}),
+    ("SGD", {"learning_rate": "schedule"}),
+    ("Adagrad", {}),
+    ("Adagrad", {"initial_accumulator_value": 0.0}),
+]
+_CHANGED: list[tuple[str, dict[str, Any]]] = [
+    *((cls.__name__, {}) for cls in slots_._SLOTS if cls not in (o.SGD, o.Adagrad)),
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {"weight_decay": 1e-4}),
+    ("Adagrad", {"weight_decay": 1e-4}),
+    ("RMSprop", {"momentum": 0.9}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "alone"),
+    [*((*one, True) for one in _LEFT_ALONE), *((*one, False) for one in _CHANGED)],
+    ids=lambda one: str(one),
+)
+def test_which_optimizers_leave_rows_without_gradient_alone(name: str, options: dict[str, Any], alone: bool) -> None:
+    """As it is said, and as it is: by the optimizer on all rows, after a step that gave them slots."""
+    optimizer, weights = _made(name, options)
+    assert ByRows(optimizer, 0, 2).leaves_alone() is alone
+    slots = [tf.identity(v.value) for v in optimizer.variables]
+    weights, slots = optim.functional_apply(optimizer, weights, slots, _gradients(0))
+    after, slots_after = optim.functional_apply(optimizer, weights, slots, [tf.zeros(shape) for shape in _SHAPES])
+    tables = [(weights[0], after[0])]
+    tables += [pair for pair in zip(slots, slots_after, strict=True) if pair[0].shape == _SHAPES[0]]
+    assert all(np.array_equal(old, new) for old, new in tables) is alone
+
+
+def test_a_table_that_does_not_decay_is_left_alone() -> None:
+    optimizer, _ = _made("SGD", {"weight_decay": 0.1}, excluded=2)
+    assert [ByRows(optimizer, table, 2).leaves_alone() for table in _TABLES] == [False, True]

@@ -1,0 +1,139 @@
+"""Gradients of rows of a table: their way through a message that is a sum, and what is added up for each row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mirrorkit.train.reduce.rows import Rows, as_rows, block_of, dense_of, folded, summed
+
+
+def _rows(ids: Any, width: int = 3, seed: int = 0, dtype: Any = "float32") -> Rows:
+    """Values that are whole numbers, whose sums are exact in every order."""
+    values = np.random.default_rng(seed).integers(-8, 9, (len(ids), width))
+    return Rows(tf.constant(ids, tf.int64, [len(ids)]), tf.constant(values, dtype, [len(ids), width]))
+
+
+def _message(parts: list[Rows], length: int | None = None) -> tf.Tensor:
+    length = max(len(part.ids) for part in parts) if length is None else length
+    return tf.add_n([block_of(part, i, len(parts), length) for i, part in enumerate(parts)])
+
+
+def _added_up(parts: list[Rows]) -> dict[int, list[float]]:
+    found: dict[int, Any] = {}
+    for part in parts:
+        for row, value in zip(part.ids.numpy(), part.values.numpy().astype("float64"), strict=True):
+            found[int(row)] = found.get(int(row), 0) + value
+    return {row: value.tolist() for row, value in found.items()}
+
+
+def _check(parts: list[Rows], length: int | None = None) -> None:
+    """`summed` has each row that was looked up, and no other, and for each the sum over all that looked it up."""
+    found = summed(_message(parts, length))
+    ids, sums = found.ids.numpy(), tf.gather(found.sums, found.number).numpy().astype("float64")
+    expected = _added_up(parts)
+    assert sorted(set(ids.tolist())) == sorted(expected)
+    assert np.array_equal(ids, np.sort(ids))
+    for row, value in zip(ids, sums, strict=True):  # each time that the row stands there
+        assert value.tolist() == expected[row]
+    firsts = ids[found.is_first.numpy()]
+    assert firsts.tolist() == sorted(expected)  # each row for the first time once
+    number = found.number.numpy()
+    assert np.array_equal(number[found.is_first.numpy()], np.arange(len(expected)))
+    assert not np.any(found.sums.numpy()[len(expected) :])
+    assert found.ids.shape[0] == found.sums.shape[0]  # known beforehand
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+def test_rows_that_are_looked_up_several_times_add_up(replicas: int) -> None:
+    ids = [[5, 0, 5, 7], [7, 7, 2, 5], [0, 0, 0, 0], [3, 1, 6, 4]]
+    _check([_rows(ids[i], seed=i) for i in range(replicas)])
+
+
+def test_fewer_rows_on_some_replicas() -> None:
+    _check([_rows([5, 8, 5]), _rows([9], seed=1), _rows([5, 7], seed=2), _rows([], seed=3)])
+
+
+@pytest.mark.parametrize("ids", [[[3, 4], []], [[], [2]], [[9, 1, 9], [4]]])
+def test_padding_is_no_row(ids: list[list[int]]) -> None:
+    """Neither row 0 nor any other that nobody looked up: it would count as touched, and a lazy optimizer move it."""
+    parts = [_rows(own, seed=i) for i, own in enumerate(ids)]
+    _check(parts, length=6)
+    assert 0 not in summed(_message(parts, 6)).ids.numpy()
+
+
+def test_row_0_is_a_row() -> None:
+    _check([_rows([0, 0]), _rows([0], seed=1)], length=4)
+
+
+@pytest.mark.parametrize("first", [0, 2**12 - 2, 2**24 - 2, 2**31 - 2, 2**35 - 8])
+def test_ids_arrive_as_they_are(first: int) -> None:
+    """Up to 2**35, where a float32 holds whole numbers up to 2**24 alone."""
+    _check([_rows([*range(first, first + 5)]), _rows([first + 7, first], seed=1)])
+
+
+def test_random_rows_of_several_replicas() -> None:
+    rng = np.random.default_rng(0)
+    for seed in range(20):
+        counts = rng.integers(0, 30, rng.integers(1, 5))
+        counts[rng.integers(len(counts))] += 1  # somebody looks up something
+        parts = [_rows(rng.integers(0, 2 ** rng.integers(2, 36), n), seed=seed + i) for i, n in enumerate(counts)]
+        _check(parts, length=int(counts.max()) + int(rng.integers(0, 3)))
+
+
+def test_a_value_that_is_not_finite_stays_where_it_is() -> None:
+    """One replica's infinity is seen in its row, and spoils no other row and no id."""
+    rows = Rows(tf.constant([4, 6], tf.int64), tf.constant([[np.inf, 1.0], [2.0, np.nan]]))
+    found = summed(_message([rows, _rows([5, 9], width=2)]))
+    assert found.ids.numpy().tolist() == [4, 5, 6, 9]
+    finite = tf.reduce_all(tf.math.is_finite(found.sums), 1).numpy()
+    assert finite.tolist() == [False, True, False, True]
+
+
+def test_one_message_holds_as_many_numbers_as_it_must() -> None:
+    message = block_of(_rows([4, 5]), 1, 3, 7)
+    assert message.shape == (3, 7, 3 + 2)
+    assert not np.any(message.numpy()[[0, 2]])
+    assert not np.any(message.numpy()[1, 2:])
+
+
+@pytest.mark.parametrize("size", [1, 5, 12])
+def test_dense(size: int) -> None:
+    """As TensorFlow makes it of `IndexedSlices`; rows beyond the size, and negative ones, are left out."""
+    rows = _rows([3, 0, 3, -1, 11, 4, 0])
+    expected = np.zeros((12, 3))
+    for row, value in zip(rows.ids.numpy(), rows.values.numpy(), strict=True):
+        if row >= 0:
+            expected[row] += value
+    within = tf.where(rows.ids < size, rows.ids, -1)
+    np.testing.assert_array_equal(dense_of(within, rows.values, size), expected[:size])
+
+
+def test_a_table_folded_for_comparisons_is_the_same_by_rows_and_dense() -> None:
+    rows = _rows([0, 1, 1024, 1025, 1, 2999])
+    dense = dense_of(rows.ids, rows.values, 3000)
+    by_rows = folded(tf.IndexedSlices(rows.values, rows.ids))
+    assert by_rows.shape == (1024, 3)
+    np.testing.assert_array_equal(folded(dense), by_rows)
+    np.testing.assert_array_equal(by_rows[1], dense[1] + dense[1025])
+    assert not np.array_equal(folded(tf.roll(dense, 1, 0)), by_rows)
+
+
+def test_which_gradients_are_rows() -> None:
+    rows = _rows([3, 3])
+    slices = tf.IndexedSlices(rows.values, tf.constant([3, 3], tf.int32))
+    found = as_rows(slices, lambda gradient: gradient * 4)
+    assert found is not None
+    assert found.ids.dtype == tf.int64
+    np.testing.assert_array_equal(found.values, rows.values * 4)
+    assert as_rows(rows.values, lambda gradient: gradient) is None
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])], autograph=False)
+    def any_number(values: tf.Tensor) -> tf.Tensor:
+        assert as_rows(tf.IndexedSlices(values, tf.range(tf.shape(values)[0])), lambda gradient: gradient) is None
+        return values
+
+    any_number(rows.values)

@@ -1,0 +1,186 @@
+"""`sparse_embeddings="lazy"`: rows change where they are looked up, as in plain NumPy; and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from step_helpers import numbers_of, train_by_hand
+from table_helpers import BATCH, LONELY, ROWS, SIZE, UNEVEN, WORDS, batches, fitted, net, table, words
+from training_helpers import keras_twin, largest_difference, plain_dataset, sequential, values_of
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L, o = keras.layers, keras.optimizers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+_RATE, _BETA_1, _BETA_2, _EPSILON = 0.02, 0.9, 0.999, 1e-7
+
+
+def _adam() -> Any:
+    return o.Adam(_RATE, _BETA_1, _BETA_2, _EPSILON)
+
+
+def _by_numpy(start: list[np.ndarray], x: np.ndarray, y: np.ndarray, *, lazy: bool) -> list[np.ndarray]:
+    """Table, kernel and bias, then first and second moments of each, after two epochs of Adam, in float64."""
+    weights = [value.astype("float64") for value in start]
+    first, second = ([np.zeros_like(w) for w in weights] for _ in range(2))
+    updates = 0
+    for _ in range(2):
+        for begin in range(0, len(x), BATCH):
+            ids, target = x[begin : begin + BATCH] % SIZE, y[begin : begin + BATCH]
+            rows, kernel, bias = weights
+            pooled = rows[ids].mean(1)
+            error = 2 * (pooled @ kernel + bias - target) / len(ids)
+            of_rows = np.zeros_like(rows)
+            np.add.at(of_rows, ids, (error @ kernel.T / WORDS)[:, None])
+            updates += 1
+            step = _RATE * np.sqrt(1 - _BETA_2**updates) / (1 - _BETA_1**updates)
+            for i, gradient in enumerate((of_rows, pooled.T @ error, error.sum(0))):
+                own = np.unique(ids) if lazy and i == 0 else slice(None)
+                g = gradient[own]
+                first[i][own] = _BETA_1 * first[i][own] + (1 - _BETA_1) * g
+                second[i][own] = _BETA_2 * second[i][own] + (1 - _BETA_2) * g**2
+                weights[i][own] -= step * first[i][own] / (np.sqrt(second[i][own]) + _EPSILON)
+    return [*weights, *first, *second]
+
+
+def _state(model: Any, optimizer: Any) -> list[np.ndarray]:
+    """Weights, and their moments."""
+    moments = [v for kind in ("_momentum", "_velocity") for v in optimizer.variables if v.path.endswith(kind)]
+    return [*model.get_weights(), *numbers_of(moments)]
+
+
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 3)], ids=str)
+def test_as_plain_numpy(where: Any, make_loop: Any, assert_replicas_equal: Any) -> None:
+    """The control is how far Keras's own Adam, on dense gradients, is from its arithmetic in float64."""
+    x, y = words(UNEVEN)
+    loop = make_loop(where, net, _adam, sparse_embeddings="lazy")
+    model, optimizer = keras_twin(net, loop), _adam()
+    start = model.get_weights()
+    whole = [(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(x), BATCH)]
+    train_by_hand(model, optimizer, whole * 2)
+    control = largest_difference(_state(model, optimizer), _by_numpy(start, x, y, lazy=False))
+    fitted(loop, (x, y))
+    found = _state(loop.step.model, loop.step.optimizer)
+    assert largest_difference(found, _by_numpy(start, x, y, lazy=True)) <= 3 * control
+    assert largest_difference(found, _by_numpy(start, x, y, lazy=False)) > 1e-3  # which is another result
+    assert_replicas_equal(loop)
+
+
+_OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "Adam": _adam,
+    "momentum": lambda: o.SGD(0.2, momentum=0.9, weight_decay=0.1),
+    "RMSprop": lambda: o.RMSprop(0.01, momentum=0.5, centered=True),
+    "Lion": lambda: o.Lion(0.005, weight_decay=0.1),
+    "SGD": lambda: o.SGD(0.5),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "Adam" else pytest.param(name, marks=pytest.mark.slow) for name in _OPTIMIZERS]
+)
+def test_rows_that_are_not_looked_up_keep_their_bits(name: str, make_loop: Any) -> None:
+    """Neither row 0 nor the last is looked up here, and the last batch leaves two of three shares empty."""
+    rng = np.random.default_rng(2)
+    seen, others = ROWS[: len(ROWS) // 2], ROWS[len(ROWS) // 2 :]
+    loop = make_loop(("mirrored", 3), net, _OPTIMIZERS[name], sparse_embeddings="lazy")
+    y = rng.normal(size=(LONELY, 1)).astype("float32")
+    fitted(loop, (rng.choice([0, *ROWS, SIZE - 1], (LONELY, WORDS)), y), epochs=1)  # every slot has values
+    before = values_of(loop)
+    ids = rng.choice(seen, (LONELY, WORDS))
+    fitted(loop, (ids, y), epochs=1)
+    is_seen = np.isin(np.arange(SIZE), ids)
+    tables = [pair for pair in zip(before, values_of(loop), strict=True) if pair[0].shape[:1] == (SIZE,)]
+    assert len(tables) == 1 + sum(v.shape[:1] == (SIZE,) for v in loop.step.optimizer.variables)
+    for old, new in tables:
+        np.testing.assert_array_equal(new[~is_seen], old[~is_seen])
+        assert np.all(np.any(new[is_seen] != old[is_seen], 1))
+    assert np.any(tables[0][1][others] != 0)
+
+
+def test_small_tables_are_lazy_too(make_loop: Any) -> None:
+    def small() -> Any:
+        return sequential((WORDS,), L.Embedding(9, 2), L.Flatten(), L.Dense(1))
+
+    loop = make_loop(("mirrored", 2), small, _adam, sparse_embeddings="lazy")
+    before = loop.step.model.get_weights()[0]
+    x = np.array([[3, 3, 5, 5, 3], [5, 3, 3, 3, 3], [7, 7, 7, 7, 7]])
+    loop.fit(batches(x, np.ones((3, 1), "float32")), epochs=3, verbose=0)
+    changed = np.any(loop.step.model.get_weights()[0] != before, 1)
+    assert np.flatnonzero(changed).tolist() == [3, 5, 7]
+
+
+# --- refusals
+
+
+class _Tied(L.Layer):
+    def __init__(self, shared: Any) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.matmul(x, keras.ops.transpose(self.shared.embeddings))[:, :1]
+
+
+def _tied() -> Any:
+    x, shared = keras.Input((WORDS,), dtype="int64"), table()
+    return keras.Model(x, _Tied(shared)(L.GlobalAveragePooling1D()(shared(x))))
+
+
+def _regularized() -> Any:
+    x = keras.Input((WORDS,), dtype="int64")
+    return keras.Model(x, L.Dense(1)(L.GlobalAveragePooling1D()(table(embeddings_regularizer="l2")(x))))
+
+
+def _synchronized() -> Any:
+    x = keras.Input((WORDS,), dtype="int64")
+    h = L.BatchNormalization(synchronized=True)(L.GlobalAveragePooling1D()(table()(x)))
+    return keras.Model(x, L.Dense(1)(h))
+
+
+@pytest.mark.parametrize("make_net", [_tied, _regularized])
+def test_tables_that_are_used_otherwise_too_are_refused(make_net: Any, make_loop: Any) -> None:
+    loop = make_loop(("mirrored", 2), make_net, _adam, sparse_embeddings="lazy")
+    words_of = r'sparse_embeddings="lazy" updates the rows.*gradient of .*table/embeddings.* is not by rows.*Leave out'
+    with pytest.raises(StepError, match=words_of):
+        fitted(loop, words(BATCH))
+
+
+def test_synchronized_layers_are_refused(make_loop: Any) -> None:
+    with pytest.raises(StepError, match=r"'lazy' was asked for, and synchronized layers compute with the rows of all"):
+        make_loop(("mirrored", 2), _synchronized, _adam, sparse_embeddings="lazy")
+
+
+def test_batches_of_no_known_size_are_refused(make_loop: Any) -> None:
+    loop = make_loop(("mirrored", 2), net, _adam, sparse_embeddings="lazy")
+    data = plain_dataset(*words(BATCH), batch=BATCH).filter(lambda x, y: True)
+    with pytest.raises(StepError, match=r"the size of the batch is not known.*It needs global batches of known sizes"):
+        loop.fit(data, verbose=0)
+
+
+def test_compute_by_hand_is_refused(make_loop: Any) -> None:
+    loop = make_loop(("mirrored", 2), net, _adam, sparse_embeddings="lazy")
+    loop.step.build(loop.strategy)
+    batch = loop.strategy.experimental_distribute_values_from_function(lambda context: words(4))
+    with pytest.raises(StepError, match=r"the size of the batch is not known.*from a Loop, one for each update"):
+        loop.strategy.run(loop.step.compute, args=(batch,))
+
+
+def test_accumulation_is_refused() -> None:
+    with pytest.raises(StepError, match=r"sparse_embeddings='lazy' was asked for, and accumulate=2 excludes it.*Leave"):
+        mk.train.Step(net(), _adam(), loss="mse", accumulate=2, sparse_embeddings="lazy")
+
+
+def test_a_loss_of_the_whole_batch_is_refused() -> None:
+    model = net()
+
+    def values(batch: Any, training: bool) -> Any:
+        return mk.train.all_gather(model(batch[0], training=training))[:, 0]
+
+    with pytest.raises(StepError, match="'lazy' was asked for, and whole_batch=True excludes it"):
+        mk.train.Step.from_loss(model, _adam(), values, whole_batch=True, sparse_embeddings="lazy")

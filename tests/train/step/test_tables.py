@@ -1,0 +1,297 @@
+"""Tables that are updated in place train as they do where Keras's optimizer is given a dense gradient.
+
+Under every optimizer, with every option and every use of a table. On one replica each bit is the same, except with the
+options of `_ROUNDED_OTHERWISE`; on several, two trainings are apart by at most three times what another order of the
+examples changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from table_helpers import BATCH, LONELY, SIZE, UNEVEN, WIDTH, WORDS, dense_and_by_rows, fitted, net, table, words
+from training_helpers import plain_dataset, values_of
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import MirrorkitError
+from mirrorkit.train.step import tables
+from mirrorkit.train.step.loss_scale import LossScale
+
+L, o = keras.layers, keras.optimizers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+ONE = ("one_device", 1)
+_HUGE = 2.0**120  # a loss scale near float32's end: the gradient of an example that is far off overflows
+
+
+@pytest.fixture(autouse=True)
+def _blocks_and_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two whole blocks, of 3000 rows, and a rest of 2192."""
+    monkeypatch.setattr(tables, "_BLOCK", 3000 * WIDTH * 4)
+
+
+def _schedule() -> Any:
+    return o.schedules.ExponentialDecay(0.5, 2, 0.7)
+
+
+_EVERY: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: o.SGD(0.5),
+    "Adagrad": lambda: o.Adagrad(0.1),
+    "Adam": lambda: o.Adam(0.02),
+    "SGD, schedule": lambda: o.SGD(_schedule()),
+    "SGD, weight decay": lambda: o.SGD(0.5, weight_decay=0.1),
+    "SGD, clipvalue": lambda: o.SGD(0.5, clipvalue=1e-3),
+    "momentum, schedule": lambda: o.SGD(_schedule(), momentum=0.9, nesterov=True),
+    "Adagrad, weight decay": lambda: o.Adagrad(0.1, weight_decay=0.1),
+    "Adam, amsgrad": lambda: o.Adam(0.02, amsgrad=True),
+    "AdamW": lambda: o.AdamW(0.02, weight_decay=0.1),
+    "Nadam": lambda: o.Nadam(0.02),
+    "Adamax": lambda: o.Adamax(0.02),
+    "Adadelta": lambda: o.Adadelta(1.0),
+    "RMSprop": lambda: o.RMSprop(0.01, momentum=0.5, centered=True),
+    "Lion": lambda: o.Lion(0.005),
+}
+_FAST = "Adagrad", "Adam"
+
+
+def _slow_but(fast: Any, every: Any) -> list[Any]:
+    return [one if one in fast else pytest.param(*one, marks=pytest.mark.slow) for one in every]
+
+
+@pytest.mark.parametrize("name", [n if n in _FAST else pytest.param(n, marks=pytest.mark.slow) for n in _EVERY])
+def test_every_optimizer_gives_the_same_bits_on_one_replica(name: str, make_loop: Any) -> None:
+    dense_and_by_rows(make_loop, ONE, net, _EVERY[name], words(UNEVEN), bits=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas"),
+    _slow_but([("Adam", 3)], [*((name, 3) for name in _EVERY), ("SGD", 2), ("Adam", 2), ("Adam", 4)]),
+)
+@pytest.mark.parametrize("count", [UNEVEN, pytest.param(LONELY, marks=pytest.mark.slow)])
+def test_every_optimizer_on_several_replicas(
+    name: str, replicas: int, count: int, make_loop: Any, assert_replicas_equal: Any
+) -> None:
+    """Unequal shares in the last batch, and with `LONELY` shares without an example."""
+    where = ("mirrored", replicas)
+    assert_replicas_equal(dense_and_by_rows(make_loop, where, net, _EVERY[name], words(count))[1])
+
+
+# --- options of a step
+
+
+def _far(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """One example of the second batch is far off."""
+    x, y = words(count)
+    y[2 * BATCH - 1] = 1e4
+    return x, y
+
+
+class _With(NamedTuple):
+    options: dict[str, Any]
+    optimizer: str = "Adam"
+    parts: Callable[[int], Any] = words
+
+
+_OPTIONS = {
+    "clip_norm, SGD": _With({"clip_norm": 0.01}, "SGD"),
+    "clip_norm": _With({"clip_norm": 0.01}),
+    "clip_value, SGD": _With({"clip_value": 1e-3}, "SGD"),
+    "clip_value": _With({"clip_value": 1e-3}),
+    "accumulate, SGD": _With({"accumulate": 2}, "SGD"),
+    "accumulate": _With({"accumulate": 2}),
+    "loss_scale, SGD": _With({"loss_scale": 1000.0}, "SGD"),
+    "loss_scale": _With({"loss_scale": 1000.0}),
+    "skipped, Adagrad": _With({"loss_scale": LossScale(_HUGE, 2)}, "Adagrad", parts=_far),
+    "skipped": _With({"loss_scale": LossScale(_HUGE, 2)}, parts=_far),
+    "skipped, clip_norm": _With({"loss_scale": LossScale(_HUGE, 2), "clip_norm": 0.01}, "SGD", parts=_far),
+    "small messages": _With({"bucket_mib": 64 / 2**20}),
+}
+_ROUNDED_OTHERWISE = {"clip_norm", "loss_scale"}  # the norm in another order; a scale is taken off before rows add up
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas"),
+    _slow_but(
+        [("clip_norm, SGD", 2), ("skipped, Adagrad", 2)],
+        [(name, replicas) for name in _OPTIONS for replicas in (1, 2 + len(name) % 2)],
+    ),
+)
+def test_options(name: str, replicas: int, make_loop: Any) -> None:
+    case, where = _OPTIONS[name], ONE if replicas == 1 else ("mirrored", replicas)
+    bits = replicas == 1 and not _ROUNDED_OTHERWISE & case.options.keys()
+    both = dense_and_by_rows(
+        make_loop, where, net, _EVERY[case.optimizer], case.parts(UNEVEN), bits=bits, **case.options
+    )
+    skips = case.parts is _far
+    assert all((loop.step.skipped_steps > 0) is skips for loop in both)
+
+
+@pytest.mark.parametrize("name", ["Adagrad", pytest.param("Adam", marks=pytest.mark.slow)])
+def test_a_skipped_step_leaves_every_bit(name: str, make_loop: Any) -> None:
+    """By rows (Adagrad) and by blocks (Adam): of the table and of its slots, which have values by then."""
+    loop = make_loop(("mirrored", 2), net, _EVERY[name], sparse_embeddings=True, loss_scale=LossScale(_HUGE))
+    fitted(loop, words(BATCH), epochs=1)
+    before = values_of(loop)
+    x, y = words(BATCH, seed=1)
+    y[:] = 1e4
+    fitted(loop, (x, y), epochs=1)
+    assert loop.step.skipped_steps == 1
+    same = [np.array_equal(a, b) for a, b in zip(before, values_of(loop), strict=True)]
+    changed = [v.path for v, kept in zip(loop.step.variables, same, strict=True) if not kept]
+    assert changed
+    assert all("loss_scale" in path for path in changed)
+
+
+# --- uses of a table
+
+
+def _words_input() -> Any:
+    return keras.Input((WORDS,), dtype="int64")
+
+
+def _two_lookups() -> Any:
+    x, shared = _words_input(), table()
+    mean = L.GlobalAveragePooling1D()(shared(x))
+    return keras.Model(x, L.Dense(1)(L.Concatenate()([mean, shared(x[:, 0])])))
+
+
+def _two_tables() -> Any:
+    """Of the same shape, whose slots must not be taken for each other's, and one that is no table."""
+    x = _words_input()
+    first, second = table("first")(x), L.Embedding(SIZE, WIDTH, "ones", name="second")((x + 1) % SIZE)
+    small = L.Embedding(7, 3)(x % 7)
+    return keras.Model(x, L.Dense(1)(L.GlobalAveragePooling1D()(L.Concatenate()([first, small, second * 2]))))
+
+
+class _Tied(L.Layer):
+    """Scores each row of a table, and takes the mean."""
+
+    def __init__(self, shared: Any) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def call(self, x: Any) -> Any:
+        scores = keras.ops.matmul(x, keras.ops.transpose(self.shared.embeddings))
+        return keras.ops.logsumexp(scores, -1, keepdims=True)
+
+
+def _tied() -> Any:
+    x, shared = _words_input(), table()
+    return keras.Model(x, _Tied(shared)(L.GlobalAveragePooling1D()(shared(x))))
+
+
+def _masked() -> Any:
+    x = _words_input()
+    return keras.Model(x, L.Dense(1)(L.GRU(4)(table(mask_zero=True)(x))))
+
+
+def _regularized() -> Any:
+    x = _words_input()
+    return keras.Model(x, L.Dense(1)(L.GlobalAveragePooling1D()(table(embeddings_regularizer="l2")(x))))
+
+
+class _Adding(L.Layer):
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.1 * keras.ops.mean(x**2))
+        return x
+
+
+def _half(dtype: str) -> Callable[[], Any]:
+    def make_net() -> Any:
+        x = _words_input()
+        return keras.Model(x, L.Dense(1)(L.GlobalAveragePooling1D()(table(dtype=dtype)(x))))
+
+    return make_net
+
+
+def _added_loss() -> Any:
+    x = _words_input()
+    return keras.Model(x, L.Dense(1)(L.GlobalAveragePooling1D()(_Adding()(table()(x)))))
+
+
+def _outputs() -> Any:
+    x = _words_input()
+    h = L.GlobalAveragePooling1D()(table()(x))
+    return keras.Model(x, {"one": L.Dense(1, name="one")(h), "other": L.Dense(1, name="other")(h)})
+
+
+def _synchronized() -> Any:
+    x = _words_input()
+    h = L.BatchNormalization(synchronized=True)(L.GlobalAveragePooling1D()(table()(x)))
+    return keras.Model(x, L.Dense(1)(h))
+
+
+def _targets_by_name(count: int) -> tuple[Any, ...]:
+    x, y = words(count)
+    return x, {"one": y, "other": -y}, np.random.default_rng(3).uniform(0, 2, count).astype("float32")
+
+
+_NETS = {
+    "two lookups": (_two_lookups, {}),
+    "two tables": (_two_tables, {}),
+    "tied weights": (_tied, {}),
+    "mask_zero": (_masked, {}),
+    "a regularizer": (_regularized, {}),
+    "an added loss": (_added_loss, {}),
+    "several outputs": (_outputs, {"loss": {"one": "mse", "other": "mae"}}),
+    "synchronized": (_synchronized, {}),
+    "mixed_bfloat16": (_half("mixed_bfloat16"), {}),
+    "mixed_float16": (_half("mixed_float16"), {"loss_scale": 1024.0}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "replicas"),
+    _slow_but(
+        [("two tables", "Adagrad", 1)],
+        [(n, optimizer, r) for n in _NETS for optimizer in ("Adagrad", "Adam") for r in (1, 2 + len(n) % 2)],
+    ),
+)
+def test_uses_of_a_table(name: str, optimizer: str, replicas: int, make_loop: Any) -> None:
+    make_net, options = _NETS[name]
+    where = ONE if replicas == 1 else ("mirrored", replicas)
+    bits = replicas == 1 and not _ROUNDED_OTHERWISE & options.keys()
+    parts = _targets_by_name(UNEVEN) if name == "several outputs" else words(UNEVEN)
+    dense_and_by_rows(make_loop, where, make_net, _EVERY[optimizer], parts, bits=bits, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_from_loss(replicas: int, strategy_of: Any) -> None:
+    def make_loop(where: Any, make_net: Any, optimizer: Any, **options: Any) -> mk.train.Loop:
+        strategy = strategy_of(*where)
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model, made = make_net(), optimizer()
+
+        def values(batch: Any, training: bool) -> Any:
+            x, y = batch
+            return (model(x, training=training)[:, 0] - y[:, 0]) ** 2
+
+        return mk.train.Loop(strategy, mk.train.Step.from_loss(model, made, values, **options))
+
+    dense_and_by_rows(make_loop, ("mirrored", replicas), net, _EVERY["Adam"], words(UNEVEN), bits=replicas == 1)
+
+
+def test_data_whose_batches_have_no_known_size(make_loop: Any) -> None:
+    """The gradient is dense then, and the table is updated in place all the same."""
+    found = []
+    data = plain_dataset(*words(UNEVEN), batch=BATCH).filter(lambda x, y: True)
+    for asked in (False, True):
+        loop = make_loop(ONE, net, _EVERY["Adam"], sparse_embeddings=asked)
+        loop.fit(data, epochs=1, verbose=0)
+        found.append(values_of(loop))
+    assert all(map(np.array_equal, *found))
+
+
+def test_ids_out_of_range_are_an_error_in_both_ways(make_loop: Any) -> None:
+    x, y = words(BATCH)
+    x[3, 2] = SIZE
+    for asked in (False, True):
+        loop = make_loop(ONE, net, sparse_embeddings=asked)
+        with pytest.raises(MirrorkitError, match=f"is {SIZE}, where there are {SIZE} entries"):
+            fitted(loop, (x, y))

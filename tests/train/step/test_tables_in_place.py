@@ -1,0 +1,113 @@
+"""What a step with tables does not do: read a table, hold a tensor of its size, change a row that may stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from table_helpers import BATCH, ROWS, SIZE, UNEVEN, WIDTH, WORDS, batches, fitted, net, words
+from training_helpers import largest_difference, values_of
+
+from mirrorkit._keras import keras
+from mirrorkit.train.step import tables
+from mirrorkit.train.step.global_batch import HostBatch
+
+o = keras.optimizers
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+_OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: o.SGD(0.5),
+    "Adagrad": lambda: o.Adagrad(0.1),
+    "Adam": lambda: o.Adam(0.02),
+}
+
+
+@pytest.mark.parametrize(("name", "stay"), [("SGD", True), ("Adagrad", True), ("Adam", False)])
+def test_rows_that_were_not_looked_up(name: str, stay: bool, make_loop: Any) -> None:
+    """Under Adam they move on, after a fit in which they were looked up; row 0 and the last are among them."""
+    rng = np.random.default_rng(2)
+    loop = make_loop(("mirrored", 2), net, _OPTIMIZERS[name], sparse_embeddings=True)
+    fitted(loop, words(BATCH), epochs=1)
+    before = values_of(loop)
+    ids, y = rng.choice(ROWS[:10], (BATCH + 1, WORDS)), rng.normal(size=(BATCH + 1, 1)).astype("float32")
+    fitted(loop, (ids, y), epochs=1)
+    is_seen = np.isin(np.arange(SIZE), ids)
+    pairs = [pair for pair in zip(before, values_of(loop), strict=True) if pair[0].shape == (SIZE, WIDTH)]
+    assert len(pairs) == {"SGD": 1, "Adagrad": 2, "Adam": 3}[name]
+    for old, new in pairs:
+        assert np.array_equal(old[~is_seen], new[~is_seen]) is stay
+        assert np.all(np.any(old[is_seen] != new[is_seen], 1))
+
+
+def test_a_step_reads_rows_where_others_do_too(make_loop: Any) -> None:
+    """Evaluation, prediction and the values of the model see what training wrote."""
+    loops = [make_loop(("mirrored", 2), net, _OPTIMIZERS["SGD"], sparse_embeddings=how) for how in (False, True)]
+    data = words(UNEVEN)
+    fitted(loops[1], data)
+    loops[0].step.model.set_weights(loops[1].step.model.get_weights())
+    for found, expected in zip(loops[1].step.model.get_weights(), loops[0].step.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    logs = [loop.evaluate(batches(*data)) for loop in loops]
+    assert logs[0] == logs[1]
+    predicted = [np.asarray(loop.predict(batches(*data))) for loop in loops]
+    np.testing.assert_array_equal(*predicted)
+    by_keras = loops[1].step.model(data[0] % SIZE).numpy()
+    assert largest_difference([predicted[1]], [by_keras]) < 1e-6
+    set_anew = [np.full_like(value, 0.25) for value in loops[1].step.model.get_weights()]
+    loops[1].step.model.set_weights(set_anew)
+    np.testing.assert_array_equal(
+        np.asarray(loops[1].predict(batches(*data))), np.full((UNEVEN, 1), 0.25 * 0.25 * WIDTH + 0.25)
+    )
+
+
+def _graphs(make_loop: Any, name: str, **options: Any) -> list[Any]:
+    """The graphs of a step of two replicas and of a test, and those of all that they call."""
+    loop = make_loop(("mirrored", 2), net, _OPTIMIZERS[name], **options)
+    step = loop.step.for_loop(loop.strategy)
+    spec = tf.TensorSpec([BATCH, WORDS], tf.int64), tf.TensorSpec([BATCH, 1])
+    step.prepare(spec)
+    traced = tf.function(lambda *batch: step.train([HostBatch(batch)]), autograph=False).get_concrete_function(*spec)
+    tested = tf.function(lambda *batch: loop.strategy.run(step.test, args=(HostBatch(batch),)), autograph=False)
+    graphs = [traced.graph, tested.get_concrete_function(*spec).graph]
+    pure = [one for _, one in getattr(step.functions._apply, "_pure", {}).values()]
+    functions = step.functions
+    once = [functions._sums, functions._test_sums, functions._new_values, *pure]
+    return [*graphs, *(trace.graph for one in once for trace in one._traces.values())]
+
+
+def _operations(graphs: list[Any], smallest: int) -> Iterator[Any]:
+    """The operations with a result of at least so many numbers."""
+    for graph in graphs:
+        for operation in graph.get_operations():
+            if any(
+                output.shape.rank is None or (output.shape.num_elements() or 0) >= smallest
+                for output in operation.outputs
+            ):
+                yield operation
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad"])
+def test_no_tensor_is_as_large_as_a_table(name: str, make_loop: Any) -> None:
+    smallest = SIZE * WIDTH // 8
+    graphs = _graphs(make_loop, name, sparse_embeddings=True)
+    assert [operation.name for operation in _operations(graphs, smallest)] == []
+    dense = {operation.type for operation in _operations(_graphs(make_loop, name, sparse_embeddings=False), smallest)}
+    assert "ReadVariableOp" in dense  # so the test sees them
+
+
+def test_blocks_are_the_largest_tensors_of_other_optimizers(make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_BLOCK", 1000 * WIDTH * 4)
+    graphs = _graphs(make_loop, "Adam", sparse_embeddings=True)
+    assert [operation.name for operation in _operations(graphs, 1001 * WIDTH)] == []
+    assert [operation.name for operation in _operations(graphs, 1000 * WIDTH)] != []
+
+
+def test_the_message_is_the_largest_tensor(make_loop: Any) -> None:
+    """Both replicas' rows, each with two numbers for its id."""
+    largest = 2 * (BATCH // 2) * WORDS * (WIDTH + 2)
+    graphs = _graphs(make_loop, "SGD", sparse_embeddings=True)
+    assert list(_operations(graphs, largest))
+    assert list(_operations(graphs, largest + 100)) == []  # beside it in the message: kernel, bias, totals
