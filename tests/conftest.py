@@ -3,6 +3,7 @@
 Fixtures for the tests:
     strategy_of(kind, replicas)     a strategy over the first virtual CPU devices, made once per session
     run_python(code, ...)           run code in a fresh process, for tests that need another layout or environment
+    small_tables                    embeddings that are small enough for a test are updated in place
     with_onednn                     the processes of this test convolve with oneDNN
 Every test starts with a cleared Keras session and seed 0, and fails when it leaves environment variables, child
 processes or threads behind.
@@ -28,6 +29,7 @@ import tensorflow as tf
 from mirrorkit import devices, strategy, testing
 from mirrorkit._keras import keras
 from mirrorkit.devices import onednn
+from mirrorkit.train.step import tables
 
 devices.split_cpu(4)
 
@@ -46,6 +48,13 @@ LONGEST = (
     *("test_in_process.py", "test_record_reading.py", "test_resume.py", "test_two_workers.py"),
     *("test_synchronized.py", "test_custom_passes.py", "test_inspection.py", "test_warm_up.py"),
 )
+
+
+@pytest.fixture
+def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embeddings of 1 MiB are tables that are updated in place, whatever the optimizer."""
+    monkeypatch.setattr(tables, "_SOME_ROWS", 2**20)
+    monkeypatch.setattr(tables, "_ALL_ROWS", 2**20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import mirrorkit as mk
+from mirrorkit.train.step import tables
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:A global batch of")]
 
@@ -34,7 +36,12 @@ def _parts(seed: int | None = None) -> list[np.ndarray]:
 
 
 def trained(strategy: tf.distribute.Strategy, name: str, how: Any, seed: int | None = None) -> list[np.ndarray]:
-    """Weights and slots after two epochs."""
+    """Weights and slots after two epochs, with tables that are small enough for a test."""
+    with mock.patch.multiple(tables, _SOME_ROWS=2**20, _ALL_ROWS=2**20):
+        return _trained(strategy, name, how, seed)
+
+
+def _trained(strategy: tf.distribute.Strategy, name: str, how: Any, seed: int | None) -> list[np.ndarray]:
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     with strategy.scope():

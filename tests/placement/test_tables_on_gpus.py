@@ -14,6 +14,8 @@ from mirrorkit._keras import keras
 from mirrorkit.train.reduce import rows
 from mirrorkit.train.step import tables
 
+pytestmark = pytest.mark.usefixtures("small_tables")
+
 L, o = keras.layers, keras.optimizers
 _SIZE, _WIDTH, _BATCH = 8192, 32, 12
 _OPTIMIZERS: dict[str, Callable[[], Any]] = {

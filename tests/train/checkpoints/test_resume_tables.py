@@ -13,7 +13,7 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 
 o = keras.optimizers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+pytestmark = [pytest.mark.filterwarnings("ignore:A global batch of"), pytest.mark.usefixtures("small_tables")]
 
 
 @pytest.mark.parametrize(

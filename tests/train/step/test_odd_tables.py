@@ -12,6 +12,8 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.optim import ByRows
 
+pytestmark = pytest.mark.usefixtures("small_tables")
+
 _BATCH = 7  # on three replicas 3, 3 and 1
 
 

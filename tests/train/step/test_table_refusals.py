@@ -15,6 +15,7 @@ from mirrorkit.errors import StepError
 
 L, o = keras.layers, keras.optimizers
 pytestmark = [
+    pytest.mark.usefixtures("small_tables"),
     pytest.mark.filterwarnings("ignore:A global batch of"),
     pytest.mark.filterwarnings("ignore:SGD.use_ema"),
 ]
@@ -77,7 +78,7 @@ def _half() -> Any:
 
 @pytest.mark.parametrize("make_net", [line_net, _constrained, _frozen, _small, _half])
 def test_models_without_a_table(make_net: Any, make_loop: Any) -> None:
-    said = "no trainable keras.layers.Embedding of float32 without a constraint of 1 MiB or more"
+    said = "no trainable keras.layers.Embedding of float32 without a constraint of 16 MiB or more"
     with pytest.raises(StepError, match=f"sparse_embeddings=True was asked for, and the model has {said}{_CURE}"):
         make_loop(("one_device", 1), make_net, sparse_embeddings=True)
     loop = make_loop(("one_device", 1), make_net)
@@ -107,3 +108,27 @@ def test_a_model_on_several_devices(strategy_of: Any) -> None:
 def test_auto_takes_tables_on_cpus(where: Any, make_loop: Any) -> None:
     loop = make_loop(where, net)
     assert list(loop.step.for_loop(loop.strategy).functions.tables) == [0]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rows", "are_tables"),
+    [
+        (o.SGD, 2**17 - 1, False),
+        (o.SGD, 2**17, True),
+        (o.Adagrad, 2**17, True),
+        (lambda: o.SGD(0.1, momentum=0.9), 2**19 - 1, False),
+        (o.Adam, 2**19, True),
+    ],
+)
+def test_tables_are_those_that_gain(
+    optimizer: Any, rows: int, are_tables: bool, make_loop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By 16 MiB where an update changes few rows, and by 64 where it changes all; rows of 32 numbers."""
+    monkeypatch.undo()
+
+    def net() -> Any:
+        start = keras.initializers.Zeros()
+        return sequential((WORDS,), L.Embedding(rows, WIDTH, start), L.Flatten(), L.Dense(1))
+
+    loop = make_loop(("one_device", 1), net, optimizer)
+    assert list(loop.step.for_loop(loop.strategy).functions.tables) == [0] * are_tables

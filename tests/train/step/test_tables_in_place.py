@@ -16,7 +16,7 @@ from mirrorkit.train.step import tables
 from mirrorkit.train.step.global_batch import HostBatch
 
 o = keras.optimizers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+pytestmark = [pytest.mark.filterwarnings("ignore:A global batch of"), pytest.mark.usefixtures("small_tables")]
 
 _OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "SGD": lambda: o.SGD(0.5),
