@@ -204,8 +204,10 @@ def tables_of(
         why = "the model is placed on several devices (mk.parallel.Layout)"
     elif asked == LAZY and LayerState(model).synchronized:
         why = "synchronized layers compute with the rows of all replicas"
+    elif asked == LAZY and (others := [weight.path for weight in _embeddings(model) if not _fits(weight)]):
+        why = f"{', '.join(others)} is not of float32, or has a constraint"
     least = 0 if asked == LAZY else _SOME_ROWS
-    embeddings = {id(weight) for weight in _embeddings(model) if size_of(weight) >= least}
+    embeddings = {id(weight) for weight in _embeddings(model) if _fits(weight) and size_of(weight) >= least}
     if not embeddings:
         size = "" if asked == LAZY else " of 16 MiB or more"
         why = why or f"the model has no trainable keras.layers.Embedding of float32 without a constraint{size}"
@@ -252,9 +254,12 @@ def _embeddings(model: KerasModel) -> Iterator[Variable]:
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.Embedding):
             for weight in layer.trainable_variables:
-                is_table = tuple(weight.shape) == (layer.input_dim, layer.output_dim)
-                if is_table and weight.dtype == "float32" and weight.constraint is None:
+                if tuple(weight.shape) == (layer.input_dim, layer.output_dim):  # and no part of a LoRA
                     yield weight
+
+
+def _fits(weight: Variable) -> bool:
+    return bool(weight.dtype == "float32" and weight.constraint is None)
 
 
 def _of_rows(mean: tf.Tensor | None, rows: SummedRows | None) -> tf.Tensor | RowGradient | None:

@@ -85,6 +85,18 @@ def test_models_without_a_table(make_net: Any, make_loop: Any) -> None:
     assert list(loop.step.for_loop(loop.strategy).functions.tables) == []
 
 
+@pytest.mark.parametrize("other", [{"embeddings_constraint": "unit_norm"}, {"dtype": "bfloat16"}], ids=str)
+def test_lazy_is_for_all_embeddings_of_a_model(other: dict[str, Any], make_loop: Any) -> None:
+    def two() -> Any:
+        x = keras.Input((WORDS,), dtype="int64")
+        both = [table("one")(x), L.Embedding(9, WIDTH, name="other", **other)(x)]
+        return keras.Model(x, L.Dense(1)(L.Flatten()(L.Add()(both))))
+
+    with pytest.raises(StepError, match=f"other/embeddings is not of float32, or has a constraint{_CURE}"):
+        make_loop(("one_device", 1), two, sparse_embeddings="lazy")
+    assert list(make_loop(("one_device", 1), two, sparse_embeddings=True).step.variables)
+
+
 @pytest.mark.parametrize("asked", _ASKED)
 def test_strategies_without_a_copy_on_each_replica(asked: Any, make_loop: Any) -> None:
     with pytest.raises(StepError, match=f"CentralStorageStrategy has no copy of the tables on each replica{_CURE}"):
