@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import stored
+import written_data
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -68,21 +68,21 @@ def _far_targets(count: int) -> mk.data.Batches:
 
 
 def _records(count: int) -> mk.data.Recipe:
-    return stored.records(_split(count), **_SHUFFLED)
+    return written_data.records(_split(count), **_SHUFFLED)
 
 
 def _image_files(count: int) -> mk.data.Recipe:
     split = _pictures(count).split
     pixels = np.clip(128 + 40 * split.images, 0, 255).astype("uint8")
-    return stored.image_folder(pixels, split.labels, **_SHUFFLED)
+    return written_data.image_folder(pixels, split.labels, **_SHUFFLED)
 
 
 def _tables(count: int) -> mk.data.Recipe:
-    return stored.parquet(*_split(count, weighted=True).as_element(), **_SHUFFLED)
+    return written_data.parquet(*_split(count, weighted=True).as_element(), **_SHUFFLED)
 
 
 def _items(count: int) -> mk.data.Recipe:
-    return stored.source(*_split(count).as_element(), **_SHUFFLED)
+    return written_data.source(*_split(count).as_element(), **_SHUFFLED)
 
 
 def _net(*layers: Any, shape: tuple[int, ...] = (4,)) -> Callable[[], Any]:

@@ -41,9 +41,9 @@ def _computed(change: Callable[[Any, Any, int], Any]) -> Patch:
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         compute = Supervised.sums
 
-        def changed(step: Any, batch: Any, part: Any = 0) -> Any:
+        def changed(step: Any, batch: Any, part: Any = 0, **options: Any) -> Any:
             replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
-            return change(step, compute(step, batch, part), replica)
+            return change(step, compute(step, batch, part, **options), replica)
 
         monkeypatch.setattr(Supervised, "sums", changed)
 

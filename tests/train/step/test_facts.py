@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -189,12 +190,13 @@ def test_tables_are_sent_by_rows_where_that_is_less(replicas: int, always: bool,
     """A batch of 1024 looks up one row of each; the message is below 1 MB, where dense gradients have 154 MB."""
     shapes, width = [(1_000_000, 32), (200_000, 32), (40, 32), (32, 1)], 32
     share = -(-1024 // replicas)
+    weights = [SimpleNamespace(shape=shape, path="table") for shape in shapes]
     strategy = strategy_of("mirrored", replicas)
 
     def sent() -> Any:
         rows = Rows(tf.zeros([share], tf.int64), tf.zeros([share, width]))
         sums = ShardSums({0: [rows, rows, rows, tf.zeros(shapes[-1])]}, [None], tf.zeros([3]))
-        return facts_.sent_by_rows(sums, sums, shapes, always=always)["gradients"]
+        return facts_.sent_by_rows(sums, sums, weights, always=always)["gradients"]
 
     (first, *_) = strategy.experimental_local_results(strategy.run(sent))
     by_rows = [replicas, share, width + 2]
