@@ -106,6 +106,11 @@ class _Fixed(OwnRows):
         own = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(self._rows)]
         return tf.nest.pack_sequence_as(self._rows, [values[local_replica(self._strategy)] for values in own])
 
+    def examples(self) -> tf.Tensor:
+        """Return the number of examples; they are as many on each replica."""
+        (own, *_) = tf.nest.flatten(self.rows())
+        return tf.shape(own)[0] * self._strategy.num_replicas_in_sync
+
     def rows_or_all(self) -> tuple[Batch, bool | tf.Tensor]:
         """Return this replica's; they are as many on each."""
         return self.rows(), False

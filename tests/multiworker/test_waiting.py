@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit.strategy import barrier
-from mirrorkit.train import exporting
+from mirrorkit.train import export_places
 
 pytestmark = pytest.mark.slow  # two workers
 SECONDS = 2.0  # by which one worker comes later, where the other would otherwise have left
@@ -69,13 +69,13 @@ def waited(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     chiefs.chief_only = True
     loop.fit(data, callbacks=[Written(folder / f"own{me}"), chiefs], verbose=0)
 
-    replace = exporting._replace
+    replace = export_places._replace
 
     def slowly(*arguments: Any) -> None:
         time.sleep(SECONDS)
         replace(*arguments)
 
-    with mock.patch.object(exporting, "_replace", slowly):
+    with mock.patch.object(export_places, "_replace", slowly):
         path = mk.train.export(loop, folder / "exported.keras")
     found["exported"] = np.asarray(keras.saving.load_model(path)(x)).tolist() == np.asarray(model(x)).tolist()
     (folder / "file").touch()

@@ -256,7 +256,7 @@ class Supervised:
             return self.finish()
 
         def sums() -> Sums:  # in one graph, without variables of a worker's own: any worker can run it
-            largest = largest_share(batches[0]) if len(batches) == 1 else None
+            largest = largest_share(batches[0]) if self.functions.tables and len(batches) == 1 else None
             parts = [self.sums(batch, first_part + i, largest=largest) for i, batch in enumerate(batches)]
             return parts[0] if len(parts) == 1 else tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
 
