@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where jobs.py and object_store.py are
+
 import jobs
 import watching
 from object_store import Network, store
