@@ -46,7 +46,7 @@ def _fit(make_loop: Any, kind: type, optimizer: Any) -> mk.train.Loop:
 
 @pytest.mark.parametrize("optimizer", [keras.optimizers.Adagrad, keras.optimizers.Adam])
 def test_a_gradient_that_depends_on_the_size_of_the_batch(make_loop: Any, optimizer: Any) -> None:
-    with pytest.raises(StepError, match="the gradient of 'sequential.*/table/embeddings' has the norm"):
+    with pytest.raises(StepError, match=r"the gradient of 'sequential.*/table/embeddings' has the norm"):
         _fit(make_loop, OfBatch, optimizer)
     loop = _fit(make_loop, keras.layers.Embedding, optimizer)
     assert list(loop.step.for_loop(loop.strategy).functions.tables) == [0]
