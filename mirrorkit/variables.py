@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,19 @@ def own_copy(variable: Any, replica: int) -> Any:
     """Return the copy of a local replica; the variable itself where there is one."""
     own = copies(variable)
     return own[0] if len(own) == 1 else own[replica]
+
+
+def read(variable: Any) -> tf.Tensor:
+    """Read a Keras or TensorFlow variable, in replica context this replica's copy, on the device of the replica.
+
+    TensorFlow's own read names no device. A loop that takes such a value, as a recurrent layer its weights, is then put
+    on the first replica's device in part, and the others fetch the value from there at each time step.
+    """
+    own = native(variable)
+    if not own.dtype.is_floating:  # a seed, on the host
+        return tf.convert_to_tensor(own)
+    with tf.device(own.device) if is_placed(variable) else contextlib.nullcontext():
+        return tf.identity(own)
 
 
 def mark_named(variable: tf.Variable, name: str) -> tf.Variable:

@@ -185,11 +185,11 @@ class Functions:
 
         def sums() -> ShardSums:
             own_state = self.state.seeded(values.state, place)
-            with tf.GradientTape(persistent=True) as tape:  # one gradient for each term
+            with tf.GradientTape() as tape:
                 tape.watch(weights)
                 terms, totals, new_state = self.forward(weights, own_state, batch, training=True, tape=tape)
                 objectives = [self._scaled(term, totals, values.scale) for term in terms]
-            found = [tape.gradient(objective, weights) for objective, _ in objectives]
+            found = _gradients(tape, [objective for objective, _ in objectives], weights)
             tables = [i for i in self.tables if sum(of_term[i] is not None for of_term in found) == 1]
             gradients = {}
             for term, (_, unscale), of_term in zip(terms, objectives, found, strict=True):
@@ -315,3 +315,17 @@ class Functions:
         means = self.facts.means(joined, flat, divisors)
         clipped = iter(self._options.clip([gradient for gradient in means if gradient is not None]))
         return [None if gradient is None else next(clipped) for gradient in means]
+
+
+def _gradients(
+    tape: tf.GradientTape, objectives: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
+) -> list[Sequence[Any]]:
+    """Return the gradients of each objective.
+
+    A persistent tape gives several, too. But TensorFlow puts a loop that is recorded by one into a function of its own,
+    and parts of the loop onto the first replica's device: a recurrent layer copies its state there and back at each
+    time step.
+    """
+    if len(objectives) == 1:
+        return [tape.gradient(objectives[0], weights)]
+    return [tf.gradients(objective, weights) for objective in objectives]

@@ -44,7 +44,7 @@ from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.untrained import stand_in
 from mirrorkit.train.totals.labels import check_labels
 from mirrorkit.train.totals.totals import LOSS, Totals
-from mirrorkit.variables import native, own_copy
+from mirrorkit.variables import own_copy, read
 
 
 class Supervised:
@@ -345,6 +345,4 @@ class Supervised:
         """
         known, groups = dict(known or {}), self._changing._replace(slots=[], averages=[])
         known |= {id(v): own_copy(v, local_replica(self.strategy)) for v in self._in_place if in_place}
-        return Changing(
-            *[[known[id(v)] if id(v) in known else tf.convert_to_tensor(native(v)) for v in group] for group in groups]
-        )
+        return Changing(*[[known[id(v)] if id(v) in known else read(v) for v in group] for group in groups])
