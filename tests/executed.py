@@ -19,9 +19,20 @@ def executed(run: Callable[[], object], *, within: str = "while/body") -> Counte
     """Count what the compiled calls that `run` makes execute: of ("CPU:1", "backward") and its like.
 
     Of forward and backward pass these are the heavy operations; of the update, writes to variables and Adam's square
-    roots. TensorFlow's own rewriting has taken place. An operation counts once, however often it was executed; `run`
-    has to make the loop too, since TensorFlow records what it executes for the first time. `within` is searched for in
-    the operations' names.
+    roots. `within` is searched for in the operations' names.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    for device, name, op in operations(run):
+        if re.search(within, name) and (what := _pass_of(name, op)):
+            found[device, what] += 1
+    return found
+
+
+def operations(run: Callable[[], object]) -> set[tuple[str, str, str]]:
+    """Return device ("CPU:1"), name and type of each operation that the compiled calls that `run` makes execute.
+
+    TensorFlow's own rewriting has taken place. `run` has to make the loop too, since TensorFlow records what it
+    executes for the first time.
     """
     context.enable_run_metadata()
     try:
@@ -30,12 +41,7 @@ def executed(run: Callable[[], object], *, within: str = "while/body") -> Counte
         metadata = context.export_run_metadata()
     finally:
         context.disable_run_metadata()
-    nodes = {(node.device[-5:], node.name, node.op) for graph in metadata.partition_graphs for node in graph.node}
-    found: Counter[tuple[str, str]] = Counter()
-    for device, name, op in nodes:
-        if re.search(within, name) and (what := _pass_of(name, op)):
-            found[device, what] += 1
-    return found
+    return {(node.device[-5:], node.name, node.op) for graph in metadata.partition_graphs for node in graph.node}
 
 
 def _pass_of(name: str, op: str) -> str:
