@@ -8,7 +8,10 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from mirrorkit._types import Variable
+from mirrorkit.data import HOST
 from mirrorkit.errors import CheckpointError
 from mirrorkit.train.checkpoints.callback_states import State
 from mirrorkit.train.checkpoints.file import DamagedError
@@ -64,7 +67,9 @@ def restore_newest(folder: str | os.PathLike[str], step: object) -> Restored:
             require_same(str(file), [about["variables"][i] for i in places], wanted)
             values = [values[i] for i in places]
         for variable, value in zip(variables, values, strict=True):
-            assign(variable, value)
+            with tf.device(HOST):  # one tensor for the copies of all replicas, which CPUs share
+                tensor = tf.convert_to_tensor(value)
+            assign(variable, tensor)
         position = Position.from_json(about["position"])
         _log.info("%s: resumes in epoch %d at batch %d.", file, position.epoch, position.batch)
         return Restored(position, about.get("callbacks"))

@@ -82,14 +82,23 @@ class Assignments(keras.StatelessScope):  # type: ignore[name-defined, misc]
         replica: the number of the replica among those of this process.
         variables: those whose copies are looked up now. Later they may not be found: within a layer of mixed precision,
             Keras gives a cast value in place of a variable.
+        tables: those of which Keras gets this replica's copy, to read rows of it, and not the value.
         collect_losses: as of a `StatelessScope`.
 
     Attributes:
         noted: what was assigned, by the id of the variable.
     """
 
-    def __init__(self, replica: int, variables: Iterable[Variable] = (), *, collect_losses: bool = False) -> None:
-        super().__init__(collect_losses=collect_losses)
+    def __init__(
+        self,
+        replica: int,
+        variables: Iterable[Variable] = (),
+        *,
+        tables: Iterable[KerasVariable] = (),
+        collect_losses: bool = False,
+    ) -> None:
+        mapping = [(variable, own_copy(variable, replica)) for variable in tables]
+        super().__init__(state_mapping=mapping, collect_losses=collect_losses)
         self._replica = replica
         self._own = {id(variable): own_copy(variable, replica) for variable in variables}
         self._graph = _graph()

@@ -27,6 +27,7 @@ def run_and_combine(
     rows: Nest,
     compute: Callable[[Nest], Nest],
     *,
+    tables: Iterable[KerasVariable] = (),
     outputs: bool = True,
     always: bool = False,
     stays: Callable[[KerasVariable], bool] = lambda variable: False,
@@ -39,6 +40,7 @@ def run_and_combine(
         variables: those that layers may assign; seeds need not be among them.
         rows: this replica's share of a batch, in replica context; without rows nothing is run, but `always`.
         compute: from the rows to a nest of tensors.
+        tables: variables of which it reads rows, and which layers do not assign.
         outputs: whether these are [rows, ...]; else sums, of static shape.
         always: whether every replica runs it, since it may talk to the others.
         stays: whether a variable gets the value back that it had.
@@ -47,7 +49,7 @@ def run_and_combine(
     # Traced as a share of unknown size: the others must know what it assigns.
     if has_no_rows(rows) and not always and not tf.executing_eagerly():
         rows = tf.nest.map_structure(lambda t: tf.compat.v1.placeholder_with_default(t, [None, *t.shape[1:]]), rows)
-    with Assignments(local_replica(strategy), variables) as scope:
+    with Assignments(local_replica(strategy), variables, tables=tables) as scope:
         result = compute(rows) if always else unless_empty(rows, lambda: compute(rows), rows_of_none=outputs)
     check({key: found.variable.path for key, found in scope.noted.items()})
     changed = [found for found in scope.noted.values() if not adds_up(found.variable)]

@@ -298,15 +298,9 @@ class Supervised:
         check = functools.partial(require_assignable, self.trained)
         if self._devices.has_copies:
             with draws_at(lambda: tf.unstack(now().place())):
-                return run_and_combine(
-                    self.strategy,
-                    state,
-                    rows,
-                    self.outputs,
-                    always=self._predicting.communicate,
-                    stays=is_generator,
-                    check=check,
-                )
+                always = self._predicting.communicate
+                combine = functools.partial(run_and_combine, self.strategy, state, rows, self.outputs)
+                return combine(tables=self._in_place, always=always, stays=is_generator, check=check)
         values = self.values()
         if self.clock.draws:
             values = values._replace(state=self._layer_state.seeded(values.state, now().place()))

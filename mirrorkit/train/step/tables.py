@@ -111,6 +111,7 @@ class TableOptimizer(ReplicatedOptimizer):
     ) -> tuple[Kept, tf.Tensor]:
         """Write the tables and their slots, of which `flat` has the variables; return the other new values."""
         weights, slots = flat[: len(self._shapes)], flat[len(self._shapes) :][: len(self._optimizer.variables)]
+        _separate([one for one in flat if isinstance(one, tf.Variable)])
         values = [tf.zeros([1, *one.shape[1:]], one.dtype) if isinstance(one, tf.Variable) else one for one in flat]
         new, totals, (gradients, finite) = pure(sums, values, rate)
         for i, gradient in zip(self.tables, gradients, strict=True):
@@ -260,6 +261,20 @@ def _embeddings(model: KerasModel) -> Iterator[Variable]:
 
 def _fits(weight: Variable) -> bool:
     return bool(weight.dtype == "float32" and weight.constraint is None)
+
+
+def _separate(variables: Sequence[tf.Variable]) -> None:
+    """Let each of a replica's tables and slots have memory of its own, before an update is run.
+
+    Replicas on CPUs begin with the same memory, which TensorFlow copies when one of them writes: at the same time, all
+    of them would, and what they share would stay beside the copies until the last one is made.
+    """
+
+    def write_no_row() -> None:
+        for one in variables:
+            one.scatter_update(tf.IndexedSlices(tf.zeros([0, *one.shape[1:]], one.dtype), tf.zeros([0], tf.int64)))
+
+    outside_replica(write_no_row)
 
 
 def _of_rows(mean: tf.Tensor | None, rows: SummedRows | None) -> tf.Tensor | RowGradient | None:

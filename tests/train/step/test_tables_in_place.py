@@ -14,6 +14,7 @@ from training_helpers import largest_difference, values_of
 from mirrorkit._keras import keras
 from mirrorkit.train.step import tables
 from mirrorkit.train.step.global_batch import HostBatch
+from mirrorkit.variables import copies
 
 o = keras.optimizers
 pytestmark = [pytest.mark.filterwarnings("ignore:A global batch of"), pytest.mark.usefixtures("small_tables")]
@@ -64,14 +65,16 @@ def test_a_step_reads_rows_where_others_do_too(make_loop: Any) -> None:
 
 
 def _graphs(make_loop: Any, name: str, **options: Any) -> list[Any]:
-    """The graphs of a step of two replicas and of a test, and those of all that they call."""
+    """The graphs of a step of two replicas, of a test and of a prediction, and those of all that they call."""
     loop = make_loop(("mirrored", 2), net, _OPTIMIZERS[name], **options)
     step = loop.step.for_loop(loop.strategy)
     spec = tf.TensorSpec([BATCH, WORDS], tf.int64), tf.TensorSpec([BATCH, 1])
     step.prepare(spec)
     traced = tf.function(lambda *batch: step.train([HostBatch(batch)]), autograph=False).get_concrete_function(*spec)
-    tested = tf.function(lambda *batch: loop.strategy.run(step.test, args=(HostBatch(batch),)), autograph=False)
-    graphs = [traced.graph, tested.get_concrete_function(*spec).graph]
+    graphs = [traced.graph]
+    for function in (step.test, step.predict):
+        run = tf.function(lambda *batch, f=function: loop.strategy.run(f, args=(HostBatch(batch),)), autograph=False)
+        graphs.append(run.get_concrete_function(*spec).graph)
     pure = [one for _, one in getattr(step.functions._apply, "_pure", {}).values()]
     functions = step.functions
     once = [functions._sums, functions._test_sums, functions._new_values, *pure]
@@ -103,6 +106,24 @@ def test_blocks_are_the_largest_tensors_of_other_optimizers(make_loop: Any, monk
     graphs = _graphs(make_loop, "Adam", sparse_embeddings=True)
     assert [operation.name for operation in _operations(graphs, 1001 * WIDTH)] == []
     assert [operation.name for operation in _operations(graphs, 1000 * WIDTH)] != []
+
+
+def test_replicas_have_memory_of_their_own_before_an_update(make_loop: Any) -> None:
+    """They would all copy what they share, at the same time. What is written by rows is copied when it is read."""
+    loop = make_loop(("mirrored", 2), net, _OPTIMIZERS["Adam"], sparse_embeddings=True)
+    step = loop.step.for_loop(loop.strategy)
+    spec = tf.TensorSpec([BATCH, WORDS], tf.int64), tf.TensorSpec([BATCH, 1])
+    step.prepare(spec)
+    of_table = [copies(v) for v in step.variables if tuple(v.shape) == (SIZE, WIDTH)]
+    assert len(of_table) == 3
+    assert all(_share_memory(*pair) for pair in of_table)
+    tf.function(lambda *batch: step.train([HostBatch(batch)]), autograph=False).get_concrete_function(*spec)
+    assert not any(_share_memory(one, one) for pair in of_table for one in pair)
+
+
+def _share_memory(one: tf.Variable, other: tf.Variable) -> bool:
+    """Whether the values that are read of two variables, or twice of one, lie in the same memory."""
+    return np.shares_memory(*[np.asarray(tf.convert_to_tensor(variable)) for variable in (one, other)])
 
 
 def test_the_message_is_the_largest_tensor(make_loop: Any) -> None:
