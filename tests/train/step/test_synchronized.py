@@ -280,3 +280,20 @@ def test_moments_and_both_derivatives_are_those_of_the_whole_batch(
         values = [tf.concat(parts, 0)] if parts[0].shape[0] == 3 and expected.shape[0] == 5 else parts
         for value in values:
             np.testing.assert_allclose(value, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_synchronized_moments_are_at_most_twice_the_operations_of_plain_ones(strategy_of: Any) -> None:
+    """With their gradient, on each replica: the time to the first update follows from it."""
+    strategy = strategy_of("mirrored", 2)
+
+    def operations(synchronized: bool) -> int:
+        def on_replica(x: tf.Tensor) -> tf.Tensor:
+            with keras_operations.without_waits(), tf.GradientTape() as tape:
+                tape.watch(x)
+                moments = keras.ops.moments(x, [0, 1, 2], synchronized=synchronized)
+            return tape.gradient(moments, x)
+
+        run = tf.function(lambda x: strategy.run(on_replica, (x,)), autograph=False)
+        return len(run.get_concrete_function(tf.TensorSpec([4, 3, 3, 2])).graph.get_operations())
+
+    assert operations(True) <= 2 * operations(False)
