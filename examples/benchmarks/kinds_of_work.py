@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +81,14 @@ def parse() -> argparse.Namespace:
             check_plot("picture.svg")
     except MirrorkitError as error:
         parser.error(str(error))
-    if options.write and not has_blocks(Path(options.write)):
+    if options.write and not has_blocks(Path(options.write), kinds.BLOCKS):
         parser.error(f"--write {options.write}: no page of docs/ that has one of the blocks {', '.join(kinds.BLOCKS)}")
     return options
 
 
-def has_blocks(page: Path) -> bool:
+def has_blocks(page: Path, names: Iterable[str]) -> bool:
     """Whether it is a page on which these figures have a place."""
-    return any(f"<!-- figures: {name} -->" in pages().get(page.resolve(), "") for name in kinds.BLOCKS)
+    return any(f"<!-- figures: {name} -->" in pages().get(page.resolve(), "") for name in names)
 
 
 def comparisons(options: argparse.Namespace) -> Iterator[tuple[str, int, dict[str, Job]]]:

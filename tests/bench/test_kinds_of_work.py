@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 
+from mirrorkit.train.calls.compiled import Calls
 from mirrorkit.train.loop import passes
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +74,7 @@ def answers(script, monkeypatch):
 def test_rows_and_tables_hold_what_the_processes_measured(replicas, run, answers):
     written, printed = run(f"--kinds tabular --replicas {replicas} {TINY}")
     rows = written["rows"]
-    assert len(rows) == 4 + 3  # those of the Loop and of fit
+    assert len(rows) == 5 + 3  # those of the Loop and of fit
     for row in rows:
         contender = {"loop": "Loop", "fit": "Fit"}[row["contender"]]
         facts = answers[contender, row["replicas"], "facts"]
@@ -82,7 +83,7 @@ def test_rows_and_tables_hold_what_the_processes_measured(replicas, run, answers
             "step": [value for warm_up, *turns in (one, two) for turn in turns for value in turn["step"]],
             "peak": [turns[-1]["peak"] for turns in (one, two)],
             "first": [of["first"] for of in facts],
-            "checks": [of.get("checks") for of in facts],
+            **{part: [of.get(part) for of in facts] for part in ("checks", "tracing")},
         }
         assert row["values"] == expected[row["measured"]], row["what"]
         if row["measured"] == "step":
@@ -118,7 +119,7 @@ def test_a_contender_that_fails_has_its_error_in_place_of_figures(run, script, m
     assert printed.count("| ValueError: no such \\| thing |  |  |  |  |") == 3
 
 
-def test_the_seconds_of_the_first_update_and_of_its_checks(script, monkeypatch):
+def test_the_seconds_of_the_first_update_of_its_checks_and_of_tracing(script, monkeypatch):
     contenders, now = script("kinds.contenders"), [0.0]
 
     def after(seconds):
@@ -129,16 +130,18 @@ def test_the_seconds_of_the_first_update_and_of_its_checks(script, monkeypatch):
 
     monkeypatch.setattr(contenders, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(passes, "first_batch_check", found)
+    monkeypatch.setattr(Calls, "_trace", lambda self, *arguments: after(0.5) or arguments)
 
     def train(data, *, epochs, steps_per_epoch, verbose):
         assert (epochs, steps_per_epoch) == (1, 1)
         after(1.0)
         passes.first_batch_check("step")("batch")
+        assert Calls._trace(None, "train", "data") == ("train", "data")
         after(2.0)
 
     loop = object.__new__(contenders.Loop)
     loop.train, loop.data = train, None
-    assert loop.facts() == {"first": 8.0, "checks": 5.0}
+    assert loop.facts() == {"first": 8.5, "checks": 5.0, "tracing": 0.5}
     assert passes.first_batch_check is found
 
 

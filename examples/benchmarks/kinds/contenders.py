@@ -15,7 +15,7 @@ import keras
 from contenders.work import Laps
 from peak_memory import peak_bytes
 
-from kinds.models import BATCH_NORM, KINDS
+from kinds.models import BATCH_NORM, DEPTHS, FIRST, KINDS
 
 
 class Contender:
@@ -24,7 +24,7 @@ class Contender:
     def __init__(self, work: str, optimizer: str, steps: int | None, kind: str, devices: str) -> None:
         keras.utils.set_random_seed(0)
         self.strategy = self.create_strategy(kind, devices)
-        self.work = (KINDS | BATCH_NORM)[work]
+        self.work = (KINDS | BATCH_NORM | FIRST | DEPTHS)[work]
         self.steps = steps or self.work.steps
         self.data = self.work.dataset()
         with self.strategy.scope() if self.strategy else contextlib.nullcontext():
@@ -82,9 +82,9 @@ class Loop(Contender):
         return mk.train.Loop(self.strategy, step).fit
 
     def facts(self) -> dict[str, float]:
-        """See Contender; also the seconds that the checks of the first batch took of it."""
-        with timed_checks() as seconds:
-            return {**super().facts(), "checks": sum(seconds)}
+        """See Contender; also the seconds of it that the checks of the first batch took, and those of tracing."""
+        with timed_checks() as checks, timed_traces() as traces:
+            return {**super().facts(), "checks": sum(checks), "tracing": sum(traces)}
 
 
 @contextlib.contextmanager
@@ -105,4 +105,22 @@ def timed_checks() -> Iterator[list[float]]:
         return check and timed
 
     with mock.patch.object(passes, "first_batch_check", found):
+        yield seconds
+
+
+@contextlib.contextmanager
+def timed_traces() -> Iterator[list[float]]:
+    """Take the seconds of each search for a compiled call; where there is none, it is traced."""
+    from mirrorkit.train.calls.compiled import Calls
+
+    trace, seconds = Calls._trace, []
+
+    def timed(self: Calls, *arguments: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return trace(self, *arguments)
+        finally:
+            seconds.append(time.perf_counter() - start)
+
+    with mock.patch.object(Calls, "_trace", timed):
         yield seconds

@@ -99,12 +99,12 @@ def application(name: str) -> keras.Model:
     return getattr(keras.applications, name)(weights=None, classes=CLASSES, input_shape=(SIDE, SIDE, 3))
 
 
-def convolutions(synchronized: bool) -> keras.Model:
-    """20 convolutions, each with BatchNormalization behind it."""
+def convolutions(synchronized: bool, layers: int = 20) -> keras.Model:
+    """So many convolutions in three stages, each with BatchNormalization behind it."""
     pictures = x = keras.Input((32, 32, 3))
-    for number in range(20):
-        stage = number // 7
-        x = L.Conv2D(16 * 2**stage, 3, 2 if stage and number % 7 == 0 else 1, padding="same", use_bias=False)(x)
+    stages = [3 * number // layers for number in range(layers)]
+    for stage, before in zip(stages, [0, *stages], strict=False):
+        x = L.Conv2D(16 * 2**stage, 3, 2 if stage > before else 1, padding="same", use_bias=False)(x)
         x = L.ReLU()(L.BatchNormalization(synchronized=synchronized)(x))
     return keras.Model(pictures, L.Dense(CLASSES, "softmax")(L.GlobalAveragePooling2D()(x)))
 
@@ -127,4 +127,27 @@ KINDS = {
 BATCH_NORM = {
     name: Kind("20 convolutions", partial(convolutions, name == "synchronized"), numbers(32, 32, 3), 64, 10)
     for name in ("synchronized", "plain")
+}
+
+
+def of_the_zoo(name: str, *shape: int) -> Kind:
+    """One of mirrorkit's models, which return logits."""
+
+    def model() -> keras.Model:
+        import mirrorkit as mk
+
+        logits = mk.models.create(name)
+        return keras.Model(logits.inputs, L.Softmax()(logits.outputs[0]))
+
+    return Kind(f"mirrorkit's {name}", model, numbers(*shape), 64, 3)
+
+
+LAYERS = (8, 16, 32, 64)
+FIRST = {"mnist_cnn": of_the_zoo("mnist_cnn", 28, 28, 1), "resnet20": of_the_zoo("resnet20", 32, 32, 3)}
+DEPTHS = {  # of first_update.py
+    f"{name}, {layers}": Kind(
+        f"{layers} convolutions", partial(convolutions, name == "synchronized", layers), numbers(32, 32, 3), 64, 3
+    )
+    for name in BATCH_NORM
+    for layers in LAYERS
 }

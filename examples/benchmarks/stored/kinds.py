@@ -18,7 +18,9 @@ QUANTITIES = {
     "step": ("ms of a step", 1000, ",.2f"),
     "peak": ("peak memory, MB", 1, ",.0f"),
     "first": ("first update, s", 1, ",.2f"),
+    "tracing": ("of it tracing, s", 1, ",.2f"),
 }
+OF_BOTH = ("step", "peak", "first")  # fit does not say how long it traces
 EACH = {"step": "epochs", "peak": "processes", "first": "processes"}
 
 
@@ -49,7 +51,7 @@ def ratios(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float] | Non
 def compared(run: Run, measured: str, case: tuple[str, int], contender: str = "loop") -> list[str]:
     """The cells of both contenders and their ratios."""
     _, factor, form = QUANTITIES[measured]
-    rows = [found(run, **_keys(case, measured), contender=name) for name in (contender, PAIRS[contender])]
+    rows = [found(run, **keys_of(case, measured), contender=name) for name in (contender, PAIRS[contender])]
     cells = []
     for row in rows:
         if "error" in row:
@@ -92,19 +94,21 @@ def beside_fit(measured: str) -> Callable[[Run], list[str]]:
 
 def batch_norm(run: Run) -> list[str]:
     lines = [
-        [str(case[1]), heading, *compared(run, measured, case, "synchronized")]
+        [str(case[1]), QUANTITIES[measured][0], *compared(run, measured, case, "synchronized")]
         for case in cases(run, "synchronized")
-        for measured, (heading, *_) in QUANTITIES.items()
+        for measured in OF_BOTH
     ]
     if not lines:
         return [f"Not measured by `{run.command}`"]
     heading = ["replicas", "", *head("synchronized", "plain")]
-    return [*table(heading, lines), *under(run, [*QUANTITIES], "synchronized")]
+    return [*table(heading, lines), *under(run, OF_BOTH, "synchronized")]
 
 
 def chart(run: Run) -> Chart:
     """The ratio of step times, a bar for each kind of work and number of replicas."""
-    of = {case: ratios(*(found(run, **_keys(case), contender=name) for name in ("loop", "fit"))) for case in cases(run)}
+    of = {
+        case: ratios(*(found(run, **keys_of(case), contender=name) for name in ("loop", "fit"))) for case in cases(run)
+    }
     values = [None if one is None else one["median"] for one in of.values()]
     spans = [None if one is None else (one["low"], one["high"]) for one in of.values()]
     labels = [f"{work} x{replicas}" for work, replicas in of]
@@ -114,7 +118,7 @@ def chart(run: Run) -> Chart:
     )
 
 
-def _keys(case: tuple[str, int], measured: str = "step") -> dict[str, Any]:
+def keys_of(case: tuple[str, int], measured: str = "step") -> dict[str, Any]:
     return {"measured": measured, "work": case[0], "replicas": case[1]}
 
 
@@ -127,6 +131,6 @@ def under(run: Run, measured: Sequence[str], contender: str) -> list[str]:
 
 # Name of a block: what makes it, and the run that it is made from
 BLOCKS: dict[str, tuple[Callable[..., list[str]], Sequence[str]]] = {
-    **{f"kinds-{name}": (beside_fit(name), [NAME]) for name in QUANTITIES},
+    **{f"kinds-{name}": (beside_fit(name), [NAME]) for name in OF_BOTH},
     "kinds-batch-norm": (batch_norm, [NAME]),
 }

@@ -21,6 +21,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasMetric, Nest, TensorLike
 from mirrorkit.data import HOST
+from mirrorkit.train.reduce.packing import pack, unpack
 from mirrorkit.train.reduce.reduction import all_reduce
 
 Function: TypeAlias = Callable[..., tf.Tensor]
@@ -29,24 +30,24 @@ _within = threading.local()  # a strategy traces each replica in a thread of its
 
 
 @contextmanager
-def without_waits(*, of_metric: KerasMetric = None, total: Total | None = None) -> Iterator[None]:
+def without_waits(*, of_metric: KerasMetric = None, totals: tuple[Total, Total] | None = None) -> Iterator[None]:
     """Let Keras's operations stay on the device within the block, and send one message where they send several.
 
     Args:
         of_metric: what the block computes, where it is a metric. The winner's index becomes int64 in Keras's own; a
             metric of the user's may count on int32.
-        total: what sums over the replicas in synchronized layers.
+        totals: what sums a message over the replicas in synchronized layers, and what sums its gradient.
     """
     _wrap()
     names = {"signbit", "take", "affine_transform", "compute_moments_sync"}
     if type(of_metric).__module__.startswith("keras."):
         names.add("argmax")
-    before = getattr(_within, "names", ()), getattr(_within, "total", None)
-    _within.names, _within.total = names, total or before[1]
+    before = getattr(_within, "names", ()), getattr(_within, "totals", None)
+    _within.names, _within.totals = names, totals or before[1]
     try:
         yield
     finally:
-        _within.names, _within.total = before
+        _within.names, _within.totals = before
 
 
 @functools.cache
@@ -103,27 +104,40 @@ def _affine_transform(original: Function, *args: Nest, **options: Nest) -> Nest:
 def _compute_moments_sync(
     original: Function, x: tf.Tensor, axes: Sequence[int], keepdims: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Moments over all replicas, with their gradient as few operations: each is made, and optimized, per replica."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         means: tuple[tf.Tensor, tf.Tensor] = original(x, axes, keepdims)
         return means
-    own = tf.reduce_sum(x, axes, keepdims=True)
-    count = tf.cast(tf.size(x), x.dtype) / tf.cast(tf.size(own), x.dtype)
-    total, squares, count = _total([own, tf.reduce_sum(tf.square(x), axes, keepdims=True), count])
-    mean = tf.math.divide_no_nan(total, count)
-    variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
-    return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
+    total, total_of_gradient = getattr(_within, "totals", None) or (_sum, _sum)
+    reduced = {axis % x.shape.rank for axis in tf.nest.flatten(axes)}
+    kept = [1 if axis in reduced else size for axis, size in enumerate(x.shape)]
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
+    def moments(x: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Function]:
+        own = tf.reduce_sum(x, axes)
+        count = tf.reshape(tf.cast(tf.size(x) // own.shape.num_elements(), x.dtype), [1])
+        sums, squares, count = _by_one_message(total, [own, tf.reduce_sum(tf.square(x), axes), count])
+        mean = tf.math.divide_no_nan(sums, count)
+        variance = tf.math.divide_no_nan(squares, count) - tf.square(mean)
+
+        def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
+            of_squares = tf.math.divide_no_nan(tf.where(variance < 0, tf.zeros([], x.dtype), of_variance), count)
+            of_sums = tf.math.divide_no_nan(of_mean, count) - 2 * mean * of_squares
+            of_sums, of_squares = _by_one_message(total_of_gradient, [of_sums, of_squares])
+            return tf.reshape(of_sums, kept) + x * tf.reshape(2 * of_squares, kept)
+
+        return (mean, tf.maximum(variance, 0.0)), gradient
+
+    mean, variance = moments(x)
+    return (tf.reshape(mean, kept), tf.reshape(variance, kept)) if keepdims else (mean, variance)
 
 
-def _total(values: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Sum each value over the replicas, by one message."""
-    sizes = [value.shape.num_elements() for value in values]
-    total: Total = getattr(_within, "total", None) or _sum
-    parts = tf.split(total(tf.concat([tf.reshape(value, [-1]) for value in values], 0)), sizes)
-    return [tf.reshape(part, value.shape) for part, value in zip(parts, values, strict=True)]
+def _by_one_message(total: Total, values: list[tf.Tensor]) -> list[tf.Tensor]:
+    return unpack([total(message) for message in pack(values)], values)
 
 
 @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
-def _sum(message: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+def _sum(message: tf.Tensor) -> tuple[tf.Tensor, Total]:
     """The gradient is a sum too; without `stop_gradient` TensorFlow looks for it in the other replicas' graphs."""
     return all_reduce(tf.stop_gradient(message)), _sum

@@ -23,7 +23,7 @@ def pack(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> l
                 f"Sums over replicas must be floating tensors of static shape; found {tensor.dtype.name} of shape "
                 f"{tensor.shape}. Reduce the batch dimension away, use tf.ensure_shape, or tf.cast to float32."
             )
-    return [tf.concat([tf.reshape(t, [-1]) for t in bucket], 0) for bucket in _buckets(tensors, bucket_bytes)]
+    return [_joined([_shaped(t, [-1]) for t in bucket]) for bucket in _buckets(tensors, bucket_bytes)]
 
 
 def unpack(
@@ -32,9 +32,18 @@ def unpack(
     """Undo `pack`: the values of `buckets` in the shapes of `like`."""
     tensors = []
     for flat, members in zip(buckets, _buckets(like, bucket_bytes), strict=True):
-        parts = tf.split(flat, [t.shape.num_elements() for t in members])
-        tensors += [tf.reshape(part, t.shape) for part, t in zip(parts, members, strict=True)]
+        parts = tf.split(flat, [t.shape.num_elements() for t in members]) if len(members) > 1 else [flat]
+        tensors += [_shaped(part, t.shape) for part, t in zip(parts, members, strict=True)]
     return tensors
+
+
+def _joined(parts: list[tf.Tensor]) -> tf.Tensor:
+    return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
+
+
+def _shaped(tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """Reshape where that changes anything: the first step traces and optimizes every operation, on each replica."""
+    return tensor if tensor.shape.rank == len(shape) == 1 else tf.reshape(tensor, shape)
 
 
 def _buckets(tensors: Sequence[tf.Tensor], bucket_bytes: int) -> list[list[tf.Tensor]]:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable, Variable
 from mirrorkit.errors import StepError
+from mirrorkit.train.keras_model.keras_operations import Total
 from mirrorkit.train.keras_model.layer_state import advance, combined
 from mirrorkit.train.keras_model.row_draws import RowDraws
 from mirrorkit.train.reduce.reduction import all_reduce
@@ -197,15 +198,14 @@ class ReplicaScope(Assignments):
         self.noted |= {id(one.variable): one for one in self._plain}
         self.combine()
 
-    def total(self, message: tf.Tensor) -> tf.Tensor:
-        """Sum over the replicas within the model, as synchronized layers do.
+    def totals(self) -> tuple[Total, Total]:
+        """Return what sums a message over the replicas within the model, for synchronized layers, and its gradient.
 
         What a replica has is the gradient of a mean over its own rows, and counts by their number when gradients are
         averaged. So the gradients of others that arrive here count by their rows, against its own.
         """
         if self.share.replicas == 1:
-            return message
-        rows = tf.cast(self.share.rows, message.dtype)
+            return tf.identity, tf.identity
 
         @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
         def total(own: tf.Tensor) -> tf.Tensor:
@@ -213,10 +213,10 @@ class ReplicaScope(Assignments):
 
         @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
         def weighed(gradient: tf.Tensor) -> tf.Tensor:
+            rows = tf.cast(self.share.rows, gradient.dtype)
             return all_reduce(tf.stop_gradient(gradient) * rows) / rows, total
 
-        summed: tf.Tensor = total(message)
-        return summed
+        return total, weighed
 
     def require_outermost(self, what: str) -> None:
         """Refuse what would make replicas wait for each other within a branch or loop, which one may not come to."""

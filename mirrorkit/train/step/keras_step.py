@@ -255,7 +255,7 @@ class KerasStep:
         with (
             keeping(kept_by(layers_of(self.model))),
             on_share(share, model) as scope,
-            without_waits(total=scope.total),
+            without_waits(totals=scope.totals()),
             gathering(_no_gather),
             drawing(scope),
         ):

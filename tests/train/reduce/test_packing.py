@@ -82,3 +82,11 @@ def test_inside_a_graph_shapes_stay_static() -> None:
     tensors = _tensors((2, 3), (4,))
     for want, got in zip(tensors, there_and_back(tensors), strict=True):
         np.testing.assert_array_equal(want, got)
+
+
+def test_what_is_flat_and_alone_is_sent_as_it_is() -> None:
+    """Each operation is traced and optimized on each replica, and one on a large tensor is a copy of it."""
+    (tensor,) = _tensors((5,))
+    (bucket,) = pack([tensor])
+    (back,) = unpack([bucket], [tensor])
+    assert bucket is back is tensor

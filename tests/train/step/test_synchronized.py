@@ -245,5 +245,55 @@ def test_a_layer_sends_one_message_each_way(make_loop: Any, images: Any, monkeyp
 
     monkeypatch.setattr(keras_operations, "all_reduce", count)
     train(make_loop(("mirrored", 2), _net, _sgd), cut(*images, sizes=[8]))
-    assert set(sent) == {2 * 3 + 1}  # three channels
+    assert sent.count(2 * 3 + 1) == sent.count(2 * 3)  # three channels, and forward the count
     assert len(sent) % 4 == 0  # forward and back on each replica, in each trace
+
+
+def _derivatives(x: tf.Tensor, axes: list[int], keepdims: bool, weight: float) -> tuple[tf.Tensor, ...]:
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            mean, variance = keras.ops.moments(x, axes, keepdims=keepdims, synchronized=True)
+            value = weight * tf.reduce_sum(tf.sin(mean) + variance**2)
+        first = tape.gradient(value, x)
+        cubes = tf.reduce_sum(first**3)
+    return mean, variance, first, outer.gradient(cubes, x)
+
+
+@pytest.mark.parametrize(("axes", "keepdims"), [([0, 1], False), ([0, -1], True)], ids=str)
+def test_moments_and_both_derivatives_are_those_of_the_whole_batch(
+    axes: list[int], keepdims: bool, strategy_of: Any
+) -> None:
+    """What replicas minimize adds up: 1 and 2 times the value, of 3 and 2 rows."""
+    strategy = strategy_of("mirrored", 2)
+    x = tf.constant(np.random.default_rng(0).normal(size=(5, 3, 4)))
+
+    def on_replica() -> Any:
+        number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        with keras_operations.without_waits():
+            return _derivatives([x[:3], x[3:]][number], axes, keepdims, number + 1)
+
+    run = tf.function(lambda: strategy.run(on_replica), autograph=False)
+    found = [strategy.experimental_local_results(value) for value in run()]
+    for parts, expected in zip(found, _derivatives(x, axes, keepdims, 3), strict=True):
+        values = [tf.concat(parts, 0)] if parts[0].shape[0] == 3 and expected.shape[0] == 5 else parts
+        for value in values:
+            np.testing.assert_allclose(value, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_synchronized_moments_are_at_most_twice_the_operations_of_plain_ones(strategy_of: Any) -> None:
+    """With their gradient, on each replica: the time to the first update follows from it."""
+    strategy = strategy_of("mirrored", 2)
+
+    def operations(synchronized: bool) -> int:
+        def on_replica(x: tf.Tensor) -> tf.Tensor:
+            with keras_operations.without_waits(), tf.GradientTape() as tape:
+                tape.watch(x)
+                moments = keras.ops.moments(x, [0, 1, 2], synchronized=synchronized)
+            return tape.gradient(moments, x)
+
+        run = tf.function(lambda x: strategy.run(on_replica, (x,)), autograph=False)
+        return len(run.get_concrete_function(tf.TensorSpec([4, 3, 3, 2])).graph.get_operations())
+
+    assert operations(True) <= 2 * operations(False)
