@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -25,7 +26,7 @@ from entries import BATCH, ONE, PLACES, TWO, WORKERS, Entry, Fit, Rows, Script, 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "equivalence"))
 
 import plain
-from cells import Outcome, bar, difference, policy
+from cells import Outcome, bar, difference, policy, small_tables
 from on_workers import disagreeing
 
 import mirrorkit as mk
@@ -75,7 +76,8 @@ def strategy_for(place: str) -> tf.distribute.Strategy:
 def run(entry: Entry, strategy: tf.distribute.Strategy) -> Found:
     """Train the port; an error becomes what it says."""
     try:
-        return _outcome(entry, lambda rows: entry.port(strategy, *rows), entry.data(), strategy)
+        with small_tables() if entry.large_tables else contextlib.nullcontext():
+            return _outcome(entry, lambda rows: entry.port(strategy, *rows), entry.data(), strategy)
     except MirrorkitError as error:
         return f"{type(error).__name__}: {error}"
     except Exception as error:

@@ -58,6 +58,7 @@ class Entry:
         draws: it draws random numbers; so even one device does not draw Keras's.
         without: parts of the names of variables whose true gradient is zero, so that rounding alone moves them.
         policy: Keras's dtype policy.
+        large_tables: its Embeddings are trained as if they were large.
         open: what is not right yet, and why; such a row is bold, and no failure.
         orders: how many other orders of the examples make the control, where the net amplifies rounding.
     """
@@ -72,6 +73,7 @@ class Entry:
     draws: bool = False
     without: Sequence[str] = ()
     policy: str = "float32"
+    large_tables: bool = False
     orders: int = 1
     open: str = ""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from entries import EPOCHS, Fit, Rows, Script, Trained, batched, dense, each, logits, net, split
 from nets_dense import classes, regression
-from nets_sequences import MASKED, texts
+from nets_sequences import MASKED, SUMMED, summed_rows, texts
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -100,12 +101,12 @@ class Factors(keras.Model):
         return affinity + self.user_bias(user) + self.item_bias(item)
 
 
-def two_towers() -> Any:
+def two_towers(users: int = USERS, items: int = ITEMS) -> Any:
     user, item, age = (keras.Input((1,), name=n, dtype=d) for n, d in
                        (("user", "int64"), ("item", "int64"), ("age", "float32")))  # fmt: skip
-    query = L.Concatenate()([L.Flatten()(L.Embedding(USERS, 4)(user)), L.Rescaling(1 / 80)(age)])
+    query = L.Concatenate()([L.Flatten()(L.Embedding(users, 4)(user)), L.Rescaling(1 / 80)(age)])
     query = L.Dense(4)(L.Dense(8, "tanh")(query))
-    candidate = L.Dense(4)(L.Dense(8, "tanh")(L.Flatten()(L.Embedding(ITEMS, 4)(item))))
+    candidate = L.Dense(4)(L.Dense(8, "tanh")(L.Flatten()(L.Embedding(items, 4)(item))))
     return keras.Model({"user": user, "item": item, "age": age}, L.Dot(1)([query, candidate]))
 
 
@@ -169,6 +170,38 @@ def colours_after(strategy: Any, train: Rows, test: Rows) -> Trained:
     return Trained([model], [model.optimizer], fitted.history, loop.predict(test))
 
 
+_small = {"epsilon": 1e-3}  # a gradient near zero is mostly rounding, and Adam would make a whole step of it
+_of_large_tables: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: _o.SGD(0.2),
+    "momentum": lambda: _o.SGD(0.2, momentum=0.9),
+    "Adagrad": lambda: _o.Adagrad(0.1),
+    "Adam": lambda: _o.Adam(0.02, **_small),
+    "AdamW": lambda: _o.AdamW(0.02, weight_decay=0.05, **_small),
+    "Nadam": lambda: _o.Nadam(0.02, **_small),
+    "Adamax": lambda: _o.Adamax(0.02, **_small),
+    "Adadelta": lambda: _o.Adadelta(1.0),
+    "RMSprop": lambda: _o.RMSprop(0.01, momentum=0.5, centered=True),
+    "Lion": lambda: _o.Lion(0.005),
+    "Ftrl, whose gradients are dense": lambda: _o.Ftrl(0.1),
+    "Lamb, whose gradients are dense": lambda: _o.Lamb(0.02),
+    "Adafactor, whose gradients are dense": lambda: _o.Adafactor(0.02),
+}
+
+
+def recommender(name: str) -> Fit:
+    """Two towers whose tables are kept as rows; a batch looks up some of them several times, and most not at all."""
+    of_keras = {} if name in ("SGD", "momentum") else {"reference": SUMMED, "fitting": summed_rows}
+    return Fit(
+        name=f"recommender, large tables: {name}",
+        data=split(clicks),
+        model=lambda: two_towers(users=60, items=90),
+        optimizer=_of_large_tables[name],
+        loss=lambda: keras.losses.BinaryCrossentropy(from_logits=True),
+        large_tables=True,
+        **of_keras,
+    )
+
+
 _heads = "`fit`; the loss of one output in the logs as a mean over the examples ([why](differences.md))"
 ENTRIES = [
     Fit(
@@ -194,6 +227,7 @@ ENTRIES = [
         loss=lambda: keras.losses.BinaryCrossentropy(from_logits=True),
         metrics=lambda: [keras.metrics.AUC(name="auc", from_logits=True)],
     ),
+    *map(recommender, _of_large_tables),
     Fit(name="two inputs as a tuple", data=split(pairs), model=pair_net, optimizer=lambda: _o.Adam(0.02)),
     Fit(
         name="two outputs, loss weights, a metric of one",

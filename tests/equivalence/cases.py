@@ -19,6 +19,7 @@ from mirrorkit._keras import keras
 L = keras.layers
 EPOCHS, BATCH = 4, 24  # five batches an epoch: twenty steps
 _SHUFFLED: dict[str, Any] = {"global_batch_size": BATCH, "shuffle": True, "seed": 2}
+TABLE = 400  # rows of a large table
 FULL, PARTIAL, LONELY = 5 * BATCH, 4 * BATCH + 13, 4 * BATCH + 1  # examples; the last batch holds 24, 13 or 1
 
 
@@ -48,6 +49,13 @@ def _named(count: int) -> mk.data.Batches:
 def _words(count: int) -> mk.data.Batches:
     rng = np.random.default_rng(4)
     x = rng.integers(0, 12, (count, 5))
+    return _recipe(mk.data.arrays(x, x.sum(1) % 3, num_classes=3))
+
+
+def _ids(count: int) -> mk.data.Batches:
+    """Ids of a large table: some occur several times in a batch, others never; -1 is the last row in Keras."""
+    rng = np.random.default_rng(7)
+    x = rng.choice([0, 1, 1, *rng.integers(0, TABLE, 30), TABLE - 1, -1], (count, 5))
     return _recipe(mk.data.arrays(x, x.sum(1) % 3, num_classes=3))
 
 
@@ -170,6 +178,7 @@ class Case:
         options: further options of `Step`.
         class_weight: as in `fit`.
         policy: Keras's dtype policy.
+        large_table: the Embedding is trained as if it were large: where each replica has a copy, in place.
         needs: a package that reads the data, without which tests skip the row.
         per_shard: the result depends on how a batch is cut (BatchNorm, Dropout, sums in float16): its reference is one
             device that computes the same shards; otherwise it is one device that computes the whole batch.
@@ -184,11 +193,25 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     class_weight: Mapping[int, float] | None = None
     policy: str = "float32"
+    large_table: bool = False
     needs: str = "mirrorkit"
     per_shard: bool = False
 
 
 _o = keras.optimizers
+_OF_LARGE_TABLES: dict[str, Callable[[], Any]] = {
+    "SGD": _sgd,
+    "Adagrad": lambda: _o.Adagrad(0.1),
+    "momentum": lambda: _o.SGD(0.05, momentum=0.9, nesterov=True),
+    "weight decay": lambda: _o.SGD(0.2, weight_decay=0.1),
+    "Adam": lambda: _o.Adam(0.02, amsgrad=True),
+    "AdamW": lambda: _o.AdamW(_schedule(0.02), weight_decay=0.05),
+    "Nadam": lambda: _o.Nadam(0.02),
+    "Adamax": lambda: _o.Adamax(0.02),
+    "Adadelta": lambda: _o.Adadelta(1.0),
+    "RMSprop": lambda: _o.RMSprop(0.01, momentum=0.5, centered=True),
+    "Lion": lambda: _o.Lion(0.005),
+}
 CASES = {
     case.name: case
     for case in (
@@ -234,6 +257,16 @@ CASES = {
             net=_net(lambda: L.Embedding(12, 3), L.Flatten, _dense(3), shape=(5,)),
             optimizer=lambda: _o.Adam(0.02),
             data=lambda: _words(PARTIAL),
+        ),
+        *(
+            Case(
+                f"large table, {name}",
+                net=_net(lambda: L.Embedding(TABLE, 4), L.Flatten, _dense(3), shape=(5,)),
+                optimizer=optimizer,
+                data=lambda: _ids(PARTIAL),
+                large_table=True,
+            )
+            for name, optimizer in _OF_LARGE_TABLES.items()
         ),
         Case(
             "AUC",

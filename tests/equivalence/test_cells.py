@@ -16,6 +16,10 @@ import table
 from cases import CASES
 from cells import FLOOR, Outcome, difference
 
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 _SKIPS = 'loss_scale="dynamic", mixed_float16, overflows'
@@ -27,8 +31,11 @@ _CORNERS = [  # a layout: parallel/test_placed_training.py
 ]
 # What depends on the other replicas by a mechanism of its own.
 _ON_WORKERS = {
-    2: ["several inputs and outputs", "BatchNorm, empty share", "all at once", "image_folder", "parquet"],
-    3: [_SKIPS, "AUC", "synchronized BatchNorm, empty share", "records", "source"],
+    2: [
+        *("several inputs and outputs", "BatchNorm, empty share", "all at once", "image_folder", "parquet"),
+        "large table, Adagrad",
+    ],
+    3: [_SKIPS, "AUC", "synchronized BatchNorm, empty share", "records", "source", "large table, Adam"],
 }
 
 
@@ -51,6 +58,19 @@ def test_workers(workers: int) -> None:
     rows = {name: dict(table.cells(CASES[name], where, trainer)) for name in names}
     red = {name: str(cell) for name, row in rows.items() for cell in row.values() if cell.is_red}
     assert not red, f"difference (control) on {workers} workers: {red}"
+
+
+def test_rows_of_large_tables_are_for_every_optimizer_but_those_refused() -> None:
+    measured = {type(case.optimizer()) for case in CASES.values() if case.large_table}
+    kinds = [kind for kind in vars(keras.optimizers).values() if isinstance(kind, type) and kind not in measured]
+    left = {kind.__name__: kind for kind in kinds if issubclass(kind, keras.optimizers.Optimizer)}
+    for wrapper in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer"):  # which no step takes
+        left.pop(wrapper, None)
+    assert left.keys() >= {"Adafactor", "Ftrl", "Lamb"}
+    for name, kind in left.items():
+        said = rf"sparse_embeddings=True was asked for, and it is for optimizers .* found \S+\.{name}\. Leave out"
+        with pytest.raises(StepError, match=said):
+            mk.train.Step(CASES["large table, SGD"].net(), kind(), loss="mse", sparse_embeddings=True)
 
 
 def test_workers_that_differ_in_a_bit_are_red() -> None:

@@ -18,10 +18,11 @@ import tensorflow as tf
 from cases import CASES
 
 from mirrorkit.errors import NonFiniteLossError
-from mirrorkit.optim import functional
+from mirrorkit.optim import ByRows, functional
 from mirrorkit.train.first_batch import check
 from mirrorkit.train.keras_model import layer_state
 from mirrorkit.train.keras_model.layer_state import LayerState
+from mirrorkit.train.reduce import rows
 from mirrorkit.train.step import devices, functions, options, replicated_optimizer
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
@@ -120,6 +121,10 @@ def _last_row_wins(gradient: Any, shape: Any) -> tf.Tensor:
     return tf.ensure_shape(gradient, shape)
 
 
+def _last_of_each(ids: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:
+    return _last_row_wins(tf.IndexedSlices(values, ids), (size, values.shape[1]))
+
+
 def _in_bfloat16(reduced: Any) -> Any:
     def reduce(sums: Any, **options: Any) -> Any:
         return reduced(tf.nest.map_structure(lambda v: tf.cast(tf.cast(v, tf.bfloat16), v.dtype), sums), **options)
@@ -158,6 +163,7 @@ class _Off(NamedTuple):
     where: tuple[str, int] = ("mirrored", 2)
 
 
+_LARGE_TABLES = tuple(row for row in CASES if CASES[row].large_table)
 _OFF = [
     _Off(
         "the reduction",
@@ -209,6 +215,16 @@ _OFF = [
         _replaced(functions, "call_model", _losses_on_each),
     ),
     _Off("rows of one word add up", ("Embedding",), _replaced(functions, "dense", lambda _: _last_row_wins)),
+    _Off(
+        "rows of one id add up where all replicas' rows arrive",
+        _LARGE_TABLES,
+        _replaced(rows, "dense_of", lambda _: _last_of_each),
+    ),
+    _Off(
+        "rows that no batch looks up are updated too",
+        ("large table, momentum", "large table, Adam", "large table, Lion"),
+        _replaced(ByRows, "leaves_alone", lambda _: lambda by_rows: True),
+    ),
     _Off("metrics' states add up", ("AUC", "F1"), _computed(_first_replicas_metrics)),
     _Off(
         "sums, not means",

@@ -231,6 +231,16 @@ def messages(run: Run) -> list[str]:
     return [*table(head, lines), *under(run, "measurements each")]
 
 
+def bytes_between_workers(run: Run) -> list[str]:
+    lines = []
+    for row in run.rows:
+        low, high = span(row)
+        what = [f"**{row['gradients']}**" if row["gradients"] == "rows" else row["gradients"], row["optimizer"]]
+        lines.append([*what, str(row["worker"]), f"{row['median']:,.0f}", f"{low:,.0f} to {high:,.0f}"])
+    head = ["gradients of the tables", "optimizer", "sent by worker", "bytes of a step, median", "range"]
+    return [*table(head, lines), *under(run, "epochs each"), *machine(run)]
+
+
 def summary(cnn: Run, linear: Run, one: Run, records: Run) -> list[str]:
     """The ratios, for docs/speed.md."""
     replicas = ["loop-resident", "fit", "fit-repeat", "hand", "orbit"]
@@ -288,6 +298,7 @@ BLOCKS: dict[str, tuple[Callable[..., list[str]], Sequence[str]]] = {
     "image-folder": (image_folder, ["image-folder"]),
     "image-folder-large": (image_folder_large, ["image-folder-large"]),
     "parquet-table": (parquet_table, ["parquet-table"]),
+    "bytes-between-workers": (bytes_between_workers, ["bytes-between-workers"]),
     "summary": (summary, ["cnn", "linear", "linear-one-device", "records"]),
     "readme": (readme, ["cnn", "linear"]),
 }
