@@ -78,7 +78,8 @@ def test_parts_can_be_counted_in_the_graph(make_loop: Any, numbers: Any) -> None
 
         totals = [update().numpy() for _ in range(2)]
         results.append([*totals, *numbers_of(step.variables)])
-    assert all(np.array_equal(one, other) for one, other in zip(*results, strict=True))
+    for one, other in zip(*results, strict=True):  # two graphs, which TensorFlow may round differently
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
 
 
 def test_finish_before_add(make_loop: Any) -> None:
