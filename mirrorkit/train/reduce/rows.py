@@ -28,7 +28,6 @@ class SummedRows(NamedTuple):
 
     ids: tf.Tensor  # int64 [n], ascending; a row that was looked up several times stands there as often
     number: tf.Tensor  # int64 [n], which of the sums belongs to it
-    is_first: tf.Tensor  # bool [n], whether the row stands there for the first time
     sums: tf.Tensor  # [n, width], one for each row, then zeros
 
 
@@ -72,4 +71,4 @@ def summed(message: tf.Tensor) -> SummedRows:
     is_first = tf.concat([tf.ones_like(ids[:1], tf.bool), ids[1:] != ids[:-1]], 0)  # there may be no rows at all
     # A GPU adds up no integers, and leaves what is done with those of 32 bits to the host.
     number = tf.cast(tf.cumsum(tf.cast(is_first, tf.float32)), tf.int64) - 1
-    return SummedRows(ids, number, is_first, dense_of(number, values, ids.shape[0]))
+    return SummedRows(ids, number, dense_of(number, values, ids.shape[0]))

@@ -20,7 +20,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.optim import ByRows, Packed, functional_apply, slots_by_name, treats_numbers_alike
 from mirrorkit.strategy import class_name, has_copies, is_tpu, local_replica, num_workers, replica_devices
 from mirrorkit.train.keras_model.layer_state import LayerState, layers_of
-from mirrorkit.train.reduce.rows import SummedRows, dense_of, summed
+from mirrorkit.train.reduce.rows import SummedRows, summed
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.changing import Changing, none_where_kept
 from mirrorkit.train.step.devices import are_placed
@@ -42,7 +42,6 @@ class RowGradient(NamedTuple):
     """The mean gradient of rows of a table, clipped."""
 
     ids: tf.Tensor  # int64 [n], ascending; a row may stand there several times
-    is_first: tf.Tensor  # bool [n], whether it does for the first time
     values: tf.Tensor  # [n, width], all of its row's gradient each time
 
 
@@ -130,36 +129,48 @@ class TableOptimizer(ReplicatedOptimizer):
         rate: list[tf.Tensor],
         finite: list[tf.Tensor],
     ) -> None:
-        def write(ids: tf.Tensor, values: tf.Tensor) -> None:
-            by_rows, pure = self._pure_of(table, values.shape[0])
-            held = [slots[place] for place in by_rows.places]
-            given = [tf.gather(slot, ids) if has else slot for slot, has in zip(held, by_rows.is_slot, strict=True)]
-            new = pure(tf.gather(weight, ids), given, values, rate, finite)
-            own = [slot for slot, has in zip(held, by_rows.is_slot, strict=True) if has]
-            for variable, value in zip([weight, *own], new, strict=True):
+        by_rows = self._pure_of(table, 1)[0]
+        held = [slots[place] for place in by_rows.places]
+        own = [weight, *(slot for slot, has in zip(held, by_rows.is_slot, strict=True) if has)]
+
+        def read(ids: tf.Tensor) -> list[tf.Tensor]:
+            return [tf.gather(variable, ids) for variable in own]
+
+        def write(ids: tf.Tensor, old: list[tf.Tensor], values: tf.Tensor) -> None:
+            rest = iter(old[1:])
+            given = [next(rest) if has else slot for slot, has in zip(held, by_rows.is_slot, strict=True)]
+            new = self._pure_of(table, ids.shape[0])[1](old[0], given, values, rate, finite)
+            for variable, value in zip(own, new, strict=True):
                 variable.scatter_update(tf.IndexedSlices(value, ids))
 
-        if isinstance(gradient, RowGradient) and self._is_by_rows[table]:
-            write(gradient.ids, gradient.values)
+        def write_all(of_block: Callable[[tf.Tensor, int], tf.Tensor]) -> None:
+            size, width = self._shapes[table]
+            length = max(1, min(size, _BLOCK // (width * weight.dtype.size)))
+            whole, rest = divmod(size, length)
+
+            def block(number: tf.Tensor, rows: int) -> None:
+                first = tf.cast(number, tf.int64) * length
+                ids = first + tf.range(rows, dtype=tf.int64)
+                write(ids, read(ids), of_block(first, rows))
+
+            def one(number: tf.Tensor) -> list[tf.Tensor]:
+                with tf.device(device):
+                    block(number, length)
+                return [number + 1]
+
+            device = replica_devices(self._strategy)[local_replica(self._strategy)]
+            with tf.device(HOST):  # which would wait for a GPU in each round; so it would with `maximum_iterations`
+                tf.while_loop(lambda number: number < whole, one, [tf.constant(0)])
+            if rest:
+                block(tf.constant(whole), rest)
+
+        if not isinstance(gradient, RowGradient):
+            write_all(lambda first, rows: tf.ensure_shape(gradient[first : first + rows], [rows, gradient.shape[1]]))
             return
-        size, width = self._shapes[table]
-        length = max(1, min(size, _BLOCK // (width * weight.dtype.size)))
-        whole, rest = divmod(size, length)
-
-        def block(number: tf.Tensor, rows: int) -> None:
-            first = tf.cast(number, tf.int64) * length
-            write(first + tf.range(rows, dtype=tf.int64), _between(gradient, first, rows))
-
-        def one(number: tf.Tensor) -> list[tf.Tensor]:
-            with tf.device(device):
-                block(number, length)
-            return [number + 1]
-
-        device = replica_devices(self._strategy)[local_replica(self._strategy)]
-        with tf.device(HOST):  # which would wait for a GPU in each round; so it would with `maximum_iterations`
-            tf.while_loop(lambda number: number < whole, one, [tf.constant(0)])
-        if rest:
-            block(tf.constant(whole), rest)
+        old = read(gradient.ids)
+        if not self._is_by_rows[table]:  # most rows have a gradient of zero; the others are written once more
+            write_all(lambda first, rows: tf.zeros([], gradient.values.dtype))
+        write(gradient.ids, old, gradient.values)
 
     def _pure_of(self, table: int, rows: int) -> tuple[ByRows, TraceOnce]:
         """Return the optimizer for so many rows of a table, and its arithmetic, which all replicas share."""
@@ -282,12 +293,4 @@ def _separate(variables: Sequence[tf.Variable]) -> None:
 def _of_rows(mean: tf.Tensor | None, rows: SummedRows | None) -> tf.Tensor | RowGradient | None:
     if mean is None or rows is None:
         return mean
-    return RowGradient(rows.ids, rows.is_first, tf.gather(mean, rows.number))
-
-
-def _between(gradient: tf.Tensor | RowGradient, first: tf.Tensor, rows: int) -> tf.Tensor:
-    """Return the dense gradient of so many rows from `first` on."""
-    if not isinstance(gradient, RowGradient):
-        return tf.ensure_shape(gradient[first : first + rows], [rows, gradient.shape[1]])
-    own = gradient.is_first & (gradient.ids >= first) & (gradient.ids < first + rows)
-    return dense_of(tf.where(own, gradient.ids - first, -1), gradient.values, rows)
+    return RowGradient(rows.ids, tf.gather(mean, rows.number))
