@@ -23,6 +23,8 @@ LAUNCH = (sys.executable, "-m", "mirrorkit", "launch")
 WORKERS = ROOT / "tests" / "multiworker" / "interrupted_training.py"
 SERVERS = ROOT / "tests" / "train" / "parameter_server" / "training.py"
 LIMIT = 280.0  # seconds in which anything that is waited for has to come
+# With PYTHONFAULTHANDLER a process that gets SIGABRT prints where its threads are.
+_VARIABLES = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 class Process:
@@ -69,9 +71,13 @@ class Process:
         self.line(pattern)
 
     def end(self, limit: float = LIMIT) -> int:
-        """Wait for the end; returns the exit code."""
+        """Wait for the end; returns the exit code. Where it does not come, the error says where its threads are."""
         try:
             return self.process.wait(limit)
+        except subprocess.TimeoutExpired as error:
+            self.process.send_signal(signal.SIGABRT)
+            self._reader.join(10)
+            raise TimeoutError(f"no end within {limit:g} s\n{self.text[-8000:]}") from error
         finally:
             self.close()
 
@@ -85,7 +91,7 @@ class Process:
 def environment(**changes: str) -> dict[str, str]:
     """This process's, with this mirrorkit on the path and without a cluster."""
     kept = {name: value for name, value in os.environ.items() if name != "TF_CONFIG" and not name.startswith("TF_NUM_")}
-    return {**subprocesses.with_mirrorkit(kept), "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **changes}
+    return {**subprocesses.with_mirrorkit(kept), **_VARIABLES, **changes}
 
 
 @contextlib.contextmanager
