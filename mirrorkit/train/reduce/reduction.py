@@ -64,8 +64,8 @@ def _sum(message: tf.Tensor) -> tf.Tensor:
         return message
     if size <= _SHORT and message.dtype in _GATHERED and gathers(context.strategy):
         return _gather(message)
-    with switching():
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, message)
+    with switching():  # TensorFlow asks on which device the message lies, which the caller's own tensor may not say
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(message))
 
 
 @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
