@@ -91,9 +91,9 @@ def test_a_job_bears_what_befalls_its_tasks(job):
     assert steps <= updates <= steps + 10, "only the piece that the worker was at may have been made twice"
 
     job.send("ps 0", signal.SIGKILL)
-    assert job.end_of("chief", timeout=30) != [0], "variables are lost with their server"
+    assert job.end_of("chief", timeout=90) != [0], "variables are lost with their server"
     assert "ClusterError: ps 0 (127.0.0.1:" in job.log()
-    assert job.end_of("worker 0", "worker 1", timeout=30) == [0, 0]
+    assert job.end_of("worker 0", "worker 1", timeout=90) == [0, 0]
 
     before = job.log()
     job.start()  # all tasks, which go on from the newest checkpoint
@@ -102,7 +102,7 @@ def test_a_job_bears_what_befalls_its_tasks(job):
     assert first[0] >= 7 * STEPS, "the newest checkpoint was taken"
     assert {updates - steps for steps, updates in others} == {first[1] - first[0]}, "no update is lost or made twice"
     job.send("chief", signal.SIGKILL)
-    assert job.end_of("worker 0", "worker 1", "ps 0", timeout=30) == [0, 0, 0], "tasks end when the chief is killed"
+    assert job.end_of("worker 0", "worker 1", "ps 0", timeout=90) == [0, 0, 0], "tasks end when the chief is killed"
 
 
 def test_tasks_that_never_come_are_named():
