@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 from mirrorkit import __main__ as command
 from mirrorkit.bench import gpu_suite, measure
 from mirrorkit.errors import MirrorkitError
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -86,3 +89,14 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """`script("figures")` imports a module of examples/benchmarks."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples/benchmarks")
     return importlib.import_module
+
+
+@pytest.fixture
+def copied_pages(tmp_path: Path, script: Callable[[str], Any]) -> Path:
+    """A folder with the pages that have figures, and the stored runs, which `--write` may change."""
+    root = tmp_path / "root"
+    for path in script("figures").pages():
+        (root / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, root / path.relative_to(ROOT))
+    shutil.copytree(ROOT / "docs/figures", root / "docs/figures")
+    return root

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 SECONDS = {"first": [3.0, 2.0, 4.0], "checks": [1.0, 0.5, 1.0], "tracing": [0.75, 0.5, 0.5], "step": [0.125] * 3}
 
 
@@ -85,12 +82,8 @@ def test_the_nets_are_as_deep_as_they_say(script):
             assert net.layers[-3].output.shape == (None, 8, 8, 64)
 
 
-def test_write_makes_the_page_from_the_run(run, first_update, script, monkeypatch, tmp_path):
-    figures, root = script("figures"), tmp_path / "root"
-    for path in figures.pages():
-        (root / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, root / path.relative_to(ROOT))
-    shutil.copytree(ROOT / "docs/figures", root / "docs/figures")
+def test_write_makes_the_page_from_the_run(run, first_update, script, monkeypatch, copied_pages):
+    figures, root = script("figures"), copied_pages
     monkeypatch.setattr(first_update, "FOLDER", root / "docs/figures")
     monkeypatch.setattr(first_update, "write", partial(figures.write, root=root))
     monkeypatch.setattr(script("kinds_of_work"), "pages", partial(figures.pages, root=root))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import statistics
 from functools import partial
 from pathlib import Path
@@ -213,13 +212,9 @@ def test_medians_ranges_and_ratios_come_from_the_single_measurements(script):
 
 
 @pytest.fixture
-def copy(tmp_path, script, monkeypatch, kinds_of_work):
+def copy(copied_pages, script, monkeypatch, kinds_of_work):
     """Pages and runs of the documentation, which --write may change."""
-    figures, root = script("figures"), tmp_path / "root"
-    for path in figures.pages():
-        (root / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, root / path.relative_to(ROOT))
-    shutil.copytree(ROOT / "docs/figures", root / "docs/figures")
+    figures, root = script("figures"), copied_pages
     monkeypatch.setattr(kinds_of_work, "FOLDER", root / "docs/figures")
     for name in ("pages", "write"):
         monkeypatch.setattr(kinds_of_work, name, partial(getattr(figures, name), root=root))

@@ -137,8 +137,8 @@ class TableOptimizer(ReplicatedOptimizer):
             return [tf.gather(variable, ids) for variable in own]
 
         def write(ids: tf.Tensor, old: list[tf.Tensor], values: tf.Tensor) -> None:
-            rest = iter(old[1:])
-            given = [next(rest) if has else slot for slot, has in zip(held, by_rows.is_slot, strict=True)]
+            of_slots = iter(old[1:])
+            given = [next(of_slots) if has else slot for slot, has in zip(held, by_rows.is_slot, strict=True)]
             new = self._pure_of(table, ids.shape[0])[1](old[0], given, values, rate, finite)
             for variable, value in zip(own, new, strict=True):
                 variable.scatter_update(tf.IndexedSlices(value, ids))
