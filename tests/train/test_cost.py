@@ -33,12 +33,17 @@ def _operations(graph: Any) -> Counter[str]:
 
 
 def _step_operations(make_loop: Any, **options: Any) -> tuple[Any, Counter[str]]:
+    step, graph = _step_graph(make_loop, **options)
+    return step, _operations(graph)
+
+
+def _step_graph(make_loop: Any, **options: Any) -> tuple[Any, Any]:
     loop = make_loop(("mirrored", 2), _net, lambda: keras.optimizers.Adam(0.01), **options)
     step = loop.step.for_loop(loop.strategy)
     spec = tf.TensorSpec([12, 4]), tf.TensorSpec([12, 1])
     step.prepare(spec)
     traced = tf.function(lambda *batch: step.train([HostBatch(batch)]), autograph=False).get_concrete_function(*spec)
-    return step, _operations(traced.graph)
+    return step, traced.graph
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +139,11 @@ def test_small_messages_give_the_same_bits(make_loop: Any, numbers: Any) -> None
     assert all(map(np.array_equal, *results))
 
 
-def test_the_size_of_messages_is_the_one_asked_for(plain_operations: Any, make_loop: Any) -> None:
-    """46 numbers of four bytes, three totals among them, in messages of 64 bytes: kernels, biases, the rest."""
-    one, (_, several) = plain_operations, _step_operations(make_loop, bucket_mib=64 / 2**20)
-    assert one["AddN"] < several["AddN"]
-    assert one["SplitV"] < several["SplitV"]
+@pytest.mark.parametrize(("bucket_mib", "numbers"), [(32, [36]), (64 / 2**20, [20, 16])])
+def test_the_size_of_messages_is_the_one_asked_for(make_loop: Any, bucket_mib: float, numbers: list[int]) -> None:
+    """36 numbers of four bytes: all in one message, or the first kernel by itself and 64 bytes of the others."""
+    _, graph = _step_graph(make_loop, bucket_mib=bucket_mib)
+    assert [op.outputs[0].shape.num_elements() for op in graph.get_operations() if op.type == "AddN"] == numbers
 
 
 def test_collectives_leave_the_messages_apart(strategy_of: Any) -> None:
