@@ -1,7 +1,7 @@
-"""One TensorFlow device layout for the whole test process: the CPU split into four virtual devices.
+"""One TensorFlow device layout for the whole test process: the CPU, or a GPU, split into four (see device_choice.py).
 
 Fixtures for the tests:
-    strategy_of(kind, replicas)     a strategy over the first virtual CPU devices, made once per session
+    strategy_of(kind, replicas)     a strategy over the first of these devices, made once per session
     run_python(code, ...)           run code in a fresh process, for tests that need another layout or environment
     small_tables                    embeddings that are small enough for a test are updated in place
     with_onednn                     the processes of this test convolve with oneDNN
@@ -23,15 +23,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import device_choice
 import pytest
 import tensorflow as tf
 
-from mirrorkit import devices, strategy, testing
+from mirrorkit import strategy, testing
 from mirrorkit._keras import keras
 from mirrorkit.devices import onednn
 from mirrorkit.train.step import tables
 
-devices.split_cpu(4)
+device_choice.split()
 
 # A trace makes more objects than the collector expects of a program; it need not look at them every 700.
 gc.set_threshold(20_000, 20, 20)
@@ -60,6 +61,9 @@ def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest modules; pytest-xdist deals the modules in this order (`--no-loadscope-reorder`)."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+    for item in items:
+        if device_choice.DEVICE != "cpu" and item.get_closest_marker("cpu"):
+            item.add_marker(pytest.mark.skip(reason="it is about CPU devices"))
 
 
 def pytest_collection_finish() -> None:
@@ -70,7 +74,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def strategy_of() -> Callable[..., tf.distribute.Strategy]:
-    """`strategy_of("mirrored", 2)`: kinds as in `mirrorkit.strategy.create`, over the first `replicas` CPU devices.
+    """`strategy_of("mirrored", 2)`: kinds as in `mirrorkit.strategy.create`, over the first `replicas` devices.
 
     With `communication="ring"` there may be one in a process: TensorFlow numbers the collectives of each strategy from
     100 on, and takes those of one number for the same.
@@ -80,7 +84,7 @@ def strategy_of() -> Callable[..., tf.distribute.Strategy]:
     def get(kind: str, replicas: int, communication: str = "auto") -> tf.distribute.Strategy:
         key = kind, replicas, communication
         if key not in made:
-            made[key] = strategy.create(kind, devices=f"cpu:{replicas}", communication=communication)
+            made[key] = strategy.create(kind, devices=device_choice.first(replicas), communication=communication)
         return made[key]
 
     return get

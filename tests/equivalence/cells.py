@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where device_choice.py is
+
+import device_choice
 import numpy as np
 import tensorflow as tf
 from cases import EPOCHS, Case
@@ -39,12 +44,14 @@ def train(
         options = {**case.options, "shard_optimizer": shard_optimizer}
         if "weighted_metrics" in options:
             options["weighted_metrics"] = [make() for make in options["weighted_metrics"]]
+        whole = case.large_table and has_copies(strategy) and layout is None and not shard_optimizer
+        if whole and device_choice.DEVICE == "gpu":  # where it is not the default
+            options["sparse_embeddings"] = True
         step = mk.train.Step(model, optimizer, loss=case.loss(), metrics=case.metrics(), **options)
         loop = mk.train.Loop(strategy, step, steps_per_call=3)
         report = loop.fit(case.data(), epochs=EPOCHS, class_weight=case.class_weight, verbose=0)
 
     if case.large_table:  # elsewhere its gradient is dense
-        whole = has_copies(strategy) and layout is None and not shard_optimizer
         assert bool(step.for_loop(strategy).functions.tables) == whole
     if layout is not None:
         assert len({copies(variable)[0].device for variable in model.trainable_variables}) == 2
@@ -73,7 +80,7 @@ def halves(case: Case, replicas: int) -> mk.parallel.Layout:
     keras.utils.clear_session(free_memory=False)
     names = list(dict.fromkeys(weight.path.rpartition("/")[0] for weight in case.net().trainable_variables))
     first = [f"^{re.escape(name)}/" for name in names[: len(names) // 2]]
-    return mk.parallel.Layout({"|".join(first): 0}, default=1, devices=f"cpu:{2 * replicas}")
+    return mk.parallel.Layout({"|".join(first): 0}, default=1, devices=device_choice.first(2 * replicas))
 
 
 def difference(found: Outcome, expected: Outcome) -> float:

@@ -1,25 +1,32 @@
 """The table of docs/equivalence-table.md: every feature on every strategy and number of replicas beside its control.
 
-Run: python tests/equivalence/table.py [--write docs/equivalence-table.md] [--only NAME ...]
+Run: python tests/equivalence/table.py [--write docs/equivalence-table.md] [--only NAME ...] [--processes N]
 
 Prints the table, and writes it into the page, between the lines that mark it. The exit code is 1 when a cell differs
-by more than rounding explains.
+by more than rounding explains. With $MIRRORKIT_TEST_DEVICE=gpu the replicas are parts of the first GPU, and there
+are no workers.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import resource
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where device_choice.py is
 
+import device_choice
 import plain
 import tensorflow as tf
 from cases import CASES, Case
@@ -32,30 +39,35 @@ from mirrorkit._keras import keras
 BEGIN, END = "<!-- table: written by tests/equivalence/table.py -->", "<!-- end of the table -->"
 HERE = [("one_device", 1), *((kind, n) for kind in ("mirrored", "central_storage") for n in (1, 2, 3, 4))]
 LARGE = [("layout", 1), ("layout", 2), *(("shard_optimizer", n) for n in (2, 3, 4))]  # for models larger than a device
-WHERE = [*HERE, *LARGE, ("multi_worker", 2), ("multi_worker", 3)]
+WORKERS = [("multi_worker", 2), ("multi_worker", 3)] if device_choice.DEVICE == "cpu" else []  # NCCL: one of a GPU
+WHERE = [*HERE, *LARGE, *WORKERS]
 
 
 class Cell(NamedTuple):
     """How far a case is from its reference, and how far the reference is from itself in another order.
 
-    `disagreeing` names the values that do not have the same bits on all workers.
+    `disagreeing` names the values that do not have the same bits on all workers; `error` says why nothing was measured.
     """
 
     difference: float
     control: float
     disagreeing: Sequence[str] = ()
+    error: str = ""
 
     @property
     def is_red(self) -> bool:
         """Whether rounding does not explain the difference, or the workers hold different bits."""
-        return bool(self.disagreeing) or not self.difference <= bar(self.control)
+        return bool(self.disagreeing or self.error) or not self.difference <= bar(self.control)
 
     def __str__(self) -> str:
         """The difference, and the control in parentheses."""
-        text = f"{self.difference:.1e} ({self.control:.1e})"
+        text = self.error or f"{self.difference:.1e} ({self.control:.1e})"
         if self.disagreeing:
             text += f" workers differ in {self.disagreeing[0]}"
         return f"**{text}**" if self.is_red else text
+
+
+Row = dict[tuple[str, int], Cell]
 
 
 class References:
@@ -93,8 +105,8 @@ def train_here(case: Case, kind: str, replicas: int) -> Outcome:
         layout = halves(case, replicas)
         return train(case, layout.strategy(), layout=layout)
     if kind == "shard_optimizer":
-        return train(case, mk.strategy.create("mirrored", devices=f"cpu:{replicas}"), shard_optimizer=True)
-    return train(case, mk.strategy.create(kind, devices=f"cpu:{replicas}"))
+        return train(case, mk.strategy.create("mirrored", devices=device_choice.first(replicas)), shard_optimizer=True)
+    return train(case, mk.strategy.create(kind, devices=device_choice.first(replicas)))
 
 
 class Trainer:
@@ -106,14 +118,35 @@ class Trainer:
     """
 
     def __init__(self, names: Sequence[str], where: Sequence[tuple[str, int]]) -> None:
+        self._where = where
         self._of_workers = {n: train_on_workers(names, n) for kind, n in where if kind == "multi_worker"}
 
     def __call__(self, case: Case, kind: str, replicas: int) -> Outcome:
         """Return what the case came to."""
         return self._of_workers[replicas][case.name] if kind == "multi_worker" else train_here(case, kind, replicas)
 
+    def rows(self, names: Sequence[str], processes: int) -> Iterator[tuple[str, Row]]:
+        """Measure each case everywhere, so many at a time."""
+        if processes == 1:
+            yield from ((name, self.row(name)) for name in names)
+            return
+        with ProcessPoolExecutor(processes, get_context("spawn"), device_choice.split) as pool:
+            yield from zip(names, pool.map(self.row, names), strict=True)
 
-def as_markdown(rows: dict[str, dict[tuple[str, int], Cell]], where: Sequence[tuple[str, int]]) -> str:
+    def row(self, name: str) -> Row:
+        """Measure a case everywhere."""
+        warnings.filterwarnings("ignore", message="A global batch of")  # uneven shares are what this is about
+        case, references, row = CASES[name], References(CASES[name]), {}
+        for place in self._where:
+            try:
+                row |= cells(case, [place], self, references)
+            except Exception as error:  # whatever it is, the other cells are measured
+                traceback.print_exc()
+                row[place] = Cell(math.inf, math.nan, error=f"{type(error).__name__}: {error}".splitlines()[0][:120])
+        return row
+
+
+def as_markdown(rows: dict[str, Row], where: Sequence[tuple[str, int]]) -> str:
     """One section per strategy: features down, numbers of replicas across."""
     sections = []
     for kind in dict.fromkeys(kind for kind, _ in where):
@@ -133,7 +166,8 @@ def heading(count: int, command: str) -> str:
     """Date, machine, versions, cost and command."""
     versions = f"Python {sys.version.split()[0]}, TensorFlow {tf.__version__}, Keras {keras.__version__}"
     machine = f"{os.cpu_count()} CPU cores ({os.uname().machine}, {os.uname().sysname})"
-    machine += " as four virtual devices; workers are processes that talk over loopback"
+    machine += f"; {device_choice.what()}"
+    machine += "; workers are processes that talk over loopback" if WORKERS else ""
     used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cost = f"{count} cells, {sum(u.ru_utime + u.ru_stime for u in used) / 60:.0f} minutes of CPU time"
     return (
@@ -154,17 +188,15 @@ def main() -> int:
     """Measure, print, write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="the page to put the table into")
+    parser.add_argument("--processes", type=int, default=1, help="that train, each its rows")
     parser.add_argument("--only", nargs="+", choices=sorted(CASES), metavar="NAME", help="rows to measure")
     arguments = parser.parse_args()
     if arguments.write and arguments.only:
         parser.error("--write puts the whole table into the page; leave out --only")
-    mk.devices.split_cpu(4)
-    warnings.filterwarnings("ignore", message="A global batch of")  # uneven shares are what this is about
-    rows: dict[str, dict[tuple[str, int], Cell]] = {}
+    device_choice.split()
+    rows: dict[str, Row] = {}
     names = arguments.only or list(CASES)
-    train_on = Trainer(names, WHERE)
-    for name in names:
-        row = dict(cells(CASES[name], WHERE, train_on))
+    for name, row in Trainer(names, WHERE).rows(names, arguments.processes):
         rows[name] = row
         print(f"{name}: {', '.join(f'{kind} {n}: {cell}' for (kind, n), cell in row.items())}", flush=True)
     red = [(name, where) for name, row in rows.items() for where, cell in row.items() if cell.is_red]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
+import device_choice
 import numpy as np
 import tensorflow as tf
 
@@ -76,7 +77,7 @@ def make_loop(
     with ExitStack() as scopes:
         if layout is None:
             kind = "one_device" if replicas == 1 else "mirrored"
-            strategy = mk.strategy.create(kind, devices=[f"cpu:{2 * i}" for i in range(replicas)])
+            strategy = mk.strategy.create(kind, devices=[f"{device_choice.DEVICE}:{2 * i}" for i in range(replicas)])
         else:
             strategy = scopes.enter_context(layout).strategy()
         scopes.enter_context(strategy.scope())
@@ -88,7 +89,7 @@ def make_loop(
 
 def halves(replicas: int = 1) -> mk.parallel.Layout:
     """Two devices for each replica."""
-    return mk.parallel.Layout(HALVES, devices=[f"cpu:{i}" for i in range(2 * replicas)])
+    return mk.parallel.Layout(HALVES, devices=device_choice.first(2 * replicas))
 
 
 def numbers(variables: Iterable[Any]) -> list[np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from device_choice import device_name
 from executed import executed
 from placed_nets import cnn, data, halves, lstm, make_loop, mlp, transformer
 
@@ -30,7 +31,7 @@ EXPECTED = {
 
 def expected(net: Any, replicas: int) -> dict[tuple[str, str], int]:
     return {
-        (f"CPU:{2 * replica + device}", what): count
+        (device_name(2 * replica + device), what): count
         for replica in range(replicas)
         for device, of_device in enumerate(EXPECTED[net])
         for what, count in of_device.items()
@@ -58,7 +59,8 @@ def test_with_options_of_a_step(options: dict[str, Any], more: list[int]) -> Non
     found = executed(lambda: make_loop(mlp, halves(), **options).fit(data(mlp, count=32), verbose=0))
     times = {"forward": options.get("accumulate", 1), "backward": options.get("accumulate", 1)}
     usual = {(device, what): count * times.get(what, 1) for (device, what), count in expected(mlp, 1).items()}
-    assert found == {**usual, **{(f"CPU:{i}", "written"): usual[f"CPU:{i}", "written"] + n for i, n in enumerate(more)}}
+    written = [(device_name(i), "written") for i in range(len(more))]
+    assert found == {**usual, **{of: usual[of] + n for of, n in zip(written, more, strict=True)}}
 
 
 @pytest.mark.parametrize("what", ["evaluate", "predict"])
@@ -67,14 +69,15 @@ def test_without_training(what: str) -> None:
         getattr(make_loop(mlp, halves()), what)(data(mlp, count=32))
 
     found = executed(run, within="" if what == "predict" else "while/body")
-    assert [found[f"CPU:{i}", "forward"] for i in range(2)] == [1, 2]
+    assert [found[device_name(i), "forward"] for i in range(2)] == [1, 2]
 
 
 @pytest.mark.slow
 def test_loops_within_a_layer() -> None:
     """An LSTM has two products in a time step, and three in its backward pass, four if its inputs need a gradient."""
     found = executed(lambda: make_loop(lstm, halves()).fit(data(lstm, count=32), verbose=0))
-    assert [found[f"CPU:{i}", "forward"] + found[f"CPU:{i}", "backward"] for i in range(2)] == [2 + 3, 2 + 4 + 1 + 2]
+    of_device = [found[device_name(i), "forward"] + found[device_name(i), "backward"] for i in range(2)]
+    assert of_device == [2 + 3, 2 + 4 + 1 + 2]
 
 
 @pytest.mark.slow
@@ -82,4 +85,4 @@ def test_the_check_of_the_first_batch() -> None:
     """It calls the model on a few rows and on two parts of them in one trace, on the first replica."""
     outside = r"^(?!.*while)"  # of the training
     found = executed(lambda: make_loop(mlp, halves(2), 2).fit(data(mlp, count=32), verbose=0), within=outside)
-    assert [found[f"CPU:{i}", "forward"] for i in range(4)] == [3, 6, 0, 0]
+    assert [found[device_name(i), "forward"] for i in range(4)] == [3, 6, 0, 0]

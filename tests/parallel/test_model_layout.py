@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from device_choice import device_name
 from executed import executed
 from placed_nets import HALVES, cnn, data, halves, make_loop, mlp
 
@@ -258,4 +259,4 @@ def test_a_model_from_a_file(tmp_path: Any) -> None:
     layout = halves()
     with layout, layout.strategy().scope():
         model = keras.models.load_model(tmp_path / "model.keras")
-    assert devices(model)["head/kernel"] == "CPU:1"
+    assert devices(model)["head/kernel"] == device_name(1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_choice import device_name
 from placed_nets import (
     bytes_by_device,
     cnn,
@@ -90,15 +91,15 @@ def test_each_device_holds_its_half(trained: mk.train.Loop) -> None:
     loop: Any = trained
     first, second = 12 * 16 + 16, 16 * 16 + 16 + 16 * 3 + 3
     assert bytes_by_device(loop.step.model.trainable_variables) == {
-        **{"CPU:0": 4 * first, "CPU:1": 4 * second},
-        **{"CPU:2": 4 * first, "CPU:3": 4 * second},
+        **{device_name(0): 4 * first, device_name(1): 4 * second},
+        **{device_name(2): 4 * first, device_name(3): 4 * second},
     }
     found = bytes_by_device(v for v in loop.step.variables if len(v.shape) > 0 and "seed" not in v.path)
     assert found == {device: 4 * size for device, size in bytes_by_device(loop.step.model.trainable_variables).items()}
     sums = [bytes_by_device(of_replica) for of_replica in loop.step.for_loop(loop.strategy).accumulators]
     for replica, of_replica in enumerate(sums):
-        assert of_replica[f"CPU:{2 * replica + 1}"] == 4 * second
-        assert 4 * first < of_replica[f"CPU:{2 * replica}"] < 4 * first + 100  # and the totals
+        assert of_replica[device_name(2 * replica + 1)] == 4 * second
+        assert 4 * first < of_replica[device_name(2 * replica)] < 4 * first + 100  # and the totals
 
 
 @pytest.mark.slow

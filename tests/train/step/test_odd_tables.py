@@ -32,6 +32,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_batches_that_look_up_no_row(make_loop: Any, replicas: int) -> None:
     def net() -> Any:
@@ -83,10 +84,12 @@ def _trained_by_share(make_loop: Any, dense: int, sparse_embeddings: Any, tables
     return _trained(make_loop, 3, net, x, sparse_embeddings, tables)
 
 
+@pytest.mark.cpu
 def test_a_share_has_rows_where_the_largest_is_dense(make_loop: Any) -> None:
     _assert_close(_trained_by_share(make_loop, 3, "auto", 1), _trained_by_share(make_loop, 3, False, 0))
 
 
+@pytest.mark.cpu
 def test_a_share_with_more_rows_than_the_largest_is_refused(make_loop: Any) -> None:
     with pytest.raises(StepError, match=r"looks up more rows of '.*embeddings' than one with more examples"):
         _trained_by_share(make_loop, 1, "auto", 1)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from device_choice import device_name
 from step_helpers import cut, train, updates, with_far_ones, with_policy
 from training_helpers import line_net, plain_dataset, sequential
 
@@ -173,7 +174,7 @@ def test_each_replica_has_its_share_of_the_slots(make_loop: Any) -> None:
         found = [0] * replicas
         for variable in loop.step.optimizer.variables[2:]:
             own = copies(variable)
-            assert [copy.device.endswith(f"CPU:{i}") for i, copy in enumerate(own)] == [True] * replicas
+            assert [copy.device.endswith(device_name(i)) for i, copy in enumerate(own)] == [True] * replicas
             for i, copy in enumerate(own):
                 found[i] += int(np.prod(copy.shape)) * copy.dtype.size
         return found

@@ -106,6 +106,7 @@ def test_strategies_without_a_copy_on_each_replica(asked: Any, make_loop: Any) -
     assert list(loop.step.for_loop(loop.strategy).functions.tables) == []
 
 
+@pytest.mark.cpu
 def test_a_model_on_several_devices(strategy_of: Any) -> None:
     strategy = strategy_of("one_device", 1)
     with mk.parallel.Layout({"table": 0, "line": 1}, devices="cpu:2"), strategy.scope():
@@ -116,12 +117,14 @@ def test_a_model_on_several_devices(strategy_of: Any) -> None:
         step.build(strategy)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
 def test_auto_takes_tables_on_cpus(where: Any, make_loop: Any) -> None:
     loop = make_loop(where, net)
     assert list(loop.step.for_loop(loop.strategy).functions.tables) == [0]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("optimizer", "rows", "are_tables"),
     [

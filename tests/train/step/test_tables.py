@@ -288,6 +288,7 @@ def test_data_whose_batches_have_no_known_size(make_loop: Any) -> None:
     assert all(map(np.array_equal, *found))
 
 
+@pytest.mark.cpu
 def test_ids_out_of_range_are_an_error_in_both_ways(make_loop: Any) -> None:
     x, y = words(BATCH)
     x[3, 2] = SIZE

@@ -108,6 +108,7 @@ def test_blocks_are_the_largest_tensors_of_other_optimizers(make_loop: Any, monk
     assert [operation.name for operation in _operations(graphs, 1000 * WIDTH)] != []
 
 
+@pytest.mark.cpu
 def test_replicas_have_memory_of_their_own_before_an_update(make_loop: Any) -> None:
     """They would all copy what they share, at the same time. What is written by rows is copied when it is read."""
     loop = make_loop(("mirrored", 2), net, _OPTIMIZERS["Adam"], sparse_embeddings=True)
