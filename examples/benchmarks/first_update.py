@@ -50,6 +50,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = parser_of(__doc__)
+    parser.set_defaults(device="cpu")  # as in kinds_of_work.py
     parser.add_argument(
         "--nets", nargs="*", choices=list(FIRST), default=list(FIRST), help="beside fit; all by default"
     )

@@ -12,6 +12,9 @@ process. A contender that fails has a row with the first line of its error.
 
 "batch-norm" is another comparison: `Loop` on a net with synchronized and with plain BatchNormalization.
 
+On GPUs (`--device gpu`) there are rows too for what is not a step's default there: XLA, and tables updated by rows.
+Their peak memory is that of the first GPU.
+
 `--write docs/speed-kinds.md` stores the run in docs/figures, and makes the tables and the picture of that page from it.
 """
 
@@ -29,7 +32,7 @@ from stored import kinds
 from stored.runs import FOLDER, Run
 
 from mirrorkit.bench.chart import check_plot
-from mirrorkit.bench.machine import about
+from mirrorkit.bench.machine import about, about_with_gpus
 from mirrorkit.bench.measure import Job, check_work, measure_in_turns
 from mirrorkit.bench.report import Column, Report, figures
 from mirrorkit.bench.script import parsed, parser_of, present
@@ -42,11 +45,11 @@ EVERY = [*KINDS, "batch-norm"]
 def main() -> None:
     options = parse()
     rows: list[dict[str, Any]] = []
-    report = report_of(rows)
+    report = report_of(rows, options.device)
     for work, replicas, jobs in comparisons(options):
         print(f"{work}, {replicas} replicas", file=sys.stderr, flush=True)
         rows += rows_of(work, replicas, measured(jobs, options))
-        report = report_of(rows)
+        report = report_of(rows, options.device)
         if options.json:  # so that the figures survive a run that is cut short
             report.save_json(options.json)
     present(report, options)
@@ -60,7 +63,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = parser_of(__doc__)
     parser.add_argument("--kinds", nargs="+", choices=EVERY, default=EVERY, help="all by default")
-    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4], help="virtual CPU devices")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument(
         "--optimizer",
         nargs="+",
@@ -68,6 +71,7 @@ def parse() -> argparse.Namespace:
         default=["adam"],
         help="of the recommender, each in turn; the other kinds train with Adam",
     )
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="virtual CPU devices, or GPUs")
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each")
     parser.add_argument("--turns", type=int, default=3, help="of each process, one after the other")
     parser.add_argument("--epochs", type=int, default=1, help="of a turn, besides one that is not counted")
@@ -75,7 +79,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--write", metavar="PAGE", help="a page of docs/ with blocks for these figures")
     options = parsed(parser)
     try:
-        check("cpu", options.replicas)
+        check(options.device, options.replicas)
         check_work(rounds=options.rounds, turns=options.turns, epochs=options.epochs, steps=options.steps)
         if options.write:
             check_plot("picture.svg")
@@ -100,14 +104,19 @@ def comparisons(options: argparse.Namespace) -> Iterator[tuple[str, int, dict[st
                     yield kind, replicas, {name: job("Loop", name, "adam", replicas, options) for name in BATCH_NORM}
                 continue
             for optimizer in options.optimizer if kind == "recommender" else ["adam"]:
-                contenders = {"loop": "Loop", "fit": "Fit"}
-                jobs = {name: job(of, kind, optimizer, replicas, options) for name, of in contenders.items()}
+                contenders: dict[str, dict[str, Any]] = {"loop": {}}
+                if options.device == "gpu":  # what is not the default there
+                    contenders["loop, XLA"] = {"of_step": {"jit_compile": True}}
+                if options.device == "gpu" and kind == "recommender":
+                    contenders["loop, rows"] = {"of_step": {"sparse_embeddings": True}}
+                jobs = {name: job("Loop", kind, optimizer, replicas, options, **of) for name, of in contenders.items()}
+                jobs["fit"] = job("Fit", kind, optimizer, replicas, options)
                 yield (kind if optimizer == "adam" else f"{kind}, {optimizer}"), replicas, jobs
 
 
-def job(contender: str, work: str, optimizer: str, replicas: int, options: argparse.Namespace) -> Job:
-    arguments = {"work": work, "optimizer": optimizer, "steps": options.steps}
-    return Job(f"kinds.contenders:{contender}", Topology.of("cpu", replicas), arguments)
+def job(contender: str, work: str, optimizer: str, replicas: int, options: argparse.Namespace, **of: Any) -> Job:
+    arguments = {"work": work, "optimizer": optimizer, "steps": options.steps, **of}
+    return Job(f"kinds.contenders:{contender}", Topology.of(options.device, replicas), arguments)
 
 
 def measured(jobs: Mapping[str, Job], options: argparse.Namespace) -> dict[str, dict[str, list[float]] | str]:
@@ -136,7 +145,7 @@ def rows_of(work: str, replicas: int, found: Mapping[str, Any]) -> list[dict[str
             rows.append({**case, "measured": "nothing", "error": values})
             continue
         rows += [{**case, "measured": what, **figures(of, smaller_is_better=True)} for what, of in values.items()]
-    one, other = found
+    one, *_, other = found
     by_name = {(row["contender"], row["measured"]): row for row in rows}
     for what in kinds.QUANTITIES:
         pair = [by_name.get((name, what)) for name in (one, other)]
@@ -146,7 +155,7 @@ def rows_of(work: str, replicas: int, found: Mapping[str, Any]) -> list[dict[str
     return rows
 
 
-def report_of(rows: list[dict[str, Any]]) -> Report:
+def report_of(rows: list[dict[str, Any]], device: str) -> Report:
     columns = [
         *(Column("what", "what"), Column("measured", "measured"), Column("best", "smallest", ",.4g")),
         *(Column("median", "median", ",.4g"), Column("n", "n", "d"), Column("spread", "spread", ".0%")),
@@ -154,7 +163,7 @@ def report_of(rows: list[dict[str, Any]]) -> Report:
     ]
     title = "Loop beside Keras's fit: seconds of a step, of the first update and of the checks in it, peak memory in MB"
     chart = kinds.chart(Run(kinds.NAME, {"rows": rows}))
-    return Report("kinds_of_work", title, columns, rows, chart, about=about())
+    return Report("kinds_of_work", title, columns, rows, chart, about=about_with_gpus() if device == "gpu" else about())
 
 
 if __name__ == "__main__":

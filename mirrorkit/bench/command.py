@@ -40,6 +40,9 @@ def add(commands: Any) -> None:
     gpu.add_argument("--models", type=lambda text: text.split(","), metavar="NAME,...", help="mnist_cnn,resnet20")
     gpu.add_argument("--data", choices=["auto", "synthetic"], help="synthetic: look for no real images")
     gpu.add_argument("--repeats", type=int, help="measurements of each speed, in turns (5)")
+    gpu.add_argument(
+        "--parts", type=lambda text: text.split(","), metavar="NAME,...", help="such as equivalence,scaling"
+    )
     for kind in (scaling, strategies, gpu):
         kind.add_argument("--data-dir", help="the folder with the files, or its parent")
         kind.add_argument("--examples", type=int, help="take no more training examples")

@@ -18,6 +18,7 @@ SPEED: dict[str, tuple[str, dict[str, Any]]] = {
     "fit": (FIT, {}),
     "Loop": (TRAINING, {}),
     "fit, no XLA": (FIT, {"jit_compile": False}),
+    "Loop, no XLA": (TRAINING, {"jit_compile": False}),
     "Step(jit_compile=True)": (TRAINING, {"jit_compile": "step"}),
     "Loop(jit_compile=True)": (TRAINING, {"jit_compile": "loop"}),
     "Loop, streaming": (TRAINING, {"resident": False}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mirrorkit.remote import Member, Remote
 from mirrorkit.whole import is_whole
 
 _PROCESSES = "mirrorkit.bench.gpu_processes"
+PARTS = "one device", "precision", "scaling", "equivalence", "all-reduce"
 NOTES = (
     "fit is Keras's own, without a strategy, on one dataset for all epochs; its default, jit_compile='auto', turns XLA "
     "on where there is a GPU. In float32, a GPU that has TF32 rounds to it in convolutions and products.",
@@ -65,6 +67,7 @@ def gpu(
     examples: int | None = None,
     global_batch_size: int | None = None,
     repeats: int | None = None,
+    parts: Sequence[str] = PARTS,
     each: Callable[[Report], Any] | None = None,
 ) -> Report:
     """Measure a machine with one GPU or several within `minutes`: speed, precision, scaling, equivalence, all-reduce.
@@ -83,6 +86,7 @@ def gpu(
         examples: take no more training examples; 64 in a rehearsal.
         global_batch_size: in weak scaling, of one replica. 256, in a rehearsal 16.
         repeats: measurements of each speed; 5, in a rehearsal 1.
+        parts: of the report: "one device", "precision", "scaling", "equivalence", "all-reduce".
         each: called with the report so far, after each group of rows.
 
     Raises:
@@ -92,10 +96,12 @@ def gpu(
     rehearsed = devices == "cpu"
     examples, size = examples or (64 if rehearsed else None), global_batch_size or (16 if rehearsed else 256)
     repeats = repeats or (1 if rehearsed else 5)
-    if devices not in ("cpu", "gpu") or data not in ("auto", "synthetic") or not minutes > 0 or not models:
+    known = devices in ("cpu", "gpu") and data in ("auto", "synthetic") and set(parts) <= set(PARTS)
+    if not (known and minutes > 0 and models and parts):
         raise ArgumentError(
-            f"gpu(minutes={minutes!r}, devices={devices!r}, models={models!r}, data={data!r}) was asked for. It takes "
-            "minutes above 0, 'gpu' or 'cpu', one model or more, 'auto' or 'synthetic'."
+            f"gpu(minutes={minutes!r}, devices={devices!r}, models={models!r}, data={data!r}, parts={parts!r}) was "
+            "asked for. It takes minutes above 0, 'gpu' or 'cpu', one model or more, 'auto' or 'synthetic', and of "
+            f"the parts {', '.join(map(repr, PARTS))} one or more."
         )
     check_work(*models, repeats=repeats, global_batch_size=size, examples=examples)
     if examples is not None and examples < size:
@@ -107,13 +113,15 @@ def gpu(
             "TensorFlow finds no GPU to measure: `python -m mirrorkit devices --require gpu` says why; rehearse the "
             "command here with --devices cpu."
         )
-    machine["verified"] = _verify(devices, budget)
-    with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder, ThreadPoolExecutor() as pool:
+        verified = pool.submit(_verify, devices, budget)
         sets = {name: str(Path(folder, f"{name}.npz")) for name in dict.fromkeys(map(set_for, models))}
         with Remote(_PROCESSES, Member(environment=NO_GPU), timeout=budget.left) as preparation:
             how = {"data_dir": data_dir, "examples": examples, "synthetic": data == "synthetic"}
             facts = {name: preparation.call("write", path=path, name=name, **how) for name, path in sets.items()}
-        groups = plan(devices, 2 if rehearsed else len(machine["gpus"]), models, sets, size)
+        machine["verified"] = verified.result()
+        planned = plan(devices, 2 if rehearsed else len(machine["gpus"]), models, sets, size)
+        groups = [group for group in planned if group.part in parts]
         what = " and ".join(f"{fact['examples']:,} images of {fact['data']}" for fact in facts.values())
         on = "virtual CPU devices" if rehearsed else ", ".join(machine["gpus"])
         title = f"{' and '.join(models)} on {what}, global batch {size}, {on}"
@@ -135,7 +143,7 @@ def measure(group: PlannedRows, budget: Budget, *, seconds: float, repeats: int)
     common = {"part": group.part, **group.common}
     if group.part in ("equivalence", "all-reduce"):
         return [{**common, **row} for name, job in group.jobs.items() for row in _rows_of(name, job, budget)]
-    found = measure_in_turns(group.jobs, budget=budget, seconds=seconds, repeats=repeats)
+    found = measure_in_turns(group.jobs, budget=budget, seconds=seconds, repeats=repeats, together=True)
     if group.part == "scaling":
         return [{**common, **row} for row in compare(found, group.shared)]
     return [{**common, **row} for row in against_fit(found)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -94,10 +95,11 @@ def measure_in_turns(
     needs_first: bool = False,
     budget: Budget | None = None,
     seconds: float = math.inf,
+    together: bool = False,
 ) -> dict[Any, Measured]:
     """Measure all jobs in turns while there is time; one that fails or does not fit has an error in place of figures.
 
-    They start one after the other, so that none slows another down.
+    They start one after the other, so that none slows another down, or `together`.
 
     Args:
         jobs: the contenders, the most telling ones first.
@@ -109,6 +111,7 @@ def measure_in_turns(
         needs_first: raise when the first job fails.
         budget: of the whole benchmark: nothing goes on after it.
         seconds: of these jobs. The first two are started though they take longer, so that there is a comparison.
+        together: start all at once, where making them ready takes long and is not measured.
     """
     budget = budget or Budget()
     begun = time.monotonic()
@@ -118,17 +121,28 @@ def measure_in_turns(
     calls: dict[Any, Any] = {}
     turn: dict[Any, float] = {}
     with ExitStack() as stack:
+
+        def ready(job: Job) -> tuple[Remote, dict[str, Any]]:
+            remote = stack.enter_context(Remote(job.target, *job.members, timeout=budget.patience))
+            facts = remote.call("facts")
+            if warm_up:
+                remote.call("measure", epochs=warm_up)
+            return remote, facts
+
+        ahead: dict[Any, Future[tuple[Remote, dict[str, Any]]]] = {}
+        if together and budget.slowest <= budget.left:
+            with ThreadPoolExecutor(len(jobs)) as pool:
+                ahead = {key: pool.submit(ready, job) for key, job in jobs.items()}
+            budget.slowest = max(budget.slowest, time.monotonic() - begun)
         for key, job in jobs.items():
             start = time.monotonic()
-            needed = budget.slowest + repeats * (sum(turn.values()) + max(turn.values(), default=0.0))
+            start_up = 0.0 if ahead else budget.slowest
+            needed = start_up + repeats * (sum(turn.values()) + max(turn.values(), default=0.0))
             if needed > budget.left or (len(remotes) > 1 and start - begun + needed > seconds):
                 found[key].error = LEFT_OUT
                 continue
             try:
-                remotes[key] = stack.enter_context(Remote(job.target, *job.members, timeout=budget.patience))
-                found[key].facts = remotes[key].call("facts")
-                if warm_up:
-                    remotes[key].call("measure", epochs=warm_up)
+                remotes[key], found[key].facts = ahead[key].result() if ahead else ready(job)
                 length, once = epochs, 0.0
                 if length is None:
                     before = time.monotonic()

@@ -26,7 +26,8 @@ class Training:
     Args:
         data: also the path of a file that `gpu_processes.write` wrote.
         policy: Keras's dtype policy; "mixed_float16" trains with a dynamic loss scale.
-        jit_compile: what XLA compiles: "step", "loop" or nothing, as `jit_compile` of `Step` and of `Loop`.
+        jit_compile: what XLA compiles: "step" or "loop", as `jit_compile` of `Step` and of `Loop`; False, nothing; by
+            default what `Step` and `Loop` take by default.
         split_gpu: the number of logical GPUs to split the first GPU into, before anything else.
     """
 
@@ -70,8 +71,10 @@ class Training:
 
     def _compile(self, net: Any, optimizer: Any, **options: Any) -> None:
         scale = "dynamic" if keras.config.dtype_policy().name == "mixed_float16" else None
-        step = train.Step(net, optimizer, loss_scale=scale, jit_compile=self._jit_compile == "step", **options)
-        self._loop = train.Loop(self._strategy, step, jit_compile=self._jit_compile == "loop")
+        asked = self._jit_compile
+        of_step, of_loop = ("auto", "auto") if asked is None else (asked == "step", asked == "loop")
+        step = train.Step(net, optimizer, loss_scale=scale, jit_compile=of_step, **options)
+        self._loop = train.Loop(self._strategy, step, jit_compile=of_loop)
         self._loop.warm_up(self._train, validation_data=self._test)
 
     def facts(self) -> dict[str, Any]:
@@ -79,7 +82,10 @@ class Training:
         return {"data": self._data_name, "examples": len(self._train.split), **self._compiled()}
 
     def _compiled(self) -> dict[str, Any]:
-        return {"xla": self._jit_compile or False, "on": strategy.describe(self._strategy)}
+        return {
+            "xla": "auto" if self._jit_compile is None else self._jit_compile,
+            "on": strategy.describe(self._strategy),
+        }
 
     def measure(self, epochs: int) -> float:
         """Train for some epochs and return examples per second, everything counted."""

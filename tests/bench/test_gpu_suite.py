@@ -14,7 +14,7 @@ from mirrorkit.bench import gpu_plan, gpu_processes, gpu_suite
 from mirrorkit.bench.gpu_plan import PlannedRows, plan
 from mirrorkit.bench.measure import LEFT_OUT, Budget, Job, Measured
 from mirrorkit.bench.topology import Topology
-from mirrorkit.errors import MirrorkitError
+from mirrorkit.errors import ArgumentError, MirrorkitError
 
 
 def test_speeds_are_multiples_of_fit_where_it_was_measured():
@@ -60,7 +60,8 @@ def pretended(monkeypatch):
         def call(self, method, **_):
             return {"verify": verified, "write": {"data": "digits", "examples": 64}}.get(method, [{"n": 1}])
 
-    def measure_in_turns(jobs, *, budget, seconds, repeats):
+    def measure_in_turns(jobs, *, budget, seconds, repeats, together):
+        assert together
         return {key: Measured([10.0 * n]) if n < 4 else Measured(error=LEFT_OUT) for n, key in enumerate(jobs, 1)}
 
     def use(gpus, answer=None):
@@ -90,6 +91,14 @@ def test_the_report_has_a_table_for_each_part_and_says_what_was_left_out(pretend
     assert len(printed.err.splitlines()) == len(
         plan("gpu", 2, ["mnist_cnn", "resnet20"], {"mnist": "", "cifar10": ""}, 256)
     ), "a line for each group as it ends"
+
+
+def test_only_the_parts_that_are_asked_for(pretended):
+    pretended(["H200"])
+    report = mk.bench.gpu(parts=["equivalence", "precision"])
+    assert {row["part"] for row in report.rows} == {"equivalence", "precision"}
+    with pytest.raises(ArgumentError, match=r"parts=\['speed'\]"):
+        mk.bench.gpu(parts=["speed"])
 
 
 def test_what_there_is_is_given_away_after_each_group(pretended):

@@ -55,6 +55,21 @@ def test_turns_are_about_two_seconds_long_and_alternate(monkeypatch):
     assert found["a"] == Measured([100.0, 100.0])
 
 
+def test_jobs_that_start_together_need_no_time_one_after_the_other(monkeypatch):
+    machine = Machine(monkeypatch, starts=10, epochs=1)
+    found = measure_in_turns(jobs("abc"), budget=Budget(1000), seconds=60, repeats=2, together=True)
+    assert [measured.error for measured in found.values()] == [None] * 3
+    ready = [machine.seen.index((name, 1)) for name in "abc"]
+    assert max(ready) < min(machine.seen.index((name, 2)) for name in "abc")
+    machine.fails = ("b",)
+    found = measure_in_turns(jobs("abc"), budget=Budget(1000), seconds=1000, repeats=1, together=True)
+    assert [measured.error for measured in found.values()] == [None, "no room", None]
+    late = Budget(5)
+    late.slowest = 6
+    found = measure_in_turns(jobs("ab"), budget=late, seconds=1000, repeats=1, together=True)
+    assert {measured.error for measured in found.values()} == {LEFT_OUT}
+
+
 def test_jobs_that_do_not_fit_into_their_share_are_left_out_but_two_are_measured(monkeypatch):
     Machine(monkeypatch, starts=10, epochs=1)
     found = measure_in_turns(jobs("abcde"), budget=Budget(1000), seconds=60, repeats=2)

@@ -47,7 +47,7 @@ def test_options_of_fit_reach_compile(digits):
     assert fit.facts()["xla"] is True
 
 
-@pytest.mark.parametrize("asked", ["step", "loop", None])
+@pytest.mark.parametrize("asked", ["step", "loop", False])
 def test_jit_compile_reaches_what_it_is_named_after(asked, digits, monkeypatch):
     given = {}
     step, loop = training.train.Step, training.train.Loop
@@ -64,6 +64,8 @@ def test_jit_compile_reaches_what_it_is_named_after(asked, digits, monkeypatch):
     monkeypatch.setattr(loop, "warm_up", lambda *_, **__: None)
     make(training.Training, digits, jit_compile=asked)
     assert given == {"step": asked == "step", "loop": asked == "loop"}
+    make(training.Training, digits)
+    assert given == {"step": "auto", "loop": "auto"}
 
 
 def test_the_input_alone_trains_nothing(digits):

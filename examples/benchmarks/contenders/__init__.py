@@ -25,6 +25,7 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "hand-records": ("hand_written", {"data": "records"}, ""),
     "orbit": ("orbit_trainer", {}, ""),
     "ddp": ("torch_ddp", {}, "workers"),
+    "torch": ("torch_ddp", {}, ""),
 }
 
 

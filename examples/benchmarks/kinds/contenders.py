@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import keras
+import tensorflow as tf
 from contenders.work import Laps
 from peak_memory import peak_bytes
 
@@ -48,14 +49,21 @@ class Contender:
         return {"first": time.perf_counter() - start}
 
     def measure(self, epochs: int) -> dict[str, Any]:
-        """Train; return the seconds of a step in each epoch, and the process's peak memory in MB.
+        """Train; return the seconds of a step in each epoch, and the process's peak memory in MB (see `peak`).
 
         An epoch before them makes the iterator and is not counted.
         """
         laps = Laps()
         options: dict[str, Any] = {"steps_per_epoch": self.steps, "callbacks": [laps.callback()], "verbose": 0}
         self.train(self.data, epochs=1 + epochs, **options)
-        return {"step": [seconds / self.steps for seconds in laps.seconds[1:]], "peak": peak_bytes() / 1e6}
+        return {"step": [seconds / self.steps for seconds in laps.seconds[1:]], "peak": peak() / 1e6}
+
+
+def peak() -> int:
+    """The most bytes that this process held, on the first GPU where there is one."""
+    if tf.config.list_logical_devices("GPU"):
+        return tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    return peak_bytes()
 
 
 class Fit(Contender):
@@ -72,13 +80,17 @@ class Fit(Contender):
 
 
 class Loop(Contender):
-    """mirrorkit's Loop."""
+    """mirrorkit's Loop; `of_step` are options of `Step`."""
+
+    def __init__(self, *arguments: Any, of_step: dict[str, Any] | None = None, **others: Any) -> None:
+        self.of_step = of_step or {}
+        super().__init__(*arguments, **others)
 
     def build(self) -> Callable[..., Any]:
         """See Contender."""
         import mirrorkit as mk
 
-        step = mk.train.Step(self.model, self.optimizer, loss=self.work.loss, metrics=["accuracy"])
+        step = mk.train.Step(self.model, self.optimizer, loss=self.work.loss, metrics=["accuracy"], **self.of_step)
         return mk.train.Loop(self.strategy, step).fit
 
     def facts(self) -> dict[str, float]:

@@ -1,0 +1,61 @@
+"""The tables of the runs on a GPU: of `bench gpu`, and of kinds_of_work.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mirrorkit.bench.report import span
+from stored.runs import Run
+from stored.tables import machine, number, spread, table, times, under
+
+_XLA = {False: "", True: "yes", "auto": "by default", "step": "of the step", "loop": "of whole calls"}
+
+
+def one_device(run: Run) -> list[str]:
+    lines = []
+    for row in run.rows:
+        if row["part"] == "one device":
+            fit = run.row(part="one device", model=row["model"], what="fit")
+            ratio = times(row["median"] / fit["median"])
+            lines.append([row["model"], row["what"], _XLA[row["xla"]], number(row["median"]), spread(row), ratio])
+    head = ["model", "trained by", "XLA", "images/s, median", "range", "it / `fit`"]
+    return [*table(head, lines), *under(run, "turns each"), *machine(run)]
+
+
+def equivalence(run: Run) -> list[str]:
+    rows = [row for row in run.content["rows"] if row["part"] == "equivalence"]
+    lines = [
+        [str(row["replicas"]), *(f"{row[key]:.1e}" for key in ("difference", "control")), _yes(row["tf32"])]
+        for row in rows
+    ]
+    head = ["logical GPUs", "difference from one", "rounding alone", "TF32"]
+    steps = " or ".join(str(n) for n in sorted({row["n"] for row in rows}))
+    return [*table(head, lines), "", f"After {steps} steps; `{run.command}`", *machine(run)]
+
+
+def _yes(value: Any) -> str:
+    return "yes" if value else "no"
+
+
+def recommender(run: Run) -> list[str]:
+    names = {
+        "loop": "**`Loop`**",
+        "loop, XLA": "`Step(jit_compile=True)`",
+        "loop, rows": "`Step(sparse_embeddings=True)`",
+    }
+    names["fit"] = "`fit`, which XLA compiles"
+    lines = []
+    for contender, name in names.items():
+        row = run.row(contender=contender, measured="step", work="recommender")
+        low, high = span(row)
+        lines.append([name, f"{1000 * row['median']:.2f}", f"{1000 * low:.2f} to {1000 * high:.2f}"])
+    return [*table(["trained by", "ms of a step, median", "range"], lines), *under(run, "epochs each"), *machine(run)]
+
+
+# Name of a block: what makes it, and the run that it is made from
+BLOCKS: dict[str, tuple[Callable[..., list[str]], Sequence[str]]] = {
+    "gpu-speed": (one_device, ["gpu-speed"]),
+    "gpu-equivalence": (equivalence, ["gpu-equivalence"]),
+    "gpu-recommender": (recommender, ["gpu-recommender"]),
+}
