@@ -15,6 +15,7 @@ from mirrorkit.strategy import each_worker, first_replica, input_context, num_wo
 from mirrorkit.train.calls.errors import explained_call, explained_data, require_known_length
 from mirrorkit.train.input.epoch import EpochIterator, Sizes, UpdateRun
 from mirrorkit.train.input.same_data import require_same_end
+from mirrorkit.train.reduce import xla
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.requirements.same_rows import with_same_rows
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch, rows_of_worker
@@ -39,7 +40,7 @@ class Result(NamedTuple):
 class Calls:
     """The functions of a loop, each compiled once and called with any number of steps."""
 
-    def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep, *, jit_compile: bool = False) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep, *, jit_compile: bool | str = False) -> None:
         self.strategy = strategy
         self.local: Calls = self  # what makes calls in this process
         self._step = step
@@ -169,7 +170,7 @@ class Calls:
 
         `sizes` are those of the batches of one update; None where the number of batches is unknown.
         """
-        if self._jit_compile and not data.on_device and not self._traces:
+        if self._jit_compile is True and not data.on_device and not self._traces:
             _log.warning(
                 "Loop(jit_compile=True) was asked for, but XLA cannot read data from the host: these calls are made as "
                 "without it. Use mk.data.resident."
@@ -181,17 +182,22 @@ class Calls:
             if known:
                 changes = [f"{old} became {new}" for old, new in zip(known[-1], specs, strict=False) if old != new]
                 _log.warning("The data changed shape or dtype, so the loop compiles again: %s.", "; ".join(changes))
-            many = self._until_the_end(what) if sizes is None else self._counted(what, data, sizes)
             totals = tf.zeros([self._step.totals_size(what)], tf.float64)
-            self._traces[function, specs] = many.get_concrete_function(data.source, totals, _number(0), _number(0))
+            arguments = data.source, totals, _number(0), _number(0)
+            many = self._until_the_end(what) if sizes is None else self._counted(what, data, sizes)
+            with_xla = sizes is not None and self._with_xla(data, sizes)
+            if with_xla and self._jit_compile == xla.AUTO:
+                with_xla = xla.takes(many, *arguments)
+                self._jit_compile = xla.AUTO if with_xla else False
+            # AutoGraph would rewrite the user's code too, and with it the errors that it raises.
+            compiled = tf.function(many, autograph=False, jit_compile=with_xla or None)
+            self._traces[function, specs] = compiled.get_concrete_function(*arguments)
         return self._traces[function, specs]
 
     def _counted(self, what: Pass, data: EpochIterator, sizes: Sizes) -> Any:
         """Make a function of a number of runs, each of batches of these sizes."""
         take = data.batch
 
-        # AutoGraph would rewrite the user's code too, and with it the errors that it raises.
-        @tf.function(autograph=False, jit_compile=self._with_xla(data, sizes) or None)
         def many(source: Nest, totals: tf.Tensor, updates: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def batches(index: tf.Tensor, places: Sequence[tf.Tensor]) -> list[GlobalBatch]:
                 return [take(source, place, size) for place, size in zip(places, sizes, strict=True)]
@@ -234,7 +240,6 @@ class Calls:
         had one.
         """
 
-        @tf.function(autograph=False)
         def many(
             iterator: Any, totals: tf.Tensor, steps: tf.Tensor, first: tf.Tensor
         ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -269,7 +274,7 @@ class Calls:
 
     def _with_xla(self, data: EpochIterator, sizes: Sizes) -> bool:
         """Whether XLA compiles this kind of call: it knows no iterators and no sizes that show on the way."""
-        return self._jit_compile and data.on_device and None not in sizes
+        return bool(self._jit_compile) and data.on_device and None not in sizes
 
 
 def _is_finite(totals: tf.Tensor, loss_index: int) -> tf.Tensor:

@@ -38,6 +38,7 @@ from mirrorkit.train.loop.report import Report
 from mirrorkit.train.loop.resumed import call_epoch_begin
 from mirrorkit.train.loop.validation import Validation
 from mirrorkit.train.parameter_server.calls import RemoteCalls
+from mirrorkit.train.reduce.xla import AUTO
 from mirrorkit.train.requirements.data import check_class_targets
 from mirrorkit.train.requirements.model import variables_of
 from mirrorkit.train.step.custom import Custom, TrainStep
@@ -63,9 +64,9 @@ class Loop:
             one that sets the learning rate does. A number is used as given; where hooks only observe, 50, say, is
             faster.
         jit_compile: have XLA compile whole calls: data, model and update become one program. For a single replica and
-            `mk.data.resident`; other calls do without. Small dense models gain; convolutions on CPU become many times
-            slower. XLA checks no values: an index out of range is taken for the nearest, a label out of range gives
-            NaN, assertions do nothing. So train without it first.
+            `mk.data.resident`; other calls do without. "auto": where the step's "auto" has XLA compile it. Small dense
+            models gain on CPUs; convolutions become many times slower there. XLA checks no values: an index out of
+            range is taken for the nearest, a label out of range gives NaN, assertions do nothing.
 
     Attributes:
         position: where the training stands: epoch, batch, steps, history.
@@ -80,12 +81,12 @@ class Loop:
         step: Step | TrainStep,
         *,
         steps_per_call: int | str = "auto",
-        jit_compile: bool = False,
+        jit_compile: bool | str = "auto",
     ) -> None:
         if steps_per_call != "auto":
             steps_per_call = whole_number("steps_per_call", steps_per_call, StepError, or_else=", or 'auto'")
-        if not isinstance(jit_compile, bool):
-            raise StepError(f"jit_compile must be True or False; found {jit_compile!r}.")
+        if not (isinstance(jit_compile, bool) or jit_compile == AUTO):
+            raise StepError(f'jit_compile must be True, False or "auto"; found {jit_compile!r}.')
         self.strategy = strategy
         self.step = step
         self._steps_per_call, self._jit_compile = steps_per_call, jit_compile

@@ -28,6 +28,7 @@ from mirrorkit.train.loop.report import Epoch, Report
 from mirrorkit.train.loop.resumed import begin_epoch, require_same_epoch
 from mirrorkit.train.loop.validation import Validation
 from mirrorkit.train.parameter_server.calls import RemoteCallLength, RemoteCalls
+from mirrorkit.train.reduce.xla import AUTO, is_one_gpu
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 from mirrorkit.variables import unchanged
 
@@ -48,12 +49,14 @@ class Passes:
     """One pass of a loop over its data, for each purpose; `calls` are the compiled functions."""
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, step: LoopStep, steps_per_call: int | str, *, jit_compile: bool
+        self, strategy: tf.distribute.Strategy, step: LoopStep, steps_per_call: int | str, *, jit_compile: bool | str
     ) -> None:
         self._strategy = strategy
         self.step = step
         replicas, remote = strategy.num_replicas_in_sync, is_parameter_server(strategy)
         require_same(strategy, "loop", {"steps_per_call": steps_per_call, "jit_compile": jit_compile})
+        if jit_compile == AUTO and not (is_one_gpu(strategy) and step.jit_compile):
+            jit_compile = False
         if jit_compile:
             step.require("jit_compile")
         if jit_compile and (replicas > 1 or remote):

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from mirrorkit._types import ConcreteFunction, Nest
 from mirrorkit.errors import StepError
+from mirrorkit.train.reduce import xla
 
 T = TypeVar("T")
 
@@ -27,12 +28,13 @@ class TraceOnce:
 
     The function takes nests of tensors and returns a nest of tensors and None. It draws no random numbers and writes no
     variable; with `reads` it may read some, as a loss may whose weight a callback changes: their values at each call,
-    of the first replica, which are those of all.
+    of the first replica, which are those of all. With `jit_compile="auto"`, XLA compiles it if it can.
     """
 
-    def __init__(self, function: Callable[..., Nest], *, jit_compile: bool = False, reads: bool = False) -> None:
+    def __init__(self, function: Callable[..., Nest], *, jit_compile: bool | str = False, reads: bool = False) -> None:
         self._reads, self._jit_compile = reads, jit_compile
-        self._function = tf.function(function, autograph=False, jit_compile=jit_compile or None)
+        self._pure = function
+        self._function = tf.function(function, autograph=False, jit_compile=bool(jit_compile) or None)
         self._traces: dict[str, ConcreteFunction] = {}
 
     @property
@@ -55,6 +57,9 @@ class TraceOnce:
         specs = tf.nest.map_structure(_spec, args)
         key = repr(tf.nest.map_structure(lambda x: f"in {x.shape}" if isinstance(x, tf.Variable) else x, specs))
         if key not in self._traces:
+            if self._jit_compile == xla.AUTO and not outside_replica(lambda: xla.takes(self._pure, *specs)):
+                self._jit_compile = False
+                self._function = tf.function(self._pure, autograph=False)
             trace = outside_replica(lambda: self._function.get_concrete_function(*specs))
             _require_pure(trace, self._reads)
             if self._jit_compile and trace.variables and tf.distribute.get_replica_context().num_replicas_in_sync > 1:

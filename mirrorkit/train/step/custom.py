@@ -106,6 +106,11 @@ class Custom:
         """What the step says that it changes."""
         return list(getattr(self._step, "variables", []))
 
+    @property
+    def jit_compile(self) -> bool:
+        """XLA compiles nothing of it by itself."""
+        return False
+
     def can(self, what: Need) -> bool:
         """Return whether the step says how to do this."""
         return what not in _METHODS or hasattr(self._step, _METHODS[what])

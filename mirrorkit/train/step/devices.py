@@ -47,7 +47,7 @@ class OneDevice:
         """Return how replicas share a batch in a pass in which they communicate, or do not."""
         return Communicating() if communicate else Separate()
 
-    def trace(self, function: Callable[..., Nest], *, alone: bool, jit_compile: bool = False) -> Any:
+    def trace(self, function: Callable[..., Nest], *, alone: bool, jit_compile: bool | str = False) -> Any:
         """Let a pass, a pure function of `Changing` and more, be traced once, where it talks to no other replica."""
         return TraceOnce(function, jit_compile=jit_compile, reads=True) if alone else function
 

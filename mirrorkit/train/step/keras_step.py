@@ -111,6 +111,11 @@ class KerasStep:
             )
         return [variable for variable in self.variables if variable is not self._logs.get("test")]
 
+    @property
+    def jit_compile(self) -> bool:
+        """XLA compiles nothing of it by itself."""
+        return False
+
     def can(self, what: Need) -> bool:
         """Return whether it can do this; a model whose parts alone are called says nothing of how to evaluate it."""
         if what in _CALLS:

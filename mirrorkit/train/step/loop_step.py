@@ -30,11 +30,16 @@ class LoopStep(Protocol):
         accumulate: how many successive global batches make one update.
         loss_index: the entry of the totals that is not finite where the loss is not; entry 0 counts the examples.
         clock: what the host knows of the step that is running.
+        jit_compile: whether XLA compiles what it computes on a replica.
     """
 
     accumulate: int
     loss_index: int
     clock: Clock
+
+    @property
+    def jit_compile(self) -> bool:
+        """See above."""
 
     @property
     def model(self) -> KerasModel:

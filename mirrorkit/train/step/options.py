@@ -44,7 +44,7 @@ class Options:
     ema: float | None
     unchecked: Sequence[str]
     bucket_mib: float
-    jit_compile: bool
+    jit_compile: bool | str  # "auto" becomes False where it does not apply; see `variants.for_strategy`
     shard_optimizer: bool = False  # each replica keeps 1/N of the optimizer's slots
     sparse_embeddings: bool | str = "auto"  # how tables are updated; "lazy" changes results
     of_values: bool = False  # the model takes whole batches, and its outputs are values of each example (`from_loss`)

@@ -94,7 +94,7 @@ class SeveralDevices(OneDevice):
         """See `OneDevice`."""
         return Communicating() if communicate else SeparatePlaced()
 
-    def trace(self, function: Callable[..., Nest], *, alone: bool, jit_compile: bool = False) -> Any:
+    def trace(self, function: Callable[..., Nest], *, alone: bool, jit_compile: bool | str = False) -> Any:
         """Return a pass whose operations follow its values; traced once on each replica."""
 
         def placed(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:

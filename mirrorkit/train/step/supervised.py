@@ -66,6 +66,7 @@ class Supervised:
         shown: KerasModel | None = None,
     ) -> None:
         require_same_compile(model, options.compiled)
+        options = variants.for_strategy(options, strategy, model)
         check_model(model, scaled=options.loss_scale is not None, trains=options.trains)
         variants.check_model(options, strategy, model)
         if is_tpu(strategy):
@@ -161,6 +162,11 @@ class Supervised:
     def accumulators(self) -> list[list[tf.Variable]]:
         """With `accumulate` the variables that add up an update's batches, of each replica of this worker."""
         return self._running.variables
+
+    @property
+    def jit_compile(self) -> bool:
+        """Whether XLA compiles what a replica computes, or is tried."""
+        return bool(self.options.jit_compile)
 
     @property
     def is_whole(self) -> bool:

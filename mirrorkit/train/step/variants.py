@@ -5,12 +5,17 @@ A variant that computes something else altogether, such as a user's own step, is
 
 from __future__ import annotations
 
+import dataclasses
+
 import tensorflow as tf
 
 from mirrorkit._types import KerasModel, KerasOptimizer
+from mirrorkit.errors import StepError
+from mirrorkit.train.keras_model.layer_state import layers_of
+from mirrorkit.train.reduce import xla
 from mirrorkit.train.step import tables, untrained
 from mirrorkit.train.step.changing import Changing
-from mirrorkit.train.step.devices import OneDevice
+from mirrorkit.train.step.devices import OneDevice, are_placed
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.replicated_optimizer import ReplicatedOptimizer
 from mirrorkit.train.step.several_devices import SeveralDevices
@@ -21,6 +26,8 @@ from mirrorkit.train.step.whole_batch import EachExample, WholeBatch
 
 def require_compatible(options: Options, optimizer: KerasOptimizer | None) -> None:
     """Refuse options, and an optimizer, that exclude each other; when a step is made, before there is a strategy."""
+    if options.jit_compile not in (True, False, xla.AUTO):
+        raise StepError(f'jit_compile must be True, False or "auto"; found {options.jit_compile!r}.')
     if optimizer is None:
         untrained.check(options)
         return
@@ -29,6 +36,16 @@ def require_compatible(options: Options, optimizer: KerasOptimizer | None) -> No
     tables.check(options, optimizer)
     if options.whole_batch:
         WholeBatch.check(options, replicas=1)
+
+
+def for_strategy(options: Options, strategy: tf.distribute.Strategy, model: KerasModel) -> Options:
+    """Turn jit_compile="auto" off where it does not apply: as Keras does, and with tables that are updated in place."""
+    if options.jit_compile != xla.AUTO:
+        return options
+    elsewhere = are_placed(strategy, [*model.trainable_variables, *model.non_trainable_variables])
+    if elsewhere or options.sparse_embeddings in (True, LAZY) or not xla.is_one_gpu(strategy):
+        return dataclasses.replace(options, jit_compile=False)
+    return options if xla.supports(layers_of(model)) else dataclasses.replace(options, jit_compile=False)
 
 
 def check_model(options: Options, strategy: tf.distribute.Strategy, model: KerasModel) -> None:

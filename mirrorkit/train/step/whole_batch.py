@@ -58,7 +58,7 @@ class WholeBatch(EachExample):
                 f"sees the examples of one batch at a time, and {options.accumulate} batches are not one large batch "
                 "to it. Take larger global batches, on more replicas or with a smaller model."
             )
-        if options.jit_compile and replicas > 1:
+        if options.jit_compile is True and replicas > 1:
             raise StepError(
                 f"whole_batch=True and jit_compile=True exclude each other on {replicas} replicas: XLA compiles what a "
                 "replica computes by itself, and this gathers the rows of all in between. Leave out jit_compile."

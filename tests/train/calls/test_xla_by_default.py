@@ -1,0 +1,157 @@
+"""jit_compile="auto": XLA on one GPU, where it can compile a step and its result stays the same.
+
+Here a CPU device is taken for the GPU; `tests/train/calls/test_xla.py` has what XLA is asked for by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import largest_difference, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.train.reduce import xla
+
+L = keras.layers
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xla, "replica_devices", lambda strategy: ["/device:GPU:0"] * strategy.num_replicas_in_sync)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the functions that XLA compiled."""
+    names, function = [], tf.function
+
+    def recorded(of: Any = None, *, jit_compile: Any = None, **options: Any) -> Any:
+        if of is None:
+            return lambda given: recorded(given, jit_compile=jit_compile, **options)
+        if jit_compile and of.__name__ != "of_tensors":  # which is tried, and not used
+            names.append(of.__name__)
+        return function(of, jit_compile=jit_compile, **options)
+
+    monkeypatch.setattr(tf, "function", recorded)
+    return names
+
+
+def net(*layers: Any) -> Callable[[], Any]:
+    return lambda: sequential((4,), L.Dense(8, activation="tanh"), *(layer() for layer in layers), L.Dense(5))
+
+
+def trained(strategy: tf.distribute.Strategy, make: Callable[[], Any], data: Any, **of_step: Any) -> list[np.ndarray]:
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model, optimizer = make(), keras.optimizers.SGD(0.1, momentum=0.9)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], **of_step))
+    history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
+    return [*model.get_weights(), *history.values()]
+
+
+@pytest.fixture
+def split() -> Any:
+    rng = np.random.default_rng(0)
+    return mk.data.arrays(rng.normal(size=(48, 4)).astype("float32"), rng.integers(0, 5, 48))
+
+
+@pytest.fixture
+def resident(split: Any) -> Any:
+    return mk.data.resident(split, global_batch_size=12, shuffle=True, seed=3)
+
+
+def test_whole_calls_on_a_gpu(
+    strategy_of: Any, resident: Any, compiled: list[str], request: pytest.FixtureRequest
+) -> None:
+    strategy = strategy_of("one_device", 1)
+    plain = trained(strategy, net(), resident)
+    assert compiled == []
+    request.getfixturevalue("on_gpu")
+    found = trained(strategy, net(), resident)
+    assert {"many", "shard_sums"} <= set(compiled)
+    assert largest_difference(plain, found) < 1e-5
+
+
+def test_of_data_from_the_host_the_steps(strategy_of: Any, split: Any, compiled: list[str], on_gpu: None) -> None:
+    streamed = mk.data.batches(split, global_batch_size=12)
+    trained(strategy_of("one_device", 1), net(), streamed)
+    assert "shard_sums" in compiled
+    assert "many" not in compiled
+
+
+def test_not_on_several(strategy_of: Any, resident: Any, compiled: list[str], on_gpu: None) -> None:
+    trained(strategy_of("mirrored", 2), net(), resident)
+    assert compiled == []
+
+
+def test_a_step_without_it_has_whole_calls_without_it(
+    strategy_of: Any, resident: Any, compiled: list[str], on_gpu: None
+) -> None:
+    trained(strategy_of("one_device", 1), net(), resident, jit_compile=False)
+    assert compiled == []
+
+
+class Text(L.Layer):
+    def call(self, x: Any) -> Any:
+        return tf.strings.to_number(tf.strings.as_string(tf.stop_gradient(x))) + x
+
+
+class OfItsOwn(L.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.supports_jit = False
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (lambda: L.Dropout(0.5, seed=1), "XLA would draw other random numbers"),
+        (Text, "XLA cannot compile it: .*(AsString|StringToNumber)"),
+        (OfItsOwn, ""),
+    ],
+    ids=["draws", "strings", "supports_jit"],
+)
+def test_it_is_left_off_where_results_would_differ_or_it_cannot(
+    strategy_of: Any,
+    resident: Any,
+    caplog: pytest.LogCaptureFixture,
+    request: pytest.FixtureRequest,
+    layer: Callable[[], Any],
+    why: str,
+) -> None:
+    strategy = strategy_of("one_device", 1)
+    plain = trained(strategy, net(layer), resident)
+    request.getfixturevalue("on_gpu")
+    with caplog.at_level(logging.INFO, "mirrorkit"):
+        found = trained(strategy, net(layer), resident)
+    if why:
+        assert any(re.search(f"leaves XLA off on this GPU: {why}", message) for message in caplog.messages)
+    assert largest_difference(plain, found) == 0
+
+
+def test_drawn_pictures_are_drawn_without_it(strategy_of: Any, compiled: list[str], on_gpu: None) -> None:
+    """The augmentation draws, the step does not."""
+    digits = mk.data.synthetic((16, 16, 1), train=32)
+    recipe = mk.data.resident(digits.train, global_batch_size=8, augment=[mk.data.augment.flip()])
+    trained(strategy_of("one_device", 1), lambda: sequential((16, 16, 1), L.Flatten(), L.Dense(10)), recipe)
+    assert "shard_sums" in compiled
+    assert "many" not in compiled
+
+
+def test_determinism_leaves_it_off() -> None:
+    code = (
+        "import tensorflow as tf; from mirrorkit.train.reduce import xla; assert xla.supports([])\n"
+        "tf.config.experimental.enable_op_determinism(); print(xla.supports([]))"
+    )
+    assert mk.testing.run_in_fresh_process(code).stdout.split()[-1] == "False"
