@@ -119,8 +119,8 @@ def explained_call(data: EpochIterator, place: Callable[[bool], str], *, compile
         if not (compiled and any(sign in error.message for sign in _REFUSED_BY_XLA)):
             raise
         raise StepError(
-            f"Loop(jit_compile=True) was asked for, but XLA cannot do it: {error.message.splitlines()[0]}. Leave that "
-            "operation out of the model and of the data's map, or leave out jit_compile."
+            f"XLA was to compile a loop's calls, but XLA cannot do it: {error.message.splitlines()[0]}. Leave that "
+            "operation out of the model and of the data's map, or give Step and Loop jit_compile=False."
         ) from error
 
 

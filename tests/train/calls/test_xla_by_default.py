@@ -104,6 +104,21 @@ class Text(L.Layer):
         return tf.strings.to_number(tf.strings.as_string(tf.stop_gradient(x))) + x
 
 
+class Table(L.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        keys = tf.lookup.KeyValueTensorInitializer(tf.constant([1], tf.int64), tf.constant([2.0]))
+        self.table = tf.lookup.StaticHashTable(keys, 0.0)
+
+    def call(self, x: Any) -> Any:
+        return x + self.table.lookup(tf.cast(x, tf.int64))
+
+
+class OfASizeAmongTheValues(L.Layer):
+    def call(self, x: Any) -> Any:
+        return x + 0 * tf.cast(tf.size(tf.range(tf.cast(x[0, 0], tf.int32))), x.dtype)
+
+
 class OfItsOwn(L.Layer):
     def __init__(self) -> None:
         super().__init__()
@@ -118,9 +133,11 @@ class OfItsOwn(L.Layer):
     [
         (lambda: L.Dropout(0.5, seed=1), "XLA would draw other random numbers"),
         (Text, "XLA cannot compile it: .*(AsString|StringToNumber)"),
+        (Table, "XLA knows no lookup tables"),
+        (OfASizeAmongTheValues, "XLA cannot compile it: .*compile-time constant"),
         (OfItsOwn, ""),
     ],
-    ids=["draws", "strings", "supports_jit"],
+    ids=["draws", "strings", "table", "sizes", "supports_jit"],
 )
 def test_it_is_left_off_where_results_would_differ_or_it_cannot(
     strategy_of: Any,
@@ -147,6 +164,25 @@ def test_drawn_pictures_are_drawn_without_it(strategy_of: Any, compiled: list[st
     trained(strategy_of("one_device", 1), lambda: sequential((16, 16, 1), L.Flatten(), L.Dense(10)), recipe)
     assert "shard_sums" in compiled
     assert "many" not in compiled
+
+
+def test_to_look_at_a_function_draws_no_numbers(strategy_of: Any, resident: Any, on_gpu: None) -> None:
+    strategy_of("one_device", 1)
+    tf.random.set_seed(0)
+    expected = tf.random.normal([3]).numpy()
+    tf.random.set_seed(0)
+    assert xla.takes(lambda x: 2 * x, tf.TensorSpec([3]))
+    np.testing.assert_array_equal(tf.random.normal([3]).numpy(), expected)
+
+
+def test_batches_of_unknown_sizes_are_left_to_tensorflow(
+    strategy_of: Any, split: Any, caplog: pytest.LogCaptureFixture, on_gpu: None
+) -> None:
+    """XLA would compile each size anew."""
+    dataset = mk.data.batches(split, global_batch_size=12).dataset().unbatch().batch(12)
+    with caplog.at_level(logging.INFO, "mirrorkit"):
+        trained(strategy_of("one_device", 1), net(), dataset)
+    assert "static input shape" in caplog.text
 
 
 def test_determinism_leaves_it_off() -> None:
