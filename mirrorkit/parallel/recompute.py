@@ -24,7 +24,7 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
 
     Values and gradients are those of the block itself, and Dropout drops the same units both times. A training step
     takes about a third longer, and holds the activations of one block at a time (Chen et al. 2016, arXiv:1604.06174).
-    Keras's `keras.remat` loses the weights of a layer that it wraps; `Recompute` has them.
+    `keras.remat` and `tf.recompute_grad` do it to a function; this is a layer, which can be saved.
 
     Args:
         block: a Keras layer or model. What it is called with must be tensors or nests of them.

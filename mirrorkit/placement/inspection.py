@@ -16,8 +16,7 @@ from mirrorkit.placement.operations import place_of, walk
 from mirrorkit.placement.report import CallPlacement, Placement
 from mirrorkit.placement.tally import HOST_PLACE
 from mirrorkit.strategy import replica_devices
-from mirrorkit.train import EpochIterator, Loop, ResidentIterator, Step
-from mirrorkit.train.reduce import xla
+from mirrorkit.train import EpochIterator, Loop, ResidentIterator, Step, xla_left_off
 from mirrorkit.variables import copies, unchanged
 
 NOTES = (
@@ -64,7 +63,7 @@ def placement(
     if require not in (None, "clean"):
         raise StepError(f'placement(require={require!r}) was asked for; there is "clean".')
     strategy, are_here = gpu_strategy(devices)
-    with unchanged([]), xla.left_off():
+    with unchanged([]), xla_left_off():
         with strategy.scope():
             step = make_step()
         report = of_loop(Loop(strategy, step), data, validation_data=validation_data, are_here=are_here)

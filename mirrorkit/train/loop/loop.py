@@ -61,8 +61,7 @@ class Loop:
         steps_per_call: training steps per compiled call. Batch hooks of callbacks come once per call, as with Keras's
             `steps_per_execution`. "auto" finds about half a second's worth, but takes one step per call (one update,
             with `accumulate`) in a `fit` with a callback whose batch hooks are your own: it may act on every batch, as
-            one that sets the learning rate does. A number is used as given; where hooks only observe, 50, say, is
-            faster.
+            one that sets the learning rate does. Where hooks only observe, a number such as 50 is faster.
         jit_compile: have XLA compile whole calls: data, model and update become one program. For a single replica and
             `mk.data.resident`; other calls do without. "auto": where the step's "auto" has XLA compile it. Small dense
             models gain on CPUs; convolutions become many times slower there. XLA checks no values: an index out of

@@ -30,7 +30,7 @@ _left_off = False
 
 
 @contextlib.contextmanager
-def left_off() -> Iterator[None]:
+def xla_left_off() -> Iterator[None]:
     """Leave XLA off in the block where nobody asks for it, so that each operation can be looked at."""
     global _left_off
     before, _left_off = _left_off, True

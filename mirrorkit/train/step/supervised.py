@@ -66,8 +66,8 @@ class Supervised:
         shown: KerasModel | None = None,
     ) -> None:
         require_same_compile(model, options.compiled)
-        options = variants.for_strategy(options, strategy, model)
         check_model(model, scaled=options.loss_scale is not None, trains=options.trains)
+        options = variants.for_strategy(options, strategy, model)
         variants.check_model(options, strategy, model)
         if is_tpu(strategy):
             require_tpu_precision(model)

@@ -1,0 +1,161 @@
+"""Functions with a gradient of their own that read weights: what Keras's fit makes of them, N replicas do too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import largest_difference, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+
+
+class Inner(L.Layer):
+    """A dense layer with dropout and a regularizer."""
+
+    def __init__(self, *, rate: float = 0.0) -> None:
+        super().__init__()
+        self.dense = L.Dense(6, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.1))
+        self.dropout, self.norm = L.Dropout(rate, seed=3), L.LayerNormalization()
+
+    def build(self, shape: Any) -> None:
+        self.dense.build(shape)
+        self.norm.build((None, 6))
+
+    def compute(self, x: Any) -> Any:
+        return self.dropout(self.dense(x), training=True)
+
+    def call(self, x: Any) -> Any:
+        return self.norm(self.compute(x))
+
+
+class Recomputed(Inner):
+    def call(self, x: Any) -> Any:
+        return self.norm(tf.recompute_grad(self.compute)(x))
+
+
+class Rematerialized(Inner):
+    def call(self, x: Any) -> Any:
+        return self.norm(keras.remat(self.compute)(x))
+
+
+class ByHand(Inner):
+    """Turns the gradient of its inputs round, and doubles that of its weights."""
+
+    def call(self, x: Any) -> Any:
+        @tf.custom_gradient
+        def compute(x: tf.Tensor) -> Any:
+            def gradient(upstream: tf.Tensor, variables: Any = None) -> Any:
+                assert [tuple(v.shape) for v in variables] == [(6,), (4, 6)]  # sorted by name, as in TensorFlow
+                of_weights = [2 * tf.reduce_sum(upstream, 0), 2 * tf.transpose(x) @ upstream]
+                return -upstream @ tf.transpose(variables[1]), of_weights
+
+            return x @ self.dense.kernel + self.dense.bias, gradient
+
+        return self.norm(compute(x))
+
+
+class Scaled(Inner):
+    def build(self, shape: Any) -> None:
+        super().build(shape)
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+    def call(self, x: Any) -> Any:
+        return self.norm(self.scale * self.compute(x))
+
+
+class Nested(Scaled):
+    """A function of its own within another, both of which read weights, in a `tf.function`."""
+
+    def call(self, x: Any) -> Any:
+        outer = tf.recompute_grad(lambda x: self.scale * tf.recompute_grad(self.compute)(x))
+        return self.norm(tf.function(outer, autograph=False)(x))
+
+
+def trained(strategy: Any, block: type[Inner], data: Any, *, fit: bool = False, **options: Any) -> list[np.ndarray]:
+    keras.utils.set_random_seed(0)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with strategy.scope():
+        model, optimizer = sequential((4,), block(**options), L.Dense(3)), keras.optimizers.SGD(0.1)
+    if fit:
+        model.compile(optimizer, loss)
+        model.fit(data.dataset(), epochs=2, verbose=0)
+    else:
+        mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss)).fit(data, epochs=2, verbose=0)
+    return model.get_weights()
+
+
+@pytest.fixture
+def data() -> Any:
+    rng = np.random.default_rng(0)
+    arrays = mk.data.arrays(rng.normal(size=(48, 4)).astype("float32"), rng.integers(0, 3, 48))
+    return mk.data.batches(arrays, global_batch_size=12)
+
+
+@pytest.mark.parametrize("block", [Recomputed, Rematerialized, ByHand, Nested])
+def test_weights_move_as_under_fit_and_on_several_replicas(strategy_of: Any, data: Any, block: type[Inner]) -> None:
+    one = strategy_of("one_device", 1)
+    found = trained(one, block, data)
+    if block is ByHand:
+        expected = trained(one, block, data, fit=True)
+    else:
+        expected = trained(one, Scaled if block is Nested else Inner, data)
+    assert largest_difference(found, expected) < 1e-6
+    assert largest_difference(found, trained(strategy_of("mirrored", 3), block, data)) < 1e-6
+    if block is not Nested:
+        assert largest_difference(found, trained(one, block, data, fit=True)) < 1e-6
+
+
+def test_dropout_drops_the_same_units_in_the_backward_pass(strategy_of: Any, data: Any) -> None:
+    one = strategy_of("one_device", 1)
+    plain = trained(one, Inner, data, rate=0.5)
+    assert largest_difference(plain, trained(one, Recomputed, data, rate=0.5)) < 1e-6
+
+
+class Own(Inner):
+    """Given a function of the layer and its inputs."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = tf.custom_gradient(lambda x: function(self, x))
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return (shape[0], 6)
+
+    def call(self, x: Any) -> Any:
+        return self.norm(self.function(x))
+
+
+def _without_weights(layer: Own, x: tf.Tensor) -> Any:
+    return layer.compute(x), lambda upstream: upstream @ tf.ones([6, 4])
+
+
+def _unwatched(layer: Own, x: tf.Tensor) -> Any:
+    def gradient(upstream: tf.Tensor, variables: Any = None) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer.compute(x)
+        of_x, *of_weights = tape.gradient(y, [x, *variables], upstream)
+        return of_x, of_weights
+
+    return layer.compute(x), gradient
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (_without_weights, r"reads the weights .*bias.*, and its gradient has no argument"),
+        (_unwatched, r"reads the weights .*bias.*, and returns None .*tape\.watch\(variables\)"),
+    ],
+)
+def test_a_gradient_that_says_nothing_of_the_weights_is_refused(
+    strategy_of: Any, data: Any, function: Any, said: str
+) -> None:
+    with pytest.raises(StepError, match=said):
+        trained(strategy_of("one_device", 1), Own, data, function=function)
