@@ -7,7 +7,6 @@ is left to TensorFlow: N replicas and another device would draw other numbers. O
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +20,7 @@ from mirrorkit.strategy import is_parameter_server, replica_devices
 
 AUTO = "auto"  # of `Step(jit_compile=)` and `Loop(jit_compile=)`
 _DRAWS = "StatelessRandom"  # with which TensorFlow's stateless random operations, and so Keras's, begin
+_CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2"}  # which XLA leaves out
 # What TensorFlow says where XLA has no kernel, or where sizes depend on values or are not known
 _REFUSED = ("unsupported operations", "compile-time constant", "static input shape")
 _log = logging.getLogger("mirrorkit")
@@ -76,9 +76,11 @@ def takes(function: Callable[..., Nest], *args: Nest) -> bool:
 
 def _objection(compiled: Any, trace: ConcreteFunction, specs: list[tf.TensorSpec]) -> str | None:
     graph = trace.graph.as_graph_def()
-    nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     if drawn := next((node.name for node in nodes if node.op.startswith(_DRAWS)), None):
         return f"XLA would draw other random numbers than TensorFlow ({drawn})"
+    if checked := next((node.name for node in nodes if node.op in _CHECKS), None):
+        return f"XLA would not check what {checked} does"
     handles = {id(variable.handle) for variable in trace.variables}
     if any(value.dtype == tf.resource and id(value) not in handles for value in trace.captured_inputs):
         return "XLA knows no lookup tables"

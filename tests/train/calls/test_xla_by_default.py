@@ -114,6 +114,12 @@ class Table(L.Layer):
         return x + self.table.lookup(tf.cast(x, tf.int64))
 
 
+class Asserting(L.Layer):
+    def call(self, x: Any) -> Any:
+        with tf.control_dependencies([tf.debugging.assert_less(x, 100.0, name="small")]):
+            return tf.identity(x)
+
+
 class OfASizeAmongTheValues(L.Layer):
     def call(self, x: Any) -> Any:
         return x + 0 * tf.cast(tf.size(tf.range(tf.cast(x[0, 0], tf.int32))), x.dtype)
@@ -134,10 +140,11 @@ class OfItsOwn(L.Layer):
         (lambda: L.Dropout(0.5, seed=1), "XLA would draw other random numbers"),
         (Text, "XLA cannot compile it: .*(AsString|StringToNumber)"),
         (Table, "XLA knows no lookup tables"),
+        (Asserting, "XLA would not check what .*small"),
         (OfASizeAmongTheValues, "XLA cannot compile it: .*compile-time constant"),
         (OfItsOwn, ""),
     ],
-    ids=["draws", "strings", "table", "sizes", "supports_jit"],
+    ids=["draws", "strings", "table", "asserts", "sizes", "supports_jit"],
 )
 def test_it_is_left_off_where_results_would_differ_or_it_cannot(
     strategy_of: Any,
