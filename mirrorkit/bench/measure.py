@@ -131,7 +131,7 @@ def measure_in_turns(
 
         ahead: dict[Any, Future[tuple[Remote, dict[str, Any]]]] = {}
         if together and budget.slowest <= budget.left:
-            with ThreadPoolExecutor(len(jobs)) as pool:
+            with ThreadPoolExecutor(max(1, len(jobs))) as pool:
                 ahead = {key: pool.submit(ready, job) for key, job in jobs.items()}
             budget.slowest = max(budget.slowest, time.monotonic() - begun)
         for key, job in jobs.items():

@@ -48,6 +48,17 @@ class Watched(L.Layer):
         return x
 
 
+class Clipped(L.Layer):
+    """Clips the gradient that passes through it: that of a mean over the batch, where a step has a sum."""
+
+    def call(self, x: Any) -> Any:
+        @tf.custom_gradient
+        def clipped(x: Any) -> Any:
+            return tf.identity(x), lambda upstream: tf.clip_by_value(upstream, -1e-3, 1e-3)
+
+        return clipped(x)
+
+
 class Counter(L.Layer):
     """A layer that counts the examples it has seen."""
 
@@ -203,6 +214,12 @@ ENTRIES = [
         loss=lambda: relative,
         refused="The loss (relative) of a batch is not that of its parts",
         refused_on=SEVERAL,
+    ),
+    Fit(
+        name="a gradient clipped within the net",
+        data=split(regression),
+        model=net(dense(6, "tanh"), Clipped, dense(1)),
+        refused="does not do what Keras's fit does: the gradient of",
     ),
     Fit(
         name="an F1 of each batch",

@@ -188,7 +188,6 @@ class Calls:
             with_xla = sizes is not None and self._with_xla(data, sizes)
             if with_xla and self._jit_compile == xla.AUTO:
                 with_xla = xla.takes(many, *arguments)
-                self._jit_compile = xla.AUTO if with_xla else False
             # AutoGraph would rewrite the user's code too, and with it the errors that it raises.
             compiled = tf.function(many, autograph=False, jit_compile=with_xla or None)
             self._traces[function, specs] = compiled.get_concrete_function(*arguments)

@@ -23,7 +23,7 @@ _NO_BATCH = "The data gave no batch. Check its path, filters and drop_remainder.
 
 # TensorFlow's own words; tests/train make each of these errors. XLA refuses an operation that it does not know, a size
 # that it must know beforehand, something else than variables and tensors.
-_REFUSED_BY_XLA = ("unsupported operations", "compile-time constant", "xla_launch_util")
+_REFUSED_BY_XLA = ("unsupported operations", "compile-time constant", "xla_launch_util", "XLA compilation", "libdevice")
 _OTHER_SIZE = re.compile(
     rf"Shape of tensor \S+ \[(\d+).*?\] is not compatible with expected shape \[(\d+).*?{COMPONENT}(\d+)", re.DOTALL
 )
@@ -119,7 +119,7 @@ def explained_call(data: EpochIterator, place: Callable[[bool], str], *, compile
         if not (compiled and any(sign in error.message for sign in _REFUSED_BY_XLA)):
             raise
         raise StepError(
-            f"XLA was to compile a loop's calls, but XLA cannot do it: {error.message.splitlines()[0]}. Leave that "
+            f"XLA cannot compile this loop's calls: {error.message.splitlines()[0]}. Leave that "
             "operation out of the model and of the data's map, or give Step and Loop jit_compile=False."
         ) from error
 

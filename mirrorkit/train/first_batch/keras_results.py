@@ -20,7 +20,7 @@ from mirrorkit.train.first_batch.keras_updates import update_faults
 from mirrorkit.train.first_batch.results import Results, differences
 from mirrorkit.train.first_batch.sampled_rows import take
 from mirrorkit.train.first_batch.shards import on_one_shard, seeded, small
-from mirrorkit.train.keras_model.custom_gradients import ValuesScope
+from mirrorkit.train.keras_model.custom_gradients import with_weights
 from mirrorkit.train.keras_model.kept import kept_by
 from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
 from mirrorkit.train.keras_model.outputs import UnpackedBatch
@@ -88,7 +88,8 @@ def _of_keras(
     model, trainer = step.trained, _trainer_of(step)
     given = [*zip(model.trainable_variables, weights, strict=True)]
     given += zip(model.non_trainable_variables, state, strict=True)
-    scope = ValuesScope(state_mapping=given, collect_losses=True)
+    with_weights()
+    scope = keras.StatelessScope(state_mapping=given, collect_losses=True)
     with tf.GradientTape() as tape, keeping(kept_by(layers_of(model))), scope:
         tape.watch(list(weights))
         y_pred = model(batch.x, **training_argument(model, training))

@@ -15,7 +15,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasVariable, Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.keras_model.custom_gradients import ValuesScope
+from mirrorkit.train.keras_model.custom_gradients import with_weights
 from mirrorkit.train.keras_model.kept import kept_by
 from mirrorkit.train.keras_model.keras_operations import without_waits
 from mirrorkit.train.keras_model.layer_state import is_generator, layers_of, training_argument
@@ -49,10 +49,11 @@ def read(values: Nest) -> Nest:
     return tf.nest.map_structure(lambda one: one.value if isinstance(one, keras.Variable) else one, values)
 
 
-class _Scope(ValuesScope):
-    """A scope that knows an assigned variable by its id, and also its path."""
+class _Scope(keras.StatelessScope):  # type: ignore[name-defined, misc]
+    """Keras's own, which knows an assigned variable by its id, and also its path."""
 
     def __init__(self, **options: Any) -> None:
+        with_weights()
         super().__init__(**options)
         self.paths: dict[int, str] = {}
         self._graph = tf.compat.v1.get_default_graph()

@@ -1,13 +1,15 @@
-"""Gradients of weights that a function with a gradient of its own reads: `tf.custom_gradient`, `tf.recompute_grad`.
+"""Gradients of weights that a custom-gradient function reads: `tf.custom_gradient`, `tf.recompute_grad`.
 
-Such a function (also `keras.remat` and `keras.ops.custom_gradient`, which are made of them) is given gradients of its
-arguments and of the `tf.Variable`s that it reads. A pass of a step computes with values in place of variables. For
-TensorFlow these are constants, and the weights would silently have no gradient; so they are passed as arguments.
+Such a function (`keras.remat` and `keras.ops.custom_gradient` make them too) returns gradients of its arguments and of
+the `tf.Variable`s that it reads. A pass of a step computes with values in place of variables: in a
+`keras.StatelessScope`. For TensorFlow these are constants, and the weights would silently have no gradient; so they are
+passed as arguments. A value that was read before the function is called stays a constant.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -15,103 +17,106 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import record  # private: which tf.Variables a function reads
 from tensorflow.python.ops import custom_gradient as _tensorflow  # private: each call passes through here
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable, Nest
 from mirrorkit.errors import StepError
 
+_Read = dict[int, tuple[KerasVariable, Any]]  # by the id of a variable, it and the value that stands for it
 _within = threading.local()
 
 
-class ValuesScope(keras.StatelessScope):  # type: ignore[name-defined, misc]
-    """Keras's own, in which functions with a gradient of their own give one to the weights that they read."""
+@functools.cache
+def with_weights() -> None:
+    """Let custom-gradient functions give a gradient to the weights that they read in a `keras.StatelessScope`."""
+    for name in ("_graph_mode_decorator", "_eager_mode_decorator"):
+        setattr(_tensorflow, name, _asking(getattr(_tensorflow, name)))
+    scopes = keras.StatelessScope
+    get = scopes.get_current_value
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._noted: list[dict[int, tuple[KerasVariable, tf.Tensor]]] = []  # of each function that is being called
-
-    def __enter__(self) -> ValuesScope:
-        """Let values stand for variables."""
-        _wrap()
-        super().__enter__()
-        self._before, _within.scope = getattr(_within, "scope", None), self
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        """Let variables be themselves."""
-        _within.scope = self._before
-        super().__exit__(*error)
-
-    def get_current_value(self, variable: KerasVariable) -> tf.Tensor | None:
-        """Return the value that stands for a variable, and note that it was read."""
-        value: tf.Tensor | None = super().get_current_value(variable)
+    @functools.wraps(get)
+    def get_and_note(scope: Any, variable: KerasVariable) -> Any:
+        value = get(scope, variable)
         if value is not None:
-            for noted in self._noted:
+            for noted in _noted():
                 noted.setdefault(id(variable), (variable, value))
         return value
 
-    @contextmanager
-    def noting(self) -> Iterator[dict[int, tuple[KerasVariable, tf.Tensor]]]:
-        """Yield what is read within the block, by the ids of the variables."""
-        self._noted.append({})
-        try:
-            yield self._noted[-1]
-        finally:
-            self._noted.pop()
-
-    def again(self) -> ValuesScope:
-        """Return a scope with the values of now, which takes no part in the pass."""
-        scope = ValuesScope(collect_losses=self.collect_losses)
-        scope.state_mapping = dict(self.state_mapping)
-        return scope
+    scopes.get_current_value = get_and_note
 
 
-@functools.cache
-def _wrap() -> None:
-    for name in ("_graph_mode_decorator", "_eager_mode_decorator"):
-        setattr(_tensorflow, name, _asking(getattr(_tensorflow, name)))
+def _noted() -> list[_Read]:
+    """What is read in each function that is being called, from the outermost to the innermost."""
+    if not hasattr(_within, "noted"):
+        _within.noted = []
+    found: list[_Read] = _within.noted
+    return found
+
+
+@contextmanager
+def _noting() -> Iterator[_Read]:
+    _noted().append({})
+    try:
+        yield _noted()[-1]
+    finally:
+        _noted().pop()
+
+
+def _scope() -> Any:
+    """Return the scope around, or None. Private to Keras."""
+    return importlib.import_module("keras.src.backend.common.stateless_scope").get_stateless_scope()
 
 
 def _asking(original: Callable[..., Nest]) -> Callable[..., Nest]:
     @functools.wraps(original)
     def wrapped(function: Callable[..., Any], args: Any, kwargs: Any) -> Nest:
-        scope = getattr(_within, "scope", None)
-        if scope is None or kwargs:  # which TensorFlow refuses in a graph
+        scope = _scope()
+        has_values = scope is not None and any(map(tf.is_tensor, scope.state_mapping.values()))
+        if not has_values or (kwargs and not tf.executing_eagerly()):  # which TensorFlow refuses
             return original(function, args, kwargs)
-        return _with_weights(scope, original, function, args)
+        return _with_weights(scope, original, functools.partial(function, **kwargs), tuple(args))
 
     return wrapped
 
 
-def _with_weights(scope: ValuesScope, original: Callable[..., Nest], function: Callable[..., Any], args: Any) -> Nest:
-    args = tf.nest.map_structure(tf.convert_to_tensor, tuple(args), expand_composites=True)
-    again = scope.again()  # for the backward pass
-    with scope.noting() as noted:
+def _with_weights(scope: Any, original: Callable[..., Nest], function: Callable[..., Any], args: Nest) -> Nest:
+    if not tf.executing_eagerly():  # as `original` does
+        args = tf.nest.map_structure(tf.convert_to_tensor, args, expand_composites=True)
+    before = _copy(scope)  # for the backward pass
+    with _noting() as noted, record.VariableWatcher() as watcher:
         result, gradient = function(*args)
-    read = sorted((pair for pair in noted.values() if pair[0].trainable), key=lambda pair: str(pair[0].name))
-    values = [value for _, value in read]
-    if not values:
+    for variable in watcher.watched_variables():  # none of the step's own: the tape sees them, and they are refused
+        tf.convert_to_tensor(variable)
+    read = [pair for pair in noted.values() if pair[0].trainable]
+    read.sort(key=lambda pair: f"{pair[0].path}:0")  # TensorFlow's name and order
+    if not read:
         return original(lambda *_: (result, gradient), args, {})
     if not _takes_variables(gradient):
         raise StepError(
-            f"A function with a gradient of its own reads the weights {_paths(read)}, and its gradient has no argument "
+            f"A custom-gradient function reads the weights {_paths(read)}, and its gradient has no argument "
             "`variables`. Let it take variables=None, and return the gradients of the arguments and those of the "
             "variables, as tf.custom_gradient asks for."
         )
 
-    def of_all(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    def of_all(*upstream: tf.Tensor) -> list[Any]:
+        # New tensors and scopes each time: a backward pass may be built several times, and in other graphs.
+        values = [tf.identity(value) for _, value in read]
+        again = _copy(before)
+        again.state_mapping.update({id(variable): value for (variable, _), value in zip(read, values, strict=True)})
         with again:
-            of_args, of_variables = gradient(*upstream, variables=values)
-        if lost := [pair for pair, of in zip(read, of_variables, strict=True) if of is None]:
-            raise StepError(
-                f"A function with a gradient of its own reads the weights {_paths(lost)}, and returns None as their "
-                "gradient. In a step a weight is a tensor, which a tf.GradientTape does not watch by itself: call "
-                "tape.watch(variables) before they are read."
-            )
-        return [*tf.nest.flatten(of_args, expand_composites=True), *of_variables]
+            of_args, of_weights = gradient(*upstream, variables=values)
+        return [*tf.nest.flatten(of_args), *_checked(read, list(of_weights))]
 
-    return original(lambda *_: (result, of_all), (*args, *values), {})
+    return original(lambda *_: (result, of_all), (*args, *(tf.convert_to_tensor(value) for _, value in read)), {})
+
+
+def _copy(scope: Any) -> Any:
+    """Return a scope with the values of now, which takes no part in the pass."""
+    copy = keras.StatelessScope(collect_losses=scope.collect_losses, initialize_variables=False)
+    copy.state_mapping = dict(scope.state_mapping)
+    return copy
 
 
 def _takes_variables(gradient: Callable[..., Any]) -> bool:
@@ -119,5 +124,25 @@ def _takes_variables(gradient: Callable[..., Any]) -> bool:
     return any(p.name == "variables" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def _paths(read: list[tuple[KerasVariable, tf.Tensor]]) -> str:
+def _checked(read: list[tuple[KerasVariable, Any]], gradients: list[Any]) -> list[Any]:
+    """Return the gradients of weights in the weights' dtypes; refuse others than one for each."""
+    if len(gradients) != len(read):
+        raise StepError(
+            f"A custom-gradient function reads {len(read)} weights, {_paths(read)}, and its gradient returns "
+            f"{len(gradients)} gradients of weights. Return one for each of `variables`."
+        )
+    if lost := [pair for pair, gradient in zip(read, gradients, strict=True) if gradient is None]:
+        raise StepError(
+            f"A custom-gradient function reads the weights {_paths(lost)}, and returns None as their gradient. In a "
+            "step a weight is a tensor, which a tf.GradientTape does not watch by itself: call tape.watch(variables) "
+            "before they are read. For a weight that is to have no gradient, return tf.zeros_like of it; in place of "
+            "tf.grad_pass_through(f)(x), write x + tf.stop_gradient(f(x) - x)."
+        )
+    return [
+        tf.cast(gradient, variable.dtype) if tf.is_tensor(gradient) else gradient
+        for (variable, _), gradient in zip(read, gradients, strict=True)
+    ]
+
+
+def _paths(read: list[tuple[KerasVariable, Any]]) -> str:
     return ", ".join(str(variable.path) for variable, _ in read)

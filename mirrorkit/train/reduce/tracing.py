@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -32,9 +32,8 @@ class TraceOnce:
     """
 
     def __init__(self, function: Callable[..., Nest], *, jit_compile: bool | str = False, reads: bool = False) -> None:
-        self._reads, self._jit_compile = reads, jit_compile
-        self._pure = function
-        self._function = tf.function(function, autograph=False, jit_compile=bool(jit_compile) or None)
+        self._reads, self._jit_compile, self._function = reads, jit_compile, function
+        self._compiled: dict[bool, Any] = {}  # the function with and without XLA
         self._traces: dict[str, ConcreteFunction] = {}
 
     @property
@@ -57,12 +56,14 @@ class TraceOnce:
         specs = tf.nest.map_structure(_spec, args)
         key = repr(tf.nest.map_structure(lambda x: f"in {x.shape}" if isinstance(x, tf.Variable) else x, specs))
         if key not in self._traces:
-            if self._jit_compile == xla.AUTO and not outside_replica(lambda: xla.takes(self._pure, *specs)):
-                self._jit_compile = False
-                self._function = tf.function(self._pure, autograph=False)
-            trace = outside_replica(lambda: self._function.get_concrete_function(*specs))
+            with_xla = bool(self._jit_compile)
+            if self._jit_compile == xla.AUTO:
+                with_xla = outside_replica(lambda: xla.takes(self._function, *specs))
+            if with_xla not in self._compiled:
+                self._compiled[with_xla] = tf.function(self._function, autograph=False, jit_compile=with_xla or None)
+            trace = outside_replica(lambda: self._compiled[with_xla].get_concrete_function(*specs))
             _require_pure(trace, self._reads)
-            if self._jit_compile and trace.variables and tf.distribute.get_replica_context().num_replicas_in_sync > 1:
+            if with_xla and trace.variables and tf.distribute.get_replica_context().num_replicas_in_sync > 1:
                 raise StepError(
                     "jit_compile=True was asked for on several replicas, and the step reads a variable that is not its "
                     f"own, {', '.join(sorted(variable.name for variable in trace.variables))}: a program of XLA's "

@@ -7,8 +7,9 @@ is left to TensorFlow: N replicas and another device would draw other numbers. O
 from __future__ import annotations
 
 import contextlib
-import itertools
+import functools
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -20,11 +21,12 @@ from mirrorkit._types import ConcreteFunction, Nest
 from mirrorkit.strategy import is_parameter_server, replica_devices
 
 AUTO = "auto"  # of `Step(jit_compile=)` and `Loop(jit_compile=)`
-_DRAWS = "StatelessRandom"  # with which TensorFlow's stateless random operations, and so Keras's, begin
-# What TensorFlow says where XLA has no kernel, or where sizes depend on values or are not known
-_REFUSED = ("unsupported operations", "compile-time constant", "static input shape")
+# Kinds of operations that draw; with whole numbers XLA draws the same, and keys and counters are some.
+_DRAWS = re.compile(r"Stateless(?!If$|While$|Case$|Random(GetAlg|GetKeyCounter|UniformFullInt|UniformInt))")
+_CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2"}  # which XLA leaves out
+# Errors of the attempt itself, which needs all variables on one device; where the function runs, it does not.
+_OF_THE_ATTEMPT = ("get_compiler_ir", "located in device")
 _log = logging.getLogger("mirrorkit")
-
 
 _left_off = False
 
@@ -76,24 +78,41 @@ def takes(function: Callable[..., Nest], *args: Nest) -> bool:
 
 def _objection(compiled: Any, trace: ConcreteFunction, specs: list[tf.TensorSpec]) -> str | None:
     graph = trace.graph.as_graph_def()
-    nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
-    if drawn := next((node.name for node in nodes if node.op.startswith(_DRAWS)), None):
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    if drawn := next((node.name for node in nodes if _DRAWS.match(node.op)), None):
         return f"XLA would draw other random numbers than TensorFlow ({drawn})"
-    handles = {id(variable.handle) for variable in trace.variables}
+    if checked := next((node.name for node in nodes if node.op in _CHECKS), None):
+        return f"XLA would not check what {checked} does"
+    try:
+        variables = list(trace.variables)
+    except AssertionError:  # created while tracing, and deleted with its thread
+        return "it makes variables"
+    handles = {id(variable.handle) for variable in variables}
     if any(value.dtype == tf.resource and id(value) not in handles for value in trace.captured_inputs):
-        return "XLA knows no lookup tables"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # without the name of a device TensorFlow draws a number to find one
-        try:
-            compiled.experimental_get_compiler_ir(*specs)(stage="hlo", device_name=_device(trace))
-        except Exception as error:  # TensorFlow does not say which; others come again where the function runs
-            if any(sign in str(error) for sign in _REFUSED):
-                return f"XLA cannot compile it: {str(error).splitlines()[0]}"
+        return "XLA knows no resources but variables: no lookup tables"
+    devices = [variable.device for variable in variables]
+    devices += [device.name for kind in ("GPU", "CPU") for device in tf.config.list_logical_devices(kind)]
+    device = next((name for name in devices if "GPU" in name), devices[0])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # without the name of a device TensorFlow draws a number to find one
+            compiled.experimental_get_compiler_ir(*specs)(stage="hlo", device_name=device)
+    except Exception as error:  # TensorFlow does not say which
+        if not any(sign in str(error) for sign in _OF_THE_ATTEMPT):
+            return f"XLA cannot compile it: {_first_line(error)}"
+    return _broken(device)
+
+
+@functools.cache
+def _broken(device: str) -> str | None:
+    """Return why XLA runs nothing on a device, such as a missing libdevice; None where it does."""
+    try:
+        with tf.device(device):
+            tf.function(tf.math.tanh, autograph=False, jit_compile=True)(tf.ones([2]))
+    except Exception as error:  # the same
+        return f"XLA does not work on {device}: {_first_line(error)}"
     return None
 
 
-def _device(trace: ConcreteFunction) -> str:
-    """Return where the function would run: on the device of a variable that it reads, or else on the first GPU."""
-    gpus, cpus = (tf.config.list_logical_devices(kind) for kind in ("GPU", "CPU"))
-    name: str = [*(variable.device for variable in trace.variables), *(device.name for device in (*gpus, *cpus))][0]
-    return name
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -26,7 +26,7 @@ from mirrorkit.train.step.whole_batch import EachExample, WholeBatch
 
 def require_compatible(options: Options, optimizer: KerasOptimizer | None) -> None:
     """Refuse options, and an optimizer, that exclude each other; when a step is made, before there is a strategy."""
-    if options.jit_compile not in (True, False, xla.AUTO):
+    if not isinstance(options.jit_compile, bool) and options.jit_compile != xla.AUTO:
         raise StepError(f'jit_compile must be True, False or "auto"; found {options.jit_compile!r}.')
     if optimizer is None:
         untrained.check(options)

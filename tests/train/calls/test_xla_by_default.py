@@ -35,7 +35,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def recorded(of: Any = None, *, jit_compile: Any = None, **options: Any) -> Any:
         if of is None:
             return lambda given: recorded(given, jit_compile=jit_compile, **options)
-        if jit_compile and of.__name__ != "of_tensors":  # which is tried, and not used
+        if jit_compile and of.__name__ not in ("of_tensors", "tanh"):  # which are tried, and not used
             names.append(of.__name__)
         return function(of, jit_compile=jit_compile, **options)
 
@@ -99,6 +99,11 @@ def test_a_step_without_it_has_whole_calls_without_it(
     assert compiled == []
 
 
+class Categorical(L.Layer):
+    def call(self, x: Any) -> Any:
+        return x + tf.cast(tf.random.stateless_categorical(tf.stop_gradient(x), 1, [1, 2]), x.dtype)
+
+
 class Text(L.Layer):
     def call(self, x: Any) -> Any:
         return tf.strings.to_number(tf.strings.as_string(tf.stop_gradient(x))) + x
@@ -112,6 +117,12 @@ class Table(L.Layer):
 
     def call(self, x: Any) -> Any:
         return x + self.table.lookup(tf.cast(x, tf.int64))
+
+
+class Asserting(L.Layer):
+    def call(self, x: Any) -> Any:
+        with tf.control_dependencies([tf.debugging.assert_less(x, 100.0, name="small")]):
+            return tf.identity(x)
 
 
 class OfASizeAmongTheValues(L.Layer):
@@ -132,17 +143,20 @@ class OfItsOwn(L.Layer):
     ("layer", "why"),
     [
         (lambda: L.Dropout(0.5, seed=1), "XLA would draw other random numbers"),
+        (Categorical, "XLA would draw other random numbers"),
         (Text, "XLA cannot compile it: .*(AsString|StringToNumber)"),
-        (Table, "XLA knows no lookup tables"),
+        (Table, "XLA knows no resources but variables"),
+        (Asserting, "XLA would not check what .*small"),
         (OfASizeAmongTheValues, "XLA cannot compile it: .*compile-time constant"),
         (OfItsOwn, ""),
     ],
-    ids=["draws", "strings", "table", "sizes", "supports_jit"],
+    ids=["draws", "categories", "strings", "table", "asserts", "sizes", "supports_jit"],
 )
 def test_it_is_left_off_where_results_would_differ_or_it_cannot(
     strategy_of: Any,
     resident: Any,
     caplog: pytest.LogCaptureFixture,
+    compiled: list[str],
     request: pytest.FixtureRequest,
     layer: Callable[[], Any],
     why: str,
@@ -154,6 +168,7 @@ def test_it_is_left_off_where_results_would_differ_or_it_cannot(
         found = trained(strategy, net(layer), resident)
     if why:
         assert any(re.search(f"leaves XLA off on this GPU: {why}", message) for message in caplog.messages)
+    assert "many" not in compiled
     assert largest_difference(plain, found) == 0
 
 
@@ -183,6 +198,28 @@ def test_batches_of_unknown_sizes_are_left_to_tensorflow(
     with caplog.at_level(logging.INFO, "mirrorkit"):
         trained(strategy_of("one_device", 1), net(), dataset)
     assert "static input shape" in caplog.text
+
+
+def test_an_evaluation_that_draws_nothing_is_compiled(
+    strategy_of: Any, resident: Any, compiled: list[str], on_gpu: None
+) -> None:
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        model, optimizer = net(lambda: L.Dropout(0.5, seed=1))(), keras.optimizers.SGD(0.1)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss)).evaluate(resident)
+    assert {"many", "shard_totals"} <= set(compiled)
+
+
+def test_where_xla_does_not_work(strategy_of: Any, resident: Any, monkeypatch: Any, caplog: Any, on_gpu: None) -> None:
+    xla._broken.cache_clear()
+    monkeypatch.setattr(tf.math, "tanh", lambda x: 1 / 0)
+    try:
+        with caplog.at_level(logging.INFO, "mirrorkit"):
+            trained(strategy_of("one_device", 1), lambda: sequential((4,), L.Dense(5)), resident)
+    finally:
+        xla._broken.cache_clear()
+    assert "XLA does not work on" in caplog.text
 
 
 def test_determinism_leaves_it_off() -> None:

@@ -1,4 +1,4 @@
-"""Functions with a gradient of their own that read weights: what Keras's fit makes of them, N replicas do too."""
+"""Custom-gradient functions that read weights: what Keras's fit makes of them, N replicas do too."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Rematerialized(Inner):
 
 
 class ByHand(Inner):
-    """Turns the gradient of its inputs round, and doubles that of its weights."""
+    """Negates the gradient of its inputs, and doubles that of its weights."""
 
     def call(self, x: Any) -> Any:
         @tf.custom_gradient
@@ -119,7 +119,7 @@ def test_dropout_drops_the_same_units_in_the_backward_pass(strategy_of: Any, dat
 
 
 class Own(Inner):
-    """Given a function of the layer and its inputs."""
+    """Is given a function of the layer and its inputs."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -130,6 +130,125 @@ class Own(Inner):
 
     def call(self, x: Any) -> Any:
         return self.norm(self.function(x))
+
+
+class TwoLayers(L.Layer):
+    """Of two layers with weights of the same shapes; the gradients are by hand, in TensorFlow's order of variables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = L.Dense(4, name="a"), L.Dense(4, name="b")
+
+    def build(self, shape: Any) -> None:
+        for layer in (self.first, self.second):
+            with keras.name_scope(layer.name, caller=layer):
+                layer.build(shape)
+
+    def call(self, x: Any) -> Any:
+        @tf.custom_gradient
+        def compute(x: tf.Tensor) -> Any:
+            def gradient(upstream: tf.Tensor, variables: Any = None) -> Any:
+                size = [tf.reduce_sum(upstream) * (i + 1) for i in range(4)]  # another one for each
+                return upstream, [s * tf.ones_like(v) for s, v in zip(size, variables, strict=True)]
+
+            return self.first(x) + self.second(x), gradient
+
+        return compute(x)
+
+
+class Twice(L.Layer):
+    """A cell that calls the same function twice in each time step."""
+
+    def __init__(self, recompute: bool = True) -> None:
+        super().__init__()
+        self.dense, self.recompute = L.Dense(4, "tanh"), recompute
+        self.state_size, self.output_size = 4, 4
+
+    def build(self, shape: Any) -> None:
+        self.dense.build((None, 4))
+
+    def call(self, x: Any, states: Any) -> Any:
+        one = tf.recompute_grad(self.dense) if self.recompute else self.dense
+        h = one(one(states[0]) + x)
+        return h, [h]
+
+
+class InARecurrence(Inner):
+    def __init__(self, recompute: bool = True) -> None:
+        super().__init__()
+        self.recurrent = L.RNN(Twice(recompute))
+
+    def call(self, x: Any) -> Any:
+        return self.norm(self.dense(self.recurrent(tf.stack([x, 2 * x, x], 1))))
+
+
+class OnCondition(Inner):
+    def call(self, x: Any) -> Any:
+        return self.norm(
+            tf.cond(tf.reduce_sum(x) < 1e6, lambda: tf.recompute_grad(self.compute)(x), lambda: 0 * x @ tf.ones([4, 6]))
+        )
+
+
+def test_in_tensorflows_order_of_variables(strategy_of: Any, data: Any) -> None:
+    one = strategy_of("one_device", 1)
+    expected, found = (trained(one, TwoLayers, data, fit=fit) for fit in (True, False))
+    assert largest_difference(expected, found) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("block", "plain"), [(InARecurrence, {"recompute": False}), (OnCondition, None)], ids=["loop", "branch"]
+)
+def test_in_a_loop_and_in_a_branch(strategy_of: Any, data: Any, block: type[Inner], plain: Any) -> None:
+    one = strategy_of("one_device", 1)
+    expected = trained(one, Inner, data) if plain is None else trained(one, block, data, **plain)
+    assert largest_difference(expected, trained(one, block, data)) < 1e-6
+
+
+def test_within_a_layer_that_is_computed_again(strategy_of: Any, data: Any) -> None:
+    one = strategy_of("one_device", 1)
+    found = trained(one, lambda: mk.parallel.Recompute(Recomputed()), data)
+    assert largest_difference(trained(one, Inner, data), found) < 1e-6
+
+
+def test_losses_that_count_differently(strategy_of: Any) -> None:
+    """Each has a backward pass of its own: a unit that one dropped, the other drops."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(48, 4)).astype("float32"), rng.normal(size=(48, 1)).astype("float32")
+    weight = (np.arange(48) % 3 > 0).astype("float32")
+    arrays = tf.data.Dataset.from_tensor_slices((x, {"a": y, "b": 2 * y}, {"a": weight, "b": 1 - weight})).batch(12)
+
+    def run(block: type[Inner]) -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        strategy = strategy_of("one_device", 1)
+        with strategy.scope():
+            inputs = keras.Input((4,))
+            h = block(rate=0.5)(inputs)
+            model = keras.Model(inputs, {name: L.Dense(1, name=name)(h) for name in "ab"})
+            optimizer = keras.optimizers.SGD(0.1)
+        loss = {name: keras.losses.MeanSquaredError("mean_with_sample_weight") for name in "ab"}
+        mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss)).fit(arrays, verbose=0)
+        return model.get_weights()
+
+    assert largest_difference(run(Inner), run(Recomputed)) < 1e-6
+
+
+def test_in_mixed_precision(strategy_of: Any, data: Any) -> None:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        plain, found = (trained(strategy_of("one_device", 1), block, data) for block in (Inner, Recomputed))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert largest_difference(plain, found) < 1e-6
+
+
+def test_a_model_that_the_step_was_not_given_is_refused(strategy_of: Any) -> None:
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        own, other = sequential((4,), L.Dense(2)), sequential((2,), L.Dense(1))
+        optimizer = keras.optimizers.SGD(0.1)
+    step = mk.train.Step.from_loss(own, optimizer, lambda x: tf.reduce_sum(tf.recompute_grad(other)(own(x)), -1))
+    with pytest.raises(StepError, match="uses state that is not among its own"):
+        mk.train.Loop(strategy, step).fit(tf.data.Dataset.from_tensors(tf.ones([8, 4])), verbose=0)
 
 
 def _without_weights(layer: Own, x: tf.Tensor) -> Any:
@@ -147,9 +266,17 @@ def _unwatched(layer: Own, x: tf.Tensor) -> Any:
     return layer.compute(x), gradient
 
 
+def _too_few(layer: Own, x: tf.Tensor) -> Any:
+    def gradient(upstream: tf.Tensor, variables: Any = None) -> Any:
+        return upstream @ tf.ones([6, 4]), [tf.zeros_like(variables[0])]
+
+    return layer.compute(x), gradient
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
+        (_too_few, r"reads 2 weights, .*, and its gradient returns 1 gradients"),
         (_without_weights, r"reads the weights .*bias.*, and its gradient has no argument"),
         (_unwatched, r"reads the weights .*bias.*, and returns None .*tape\.watch\(variables\)"),
     ],
