@@ -73,7 +73,7 @@ def _asking(original: Callable[..., Nest]) -> Callable[..., Nest]:
     @functools.wraps(original)
     def wrapped(function: Callable[..., Any], args: Any, kwargs: Any) -> Nest:
         scope = _scope()
-        has_values = scope is not None and any(map(tf.is_tensor, scope.state_mapping.values()))
+        has_values = scope is not None and any(isinstance(v, tf.Tensor) for v in scope.state_mapping.values())
         if not has_values or (kwargs and not tf.executing_eagerly()):  # which TensorFlow refuses
             return original(function, args, kwargs)
         return _with_weights(scope, original, functools.partial(function, **kwargs), tuple(args))
