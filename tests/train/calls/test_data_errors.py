@@ -208,12 +208,14 @@ def test_rows_that_a_recipe_does_not_have_are_named(loop: Any) -> None:
 def test_a_label_that_is_none_is_named(on_one_or_two: Any, label: int) -> None:
     loop, bad = on_one_or_two, np.where(np.arange(16) == 15, label, Y[:16])  # of the last replica, and none hangs
     for what, where in (
-        ("fit", "batch 4 or 5|batch 3 or 4"),
-        ("evaluate", "one of the batches 3 to 5 of an evaluation"),
+        ("fit", r"batch (\d) or (\d)"),
+        ("evaluate", r"one of the batches (\d) to (\d) of an evaluation"),  # how many a call takes, depends on its time
     ):
         text = message_of(loop, what, dataset(*[GOOD] * 4, (X[:16], bad)))
         assert f"is {label}; the loss takes whole numbers from 0 to 3" in text
-        assert any(f"A label in {one} (counted from 0)" in text for one in where.split("|"))
+        found = re.search(rf"A label in {where} \(counted from 0\)", text)
+        assert found, text
+        assert int(found[1]) <= 4 <= int(found[2])
         assert "ignore_class" in text
         assert len(text.splitlines()) == 1
 

@@ -47,13 +47,15 @@ def net(*layers: Any) -> Callable[[], Any]:
     return lambda: sequential((4,), L.Dense(8, activation="tanh"), *(layer() for layer in layers), L.Dense(5))
 
 
-def trained(strategy: tf.distribute.Strategy, make: Callable[[], Any], data: Any, **of_step: Any) -> list[np.ndarray]:
+def trained(
+    strategy: tf.distribute.Strategy, make: Callable[[], Any], data: Any, *, validate: bool = True, **of_step: Any
+) -> list[np.ndarray]:
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model, optimizer = make(), keras.optimizers.SGD(0.1, momentum=0.9)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], **of_step))
-    history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
+    history = loop.fit(data, epochs=2, validation_data=data if validate else None, verbose=0).history
     return [*model.get_weights(), *history.values()]
 
 
@@ -162,13 +164,13 @@ def test_it_is_left_off_where_results_would_differ_or_it_cannot(
     why: str,
 ) -> None:
     strategy = strategy_of("one_device", 1)
-    plain = trained(strategy, net(layer), resident)
+    plain = trained(strategy, net(layer), resident, validate=False)
     request.getfixturevalue("on_gpu")
     with caplog.at_level(logging.INFO, "mirrorkit"):
-        found = trained(strategy, net(layer), resident)
+        found = trained(strategy, net(layer), resident, validate=False)
     if why:
         assert any(re.search(f"leaves XLA off on this GPU: {why}", message) for message in caplog.messages)
-    assert "many" not in compiled
+    assert compiled == []
     assert largest_difference(plain, found) == 0
 
 
