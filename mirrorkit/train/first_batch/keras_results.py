@@ -63,7 +63,8 @@ def compare_with_keras(step: Supervised, batch: UnpackedBatch, *, training: bool
             f"A step does not do what Keras's {'fit' if training else 'evaluate'} does: {' '.join(found)} (Seen "
             f"on {len(rows)} rows of the first batch, as one shard.) Look for a loss, metric, layer or optimizer that "
             "overrides more than Keras documents, and for a custom gradient that is not proportional to the upstream "
-            'gradient, such as one that clips: a step takes gradients of sums, and divides later. If you know that it is right, write Step(..., unchecked=("keras",)).'
+            "gradient, such as one that clips: a step takes gradients of sums, and divides later. If you know that "
+            'it is right, write Step(..., unchecked=("keras",)).'
         )
 
 
