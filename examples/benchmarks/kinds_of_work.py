@@ -12,8 +12,8 @@ process. A contender that fails has a row with the first line of its error.
 
 "batch-norm" is another comparison: `Loop` on a net with synchronized and with plain BatchNormalization.
 
-On GPUs (`--device gpu`) there are rows too for what is not a step's default there: XLA, and tables updated by rows.
-Their peak memory is that of the first GPU.
+`--also XLA rows` measures what may not be a step's default too: XLA, and tables that are updated by rows, densely or
+lazily. On GPUs (`--device gpu`) the peak memory is that of the first.
 
 `--write docs/speed-kinds.md` stores the run in docs/figures, and makes the tables and the picture of that page from it.
 """
@@ -40,6 +40,12 @@ from mirrorkit.bench.topology import Topology, check
 from mirrorkit.errors import MirrorkitError
 
 EVERY = [*KINDS, "batch-norm"]
+ALSO = {
+    "XLA": {"jit_compile": True},
+    "rows": {"sparse_embeddings": True},
+    "dense": {"sparse_embeddings": False},
+    "lazy": {"sparse_embeddings": "lazy"},
+}
 
 
 def main() -> None:
@@ -72,6 +78,7 @@ def parse() -> argparse.Namespace:
         help="of the recommender, each in turn; the other kinds train with Adam",
     )
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="virtual CPU devices, or GPUs")
+    parser.add_argument("--also", nargs="+", choices=list(ALSO), default=[], help="steps with other options")
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each")
     parser.add_argument("--turns", type=int, default=3, help="of each process, one after the other")
     parser.add_argument("--epochs", type=int, default=1, help="of a turn, besides one that is not counted")
@@ -104,12 +111,11 @@ def comparisons(options: argparse.Namespace) -> Iterator[tuple[str, int, dict[st
                     yield kind, replicas, {name: job("Loop", name, "adam", replicas, options) for name in BATCH_NORM}
                 continue
             for optimizer in options.optimizer if kind == "recommender" else ["adam"]:
-                contenders: dict[str, dict[str, Any]] = {"loop": {}}
-                if options.device == "gpu":  # what is not the default there
-                    contenders["loop, XLA"] = {"of_step": {"jit_compile": True}}
-                if options.device == "gpu" and kind == "recommender":
-                    contenders["loop, rows"] = {"of_step": {"sparse_embeddings": True}}
-                jobs = {name: job("Loop", kind, optimizer, replicas, options, **of) for name, of in contenders.items()}
+                also = {f"loop, {name}": ALSO[name] for name in options.also if name == "XLA" or kind == "recommender"}
+                jobs = {
+                    name: job("Loop", kind, optimizer, replicas, options, of_step=of)
+                    for name, of in {"loop": {}, **also}.items()
+                }
                 jobs["fit"] = job("Fit", kind, optimizer, replicas, options)
                 yield (kind if optimizer == "adam" else f"{kind}, {optimizer}"), replicas, jobs
 

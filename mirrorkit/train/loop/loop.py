@@ -63,9 +63,9 @@ class Loop:
             with `accumulate`) in a `fit` with a callback whose batch hooks are your own: it may act on every batch, as
             one that sets the learning rate does. Where hooks only observe, a number such as 50 is faster.
         jit_compile: have XLA compile whole calls: data, model and update become one program. For a single replica and
-            `mk.data.resident`; other calls do without. "auto": on one GPU, where XLA compiles the step. Small dense
-            models gain on CPUs; convolutions become many times slower there. XLA checks no values: an index out of
-            range is taken for the nearest, a label out of range gives NaN, assertions do nothing.
+            `mk.data.resident`; other calls do without. "auto": on one GPU, if XLA compiles the step and can. Small
+            dense models gain on CPUs; convolutions become many times slower there. XLA checks no values: an index out
+            of range is taken for the nearest, a label out of range gives NaN, assertions do nothing.
 
     Attributes:
         position: where the training stands: epoch, batch, steps, history.

@@ -49,9 +49,16 @@ def is_one_gpu(strategy: tf.distribute.Strategy) -> bool:
     return all("GPU" in device for device in replica_devices(strategy))
 
 
-def supports(layers: Iterable[Any]) -> bool:
-    """Return whether Keras would have XLA compile a model with these layers, where XLA is its default."""
-    return all(layer.supports_jit for layer in layers) and not is_op_determinism_enabled()
+def unsupported(layers: Iterable[Any]) -> str | None:
+    """Return why Keras would not have XLA compile a model with these layers, where XLA is its default; or None."""
+    if names := [layer.name for layer in layers if not layer.supports_jit]:
+        return f"Keras says that it is not for {', '.join(names)} (supports_jit)"
+    return "operations are to be deterministic" if is_op_determinism_enabled() else None
+
+
+def tell_left_off(why: str) -> None:
+    """Log that XLA is not used though it is the default, and why."""
+    _log.info('jit_compile="auto" leaves XLA off on this GPU: %s.', why)
 
 
 def takes(function: Callable[..., Nest], *args: Nest) -> bool:
@@ -72,7 +79,7 @@ def takes(function: Callable[..., Nest], *args: Nest) -> bool:
     compiled = tf.function(of_tensors, autograph=False, jit_compile=True)
     why = _objection(compiled, compiled.get_concrete_function(*specs), specs)
     if why:
-        _log.info('jit_compile="auto" leaves XLA off on this GPU: %s.', why)
+        tell_left_off(why)
     return why is None
 
 
@@ -110,7 +117,8 @@ def _broken(device: str) -> str | None:
         with tf.device(device):
             tf.function(tf.math.tanh, autograph=False, jit_compile=True)(tf.ones([2]))
     except Exception as error:  # the same
-        return f"XLA does not work on {device}: {_first_line(error)}"
+        _log.warning("XLA does not work on %s, so training is slower than it could be: %s", device, _first_line(error))
+        return f"it does not work on {device}"
     return None
 
 

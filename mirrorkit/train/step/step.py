@@ -65,8 +65,8 @@ class Step:
             "rows", "state"; "keras" for the comparison with Keras's own results (docs/differences.md). `fit` checks the
             first batch.
         bucket_mib: size of the messages in which sums travel between replicas, in MiB (see `mk.train.all_reduce`).
-        jit_compile: compile the replica's computation with XLA. "auto": on one GPU, where XLA can, and nothing is drawn
-            at random, for XLA draws other numbers (docs/speed.md#xla). Slower for convolutions on CPU.
+        jit_compile: compile a replica's forward and backward pass with XLA, which checks no values. "auto": on one GPU,
+            if XLA can and nothing is drawn at random (docs/speed.md#xla). Convolutions on CPUs become slower.
         shard_optimizer: let each of N replicas keep and update 1/N of the optimizer's slots (ZeRO-1, Rajbhandari et al.
             2020, arXiv:1910.02054), for the same weights and checkpoints; under mirrored and multi_worker. Each update
             gathers the new weights from all replicas. The optimizer is one of Keras's SGD, Adam, AdamW, Nadam, Adamax,

@@ -42,10 +42,17 @@ def for_strategy(options: Options, strategy: tf.distribute.Strategy, model: Kera
     """Turn jit_compile="auto" off where it does not apply: as Keras does, and with tables that are updated in place."""
     if options.jit_compile != xla.AUTO:
         return options
-    elsewhere = are_placed(strategy, [*model.trainable_variables, *model.non_trainable_variables])
-    if elsewhere or options.sparse_embeddings in (True, LAZY) or not xla.is_one_gpu(strategy):
+    if not xla.is_one_gpu(strategy):
         return dataclasses.replace(options, jit_compile=False)
-    return options if xla.supports(layers_of(model)) else dataclasses.replace(options, jit_compile=False)
+    why = xla.unsupported(layers_of(model))
+    if options.sparse_embeddings in (True, LAZY):
+        why = f"sparse_embeddings={options.sparse_embeddings!r}"
+    elif are_placed(strategy, [*model.trainable_variables, *model.non_trainable_variables]):
+        why = "the model lies on several devices"
+    if why:
+        xla.tell_left_off(why)
+        return dataclasses.replace(options, jit_compile=False)
+    return options
 
 
 def check_model(options: Options, strategy: tf.distribute.Strategy, model: KerasModel) -> None:
