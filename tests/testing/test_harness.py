@@ -28,7 +28,8 @@ def test_thread():
 
 @pytest.mark.slow
 def test_a_test_that_leaks_fails(run_python, tmp_path):
-    (tmp_path / "conftest.py").write_text((Path(__file__).parents[1] / "conftest.py").read_text())
+    for name in ("conftest.py", "device_choice.py"):
+        (tmp_path / name).write_text((Path(__file__).parents[1] / name).read_text())
     (tmp_path / "test_leaky.py").write_text(LEAKY)
     result = run_python(
         f"import sys, pytest; sys.exit(pytest.main(['-p', 'no:cacheprovider', {str(tmp_path)!r}]))", check=False

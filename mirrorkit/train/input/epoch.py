@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import gc
 import itertools
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
@@ -110,6 +113,24 @@ class EpochIterator:
         raise NotImplementedError
 
 
+@functools.cache
+def _dropped_at_exit() -> weakref.WeakSet[HostIterator]:
+    """The iterators that are dropped before Python ends.
+
+    While tf.data waits for Python, for the next element of a generator, say, an iterator that Python's end takes apart
+    would wait for ever: https://github.com/tensorflow/tensorflow/issues/21277.
+    """
+    alive: weakref.WeakSet[HostIterator] = weakref.WeakSet()
+
+    def drop() -> None:
+        for iterator in list(alive):
+            iterator.drop()
+        gc.collect()
+
+    atexit.register(drop)
+    return alive
+
+
 class HostIterator(EpochIterator):
     """Batches that tf.data makes on the host; `place` are the other arguments of `EpochIterator`.
 
@@ -142,6 +163,11 @@ class HostIterator(EpochIterator):
                 kept = tf.data.Dataset.from_tensors(batch).concatenate(kept)
             iterator, self._rest = iter(untuned(kept)), iterator
         super().__init__(iterator, **place)
+        _dropped_at_exit().add(self)
+
+    def drop(self) -> None:
+        """Let tf.data end what it is doing."""
+        self.source = self._rest = self.first = None
 
     def parts(self, steps: int, accumulate: int = 1) -> Iterator[UpdateRun]:
         """Divide the next batches; those that were looked at form a run of their own."""
