@@ -40,7 +40,10 @@ def main() -> None:
         traceback.print_exc()
         sys.stdout.flush()
         text = str(error).strip().partition("\n")[0]
-        connection.send((None, f"{type(error).__name__}: {text[:300]}"))
+        try:
+            connection.send((None, f"{type(error).__name__}: {text[:300]}"))
+        except OSError:  # nobody is left at the other end, which may be what was raised: an answer could not be sent
+            _end()
         sys.exit(1)
     _end()
 

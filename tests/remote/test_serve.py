@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,23 @@ def test_nothing_is_left_of_a_parent_that_is_killed_whether_the_process_waits_or
         assert time.monotonic() < deadline, "it outlived its parent"
         time.sleep(0.02)
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"], "its temporary files are left"
+
+
+@pytest.mark.parametrize("sent", [[], [("remote_subjects:Counter", {"start": 1}, None), ("sleep", {"seconds": 0.3})]])
+def test_nothing_is_left_where_nobody_sends_a_request_or_waits_for_the_answer(sent, tmp_path):
+    folder = tmp_path / "its files"
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])}
+    ours, theirs = Pipe()
+    with theirs:
+        command = [sys.executable, "-m", "mirrorkit.remote.serve", str(theirs.fileno()), str(folder)]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
+    with process, ours:
+        for message in sent:
+            ours.send(message)
+        ours.close()
+        process.wait(timeout=60)
+    assert not folder.exists()
 
 
 def alive(pid: int) -> bool:
