@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from mirrorkit.bench.report import span
 from stored.runs import Run
@@ -26,7 +25,11 @@ def one_device(run: Run) -> list[str]:
 def equivalence(run: Run) -> list[str]:
     rows = [row for row in run.content["rows"] if row["part"] == "equivalence"]
     lines = [
-        [str(row["replicas"]), *(f"{row[key]:.1e}" for key in ("difference", "control")), _yes(row["tf32"])]
+        [
+            str(row["replicas"]),
+            *(f"{row[key]:.1e}" for key in ("difference", "control")),
+            "yes" if row["tf32"] else "no",
+        ]
         for row in rows
     ]
     head = ["logical GPUs", "difference from one", "rounding alone", "TF32"]
@@ -34,17 +37,13 @@ def equivalence(run: Run) -> list[str]:
     return [*table(head, lines), "", f"After {steps} steps; `{run.command}`", *machine(run)]
 
 
-def _yes(value: Any) -> str:
-    return "yes" if value else "no"
-
-
 def recommender(run: Run) -> list[str]:
     names = {
         "loop": "**`Loop`**",
         "loop, XLA": "`Step(jit_compile=True)`",
         "loop, rows": "`Step(sparse_embeddings=True)`",
+        "fit": "`fit`, which XLA compiles",
     }
-    names["fit"] = "`fit`, which XLA compiles"
     lines = []
     for contender, name in names.items():
         row = run.row(contender=contender, measured="step", work="recommender")

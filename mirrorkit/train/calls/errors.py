@@ -23,7 +23,7 @@ _NO_BATCH = "The data gave no batch. Check its path, filters and drop_remainder.
 
 # TensorFlow's own words; tests/train make each of these errors. XLA refuses an operation that it does not know, a size
 # that it must know beforehand, something else than variables and tensors.
-_REFUSED_BY_XLA = ("unsupported operations", "compile-time constant", "xla_launch_util", "XLA compilation", "libdevice")
+_REFUSED_BY_XLA = ("unsupported operations", "compile-time constant", "xla_launch_util", "fixed tensor list size")
 _OTHER_SIZE = re.compile(
     rf"Shape of tensor \S+ \[(\d+).*?\] is not compatible with expected shape \[(\d+).*?{COMPONENT}(\d+)", re.DOTALL
 )
@@ -116,11 +116,12 @@ def explained_call(data: EpochIterator, place: Callable[[bool], str], *, compile
             rows, wanted, number = found.groups()
             at = f" in {place(True)} (counted from 0)"
             raise StepError(other_size(data.element_spec, int(number), rows, wanted, at)) from error
-        if not (compiled and any(sign in error.message for sign in _REFUSED_BY_XLA)):
+        said = [line for line in error.message.splitlines() if any(sign in line for sign in _REFUSED_BY_XLA)]
+        if not (compiled and said):
             raise
         raise StepError(
-            f"XLA cannot compile this loop's calls: {error.message.splitlines()[0]}. Leave that "
-            "operation out of the model and of the data's map, or give Step and Loop jit_compile=False."
+            f"XLA cannot compile this loop's calls: {said[0].strip()} Leave that operation out of the model and of "
+            "the data's map, give a loop maximum_iterations, or give Step and Loop jit_compile=False."
         ) from error
 
 

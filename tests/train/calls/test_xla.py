@@ -114,6 +114,21 @@ def test_a_layer_that_xla_cannot_compile_is_named(make_loop: Any) -> None:
         loop.fit(recipe, verbose=0)
 
 
+class Repeated(L.Layer):
+    def call(self, x: Any) -> Any:
+        times = tf.cast(tf.reduce_sum(tf.stop_gradient(x)) * 0, tf.int32) + 3
+        return tf.while_loop(lambda i, y: i < times, lambda i, y: (i + 1, tf.tanh(y)), [0, x])[1]
+
+
+@pytest.mark.parametrize(("of_step", "of_loop"), [(False, True), (True, False)], ids=["loop", "step"])
+def test_a_loop_without_a_bound_is_named(make_loop: Any, of_step: bool, of_loop: bool) -> None:
+    plain = make_loop(("one_device", 1), lambda: sequential((4,), L.Dense(1), Repeated()), jit_compile=of_step)
+    loop = mk.train.Loop(plain.strategy, plain.step, jit_compile=of_loop)
+    recipe = mk.data.resident(mk.data.arrays(np.ones((24, 4), "float32"), np.ones((24, 1))), global_batch_size=12)
+    with pytest.raises(StepError, match=r"this loop's calls: .*fixed tensor list size.*jit_compile=False"):
+        loop.fit(recipe, verbose=0)
+
+
 def test_data_on_the_host_is_said_to_be_read_without_it(
     make_loop: Any, recipe: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

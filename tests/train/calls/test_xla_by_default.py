@@ -194,7 +194,7 @@ def test_to_look_at_a_function_draws_no_numbers(strategy_of: Any, resident: Any,
 def test_batches_of_unknown_sizes_are_left_to_tensorflow(
     strategy_of: Any, split: Any, caplog: pytest.LogCaptureFixture, on_gpu: None
 ) -> None:
-    """XLA would compile each size anew."""
+    """XLA would compile again for each size."""
     dataset = mk.data.batches(split, global_batch_size=12).dataset().unbatch().batch(12)
     with caplog.at_level(logging.INFO, "mirrorkit"):
         trained(strategy_of("one_device", 1), net(), dataset)

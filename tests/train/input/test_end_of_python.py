@@ -1,4 +1,4 @@
-"""A script ends though tf.data is waiting for an element from Python."""
+"""A script ends although tf.data is waiting for an element from Python."""
 
 from __future__ import annotations
 

@@ -101,8 +101,12 @@ def test_no_tensor_is_as_large_as_a_table(name: str, make_loop: Any) -> None:
     assert "ReadVariableOp" in dense  # so the test sees them
 
 
-def test_blocks_are_the_largest_tensors_of_other_optimizers(make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_BLOCK", 1000 * WIDTH * 4)
+@pytest.mark.parametrize(("device", "block"), [("CPU", "_BLOCK"), ("GPU", "_GPU_BLOCK")])
+def test_blocks_are_the_largest_tensors_of_other_optimizers(
+    make_loop: Any, monkeypatch: pytest.MonkeyPatch, device: str, block: str
+) -> None:
+    monkeypatch.setattr(tables, block, 1000 * WIDTH * 4)
+    monkeypatch.setattr(tables, "replica_devices", lambda _: [f"/device:{device}:{i}" for i in range(2)])
     graphs = _graphs(make_loop, "Adam", sparse_embeddings=True)
     assert [operation.name for operation in _operations(graphs, 1001 * WIDTH)] == []
     assert [operation.name for operation in _operations(graphs, 1000 * WIDTH)] != []
