@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each")
     parser.add_argument("--turns", type=int, default=3, help="of each process, one after the other")
     parser.add_argument("--epochs", type=int, default=1, help="of a turn, besides one that is not counted")
-    parser.add_argument("--steps", type=int, help="of an epoch; those of the kind by default, one or two seconds")
+    parser.add_argument("--steps", type=int, help="of an epoch; those of the kind by default")
     parser.add_argument("--write", metavar="PAGE", help="a page of docs/ with blocks for these figures")
     options = parsed(parser)
     try:

@@ -139,8 +139,10 @@ def test_small_messages_give_the_same_bits(make_loop: Any, numbers: Any) -> None
     assert all(map(np.array_equal, *results))
 
 
-@pytest.mark.parametrize(("bucket_mib", "numbers"), [(32, [36]), (64 / 2**20, [20, 16])])
-def test_the_size_of_messages_is_the_one_asked_for(make_loop: Any, bucket_mib: float, numbers: list[int]) -> None:
+@pytest.mark.parametrize(("bucket_mib", "numbers"), [(None, [36]), (32, [36]), (64 / 2**20, [20, 16])])
+def test_the_size_of_messages_is_the_one_asked_for(
+    make_loop: Any, bucket_mib: float | None, numbers: list[int]
+) -> None:
     """36 numbers of four bytes: all in one message, or the first kernel by itself and 64 bytes of the others."""
     _, graph = _step_graph(make_loop, bucket_mib=bucket_mib)
     assert [op.outputs[0].shape.num_elements() for op in graph.get_operations() if op.type == "AddN"] == numbers

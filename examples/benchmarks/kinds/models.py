@@ -27,7 +27,7 @@ class Kind:
         model: makes it; its last layer returns probabilities.
         inputs: draws those of so many examples, an array or a dict of arrays.
         batch: examples of a global batch.
-        steps: of an epoch, about one or two seconds.
+        steps: of an epoch: 20, or fewer of long ones. At its end `Loop` reads all weights and slots once, to see a NaN.
         loss: the name of Keras's.
         batches: how many different ones there are; they come again and again.
     """
@@ -116,13 +116,13 @@ BLOCKS = f"2 blocks of attention, width 64, over {LENGTH} words"
 PICTURES = f"pictures of {SIDE} x {SIDE}"
 tabular, large = partial(mlp, FEATURES, [128] * 2, 1, "sigmoid"), partial(mlp, 2048, [2048] * 5, CLASSES, "softmax")
 KINDS = {
-    "recommender": Kind(PAIRS, recommender, pairs_of_ids, 1024, 10, loss=BINARY, batches=64),
+    "recommender": Kind(PAIRS, recommender, pairs_of_ids, 1024, 20, loss=BINARY, batches=64),
     "tabular": Kind(ROWS, tabular, numbers(FEATURES), 256, 500, loss=BINARY),
     "transformer": Kind(BLOCKS, transformer, words, 64, 20),
     "lstm": Kind(f"64 units, over {LENGTH} words", lstm, words, 64, 20),
-    "mlp-21m": Kind(WEIGHTS, large, numbers(2048), 128, 5),
-    "mobilenet-v2": Kind(PICTURES, partial(application, "MobileNetV2"), numbers(SIDE, SIDE, 3), 32, 5),
-    "resnet-50": Kind(PICTURES, partial(application, "ResNet50"), numbers(SIDE, SIDE, 3), 32, 2),
+    "mlp-21m": Kind(WEIGHTS, large, numbers(2048), 128, 20),
+    "mobilenet-v2": Kind(PICTURES, partial(application, "MobileNetV2"), numbers(SIDE, SIDE, 3), 32, 20),
+    "resnet-50": Kind(PICTURES, partial(application, "ResNet50"), numbers(SIDE, SIDE, 3), 32, 5),
 }
 BATCH_NORM = {
     name: Kind("20 convolutions", partial(convolutions, name == "synchronized"), numbers(32, 32, 3), 64, 10)

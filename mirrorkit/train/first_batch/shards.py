@@ -1,11 +1,12 @@
 """What follows from some rows: mean gradients, layer state and totals, where they are one shard, or several.
 
-The gradient of a table is given in few rows, see `folded`: two are to be compared, and a table is large.
+Large gradients are given in few rows, see `folded`: several are compared, and they would take more memory than a step.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -22,6 +23,7 @@ from mirrorkit.train.totals.totals import EXAMPLES, Term, summed
 
 Found: TypeAlias = "tuple[list[tf.Tensor | None], list[tf.Tensor], tf.Tensor]"  # gradients, layer state, totals
 
+_LARGE = 2**20  # numbers
 _FIRST = np.zeros(2, np.int64)  # the place of the first shard of the first step
 
 
@@ -34,8 +36,14 @@ def small(
     functions: Functions, gradients: Iterable[tuple[int, tf.Tensor | tf.IndexedSlices | None]]
 ) -> list[tf.Tensor | None]:
     """Return gradients, each with the number of its weight, as they are compared."""
-    shapes, tables = functions.shapes, functions.tables
-    return [None if g is None else folded(g) if i in tables else dense(g, shapes[i]) for i, g in gradients]
+
+    def compared(weight: int, gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+        shape = functions.shapes[weight]
+        if weight in functions.tables:  # it may be by rows in one computation, and dense in the other
+            return folded(gradient)
+        return folded(dense(gradient, shape)) if math.prod(shape) > _LARGE else dense(gradient, shape)
+
+    return [None if gradient is None else compared(i, gradient) for i, gradient in gradients]
 
 
 def on_one_shard(functions: Functions, values: Changing, batch: Nest, *, training: bool) -> Found:

@@ -8,12 +8,22 @@ import tensorflow as tf
 
 from mirrorkit.errors import StepError
 
-BUCKET_MIB = 32  # small models send one message; big ones several, which overlap with the backward pass
-BUCKET_BYTES = BUCKET_MIB * 2**20
+# Small models send one message; big ones several, which overlap with the backward pass. On CPUs a message is a copy in
+# memory: for an MLP of 21 M weights on two replicas a step took 0.92 of the time with 8 as with 32, and the peak memory
+# of ResNet-50 was 0.95; on two workers of one machine the time was the same with 4 as with 32. Unmeasured on GPUs.
+_MIB, _MIB_ON_CPUS = 32, 8
+_SIZE = _MIB * 2**20
 
 
-def pack(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> list[tf.Tensor]:
-    """Concatenate tensors of static shape into flat buckets of at most `bucket_bytes` (a larger tensor has its own).
+def bucket_bytes(mib: float | None, device: str) -> int:
+    """Return the size of a message in bytes; where none is asked for, that for the device of the replica."""
+    if mib is None:
+        mib = _MIB_ON_CPUS if "CPU" in device else _MIB
+    return int(mib * 2**20)
+
+
+def pack(tensors: Sequence[tf.Tensor], size: int = _SIZE) -> list[tf.Tensor]:
+    """Concatenate tensors of static shape into flat buckets of at most `size` bytes (a larger tensor has its own).
 
     They hold floating-point numbers; neighbours of the same dtype share a bucket.
     """
@@ -23,15 +33,13 @@ def pack(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> l
                 f"Sums over replicas must be floating tensors of static shape; found {tensor.dtype.name} of shape "
                 f"{tensor.shape}. Reduce the batch dimension away, use tf.ensure_shape, or tf.cast to float32."
             )
-    return [_joined([_shaped(t, [-1]) for t in bucket]) for bucket in _buckets(tensors, bucket_bytes)]
+    return [_joined([_shaped(t, [-1]) for t in bucket]) for bucket in _buckets(tensors, size)]
 
 
-def unpack(
-    buckets: Sequence[tf.Tensor], like: Sequence[tf.Tensor], *, bucket_bytes: int = BUCKET_BYTES
-) -> list[tf.Tensor]:
+def unpack(buckets: Sequence[tf.Tensor], like: Sequence[tf.Tensor], size: int = _SIZE) -> list[tf.Tensor]:
     """Undo `pack`: the values of `buckets` in the shapes of `like`."""
     tensors = []
-    for flat, members in zip(buckets, _buckets(like, bucket_bytes), strict=True):
+    for flat, members in zip(buckets, _buckets(like, size), strict=True):
         parts = tf.split(flat, [t.shape.num_elements() for t in members]) if len(members) > 1 else [flat]
         tensors += [_shaped(part, t.shape) for part, t in zip(parts, members, strict=True)]
     return tensors

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Nest, Sums
 from mirrorkit.strategy import gathers
-from mirrorkit.train.reduce.packing import BUCKET_MIB, pack, unpack
+from mirrorkit.train.reduce.packing import bucket_bytes, pack, unpack
 from mirrorkit.train.reduce.switching import switching
 
 # In bytes: up to this size a message is gathered. Every worker gets those of all and adds them up itself, in n - 1 hops
@@ -22,22 +22,22 @@ _GROUP = 2**20  # far from the numbers that TensorFlow gives to its own groups, 
 _places: weakref.WeakKeyDictionary[tf.Graph, Iterator[int]] = weakref.WeakKeyDictionary()  # of the gathers in a graph
 
 
-def all_reduce(sums: Sums, *, bucket_mib: float = BUCKET_MIB) -> Sums:
+def all_reduce(sums: Sums, *, bucket_mib: float | None = None) -> Sums:
     """Sum a nest of float tensors over all replicas with one message per bucket; call it in replica context.
 
     Every replica must call it as often as the others, in the same order, with the same shapes and dtypes.
 
     Args:
         sums: tensors of static shape.
-        bucket_mib: size at which a message is closed, in MiB. Small models fit into one; of large ones the first
-            messages travel while the backward pass still computes the others.
+        bucket_mib: size at which a message is closed, in MiB; by default 8 on CPUs, and 32 elsewhere. Small models fit
+            into one; of large ones the first messages travel while the backward pass still computes the others.
     """
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
         return sums
     return tf.nest.pack_sequence_as(sums, _packed_sums(tf.nest.flatten(sums), bucket_mib))
 
 
-def all_reduce_by_device(sums: Sums, devices: Nest, *, bucket_mib: float) -> Sums:
+def all_reduce_by_device(sums: Sums, devices: Nest, *, bucket_mib: float | None) -> Sums:
     """As `all_reduce`, each tensor on the device that `devices`, a nest like `sums`, names for it."""
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
         return sums
@@ -50,11 +50,11 @@ def all_reduce_by_device(sums: Sums, devices: Nest, *, bucket_mib: float) -> Sum
     return tf.nest.pack_sequence_as(sums, [results[i] for i in range(len(flat))])
 
 
-def _packed_sums(flat: Sequence[tf.Tensor], bucket_mib: float) -> list[tf.Tensor]:
-    bucket_bytes = int(bucket_mib * 2**20)
+def _packed_sums(flat: Sequence[tf.Tensor], bucket_mib: float | None) -> list[tf.Tensor]:
+    size = bucket_bytes(bucket_mib, tf.distribute.get_replica_context().devices[0])
     # Each by itself: of a list TensorFlow would make one message again, which waits until the last gradient is there.
-    messages = [_sum(message) for message in pack(flat, bucket_bytes=bucket_bytes)]
-    return unpack(messages, flat, bucket_bytes=bucket_bytes)
+    messages = [_sum(message) for message in pack(flat, size)]
+    return unpack(messages, flat, size)
 
 
 def _sum(message: tf.Tensor) -> tf.Tensor:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 _DIGITS = 2**12  # an id travels as two numbers of the gradient's dtype: floats of 24 bits hold them up to 2**36
-
-_FOLDED = 2**10  # far more than a few examples look up
+_FOLDED = 2**16  # numbers: more rows than a few examples look up
 
 
 class Rows(NamedTuple):
@@ -44,10 +43,19 @@ def dense_of(ids: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def folded(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    """Return a gradient of a table in few rows, for a comparison: row i has the sum of the rows i, i + 1024, ..."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        gradient = tf.IndexedSlices(gradient, tf.range(gradient.shape[0], dtype=tf.int64))
-    return dense_of(gradient.indices % _FOLDED, tf.convert_to_tensor(gradient.values), _FOLDED)
+    """Return a gradient in few rows, for a comparison: row i has the sum of the rows i, i + n, i + 2 n, ...
+
+    Rows are along the last dimension. `n` follows from their length alone, so that it is the same for a dense gradient
+    and one by rows.
+    """
+    by_rows = isinstance(gradient, tf.IndexedSlices)
+    width = (gradient.values if by_rows else gradient).shape[-1]
+    number = max(1, _FOLDED // width)
+    if by_rows:
+        return dense_of(gradient.indices % number, tf.convert_to_tensor(gradient.values), number)
+    rows = tf.reshape(gradient, [-1, width])
+    padded = tf.pad(rows, [[0, -rows.shape[0] % number], [0, 0]])
+    return tf.reduce_sum(tf.reshape(padded, [-1, number, width]), axis=0)
 
 
 def block_of(rows: Rows, replica: int, replicas: int, length: int) -> tf.Tensor:

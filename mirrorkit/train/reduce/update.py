@@ -16,7 +16,6 @@ from typing_extensions import TypeVar
 
 from mirrorkit._types import Nest, Sums, Variable
 from mirrorkit.strategy import first_replica, is_central_storage, is_parameter_server, local_replica
-from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.variables import native, own_copy
 
@@ -51,7 +50,7 @@ class Update(Generic[Output]):
         variables: Sequence[Variable],
         function: Callable[[Sums, list[tf.Tensor]], tuple[Sequence[tf.Tensor | None], Output]],
         *,
-        bucket_mib: float = BUCKET_MIB,
+        bucket_mib: float | None = None,
         last_wins: Sequence[Variable] = (),
         reduce: Callable[[Sums], Sums] | None = None,
         in_place: Sequence[Variable] = (),

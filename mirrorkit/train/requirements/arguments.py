@@ -62,7 +62,7 @@ def _require_no_inner(optimizer: KerasOptimizer) -> None:
 
 
 def check_options(
-    clip_norm: float | None, clip_value: float | None, *, accumulate: int, ema: float | None, bucket_mib: float
+    clip_norm: float | None, clip_value: float | None, *, accumulate: int, ema: float | None, bucket_mib: float | None
 ) -> None:
     """Refuse options of a step that are out of range, or that exclude each other."""
     for name, bound in (("clip_norm", clip_norm), ("clip_value", clip_value), ("bucket_mib", bucket_mib)):

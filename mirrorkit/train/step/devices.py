@@ -61,7 +61,7 @@ class OneDevice:
         """Return a function of values and rows that computes where the values are."""
         return function
 
-    def reduce(self, sums: Sums, facts: TraceFacts, bucket_mib: float) -> Sums:
+    def reduce(self, sums: Sums, facts: TraceFacts, bucket_mib: float | None) -> Sums:
         """Sum over all replicas; in replica context."""
         return all_reduce(sums, bucket_mib=bucket_mib)
 

@@ -11,7 +11,6 @@ import tensorflow as tf
 from mirrorkit._types import Batch, Nest, PerOutput
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, unpack_batch
-from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.loop_step import Need
 from mirrorkit.train.step.loss_scale import LossScale
@@ -43,7 +42,7 @@ class Options:
     loss_scale: LossScale | None
     ema: float | None
     unchecked: Sequence[str]
-    bucket_mib: float
+    bucket_mib: float | None
     jit_compile: bool | str  # "auto" becomes False where it does not apply; see `variants.for_strategy`
     shard_optimizer: bool = False  # each replica keeps 1/N of the optimizer's slots
     sparse_embeddings: bool | str = "auto"  # how tables are updated; "lazy" changes results
@@ -59,7 +58,7 @@ class Options:
         """Return those of a model that says itself how it trains."""
         names = [unchecked] if isinstance(unchecked, str) else list(unchecked)
         nothing: dict[str, PerOutput] = {}
-        return cls(nothing, nothing, Clip(None, None), 1, None, None, names, BUCKET_MIB, False, runs_keras=True)
+        return cls(nothing, nothing, Clip(None, None), 1, None, None, names, None, False, runs_keras=True)
 
     def unpack(self, batch: Batch) -> UnpackedBatch:
         """Take a batch apart into what the model is called on, targets and weights."""

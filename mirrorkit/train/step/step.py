@@ -21,7 +21,6 @@ from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerO
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica
 from mirrorkit.train.keras_model.models import shown
-from mirrorkit.train.reduce.packing import BUCKET_MIB
 from mirrorkit.train.requirements.arguments import check_optimizer, check_options
 from mirrorkit.train.requirements.model import check_overrides, overrides_training
 from mirrorkit.train.step import variants
@@ -95,7 +94,7 @@ class Step:
         loss_scale: str | float | LossScale | None = None,
         ema: float | None = None,
         unchecked: Sequence[str] = (),
-        bucket_mib: float = BUCKET_MIB,
+        bucket_mib: float | None = None,
         jit_compile: bool | str = "auto",
         shard_optimizer: bool = False,
         sparse_embeddings: bool | str = "auto",

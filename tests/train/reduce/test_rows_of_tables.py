@@ -110,7 +110,8 @@ def test_dense(size: int) -> None:
     np.testing.assert_array_equal(dense_of(within, rows.values, size), expected[:size])
 
 
-def test_a_table_folded_for_comparisons_is_the_same_by_rows_and_dense() -> None:
+def test_a_table_folded_for_comparisons_is_the_same_by_rows_and_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mirrorkit.train.reduce.rows._FOLDED", 1024 * 3 + 2)  # numbers, of 1024 rows
     rows = _rows([0, 1, 1024, 1025, 1, 2999])
     dense = dense_of(rows.ids, rows.values, 3000)
     by_rows = folded(tf.IndexedSlices(rows.values, rows.ids))
@@ -118,6 +119,14 @@ def test_a_table_folded_for_comparisons_is_the_same_by_rows_and_dense() -> None:
     np.testing.assert_array_equal(folded(dense), by_rows)
     np.testing.assert_array_equal(by_rows[1], dense[1] + dense[1025])
     assert not np.array_equal(folded(tf.roll(dense, 1, 0)), by_rows)
+
+
+def test_a_kernel_is_folded_along_its_last_dimension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mirrorkit.train.reduce.rows._FOLDED", 10)
+    kernel = np.random.default_rng(0).normal(size=(3, 3, 2, 4))
+    rows = kernel.reshape(18, 4)
+    np.testing.assert_allclose(folded(tf.constant(kernel)), [rows[0::2].sum(0), rows[1::2].sum(0)], rtol=1e-12)
+    assert folded(tf.ones([2, 11])).shape == (1, 11)  # a row longer than that stays whole
 
 
 def test_which_gradients_are_rows() -> None:
