@@ -17,11 +17,16 @@ def add(commands: Any) -> None:
         description="Start a script once for every task of a cluster on this machine, each with its own TF_CONFIG. "
         "When a task fails (with --ps: the chief or a ps), the others are ended; the exit code is the script's.",
     )
-    parser.add_argument("--workers", type=int, required=True, metavar="N", help="number of workers")
+    number = "number of workers; MIN:MAX where it may change while the job runs"
+    parser.add_argument("--workers", type=_workers, required=True, metavar="N|MIN:MAX", help=number)
     parser.add_argument("--ps", type=int, default=0, metavar="N", help="number of parameter servers; adds a chief")
     parser.add_argument("--chief", action="store_true", help="add a chief, which trains as the first of the workers")
     restarts = "after a failure start all tasks again; with --ps the failed worker alone"
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help=restarts)
+    room = "how many workers there is room for: a file with the number, or a command that prints it"
+    parser.add_argument("--slots", metavar="FILE|COMMAND", help=room)
+    waits = "time to wait where there is no room for MIN workers; 300 by default"
+    parser.add_argument("--wait", type=float, default=300.0, metavar="SECONDS", help=waits)
     parser.add_argument(
         "--devices-per-worker", metavar="cpu|gpu:N", help="by default the GPUs are divided among the workers"
     )
@@ -34,6 +39,11 @@ def add(commands: Any) -> None:
     # argparse would list these as required, though there may be none
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the script").required = False
     parser.set_defaults(run=_run)
+
+
+def _workers(text: str) -> int | tuple[int, int]:
+    least, colon, most = text.partition(":")
+    return (int(least), int(most)) if colon else int(text)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import queue
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,23 +18,30 @@ from typing import Any
 from mirrorkit import stop_signals
 from mirrorkit.cluster import outside_interfaces
 from mirrorkit.errors import ArgumentError, ClusterError, JobError
+from mirrorkit.journal import JOURNAL
 from mirrorkit.launch import isolation, layout
+from mirrorkit.launch.progress import Progress
+from mirrorkit.launch.slots import Slots
 from mirrorkit.launch.task import Task, say
+from mirrorkit.launch.widths import Widths, least_and_most
 from mirrorkit.whole import whole_number
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
 # After a failure the others cannot go on; this is the time they have to print their errors.
 _SECONDS_AFTER_FAILURE = 5.0
+_SECONDS_OF_A_LOOK = 0.2  # at the journal
 
 
 def launch(
     script: str | Path,
     arguments: Sequence[str] = (),
     *,
-    workers: int,
+    workers: int | tuple[int, int],
     ps: int = 0,
     chief: bool = False,
     max_restarts: int = 0,
+    slots: str | None = None,
+    wait: float = 300.0,
     devices_per_worker: str | None = None,
     grace: float = 30.0,
     module: bool = False,
@@ -51,6 +59,13 @@ def launch(
     again at its address, which counts as one of the `max_restarts`. Where none is left the others go on without it, as
     long as there are any workers.
 
+    With `workers=(1, 4)` the number of workers may change while the job runs. It starts with the most. Where a failure
+    leaves no restart, the job goes on with one worker less, down to the least. With `slots` there are never more
+    workers than it says: it is looked up every few seconds, and at SIGHUP, which then is not passed on. Where their
+    number changes, all tasks get SIGTERM, at which `mk.train.Checkpoints` saves, and the job starts again with the new
+    number; that is no failure. Every `Loop.fit` of such a job needs `Checkpoints`. When a training goes on, a line says
+    after how many seconds, and how many steps were made again.
+
     TensorFlow's servers listen at all interfaces of this machine and ask nobody who they are; a warning says so. With
     `isolate` the tasks run in a network namespace of their own, where there is no other interface than loopback: they
     reach each other, and nobody else reaches them or is reached.
@@ -58,10 +73,12 @@ def launch(
     Args:
         script: a Python file, or the name of a module.
         arguments: what it finds in `sys.argv[1:]`.
-        workers: number of workers.
+        workers: number of workers, or the least and the most.
         ps: number of parameter servers; adds a chief, which coordinates. When it exits, the job ends.
         chief: whether to add a chief, which trains as the first of the workers.
         max_restarts: how often to start the job, or a worker of one with parameter servers, again after a failure.
+        slots: for how many workers there is room: a file with the number, or a command that prints it.
+        wait: seconds to wait where there is no room for the least number of workers.
         devices_per_worker: "cpu", or "gpu:1" for one GPU each; None divides the GPUs where there are enough.
         grace: seconds between a signal that is passed on and SIGKILL.
         module: whether `script` is a module, as in `python -m module`.
@@ -71,7 +88,7 @@ def launch(
         0, or the exit code of the task that failed first; 128 + n when signal n killed it.
 
     Raises:
-        JobError: no such script, or no worker.
+        JobError: no such script, no worker, or for too long no room for enough of them.
         ClusterError: not enough GPUs, a system without process groups (Windows), or `isolate` where the kernel refuses.
         ArgumentError: called from another thread than the main one.
     """
@@ -81,21 +98,36 @@ def launch(
         raise JobError(f"There is no script {str(script)!r}. Name a Python file.")
     command = [sys.executable, *(["-m"] if module else []), str(script), *arguments]
     whole_number("max_restarts", max_restarts, JobError, least=0)
-    if not 0 <= grace < math.inf:
-        raise JobError(f"grace must be a number of seconds from 0 on, found {grace!r}.")
+    for name, seconds in (("grace", grace), ("wait", wait)):
+        if not 0 <= seconds < math.inf:
+            raise JobError(f"{name} must be a number of seconds from 0 on, found {seconds!r}.")
+    least, most = least_and_most(workers)
+    if ps and least < most:
+        raise JobError(f"ps={ps} was asked for with workers={workers}: such a job goes on without a worker anyway.")
+    if slots is not None and least == most:
+        raise JobError(f"slots={slots!r} needs the least and the most workers, such as workers=(1, {most}).")
 
-    def environments() -> dict[str, dict[str, str]]:
+    def environments(width: int) -> dict[str, dict[str, str]]:
         """Return the environment of each task, on ports that are free now."""
-        return layout.environments(layout.clusters(workers, ps=ps, chief=chief), devices_per_worker=devices_per_worker)
+        tasks = layout.clusters(width, ps=ps, chief=chief)
+        return layout.environments(tasks, devices_per_worker=devices_per_worker)
 
-    with _signals() as events, isolation.namespaces(isolate) as namespaces:
+    with _signals() as events, isolation.namespaces(isolate) as namespaces, contextlib.ExitStack() as stack:
+        room = None if slots is None else stack.enter_context(contextlib.closing(Slots(slots, events)))
+        journals = None if least == most else stack.enter_context(tempfile.TemporaryDirectory(prefix="mirrorkit-"))
         if not isolate:
             _warn_of_servers()
-        job = _Job(command, events, namespaces, max_restarts, has_servers=ps > 0, grace=grace)
-        while True:
-            code = job.run(environments())
-            if code == 0 or job.interrupted or not job.may_restart():
-                return code
+        return _Job(
+            command,
+            events,
+            namespaces,
+            environments,
+            Widths(least, most, room, wait),
+            None if journals is None else Progress(Path(journals)),
+            max_restarts,
+            has_servers=ps > 0,
+            grace=grace,
+        ).run()
 
 
 def _warn_of_servers() -> None:
@@ -109,7 +141,7 @@ def _warn_of_servers() -> None:
         say("launch", warning, sys.stderr)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _signals() -> Iterator[queue.SimpleQueue]:
     """Turn signals to this process into events."""
     events: queue.SimpleQueue = queue.SimpleQueue()  # may be written to from a signal handler
@@ -124,11 +156,14 @@ def _signals() -> Iterator[queue.SimpleQueue]:
 
 @dataclass
 class _Job:
-    """The tasks of a job, which start and end together, and how many restarts are left."""
+    """The tasks of a job, which start and end together: once in each attempt."""
 
     command: Sequence[str]
     events: queue.SimpleQueue
     namespaces: Sequence[int]
+    environments_of: Callable[[int], dict[str, dict[str, str]]]  # by the number of workers
+    widths: Widths
+    progress: Progress | None  # where the number of workers may change
     max_restarts: int
     _: KW_ONLY
     has_servers: bool
@@ -136,21 +171,38 @@ class _Job:
     restarts: int = 0  # of the job and of its workers together
     interrupted: int | None = None
 
-    def run(self, environments: dict[str, dict[str, str]]) -> int:
+    def run(self) -> int:
+        """Start attempt after attempt until one ends well, or none may follow; return 0, or the code of the last."""
+        while True:
+            width = self.widths.next(self.events)
+            if isinstance(width, signal.Signals):
+                return 128 + width
+            code = self._attempt(width)
+            if self.interrupted or not (self._is_unfinished if self.is_resizing else code and self._goes_on()):
+                return code
+
+    def _attempt(self, width: int) -> int:
         """Start all tasks and wait until they have ended; return 0, or the exit code of the first failure."""
-        self.environments = environments
+        self.width, self.environments = width, self.environments_of(width)
+        if self.progress is not None:
+            path = str(self.progress.begin(width))
+            self.environments = {name: {**of, JOURNAL: path} for name, of in self.environments.items()}
         self.running: set[Task] = set()
         self.code: int | None = None  # of the first failure
         self.chief_has_exited = False
+        self.is_resizing, self._is_unfinished = False, False  # whether to start again with other workers
         self.deadline: float | None = None  # when to kill what still runs
         try:
-            for name in environments:
+            for name in self.environments:
                 self._start(name)
+            self._resize()  # there may be room for another number since
             while self.running:
                 self._handle(self._next_event())
         finally:
             for task in self.running:
                 task.end()
+        if self.progress is not None:
+            self.progress.stopped()
         return self.code or 0
 
     def may_restart(self, of: str = "") -> bool:
@@ -161,19 +213,35 @@ class _Job:
         say("launch", f"restart {self.restarts} of {self.max_restarts}{of}", sys.stderr)
         return True
 
+    def _goes_on(self) -> bool:
+        """Return whether another attempt follows a failure, if need be with fewer workers."""
+        if self.may_restart():
+            return True
+        if not self.widths.lose(self.width):
+            return False
+        say("launch", f"no restart is left: on with {self.widths.wanted} of {self.width} workers", sys.stderr)
+        return True
+
     def _start(self, name: str) -> None:
         self.running.add(Task(name, self.command, self.environments[name], self.events, self.namespaces))
 
     def _next_event(self) -> Any:
-        try:
-            left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
-            return self.events.get(timeout=left)
-        except queue.Empty:
-            return signal.SIGKILL
+        while True:
+            waits = [] if self.deadline is None else [max(0.0, self.deadline - time.monotonic())]
+            if self.progress is not None and self.progress.is_pending:
+                self.progress.look()
+                waits.append(_SECONDS_OF_A_LOOK)
+            try:
+                return self.events.get(timeout=min(waits, default=None))
+            except queue.Empty:
+                if self.deadline is not None and time.monotonic() >= self.deadline:
+                    return signal.SIGKILL
 
     def _handle(self, event: Any) -> None:
         if isinstance(event, tuple):
             self._ended(*event)
+        elif self.widths.takes(event):
+            self._resize()
         elif event == signal.SIGKILL or self.interrupted:
             self._end_all(signal.SIGKILL, None)
         else:
@@ -185,17 +253,32 @@ class _Job:
         self.running.discard(task)
         if self.chief_has_exited or self.code is not None:
             return
-        if code != 0:
+        if self.is_resizing and not self.interrupted:
+            self._is_unfinished |= code != 0
+        elif code != 0:
             if not self.interrupted and self._goes_on_without(task, code):
                 return
             self.code = code
             if not self.interrupted:
+                if self.progress is not None:
+                    self.progress.noticed()
                 others = "; ending the others" if self.running else ""
                 say("launch", f"{task.name} ended with {_described(code)}{others}", sys.stderr)
                 self._end_all(signal.SIGTERM, _SECONDS_AFTER_FAILURE)
         elif self.has_servers and task.name == "chief":  # the others only serve it
             self.chief_has_exited = True
             self._end_all(signal.SIGTERM, _SECONDS_AFTER_FAILURE)
+
+    def _resize(self) -> None:
+        """End all tasks, to start them again, where there is room for another number of workers."""
+        wanted = self.widths.wanted
+        if wanted == self.width or self.is_resizing or self.interrupted or self.code is not None:
+            return
+        say("launch", f"room for {wanted} workers: ending {self.width}, which save", sys.stderr)
+        self.is_resizing = True
+        if self.progress is not None:
+            self.progress.noticed()
+        self._end_all(signal.SIGTERM, self.grace)
 
     def _goes_on_without(self, task: Task, code: int) -> bool:
         """Return whether the job survives this failure: that of a worker, whose variables are on parameter servers."""

@@ -24,6 +24,7 @@ from mirrorkit.train.callback import LoopCallback, call_periods
 from mirrorkit.train.checkpoints import Checkpoints, Restored
 from mirrorkit.train.checkpoints.callback_states import CallbackStates
 from mirrorkit.train.loop.callback_paths import require_writable
+from mirrorkit.train.loop.journal import journals
 from mirrorkit.train.loop.same_workers import SameWorkers
 from mirrorkit.train.step.custom import Custom
 from mirrorkit.train.step.loop_step import LoopStep
@@ -84,6 +85,8 @@ def callback_list(
         _require_same_on_all_workers(loop.strategy, given)
         given.append(SameWorkers(values=not any(getattr(c, "compares_replicas", False) for c in given)))
     given.sort(key=lambda callback: isinstance(callback, Checkpoints))
+    if history:
+        given += journals(loop.strategy, given)
     for callback in given:
         if hasattr(callback, "set_loop"):
             callback.set_loop(loop)

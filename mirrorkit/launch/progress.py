@@ -1,0 +1,82 @@
+"""When the attempts of a job went on, from which step, and how long each phase before took."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from mirrorkit import journal
+from mirrorkit.launch.task import say
+
+
+@dataclass
+class _End:
+    """Of an attempt."""
+
+    last: journal.Line | None  # the last one with steps
+    noticed: float
+    stopped: float = 0.0
+
+
+class Progress:
+    """Reads the journals, and prints a line for each attempt but the first, when it has made its first steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._number = 0
+        self._end: _End | None = None  # of the attempt before
+        self._told = True
+
+    def begin(self, width: int) -> Path:
+        """Begin an attempt; return the path of its journal."""
+        self._width, self._told = width, self._end is None
+        self._started = time.time()
+        self._number += 1
+        return self._path
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / f"journal-{self._number}"
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is a line to print when the training goes on."""
+        return not self._told
+
+    def noticed(self) -> None:
+        """Take note that the attempt is to end: now this was noticed."""
+        self.look()
+        steps = [line for line in journal.read(self._path) if line.what != journal.BEGAN]
+        before = self._end.last if self._end is not None else None
+        self._end = _End(steps[-1] if steps else before, time.time())
+
+    def stopped(self) -> None:
+        """Take note that all of its tasks have ended."""
+        if self._end is not None:
+            self._end.stopped = time.time()
+
+    def look(self) -> None:
+        """Print the line where the first steps were made."""
+        if self._told or self._end is None:
+            return
+        found = journal.read(self._path)
+        first = {line.what: line for line in reversed(found)}
+        if journal.STEPS not in first:
+            return
+        self._told = True
+        began, restored, steps = (first[what] for what in (journal.BEGAN, journal.RESTORED, journal.STEPS))
+        end = self._end
+        phases = {
+            "noticed": end.noticed - (end.last.time if end.last else end.noticed),
+            "stopped": end.stopped - end.noticed,
+            "started": began.time - end.stopped,
+            "restored": restored.time - began.time,
+            "first call": steps.time - restored.time,
+        }
+        repeated = max(0, end.last.steps - restored.steps) if end.last else 0
+        of = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
+        workers = f"{self._width} worker{'s' if self._width > 1 else ''}"
+        text = f"{workers} from step {restored.steps} on, {sum(phases.values()):.1f} s after the last step ({of})"
+        say("launch", f"{text}; {repeated} steps repeated", sys.stderr)

@@ -1,0 +1,82 @@
+"""How many workers there is room for, as a file or a command says, read again every few seconds."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from mirrorkit.errors import JobError
+from mirrorkit.launch.task import say
+
+_SECONDS = 5.0  # between two looks
+_LONGEST = 30.0  # of a command
+
+
+class Slots:
+    """A number of workers that is looked up by a thread, until `close`.
+
+    Args:
+        source: a file, which is read, or which is run where it is executable; or a command for the shell. The last
+            line is the number.
+        events: is given this object where the number has changed.
+
+    Attributes:
+        count: the last number that was found.
+
+    Raises:
+        JobError: the first time there is no number.
+    """
+
+    def __init__(self, source: str, events: queue.SimpleQueue) -> None:
+        self._source, self._events = source, events
+        self._wanted, self._closed = threading.Event(), False
+        self.count = self._read()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def look(self) -> None:
+        """Look now."""
+        self._wanted.set()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed = True
+        self._wanted.set()
+
+    def _watch(self) -> None:
+        failed = False
+        while True:
+            self._wanted.wait(_SECONDS)
+            self._wanted.clear()
+            if self._closed:
+                return
+            try:
+                count = self._read()
+            except JobError as error:
+                if not failed:
+                    say("launch", f"{error} It is taken for {self.count}, as before.", sys.stderr)
+                failed = True
+                continue
+            failed = False
+            if count != self.count:
+                self.count = count
+                self._events.put(self)
+
+    def _read(self) -> int:
+        path = Path(self._source)
+        try:
+            text = path.read_text() if path.is_file() and not os.access(path, os.X_OK) else self._printed(path)
+        except (OSError, UnicodeDecodeError, subprocess.SubprocessError) as error:
+            raise JobError(f"slots={self._source!r} gave no number of workers: {error}.") from error
+        last = text.strip().rpartition("\n")[2].strip()
+        if not last.isdecimal():
+            raise JobError(f"slots={self._source!r} must give a number of workers in its last line, found {last!r}.")
+        return int(last)
+
+    def _printed(self, path: Path) -> str:
+        command = str(path.absolute()) if path.is_file() else self._source
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True, "check": True}
+        return str(subprocess.run(command, shell=not path.is_file(), timeout=_LONGEST, **options).stdout)  # type: ignore[call-overload]

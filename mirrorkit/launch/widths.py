@@ -1,0 +1,87 @@
+"""How many workers each attempt of a job has."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import sys
+import time
+from typing import Any
+
+from mirrorkit.errors import JobError
+from mirrorkit.launch.slots import Slots
+from mirrorkit.launch.task import say
+from mirrorkit.whole import is_whole
+
+_LOOK = getattr(signal, "SIGHUP", None)
+
+
+def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
+    """Return the bounds that `workers` names; refuse what names none."""
+    least, most = workers if isinstance(workers, tuple) and len(workers) == 2 else (workers, workers)
+    if not (is_whole(least) and is_whole(most) and least <= most):
+        raise JobError(
+            "workers must be a whole number from 1 on, or the least and the most of them, such as (1, 4); found "
+            f"{workers!r}."
+        )
+    return int(least), int(most)
+
+
+class Widths:
+    """The number of workers of the next attempt: as many as there is room for, within bounds.
+
+    Args:
+        least: workers.
+        most: workers.
+        slots: how many there is room for; None for any number.
+        wait: seconds to wait for room for the least.
+    """
+
+    def __init__(self, least: int, most: int, slots: Slots | None, wait: float) -> None:
+        self._least, self._most = least, most
+        self._slots, self._wait = slots, wait
+        self._limit = most  # less after failures that no restart follows
+
+    @property
+    def wanted(self) -> int:
+        """How many there would be now; perhaps fewer than the least."""
+        return self._limit if self._slots is None else min(self._limit, self._slots.count)
+
+    def lose(self, width: int) -> bool:
+        """Take note that one of so many workers is lost; return whether enough are left."""
+        if width <= self._least:
+            return False
+        self._limit = width - 1
+        return True
+
+    def takes(self, event: Any) -> bool:
+        """Take an event that is about slots; return whether it is."""
+        if self._slots is None:
+            return False
+        if event is self._slots:
+            self._limit = self._most  # what was lost may be back
+            return True
+        if event == _LOOK:
+            self._slots.look()
+        return bool(event == _LOOK)
+
+    def next(self, events: queue.SimpleQueue) -> int | signal.Signals:
+        """Return the number, after a wait where there is no room for the least; or the signal that ends the job.
+
+        Raises:
+            JobError: there was no room for too long.
+        """
+        end, told = time.monotonic() + self._wait, False
+        while self.wanted < self._least:
+            room = f"There is room for {self.wanted} workers, and the job needs {self._least}"
+            if time.monotonic() >= end:
+                raise JobError(f"{room}; it has waited for {self._wait:g} s. Make room, or ask for fewer.")
+            if not told:
+                say("launch", f"{room}: waiting up to {self._wait:g} s", sys.stderr)
+            told = True
+            with contextlib.suppress(queue.Empty):
+                event = events.get(timeout=max(0.0, end - time.monotonic()))
+                if not self.takes(event):
+                    return signal.Signals(event)
+        return self.wanted

@@ -1,0 +1,218 @@
+"""Jobs whose number of workers changes while they run, with scripts of plain Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mirrorkit.__main__ import main
+from mirrorkit.errors import JobError
+from mirrorkit.launch import launch, launcher, slots
+
+# Each attempt adds its number of workers to the file `widths`; `attempt` counts from 1.
+ATTEMPT = """
+import json, os, signal, sys, time
+from pathlib import Path
+config = json.loads(os.environ["TF_CONFIG"])
+task, width = config["task"]["index"], len(config["cluster"]["worker"])
+attempt = int(os.environ["MIRRORKIT_JOURNAL"].rpartition("-")[2])
+if task == 0:
+    with open("widths", "a") as file:
+        file.write(f"{width} ")
+def room(count):
+    Path("room").write_text(f"{count}\\n")
+    os.kill(int(os.environ["LAUNCHER"]), signal.SIGHUP)
+def wait():
+    while True: time.sleep(0.05)
+def saves(code=143):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
+"""
+
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAUNCHER", str(os.getpid()))
+    monkeypatch.setattr(launcher, "outside_interfaces", list)
+    monkeypatch.setattr(launcher, "_SECONDS_AFTER_FAILURE", 0.2)
+
+
+def widths() -> list[int]:
+    return [int(width) for width in Path("widths").read_text().split()]
+
+
+def test_a_lost_worker_is_replaced_and_where_no_restart_is_left_the_others_go_on(script: Any, capsys: Any) -> None:
+    fails = ATTEMPT + "if task == 0: sys.exit(9)\nwait()"
+    assert launch(script(fails), workers=(2, 4), max_restarts=1) == 9
+    assert widths() == [4, 4, 3, 2]
+    said = [line for line in capsys.readouterr().err.splitlines() if "on with" in line or "restart 1" in line]
+    assert said == [
+        "launch | restart 1 of 1",
+        "launch | no restart is left: on with 3 of 4 workers",
+        "launch | no restart is left: on with 2 of 3 workers",
+    ]
+
+
+def test_the_command(script: Any) -> None:
+    path = script(ATTEMPT + "sys.exit(0 if width == 1 else 3)")
+    assert main(["launch", "--workers", "1:2", str(path)]) == 0
+    assert widths() == [2, 1]
+
+
+@pytest.mark.parametrize("how", ["a file", "a command", "a script"])
+def test_the_job_follows_the_number_of_slots(how: str, script: Any, capsys: Any) -> None:
+    Path("room").write_text("2\n")
+    Path("look.sh").write_text("#!/bin/sh\necho slots:\ncat room\n")
+    Path("look.sh").chmod(0o755)
+    source = {"a file": "room", "a command": "echo slots; cat room", "a script": "look.sh"}[how]
+    code = "saves()\nif task == 0 and attempt < 4: room([3, 1, 9][attempt - 1])\nif attempt < 4: wait()"
+    assert launch(script(ATTEMPT + code), workers=(1, 4), slots=source) == 0
+    assert widths() == [2, 3, 1, 4]
+    said = [line for line in capsys.readouterr().err.splitlines() if "room" in line]
+    assert said == [f"launch | room for {a} workers: ending {b}, which save" for a, b in [(3, 2), (1, 3), (4, 1)]]
+
+
+def test_slots_are_looked_up_by_and_by(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_SECONDS", 0.2)
+    Path("room").write_text("1")
+    code = "saves()\nif attempt == 1: Path('room').write_text('2'); wait()"
+    assert launch(script(ATTEMPT + code), workers=(1, 2), slots="room") == 0
+    assert widths() == [1, 2]
+
+
+def test_another_number_of_slots_that_changes_nothing(script: Any) -> None:
+    Path("room").write_text("3")
+    code = "saves(5)\nif task == 0: room(7); time.sleep(1)"
+    assert launch(script(ATTEMPT + code), workers=(1, 3), slots="room") == 0
+    assert widths() == [3]
+
+
+def test_what_was_lost_comes_back_with_another_number_of_slots(script: Any) -> None:
+    Path("room").write_text("2")
+    code = (
+        "saves()\nif attempt == 1 and task == 0: sys.exit(3)\nif attempt == 1: wait()\nif attempt == 2: room(3); wait()"
+    )
+    assert launch(script(ATTEMPT + code), workers=(1, 3), slots="room") == 0
+    assert widths() == [2, 1, 3]
+
+
+def test_a_script_that_is_through_when_it_is_to_save_is_not_started_again(script: Any) -> None:
+    Path("room").write_text("1")
+    assert launch(script(ATTEMPT + "saves(0)\nroom(2)\nwait()"), workers=(1, 2), slots="room") == 0
+    assert widths() == [1]
+
+
+def test_tasks_that_do_not_save_are_killed_after_the_grace(script: Any) -> None:
+    Path("room").write_text("1")
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif attempt == 1: room(2); wait()"
+    assert launch(script(ATTEMPT + code), workers=(1, 2), slots="room", grace=0.3) == 0
+    assert widths() == [1, 2]
+
+
+def test_ctrl_c_while_the_tasks_save_ends_the_job(script: Any) -> None:
+    Path("room").write_text("1")
+    then = "os.kill(int(os.environ['LAUNCHER']), signal.SIGINT); time.sleep(1); sys.exit(143)"
+    code = f"signal.signal(signal.SIGINT, signal.SIG_IGN)\ndef save(*_): {then}\nsignal.signal(signal.SIGTERM, save)\n"
+    assert launch(script(ATTEMPT + code + "room(2); wait()"), workers=(1, 2), slots="room") == 143
+    assert widths() == [1]
+
+
+def test_too_little_room(script: Any, capsys: Any) -> None:
+    Path("room").write_text("1")
+    with pytest.raises(JobError, match=r"room for 1 workers, and the job needs 2; it has waited for 0\.3 s"):
+        launch(script(ATTEMPT), workers=(2, 3), slots="room", wait=0.3)
+    assert not Path("widths").exists()
+    assert "room for 1 workers, and the job needs 2: waiting up to 0.3 s" in capsys.readouterr().err
+
+
+def test_room_that_comes_while_the_job_waits(script: Any) -> None:
+    Path("room").write_text("0")
+    with subprocess.Popen(["sh", "-c", f"sleep 0.5; echo 2 > room; kill -HUP {os.getpid()}"]):
+        assert launch(script(ATTEMPT), workers=(1, 3), slots="room") == 0
+    assert widths() == [2]
+
+
+def test_a_signal_while_the_job_waits_for_room(script: Any) -> None:
+    Path("room").write_text("0")
+    with subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -TERM {os.getpid()}"]):
+        assert launch(script(ATTEMPT), workers=(1, 3), slots="room") == 143
+    assert not Path("widths").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        *(("nothing", "gave no number of workers: .*exit status 127"), ("room", "last line, found 'four'")),
+        *(("false", "gave no number of workers: .*exit status 1"), ("true", "last line, found ''")),
+    ],
+)
+def test_slots_that_are_no_number_at_the_beginning(source: str, text: str, script: Any) -> None:
+    Path("room").write_text("four")
+    with pytest.raises(JobError, match=f"(?s)slots='{source}' .*{text}"):
+        launch(script(ATTEMPT), workers=(1, 4), slots=source)
+    assert not Path("widths").exists()
+
+
+def test_slots_that_are_no_number_later_on_stay_as_they_were(script: Any, capsys: Any) -> None:
+    Path("room").write_text("2")
+    code = "saves()\nif task == 0: room('x'); time.sleep(1); room('y'); time.sleep(1)"
+    assert launch(script(ATTEMPT + code), workers=(1, 2), slots="room") == 0
+    assert widths() == [2]
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "slots" in line]
+    assert said.endswith("found 'x'. It is taken for 2, as before.")
+
+
+def test_a_line_says_when_the_training_went_on(script: Any, capsys: Any) -> None:
+    code = """
+from mirrorkit import journal
+path = os.environ["MIRRORKIT_JOURNAL"]
+journal.write(path, "began", 0)
+journal.write(path, "restored", 8 * (attempt - 1))
+time.sleep(0.5 * (attempt - 1))
+for steps in range(1, 12):
+    journal.write(path, "steps", 8 * (attempt - 1) + steps)
+time.sleep(1)
+sys.exit(7 if attempt == 1 else 0)
+"""
+    assert launch(script(ATTEMPT + code), workers=(1, 2)) == 0
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "from step" in line]
+    number = r"(\d+\.\d)"
+    found = re.fullmatch(
+        rf"launch \| 1 worker from step 8 on, {number} s after the last step \(noticed {number}, stopped {number}, "
+        rf"started {number}, restored {number}, first call {number}\); 3 steps repeated",
+        said,
+    )
+    assert found, said
+    total, noticed, *_, first = map(float, found.groups())
+    assert noticed >= 0.9  # the sleep after the last step
+    assert 0.4 <= first < total
+
+
+def test_a_job_of_a_fixed_number_of_workers_keeps_no_journal(script: Any) -> None:
+    assert launch(script("import os; assert 'MIRRORKIT_JOURNAL' not in os.environ"), workers=1) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"workers": (3, 1)}, r"workers must be .* found \(3, 1\)"),
+        ({"workers": (0, 1)}, r"workers must be .* found \(0, 1\)"),
+        ({"workers": (1, 2, 3)}, r"workers must be .* found \(1, 2, 3\)"),
+        ({"workers": 1.5}, r"workers must be .* found 1\.5"),
+        ({"workers": (1, 2), "ps": 1}, r"ps=1 was asked for with workers=\(1, 2\)"),
+        ({"workers": 2, "slots": "room"}, r"slots='room' needs the least and the most workers, such as"),
+        ({"workers": (1, 2), "wait": -1}, r"wait must be a number of seconds"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(options: dict[str, Any], text: str, script: Any) -> None:
+    with pytest.raises(JobError, match=text):
+        launch(script("pass"), **options)

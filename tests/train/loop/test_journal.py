@@ -1,0 +1,65 @@
+"""What a fit tells the launcher of a job whose number of workers may change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mirrorkit as mk
+from mirrorkit import journal
+from mirrorkit._keras import keras
+from mirrorkit.errors import JobError
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MIRRORKIT_JOURNAL", str(tmp_path / "journal"))
+    return tmp_path / "journal"
+
+
+def _fit(make_loop: Any, folder: Path | None, *, epochs: int = 1, batch: int = 8) -> None:
+    def net() -> Any:
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+    loop = make_loop(("one_device", 1), net, keras.optimizers.SGD)
+    rng = np.random.default_rng(0)
+    split = mk.data.arrays(rng.normal(size=(32, 3)).astype("float32"), rng.normal(size=(32, 1)).astype("float32"))
+    callbacks = [] if folder is None else [mk.train.Checkpoints(folder)]
+    loop.fit(mk.data.batches(split, global_batch_size=batch), epochs=epochs, verbose=0, callbacks=callbacks)
+
+
+def test_a_line_at_the_beginning_after_the_restore_and_after_each_call(make_loop: Any, path: Path) -> None:
+    _fit(make_loop, path.parent / "saved")
+    lines = journal.read(path)
+    assert [line[1:] for line in lines[:2]] == [("began", 0), ("restored", 0)]
+    assert [line.what for line in lines[2:]] == ["steps"] * len(lines[2:])
+    assert lines[-1].steps == 4
+    assert [line.time for line in lines] == sorted(line.time for line in lines)
+    path.unlink()
+    _fit(make_loop, path.parent / "saved", epochs=2)
+    lines = journal.read(path)
+    assert [line[1:] for line in lines[:2]] == [("began", 0), ("restored", 4)]
+    assert lines[-1].steps == 8
+
+
+def test_a_line_that_is_being_written_is_left_out(path: Path) -> None:
+    assert journal.read(path) == []
+    journal.write(str(path), journal.STEPS, 7)
+    with path.open("a") as file:
+        file.write("1700000000.000 st")
+    assert [line[1:] for line in journal.read(path)] == [("steps", 7)]
+
+
+def test_a_fit_without_checkpoints_is_refused(make_loop: Any, path: Path) -> None:
+    with pytest.raises(JobError, match=r"this fit keeps no checkpoints to go on from"):
+        _fit(make_loop, None)
+    assert not path.exists()
+
+
+def test_a_global_batch_that_depends_on_the_number_of_workers_is_refused(make_loop: Any, path: Path) -> None:
+    _fit(make_loop, path.parent / "saved")
+    with pytest.raises(JobError, match="global batches of 8 examples; found 16"):
+        _fit(make_loop, path.parent / "saved", epochs=2, batch=16)
