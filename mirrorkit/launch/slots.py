@@ -33,36 +33,40 @@ class Slots:
 
     def __init__(self, source: str, events: queue.SimpleQueue) -> None:
         self._source, self._events = source, events
-        self._wanted, self._closed = threading.Event(), False
+        self._wanted, self._lock = threading.Event(), threading.Lock()
+        self._is_closed, self._has_failed = False, False
         self.count = self._read()
         threading.Thread(target=self._watch, daemon=True).start()
 
+    def refresh(self) -> bool:
+        """Look now; return whether the number has changed. Where there is none, it stays as it was."""
+        with self._lock:
+            before = self.count
+            try:
+                self.count = self._read()
+                self._has_failed = False
+            except JobError as error:
+                if not self._has_failed:
+                    say("launch", f"{error} It is taken for {before}, as before.", sys.stderr)
+                self._has_failed = True
+            return self.count != before
+
     def look(self) -> None:
-        """Look now."""
+        """Let the thread look now."""
         self._wanted.set()
 
     def close(self) -> None:
         """Look no more."""
-        self._closed = True
+        self._is_closed = True
         self._wanted.set()
 
     def _watch(self) -> None:
-        failed = False
         while True:
             self._wanted.wait(_SECONDS)
             self._wanted.clear()
-            if self._closed:
+            if self._is_closed:
                 return
-            try:
-                count = self._read()
-            except JobError as error:
-                if not failed:
-                    say("launch", f"{error} It is taken for {self.count}, as before.", sys.stderr)
-                failed = True
-                continue
-            failed = False
-            if count != self.count:
-                self.count = count
+            if self.refresh():
                 self._events.put(self)
 
     def _read(self) -> int:

@@ -72,6 +72,8 @@ class Widths:
         Raises:
             JobError: there was no room for too long.
         """
+        if self._slots is not None and self._slots.refresh():
+            self._limit = self._most
         end, told = time.monotonic() + self._wait, False
         while self.wanted < self._least:
             room = f"There is room for {self.wanted} workers, and the job needs {self._least}"

@@ -24,6 +24,8 @@ attempt = int(os.environ["MIRRORKIT_JOURNAL"].rpartition("-")[2])
 if task == 0:
     with open("widths", "a") as file:
         file.write(f"{width} ")
+while not Path("widths").exists() or len(Path("widths").read_text().split()) < attempt:
+    time.sleep(0.01)
 def room(count):
     Path("room").write_text(f"{count}\\n")
     os.kill(int(os.environ["LAUNCHER"]), signal.SIGHUP)
@@ -59,6 +61,27 @@ def test_a_lost_worker_is_replaced_and_where_no_restart_is_left_the_others_go_on
         "launch | no restart is left: on with 3 of 4 workers",
         "launch | no restart is left: on with 2 of 3 workers",
     ]
+
+
+def test_all_workers_fail_at_once(script: Any) -> None:
+    assert launch(script(ATTEMPT + "time.sleep(0.3); sys.exit(9)"), workers=(2, 3), max_restarts=1) == 9
+    assert widths() == [3, 3, 2]
+
+
+def test_a_worker_fails_and_its_slot_is_gone(script: Any) -> None:
+    Path("room").write_text("4")
+    last = "if attempt == 1 and task == 3: Path('room').write_text('3'); os.kill(os.getpid(), 9)"
+    code = f"saves()\n{last}\nif attempt == 1: wait()"
+    assert launch(script(ATTEMPT + code), workers=(2, 4), slots="room", max_restarts=1) == 0
+    assert widths() == [4, 3]
+
+
+def test_a_worker_fails_and_too_few_slots_are_left(script: Any, capsys: Any) -> None:
+    Path("room").write_text("2")
+    code = "saves()\nif task == 1: Path('room').write_text('1'); sys.exit(3)\nwait()"
+    with pytest.raises(JobError, match=r"room for 1 workers, and the job needs 2; it has waited for 0\.3 s"):
+        launch(script(ATTEMPT + code), workers=(2, 4), slots="room", max_restarts=5, wait=0.3)
+    assert widths() == [2]
 
 
 def test_the_command(script: Any) -> None:
