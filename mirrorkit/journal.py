@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +20,8 @@ class Line(NamedTuple):
 
 
 def write(path: str, what: str, steps: int) -> None:
-    """Add a line."""
-    with open(path, "a") as file:
+    """Add a line; on a full disk the training goes on without."""
+    with contextlib.suppress(OSError), open(path, "a") as file:
         file.write(f"{time.time():.3f} {what} {steps}\n")
 
 

@@ -32,7 +32,6 @@ class Progress:
     def begin(self, width: int) -> Path:
         """Begin an attempt; return the path of its journal."""
         self._width, self._told = width, self._end is None
-        self._started = time.time()
         self._number += 1
         return self._path
 

@@ -53,6 +53,11 @@ def test_a_line_that_is_being_written_is_left_out(path: Path) -> None:
     assert [line[1:] for line in journal.read(path)] == [("steps", 7)]
 
 
+def test_a_journal_that_cannot_be_written_is_no_error(make_loop: Any, path: Path) -> None:
+    path.mkdir()
+    _fit(make_loop, path.parent / "saved")
+
+
 def test_a_fit_without_checkpoints_is_refused(make_loop: Any, path: Path) -> None:
     with pytest.raises(JobError, match=r"this fit keeps no checkpoints to go on from"):
         _fit(make_loop, None)
