@@ -23,6 +23,8 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
     - $MIRRORKIT_SERVICE: the name of the headless service, which is also the pod's `subdomain`;
     - $MIRRORKIT_PORT: 2222 by default, the same in every pod.
 
+    A JobSet, and a TrainJob of Kubeflow Trainer 2, is made of such Jobs; its service has its own name.
+
     Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
     """
     if "JOB_COMPLETION_INDEX" not in environ or environ.get("MIRRORKIT_WORKERS") == "1":

@@ -21,9 +21,18 @@ def loaded(name: str) -> list[dict[str, Any]]:
 
 
 def pod(name: str) -> dict[str, Any]:
-    """The pod's spec of a file."""
-    spec = loaded(name)[-1]["spec"]
-    return (spec["tfReplicaSpecs"]["Worker"] if "tfReplicaSpecs" in spec else spec)["template"]["spec"]
+    """The pod's spec of a file; that of a TrainJob with what it adds to its runtime's."""
+    *others, job = loaded(name)
+    spec = job["spec"]
+    if job["kind"] == "TFJob":
+        spec = spec["tfReplicaSpecs"]["Worker"]
+    elif job["kind"] in ("JobSet", "TrainJob"):
+        (replicated,) = (others[0]["spec"]["template"]["spec"] if others else spec)["replicatedJobs"]
+        spec = replicated["template"]["spec"]
+    found: dict[str, Any] = spec["template"]["spec"]
+    if job["kind"] == "TrainJob":
+        found["containers"][0] |= {name: job["spec"]["trainer"][name] for name in ("command", "env")}
+    return found
 
 
 @pytest.mark.parametrize("path", sorted(JOBS.glob("*.sh")), ids=lambda path: path.name)
@@ -36,7 +45,7 @@ def test_shell_files_are_short_and_bash_reads_them(path):
     assert_starts_an_example(submitted.partition(path.name)[2].split())
 
 
-@pytest.mark.parametrize("name", ["tfjob.yaml", "indexed_job.yaml"])
+@pytest.mark.parametrize("name", ["tfjob.yaml", "indexed_job.yaml", "jobset.yaml", "trainjob.yaml"])
 def test_a_pod_trains_an_example_and_saves_on_its_volume(name):
     container = pod(name)["containers"][0]
     assert container["command"][0] == "python"
@@ -88,3 +97,30 @@ def test_the_pods_of_an_indexed_job_are_the_workers():
         assert cluster is not None
         assert (cluster.task, cluster.source) == (f"worker {i}", "Kubernetes Indexed Job")
         assert list(cluster.workers) == [f"{host}.{template['subdomain']}:2222" for host in names]
+
+
+@pytest.mark.parametrize("name", ["jobset.yaml", "trainjob.yaml"])
+def test_the_pods_of_a_jobset_are_the_workers(name):
+    *others, job = loaded(name)
+    jobs, count = job["spec"], 2
+    if name == "trainjob.yaml":  # Trainer makes a JobSet of its name: of the runtime's template, and its own numbers
+        (runtime,) = others
+        reference = jobs["runtimeRef"]
+        assert (runtime["kind"], runtime["metadata"]["name"]) == (reference["kind"], reference["name"])
+        assert jobs["trainer"]["numNodes"] == count
+        jobs = runtime["spec"]["template"]["spec"]
+    (workers,) = jobs["replicatedJobs"]
+    if name == "jobset.yaml":
+        assert workers["template"]["spec"]["completions"] == workers["template"]["spec"]["parallelism"] == count
+    assert jobs["failurePolicy"]["maxRestarts"] > 0
+    assert workers["template"]["spec"]["backoffLimit"] == 0
+    given = {variable["name"]: variable["value"] for variable in pod(name)["containers"][0]["env"]}
+    assert given["MIRRORKIT_WORKERS"] == str(count)
+    # A pod is <jobset>-<job>-<index of the job>-<index>.<subdomain>, by default the JobSet's name:
+    # https://jobset.sigs.k8s.io/docs/tasks/
+    own = job["metadata"]["name"]
+    names = [f"{own}-{workers['name']}-0-{i}" for i in range(count)]
+    for i, host in enumerate(names):
+        cluster = detect({**given, "JOB_COMPLETION_INDEX": str(i), "HOSTNAME": host})
+        assert cluster is not None
+        assert (cluster.task, list(cluster.workers)) == (f"worker {i}", [f"{name}.{own}:2222" for name in names])
