@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from mirrorkit._types import Nest, Sums
-from mirrorkit.strategy import gathers
+from mirrorkit.strategy import gathers, local_replica, replica_devices
 from mirrorkit.train.reduce.packing import bucket_bytes, pack, unpack
 from mirrorkit.train.reduce.switching import switching
 
@@ -51,7 +51,8 @@ def all_reduce_by_device(sums: Sums, devices: Nest, *, bucket_mib: float | None)
 
 
 def _packed_sums(flat: Sequence[tf.Tensor], bucket_mib: float | None) -> list[tf.Tensor]:
-    size = bucket_bytes(bucket_mib, tf.distribute.get_replica_context().devices[0])
+    strategy = tf.distribute.get_strategy()
+    size = bucket_bytes(bucket_mib, replica_devices(strategy)[local_replica(strategy)])
     # Each by itself: of a list TensorFlow would make one message again, which waits until the last gradient is there.
     messages = [_sum(message) for message in pack(flat, size)]
     return unpack(messages, flat, size)
