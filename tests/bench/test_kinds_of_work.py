@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 
+import mirrorkit as mk
 from mirrorkit.train.calls.compiled import Calls
 from mirrorkit.train.loop import passes
 
@@ -92,6 +93,35 @@ def test_rows_and_tables_hold_what_the_processes_measured(replicas, run, answers
         loop, fit = (of[name, measured] for name in ("loop", "fit"))
         assert loop["ratio"] == pytest.approx(statistics.median(loop["values"]) / statistics.median(fit["values"]))
         assert "ratio" not in fit
+
+
+def test_also_measures_steps_with_other_options(kinds_of_work, monkeypatch):
+    asked = "--kinds recommender tabular --replicas 2 --optimizer adam sgd --also XLA dense lazy"
+    monkeypatch.setattr("sys.argv", ["kinds_of_work.py", *asked.split()])
+    found = {
+        (work, replicas): {name: job.arguments.get("of_step") for name, job in jobs.items()}
+        for work, replicas, jobs in kinds_of_work.comparisons(kinds_of_work.parse())
+    }
+    tabular = {"loop": {}, "loop, XLA": {"jit_compile": True}, "fit": None}
+    tables = {"loop, dense": {"sparse_embeddings": False}, "loop, lazy": {"sparse_embeddings": "lazy"}}
+    with_tables = {**tabular, **tables}
+    assert found == {
+        ("recommender", 2): with_tables,
+        ("recommender, sgd", 2): with_tables,
+        ("tabular", 2): tabular,
+    }
+    assert list(found["recommender", 2])[-1] == "fit"  # with which the first is compared
+
+
+def test_such_steps_get_these_options_and_have_rows(run, monkeypatch):
+    given, step = [], mk.train.Step
+    monkeypatch.setattr(mk.train, "Step", lambda *args, **options: given.append(options) or step(*args, **options))
+    written, _ = run("--kinds tabular --replicas 1 --rounds 1 --turns 1 --steps 2 --also XLA")
+    assert [options.get("jit_compile") for options in given] == [None, True]
+    steps = {row["contender"]: row for row in written["rows"] if row["measured"] == "step"}
+    assert list(steps) == ["loop", "loop, XLA", "fit"]
+    assert steps["loop"]["ratio"] == pytest.approx(steps["loop"]["median"] / steps["fit"]["median"])
+    assert "ratio" not in steps["loop, XLA"]
 
 
 @pytest.mark.slow  # two nets, on two replicas
