@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Imports point up this list only: a module imports from its own line and the lines above.
 LAYERS = [
     *("errors", "_types", "supported", "_keras", "processor"),
-    *("stop_signals", "subprocesses", "remote"),
+    *("stop_signals", "subprocesses", "remote", "journal"),
     *("whole", "files", "object_storage", "fetching", "reproducible", "variables"),
     *("cluster", "launch", "devices", "strategy", "batching", "timing"),
     *("data", "models", "optim", "parallel", "train"),

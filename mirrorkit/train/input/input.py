@@ -100,6 +100,11 @@ class Input:
         labels, self._labels = self._labels, None
         return labels
 
+    @property
+    def asked(self) -> dict[str, int | None]:
+        """What callbacks find among their `params`."""
+        return {"steps": self.steps, "global_batch_size": self.global_batch_size}
+
     def left(self, done: int) -> int | None:
         """Return how many batches of the epoch are left after `done`; None where that is unknown."""
         return None if self.steps is None else self.steps - done

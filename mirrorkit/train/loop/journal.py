@@ -27,7 +27,7 @@ class Journal(LoopCallback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Write where the training goes on; refuse another global batch size than before."""
-        before, now = self.loop.position.global_batch_size, self.loop._data.global_batch_size
+        before, now = self.loop.position.global_batch_size, self.params["global_batch_size"]
         if before is not None and before != now:
             raise JobError(
                 f"launch was asked for a number of workers that may change, and the checkpoint is of global batches of "

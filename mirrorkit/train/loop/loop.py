@@ -186,7 +186,7 @@ class Loop:
         model.stop_training = False
         if self._restored is None:
             self.position = Position(epoch=initial_epoch, steps=self.position.steps)
-        hooks = callback_list(self, model, callbacks, history=True, verbose=verbose, steps=training.steps, **asked)
+        hooks = callback_list(self, model, callbacks, history=True, verbose=verbose, **training.asked, **asked)
         self._data = training
         try:
             with explained(self.strategy, data, validation_data):
