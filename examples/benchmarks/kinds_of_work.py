@@ -12,8 +12,8 @@ process. A contender that fails has a row with the first line of its error.
 
 "batch-norm" is another comparison: `Loop` on a net with synchronized and with plain BatchNormalization.
 
-`--also XLA rows` measures what may not be a step's default too: XLA, and tables that are updated by rows, densely or
-lazily. On GPUs (`--device gpu`) the peak memory is that of the first.
+`--also XLA rows` measures what may not be a step's default too: XLA, messages of 32 MiB, and tables that are updated by
+rows, densely or lazily. On GPUs (`--device gpu`) the peak memory is that of the first.
 
 `--write docs/speed-kinds.md` stores the run in docs/figures, and makes the tables and the picture of that page from it.
 """
@@ -42,10 +42,13 @@ from mirrorkit.errors import MirrorkitError
 EVERY = [*KINDS, "batch-norm"]
 ALSO = {
     "XLA": {"jit_compile": True},
+    "32MiB": {"bucket_mib": 32.0},
     "rows": {"sparse_embeddings": True},
     "dense": {"sparse_embeddings": False},
     "lazy": {"sparse_embeddings": "lazy"},
 }
+
+OF_TABLES = ("rows", "dense", "lazy")  # which the recommender alone has
 
 
 def main() -> None:
@@ -111,7 +114,11 @@ def comparisons(options: argparse.Namespace) -> Iterator[tuple[str, int, dict[st
                     yield kind, replicas, {name: job("Loop", name, "adam", replicas, options) for name in BATCH_NORM}
                 continue
             for optimizer in options.optimizer if kind == "recommender" else ["adam"]:
-                also = {f"loop, {name}": ALSO[name] for name in options.also if name == "XLA" or kind == "recommender"}
+                also = {
+                    f"loop, {name}": ALSO[name]
+                    for name in options.also
+                    if kind == "recommender" or name not in OF_TABLES
+                }
                 jobs = {
                     name: job("Loop", kind, optimizer, replicas, options, of_step=of)
                     for name, of in {"loop": {}, **also}.items()

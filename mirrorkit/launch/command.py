@@ -43,7 +43,12 @@ def add(commands: Any) -> None:
 
 def _workers(text: str) -> int | tuple[int, int]:
     least, colon, most = text.partition(":")
-    return (int(least), int(most)) if colon else int(text)
+    try:
+        return (int(least), int(most)) if colon else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"write a number, or the least and the most as in 1:4; found {text!r}"
+        ) from None
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -195,7 +195,6 @@ class _Job:
         try:
             for name in self.environments:
                 self._start(name)
-            self._resize()  # there may be room for another number since
             while self.running:
                 self._handle(self._next_event())
         finally:

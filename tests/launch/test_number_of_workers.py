@@ -90,6 +90,13 @@ def test_the_command(script: Any) -> None:
     assert widths() == [2, 1]
 
 
+@pytest.mark.parametrize("text", ["two", "1:", ":4", "1:4:8", "1-4"])
+def test_a_number_that_is_none_is_explained(text: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["launch", "--workers", text, "script.py"])
+    assert f"write a number, or the least and the most as in 1:4; found {text!r}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("how", ["a file", "a command", "a script"])
 def test_the_job_follows_the_number_of_slots(how: str, script: Any, capsys: Any) -> None:
     Path("room").write_text("2\n")
