@@ -23,7 +23,7 @@ from mirrorkit.launch import isolation, layout
 from mirrorkit.launch.progress import Progress
 from mirrorkit.launch.slots import Slots
 from mirrorkit.launch.task import Task, say
-from mirrorkit.launch.widths import Widths, least_and_most
+from mirrorkit.launch.widths import LONGEST_WAIT, Widths, least_and_most
 from mirrorkit.whole import whole_number
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
@@ -226,12 +226,14 @@ class _Job:
 
     def _next_event(self) -> Any:
         while True:
-            waits = [] if self.deadline is None else [max(0.0, self.deadline - time.monotonic())]
+            waits = [LONGEST_WAIT]
+            if self.deadline is not None:
+                waits.append(max(0.0, self.deadline - time.monotonic()))
             if self.progress is not None and self.progress.is_pending:
                 self.progress.look()
                 waits.append(_SECONDS_OF_A_LOOK)
             try:
-                return self.events.get(timeout=min(waits, default=None))
+                return self.events.get(timeout=min(waits))
             except queue.Empty:
                 if self.deadline is not None and time.monotonic() >= self.deadline:
                     return signal.SIGKILL

@@ -14,6 +14,7 @@ from mirrorkit.launch.slots import Slots
 from mirrorkit.launch.task import say
 from mirrorkit.whole import is_whole
 
+LONGEST_WAIT = 1.0  # seconds; a signal that comes just before a wait begins has its handler run after that wait
 _LOOK = getattr(signal, "SIGHUP", None)
 
 
@@ -83,7 +84,7 @@ class Widths:
                 say("launch", f"{room}: waiting up to {self._wait:g} s", sys.stderr)
             told = True
             with contextlib.suppress(queue.Empty):
-                event = events.get(timeout=max(0.0, end - time.monotonic()))
+                event = events.get(timeout=min(LONGEST_WAIT, max(0.0, end - time.monotonic())))
                 if not self.takes(event):
                     return signal.Signals(event)
         return self.wanted

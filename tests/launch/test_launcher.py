@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -232,6 +233,23 @@ def test_a_script_that_does_not_leave_is_killed_after_the_grace(script, started)
     process.terminate()
     assert process.wait(20) == 137
     assert_gone(tasks[0])
+
+
+def test_a_signal_that_comes_just_before_a_wait_is_not_left_until_its_end(script, monkeypatch):
+    class Queue(queue.SimpleQueue):
+        def get(self, block=True, timeout=None):
+            """As where the signal comes between Python's last look and the wait: its handler runs after the wait."""
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                return super().get(block, min(timeout or 60, 60))
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    monkeypatch.setattr(launcher.queue, "SimpleQueue", Queue)
+    start = time.monotonic()
+    assert launch(script("import time; time.sleep(300)"), workers=1, grace=0) in (130, 137)
+    assert time.monotonic() - start < 30
 
 
 def test_the_second_ctrl_c_kills(script, started):
