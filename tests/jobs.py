@@ -104,9 +104,9 @@ def process(folder: Path, *command: object, **changes: str) -> Iterator[Process]
         started.close()
 
 
-def launched(folder: Path, *arguments: object) -> contextlib.AbstractContextManager[Process]:
+def launched(folder: Path, *arguments: object, **changes: str) -> contextlib.AbstractContextManager[Process]:
     """Start `python -m mirrorkit launch ARGUMENTS`, as `process` does."""
-    return process(folder, *LAUNCH, *arguments)
+    return process(folder, *LAUNCH, *arguments, **changes)
 
 
 def finished(folder: Path, *arguments: object, limit: float = LIMIT) -> Process:

@@ -4,15 +4,16 @@
 python -m mirrorkit launch --workers 2 train.py --epochs 3
 ```
 
-Each task gets its own TF_CONFIG, so the script is the one that runs on a real cluster. It needs no TensorFlow.
+Each task gets its own TF_CONFIG, so the script is the one that runs on a real cluster. With `--on ray` it runs on one:
+the nodes of a Ray cluster. It needs no TensorFlow.
 """
 
 from __future__ import annotations
 
-from mirrorkit.launch.launcher import launch
+from mirrorkit.launch.launcher import launch, on_ray
 
 # The names "as" themselves are for mirrorkit's other packages.
 from mirrorkit.launch.layout import clusters as clusters
 from mirrorkit.launch.layout import environments as environments
 
-__all__ = ["launch"]
+__all__ = ["launch", "on_ray"]

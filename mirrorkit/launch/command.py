@@ -12,9 +12,9 @@ def add(commands: Any) -> None:
     """Add `launch` to the subparsers of the command line."""
     parser = commands.add_parser(
         "launch",
-        help="run a script as a cluster of processes on this machine",
+        help="run a script as a cluster of processes on this machine, or on Ray",
         usage="%(prog)s --workers N [options] {script.py | -m module} [arguments of the script]",
-        description="Start a script once for every task of a cluster on this machine, each with its own TF_CONFIG. "
+        description="Start a script once for every task of a cluster here or on Ray, each with its own TF_CONFIG. "
         "When a task fails (with --ps: the chief or a ps), the others are ended; the exit code is the script's.",
     )
     number = "number of workers; MIN:MAX where it may change while the job runs"
@@ -34,6 +34,11 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--isolate", action="store_true", help="without a network: the tasks reach each other, and nobody else them"
     )
+    parser.add_argument("--on", choices=["ray"], help="run the workers on the nodes of a Ray cluster")
+    on_ray = "CPU cores that Ray keeps free for each worker; 1 by default"
+    parser.add_argument("--cpus-per-worker", type=int, default=1, metavar="N", help=on_ray)
+    parser.add_argument("--gpus-per-worker", type=int, default=0, metavar="N", help="GPUs of each worker on Ray")
+    parser.add_argument("--spread", action="store_true", help="workers on many of Ray's nodes, not on few")
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module, as in python -m module")
     parser.add_argument("script", help="a Python file, or with -m a module")
     # argparse would list these as required, though there may be none

@@ -22,8 +22,10 @@ def main() -> None:
     """Run the command; exit with its exit code, 128 + n where signal n killed it."""
     lifeline, namespaces, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     # The whole group gets these; the script decides what to do. Not SIG_IGN, which the script would inherit.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for number in numbers:
         signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # Ray starts its processes with SIGINT blocked
     libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
     for descriptor in filter(None, namespaces.split(",")):
         if libc is None or libc.setns(int(descriptor), 0):

@@ -1,35 +1,32 @@
-"""Start all tasks of a job on this machine, watch them, end them together, and start them again where asked."""
+"""Run a script once for every task of a job, on this machine or on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import pickle
 import queue
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
 from mirrorkit import stop_signals
 from mirrorkit.cluster import outside_interfaces
 from mirrorkit.errors import ArgumentError, ClusterError, JobError
-from mirrorkit.journal import JOURNAL
-from mirrorkit.launch import isolation, layout
+from mirrorkit.launch import isolation, ray_nodes
+from mirrorkit.launch.job import Job
 from mirrorkit.launch.progress import Progress
 from mirrorkit.launch.slots import Slots
-from mirrorkit.launch.task import Task, say
-from mirrorkit.launch.widths import LONGEST_WAIT, Widths, least_and_most
+from mirrorkit.launch.task import say
+from mirrorkit.launch.this_machine import ThisMachine
+from mirrorkit.launch.widths import Widths, least_and_most
 from mirrorkit.whole import whole_number
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
-# After a failure the others cannot go on; this is the time they have to print their errors.
-_SECONDS_AFTER_FAILURE = 5.0
-_SECONDS_OF_A_LOOK = 0.2  # at the journal
 
 
 def launch(
@@ -46,8 +43,12 @@ def launch(
     grace: float = 30.0,
     module: bool = False,
     isolate: bool = False,
+    on: str | None = None,
+    cpus_per_worker: int = 1,
+    gpus_per_worker: int = 0,
+    spread: bool = False,
 ) -> int:
-    """Run a Python script once for every task of a cluster on this machine, and return its exit code.
+    """Run a Python script once for every task of a cluster on this machine, or on Ray, and return its exit code.
 
     When a task fails, the others are ended: SIGTERM, and SIGKILL 5 s later, since TensorFlow swallows SIGTERM. Then the
     whole job is started again on new ports, up to `max_restarts` times; a script that keeps checkpoints goes on from
@@ -70,6 +71,11 @@ def launch(
     `isolate` the tasks run in a network namespace of their own, where there is no other interface than loopback: they
     reach each other, and nobody else reaches them or is reached.
 
+    With `on="ray"` the workers run on the nodes of a Ray cluster: the one that RAY_ADDRESS names, or that of this
+    machine. Each has a Ray actor with its share of a node, and `workers=(1, 16)` takes as many as Ray has room for: a
+    node that is lost or added changes the number, as `slots` does. The script, its data and its checkpoints must be
+    where every node finds them under the same name.
+
     Args:
         script: a Python file, or the name of a module.
         arguments: what it finds in `sys.argv[1:]`.
@@ -83,51 +89,128 @@ def launch(
         grace: seconds between a signal that is passed on and SIGKILL.
         module: whether `script` is a module, as in `python -m module`.
         isolate: whether the tasks have a network of their own. Linux alone, and where the kernel allows it.
+        on: None for this machine, "ray" for a Ray cluster, with workers alone (no `ps`, `chief`, `slots`).
+        cpus_per_worker: what Ray keeps free on a node for each worker, and its TensorFlow threads.
+        gpus_per_worker: as many are visible to each worker. Ray alone.
+        spread: whether Ray spreads workers over nodes; otherwise it packs them on few. Ray alone.
 
     Returns:
         0, or the exit code of the task that failed first; 128 + n when signal n killed it.
 
     Raises:
         JobError: no such script, no worker, or for too long no room for enough of them.
-        ClusterError: not enough GPUs, a system without process groups (Windows), or `isolate` where the kernel refuses.
+        ClusterError: not enough GPUs, no Ray cluster, a system without process groups (Windows), or `isolate` where the
+            kernel refuses.
         ArgumentError: called from another thread than the main one.
     """
     if not hasattr(os, "killpg"):
         raise ClusterError("launch needs process groups and POSIX signals, which this system lacks. Use Linux or WSL.")
     if not module and not Path(script).is_file():
         raise JobError(f"There is no script {str(script)!r}. Name a Python file.")
-    command = [sys.executable, *(["-m"] if module else []), str(script), *arguments]
-    whole_number("max_restarts", max_restarts, JobError, least=0)
-    for name, seconds in (("grace", grace), ("wait", wait)):
-        if not 0 <= seconds < math.inf:
-            raise JobError(f"{name} must be a number of seconds from 0 on, found {seconds!r}.")
+    command = [*(["-m"] if module else []), str(script), *arguments]
     least, most = least_and_most(workers)
+    _require_sound(max_restarts, grace=grace, wait=wait)
     if ps and least < most:
         raise JobError(f"ps={ps} was asked for with workers={workers}: such a job goes on without a worker anyway.")
     if slots is not None and least == most:
         raise JobError(f"slots={slots!r} needs the least and the most workers, such as workers=(1, {most}).")
+    of_this_machine = {"ps": ps, "chief": chief, "slots": slots, "devices_per_worker": devices_per_worker}
+    node = ray_nodes.Share(cpus_per_worker, gpus_per_worker, spread)
+    _require_fitting(on, {**of_this_machine, "isolate": isolate}, node)
 
-    def environments(width: int) -> dict[str, dict[str, str]]:
-        """Return the environment of each task, on ports that are free now."""
-        tasks = layout.clusters(width, ps=ps, chief=chief)
-        return layout.environments(tasks, devices_per_worker=devices_per_worker)
-
-    with _signals() as events, isolation.namespaces(isolate) as namespaces, contextlib.ExitStack() as stack:
+    if on == "ray":
+        return _run_on_ray(command, None, (least, most), node, max_restarts=max_restarts, wait=wait, grace=grace)[0]
+    with signals() as events, isolation.namespaces(isolate) as namespaces, contextlib.ExitStack() as stack:
         room = None if slots is None else stack.enter_context(contextlib.closing(Slots(slots, events)))
-        journals = None if least == most else stack.enter_context(tempfile.TemporaryDirectory(prefix="mirrorkit-"))
+        progress = stack.enter_context(progress_of(least, most))
         if not isolate:
             _warn_of_servers()
-        return _Job(
-            command,
-            events,
-            namespaces,
-            environments,
-            Widths(least, most, room, wait),
-            None if journals is None else Progress(Path(journals)),
-            max_restarts,
-            has_servers=ps > 0,
-            grace=grace,
-        ).run()
+        engine = ThisMachine([sys.executable, *command], events, ps, chief, devices_per_worker, namespaces)
+        widths = Widths(least, most, room, wait)
+        return Job(engine, events, widths, progress, max_restarts, has_servers=ps > 0, grace=grace).run()
+
+
+def on_ray(
+    function: Callable[[], Any],
+    *,
+    workers: int | tuple[int, int],
+    max_restarts: int = 0,
+    wait: float = 300.0,
+    cpus_per_worker: int = 1,
+    gpus_per_worker: int = 0,
+    spread: bool = False,
+    grace: float = 30.0,
+) -> Any:
+    """Call a function once for every worker of a job on a Ray cluster, and return what worker 0 returned.
+
+    The function, which takes no arguments, is pickled as Ray pickles: one of a notebook will do, and
+    `functools.partial` gives it arguments. Each worker is a process of its own in which nothing was imported before.
+    This process must be connected with Ray (`ray.init()`), or it is connected as by `launch`; the other arguments and
+    what happens when workers fail are those of `launch`.
+
+    Raises:
+        JobError: the job failed, or for too long there was no room for enough workers.
+        ClusterError: there is no Ray, or no such cluster.
+        ArgumentError: called from another thread than the main one.
+    """
+    _require_sound(max_restarts, grace=grace, wait=wait)
+    share = ray_nodes.Share(cpus_per_worker, gpus_per_worker, spread)
+    share.require()
+    bounds, command = least_and_most(workers), ["-m", "mirrorkit.launch.called"]
+    code, result = _run_on_ray(command, function, bounds, share, max_restarts=max_restarts, wait=wait, grace=grace)
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+    if code or result is None:
+        raise JobError(f"The job on Ray ended with exit code {code}: the lines of its workers say why.")
+    return pickle.loads(result)
+
+
+def _run_on_ray(
+    command: Sequence[str],
+    function: Callable[[], Any] | None,
+    bounds: tuple[int, int],
+    share: ray_nodes.Share,
+    *,
+    max_restarts: int,
+    wait: float,
+    grace: float,
+) -> tuple[int, bytes | None]:
+    """Return the exit code of a job, and what the function returned on worker 0."""
+    # Ray sets a handler of signals when it connects
+    with ray_nodes.connected(), signals() as events, contextlib.ExitStack() as stack:
+        call = None if function is None else ray_nodes.pickled(function)
+        nodes = stack.enter_context(contextlib.closing(ray_nodes.Nodes(command, bounds[1], share, events, call)))
+        progress = stack.enter_context(progress_of(*bounds))
+        job = Job(nodes, events, Widths(*bounds, nodes, wait), progress, max_restarts, has_servers=False, grace=grace)
+        return job.run(), nodes.results.get("worker 0")
+
+
+def _require_sound(max_restarts: int, **seconds: float) -> None:
+    whole_number("max_restarts", max_restarts, JobError, least=0)
+    for name, value in seconds.items():
+        if not 0 <= value < math.inf:
+            raise JobError(f"{name} must be a number of seconds from 0 on, found {value!r}.")
+
+
+def _require_fitting(on: str | None, of_this_machine: dict[str, object], node: ray_nodes.Share) -> None:
+    """Refuse options that belong to another place than that where the tasks run."""
+    node.require()
+    if on not in (None, "ray"):
+        raise JobError(f"on={on!r} is not known. Leave it out for this machine, or write on='ray'.")
+    if on is None and node != ray_nodes.Share():
+        raise JobError("cpus_per_worker, gpus_per_worker and spread need on='ray'; here there is devices_per_worker.")
+    if on == "ray" and (given := [name for name, value in of_this_machine.items() if value]):
+        raise JobError(f"on='ray' runs workers alone, as many as there is room for on its nodes: no {given[0]}.")
+
+
+@contextlib.contextmanager
+def progress_of(least: int, most: int) -> Iterator[Progress | None]:
+    """Yield what prints when a training goes on, where the number of workers may change."""
+    if least == most:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="mirrorkit-") as journals:
+        yield Progress(Path(journals))
 
 
 def _warn_of_servers() -> None:
@@ -142,7 +225,7 @@ def _warn_of_servers() -> None:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[queue.SimpleQueue]:
+def signals() -> Iterator[queue.SimpleQueue]:
     """Turn signals to this process into events."""
     events: queue.SimpleQueue = queue.SimpleQueue()  # may be written to from a signal handler
     if not stop_signals.can_catch():
@@ -152,157 +235,3 @@ def _signals() -> Iterator[queue.SimpleQueue]:
         yield events
     finally:
         stop_signals.put_back(before)
-
-
-@dataclass
-class _Job:
-    """The tasks of a job, which start and end together: once in each attempt."""
-
-    command: Sequence[str]
-    events: queue.SimpleQueue
-    namespaces: Sequence[int]
-    environments_of: Callable[[int], dict[str, dict[str, str]]]  # by the number of workers
-    widths: Widths
-    progress: Progress | None  # where the number of workers may change
-    max_restarts: int
-    _: KW_ONLY
-    has_servers: bool
-    grace: float
-    restarts: int = 0  # of the job and of its workers together
-    interrupted: int | None = None
-
-    def run(self) -> int:
-        """Start attempt after attempt until one ends well, or none may follow; return 0, or the code of the last."""
-        while True:
-            width = self.widths.next(self.events)
-            if isinstance(width, signal.Signals):
-                return 128 + width
-            code = self._attempt(width)
-            if self.interrupted or not (self._is_unfinished if self.is_resizing else code and self._goes_on()):
-                return code
-
-    def _attempt(self, width: int) -> int:
-        """Start all tasks and wait until they have ended; return 0, or the exit code of the first failure."""
-        self.width, self.environments = width, self.environments_of(width)
-        if self.progress is not None:
-            path = str(self.progress.begin(width))
-            self.environments = {name: {**of, JOURNAL: path} for name, of in self.environments.items()}
-        self.running: set[Task] = set()
-        self.code: int | None = None  # of the first failure
-        self.chief_has_exited = False
-        self.is_resizing, self._is_unfinished = False, False  # whether to start again with other workers
-        self.deadline: float | None = None  # when to kill what still runs
-        try:
-            for name in self.environments:
-                self._start(name)
-            while self.running:
-                self._handle(self._next_event())
-        finally:
-            for task in self.running:
-                task.end()
-        if self.progress is not None:
-            self.progress.stopped()
-        return self.code or 0
-
-    def may_restart(self, of: str = "") -> bool:
-        """Count a restart and print that; return False where none is left."""
-        if self.restarts >= self.max_restarts:
-            return False
-        self.restarts += 1
-        say("launch", f"restart {self.restarts} of {self.max_restarts}{of}", sys.stderr)
-        return True
-
-    def _goes_on(self) -> bool:
-        """Return whether another attempt follows a failure, if need be with fewer workers."""
-        if self.may_restart():
-            return True
-        if not self.widths.lose(self.width):
-            return False
-        say("launch", f"no restart is left: on with {self.widths.wanted} of {self.width} workers", sys.stderr)
-        return True
-
-    def _start(self, name: str) -> None:
-        self.running.add(Task(name, self.command, self.environments[name], self.events, self.namespaces))
-
-    def _next_event(self) -> Any:
-        while True:
-            waits = [LONGEST_WAIT]
-            if self.deadline is not None:
-                waits.append(max(0.0, self.deadline - time.monotonic()))
-            if self.progress is not None and self.progress.is_pending:
-                self.progress.look()
-                waits.append(_SECONDS_OF_A_LOOK)
-            try:
-                return self.events.get(timeout=min(waits))
-            except queue.Empty:
-                if self.deadline is not None and time.monotonic() >= self.deadline:
-                    return signal.SIGKILL
-
-    def _handle(self, event: Any) -> None:
-        if isinstance(event, tuple):
-            self._ended(*event)
-        elif self.widths.takes(event):
-            self._resize()
-        elif event == signal.SIGKILL or self.interrupted:
-            self._end_all(signal.SIGKILL, None)
-        else:
-            self.interrupted = event
-            say("launch", f"{signal.Signals(event).name}: passed on to every task", sys.stderr)
-            self._end_all(event, self.grace)
-
-    def _ended(self, task: Task, code: int) -> None:
-        self.running.discard(task)
-        if self.chief_has_exited or self.code is not None:
-            return
-        if self.is_resizing and not self.interrupted:
-            self._is_unfinished |= code != 0
-        elif code != 0:
-            if not self.interrupted and self._goes_on_without(task, code):
-                return
-            self.code = code
-            if not self.interrupted:
-                if self.progress is not None:
-                    self.progress.noticed()
-                others = "; ending the others" if self.running else ""
-                say("launch", f"{task.name} ended with {_described(code)}{others}", sys.stderr)
-                self._end_all(signal.SIGTERM, _SECONDS_AFTER_FAILURE)
-        elif self.has_servers and task.name == "chief":  # the others only serve it
-            self.chief_has_exited = True
-            self._end_all(signal.SIGTERM, _SECONDS_AFTER_FAILURE)
-
-    def _resize(self) -> None:
-        """End all tasks, to start them again, where there is room for another number of workers."""
-        wanted = self.widths.wanted
-        if wanted == self.width or self.is_resizing or self.interrupted or self.code is not None:
-            return
-        say("launch", f"room for {wanted} workers: ending {self.width}, which save", sys.stderr)
-        self.is_resizing = True
-        if self.progress is not None:
-            self.progress.noticed()
-        self._end_all(signal.SIGTERM, self.grace)
-
-    def _goes_on_without(self, task: Task, code: int) -> bool:
-        """Return whether the job survives this failure: that of a worker, whose variables are on parameter servers."""
-        if not (self.has_servers and _is_worker(task)):
-            return False
-        if not (self.restarts < self.max_restarts or any(map(_is_worker, self.running))):
-            return False
-        say("launch", f"{task.name} ended with {_described(code)}; the others go on", sys.stderr)
-        if self.may_restart(f": {task.name}"):
-            self._start(task.name)
-        return True
-
-    def _end_all(self, number: int, grace: float | None) -> None:
-        for task in self.running:
-            task.send(number)
-        self.deadline = None if grace is None else time.monotonic() + grace
-
-
-def _is_worker(task: Task) -> bool:
-    return task.name.startswith("worker")
-
-
-def _described(code: int) -> str:
-    if code > 128 and code - 128 in set(signal.Signals):
-        return f"exit code {code} ({signal.Signals(code - 128).name})"
-    return f"exit code {code}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mirrorkit import journal
+from mirrorkit.errors import JobError
 from mirrorkit.launch.task import say
 
 
@@ -28,6 +29,7 @@ class Progress:
         self._number = 0
         self._end: _End | None = None  # of the attempt before
         self._told = True
+        self._saved = 0  # steps in a checkpoint of an attempt before
 
     def begin(self, width: int) -> Path:
         """Begin an attempt; return the path of its journal."""
@@ -47,7 +49,9 @@ class Progress:
     def noticed(self) -> None:
         """Take note that the attempt is to end: now this was noticed."""
         self.look()
-        steps = [line for line in journal.read(self._path) if line.what != journal.BEGAN]
+        found = journal.read(self._path)
+        steps = [line for line in found if line.what in (journal.RESTORED, journal.STEPS)]
+        self._saved = max([self._saved, *(line.steps for line in found if line.what == journal.SAVED)])
         before = self._end.last if self._end is not None else None
         self._end = _End(steps[-1] if steps else before, time.time())
 
@@ -57,11 +61,21 @@ class Progress:
             self._end.stopped = time.time()
 
     def look(self) -> None:
-        """Print the line where the first steps were made."""
+        """Print the line where the first steps were made.
+
+        Raises:
+            JobError: the training begins anew, though it had saved something.
+        """
         if self._told or self._end is None:
             return
         found = journal.read(self._path)
         first = {line.what: line for line in reversed(found)}
+        if journal.RESTORED in first and first[journal.RESTORED].steps == 0 and self._saved:
+            raise JobError(
+                f"Step {self._saved} was saved, but the script found no checkpoint when it started again, and would "
+                "train from the beginning: its folder is local to a machine that has gone, or another one than before. "
+                "Give mk.train.Checkpoints a folder that all machines share and that stays the same."
+            )
         if journal.STEPS not in first:
             return
         self._told = True

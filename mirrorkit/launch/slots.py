@@ -8,12 +8,25 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Protocol
 
 from mirrorkit.errors import JobError
 from mirrorkit.launch.task import say
 
 _SECONDS = 5.0  # between two looks
 _LONGEST = 30.0  # of a command
+
+
+class Room(Protocol):
+    """For how many workers there is room. It puts itself into the events of a job when the number has changed."""
+
+    count: int
+
+    def refresh(self) -> bool:
+        """Look now; return whether the number has changed."""
+
+    def look(self) -> None:
+        """Look soon."""
 
 
 class Slots:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, Any, Protocol, TextIO
 
 from mirrorkit import subprocesses
 
@@ -21,11 +20,18 @@ _NOBODY_READS = (errno.EPIPE, errno.EIO)  # of a pipe, and of a terminal that wa
 _print = threading.Lock()
 
 
+class Events(Protocol):
+    """Where a task says that it has exited."""
+
+    def put(self, event: Any, /) -> None:
+        """Take an event."""
+
+
 class Task:
     """A script that runs until it exits or is ended; the name goes in front of each line that it prints.
 
     `namespaces` are descriptors of the namespaces that it enters first. When it exits, `(task, exit code)` is put into
-    `events`; the exit code is 128 + n where signal n killed it.
+    `events`; the exit code is 128 + n where signal n killed it. `tell` is given the name, each line, and the stream.
     """
 
     def __init__(
@@ -33,11 +39,13 @@ class Task:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        events: queue.SimpleQueue,
+        events: Events,
         namespaces: Sequence[int] = (),
+        tell: Callable[[str, str, TextIO], None] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.name = name
-        self._events = events
+        self._events, self._tell = events, tell or say
         self._printing, self._ended = threading.Lock(), False
         lifeline, self._lifeline = os.pipe()
         try:
@@ -48,6 +56,7 @@ class Task:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=(lifeline, *namespaces),
+                cwd=folder,
             )
         finally:
             os.close(lifeline)
@@ -82,7 +91,7 @@ class Task:
                 with self._printing:
                     if self._ended:
                         break
-                    say(self.name, line.decode(errors="replace").rstrip("\r\n"), to)
+                    self._tell(self.name, line.decode(errors="replace").rstrip("\r\n"), to)
 
 
 def say(name: str, text: str, to: TextIO) -> None:

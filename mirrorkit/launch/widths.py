@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from mirrorkit.errors import JobError
-from mirrorkit.launch.slots import Slots
+from mirrorkit.launch.slots import Room
 from mirrorkit.launch.task import say
 from mirrorkit.whole import is_whole
 
@@ -39,10 +39,15 @@ class Widths:
         wait: seconds to wait for room for the least.
     """
 
-    def __init__(self, least: int, most: int, slots: Slots | None, wait: float) -> None:
+    def __init__(self, least: int, most: int, slots: Room | None, wait: float) -> None:
         self._least, self._most = least, most
         self._slots, self._wait = slots, wait
         self._limit = most  # less after failures that no restart follows
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a job may go on with another number."""
+        return self._least < self._most
 
     @property
     def wanted(self) -> int:
@@ -73,18 +78,20 @@ class Widths:
         Raises:
             JobError: there was no room for too long.
         """
-        if self._slots is not None and self._slots.refresh():
-            self._limit = self._most
         end, told = time.monotonic() + self._wait, False
-        while self.wanted < self._least:
+        while True:
+            if self._slots is not None and self._slots.refresh():
+                self._limit = self._most
+            if self.wanted >= self._least:
+                return self.wanted
             room = f"There is room for {self.wanted} workers, and the job needs {self._least}"
-            if time.monotonic() >= end:
-                raise JobError(f"{room}; it has waited for {self._wait:g} s. Make room, or ask for fewer.")
             if not told:
                 say("launch", f"{room}: waiting up to {self._wait:g} s", sys.stderr)
             told = True
-            with contextlib.suppress(queue.Empty):
-                event = events.get(timeout=min(LONGEST_WAIT, max(0.0, end - time.monotonic())))
-                if not self.takes(event):
-                    return signal.Signals(event)
-        return self.wanted
+            while self.wanted < self._least:
+                if time.monotonic() >= end:
+                    raise JobError(f"{room}; it has waited for {self._wait:g} s. Make room, or ask for fewer.")
+                with contextlib.suppress(queue.Empty):
+                    event = events.get(timeout=min(LONGEST_WAIT, max(0.0, end - time.monotonic())))
+                    if not self.takes(event):
+                        return signal.Signals(event)

@@ -18,7 +18,7 @@ from test_isolation import needs_namespaces
 
 from mirrorkit.__main__ import main
 from mirrorkit.errors import ArgumentError, ClusterError, JobError
-from mirrorkit.launch import launch, launcher
+from mirrorkit.launch import job, launch, launcher
 
 TASK = "import json, os, sys; task = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
 # Says which processes there are, and stays: itself, and a child that a script of its kind may have.
@@ -87,7 +87,7 @@ def test_a_job_with_ps_has_a_chief_and_is_over_when_the_chief_is(script, capsys)
 
 @pytest.mark.parametrize("before", ["pass", IGNORES], ids=["", "ignores SIGTERM"])
 def test_the_first_failure_ends_the_others_and_gives_the_exit_code(script, capsys, monkeypatch, before):
-    monkeypatch.setattr(launcher, "_SECONDS_AFTER_FAILURE", 0.5)
+    monkeypatch.setattr(job, "_SECONDS_AFTER_FAILURE", 0.5)
     code = TASK + "import time\nif task == 1: time.sleep(1); print('bye'); sys.exit(7)\n" + STAYS.format(before=before)
     assert launch(script(code), workers=3) == 7
     out, err = capsys.readouterr()

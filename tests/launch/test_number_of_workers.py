@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from mirrorkit.__main__ import main
 from mirrorkit.errors import JobError
-from mirrorkit.launch import launch, launcher, slots
+from mirrorkit.launch import job, launch, launcher, slots
 
 # Each attempt adds its number of workers to the file `widths`; `attempt` counts from 1.
 ATTEMPT = """
@@ -44,7 +45,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LAUNCHER", str(os.getpid()))
     monkeypatch.setattr(launcher, "outside_interfaces", list)
-    monkeypatch.setattr(launcher, "_SECONDS_AFTER_FAILURE", 0.2)
+    monkeypatch.setattr(job, "_SECONDS_AFTER_FAILURE", 0.2)
 
 
 def widths() -> list[int]:
@@ -224,6 +225,25 @@ sys.exit(7 if attempt == 1 else 0)
     total, noticed, *_, first = map(float, found.groups())
     assert noticed >= 0.9  # the sleep after the last step
     assert 0.4 <= first < total
+
+
+@pytest.mark.parametrize("saved", [0, 8])
+def test_a_training_that_has_saved_and_begins_anew_is_refused(saved: int, script: Any) -> None:
+    code = f"""
+from mirrorkit import journal
+path = os.environ["MIRRORKIT_JOURNAL"]
+journal.write(path, "began", 0)
+journal.write(path, "restored", 0)
+journal.write(path, "steps", 8)
+if {saved}:
+    journal.saved({saved})
+if attempt == 1: sys.exit(7)
+time.sleep(2)
+"""
+    refused = pytest.raises(JobError, match="Step 8 was saved, but the script found no checkpoint")
+    with refused if saved else contextlib.nullcontext():
+        assert launch(script(ATTEMPT + code), workers=(1, 2)) == 0
+    assert widths() == [2, 1]
 
 
 def test_a_job_of_a_fixed_number_of_workers_keeps_no_journal(script: Any) -> None:

@@ -36,12 +36,15 @@ class Count(keras.layers.Layer):
 
 
 class Change(keras.callbacks.Callback):
-    """At a step, once in a folder, another number of slots, or the end of the last worker, with which a slot goes."""
+    """At a step, once in a folder, another number of slots, or the end of the last worker, with which a slot goes.
+
+    Of "nodes" the number is written alone: who started the job changes them.
+    """
 
     def __init__(self, folder: Path, changes: list[str], worker: int, workers: int) -> None:
         super().__init__()
         self._folder, self._changes = folder, [change.split(":") for change in changes]
-        self._worker, self._workers, self._slow = worker, workers, False
+        self._worker, self._workers, self._pause = worker, workers, 0.0
         self._loop: Any = None
 
     def set_loop(self, loop: Any) -> None:
@@ -51,8 +54,7 @@ class Change(keras.callbacks.Callback):
         """Nothing to save."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._slow:
-            time.sleep(0.5)  # for the signal to arrive
+        time.sleep(self._pause)
         for step, what, count in self._changes:
             done = self._folder / f"{step}-{what}"
             is_mine = self._worker == (self._workers - 1 if what == "kill" else 0)
@@ -61,8 +63,9 @@ class Change(keras.callbacks.Callback):
                 (self._folder / "room").write_text(count)
                 if what == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
-                os.kill(_parent(os.getppid()), signal.SIGHUP)
-                self._slow = True
+                if what == "room":
+                    os.kill(_parent(os.getppid()), signal.SIGHUP)
+                self._pause = 0.5 if what == "room" else 3.0  # for the signal to arrive, or for the nodes to come
 
 
 def _parent(pid: int) -> int:
@@ -72,7 +75,7 @@ def _parent(pid: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--at", nargs="*", default=[], metavar="STEP:kill|room:SLOTS")
+    parser.add_argument("--at", nargs="*", default=[], metavar="STEP:kill|room|nodes:SLOTS")
     options = parser.parse_args()
 
     keras.utils.set_random_seed(0)

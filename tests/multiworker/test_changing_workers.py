@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from changing_training import BATCH
 from jobs import Process, launched
+from ray_nodes import RayNodes
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,10 +27,16 @@ Run = Callable[..., tuple[dict[str, np.ndarray], Process]]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Train in a folder of its own; gives what `changing_training.py` has saved at the end."""
 
-    def run(*options: object, at: tuple[str, ...] = (), room: int = 3) -> tuple[dict[str, np.ndarray], Process]:
+    def run(
+        *options: object, at: tuple[str, ...] = (), room: int = 3, nodes: RayNodes | None = None
+    ) -> tuple[dict[str, np.ndarray], Process]:
         folder = tmp_path_factory.mktemp("run")
         (folder / "room").write_text(str(room))
-        with launched(folder, *options, SCRIPT, folder, "--at", *at) as job:
+        environment = {} if nodes is None else nodes.environment
+        with launched(folder, *options, SCRIPT, folder, "--at", *at, **environment) as job:
+            while nodes is not None and job.process.poll() is None:
+                nodes.set(int((folder / "room").read_text() or room))
+                time.sleep(0.1)
             assert job.end(300) == 0, job.text[-8000:]
         with np.load(folder / "end.npz") as file:
             return dict(file), job
@@ -42,22 +50,47 @@ def undisturbed(run: Run) -> list[dict[str, np.ndarray]]:
     return [run("--workers", workers)[0] for workers in (1, 2, 3)]
 
 
+@pytest.fixture
+def nodes() -> Iterator[RayNodes]:
+    nodes = RayNodes(2)
+    yield nodes
+    nodes.close()
+
+
 def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     assert one.keys() == other.keys()
     return max(float(np.max(np.abs(one[name] - other[name]))) for name in one)
 
 
-def test_a_worker_lost_two_added_one_taken_away(run: Run, undisturbed: list[dict[str, np.ndarray]]) -> None:
-    options = ("--workers", "1:3", "--slots", "room", "--max-restarts", 1)
-    changes = ("100:kill:1", "200:room:3", "300:room:2")
-    found, job = run(*options, at=changes, room=2)
-    went_on = re.findall(r"launch \| (\d) workers? from step (\d+) on, .*; (\d+) steps repeated", job.text)
-    assert [int(workers) for workers, *_ in went_on] == [1, 3, 2]
-    assert int(went_on[0][1]) == 90  # the newest checkpoint before the loss
-    assert all(int(repeated) == 0 for *_, repeated in went_on[1:])  # these saved first
-    np.testing.assert_allclose(found["count.seen"] * BATCH, 2, atol=1e-3)  # each example once in each of two epochs
+def changes(job: Process) -> list[tuple[int, int, int]]:
+    """With how many workers the job went on, from which step, and how many steps it made again."""
+    found = re.findall(r"launch \| (\d) workers? from step (\d+) on, .*; (\d+) steps repeated", job.text)
+    return [(int(workers), int(step), int(repeated)) for workers, step, repeated in found]
+
+
+def require_each_example_once(found: dict[str, np.ndarray], undisturbed: list[dict[str, np.ndarray]]) -> None:
+    """In each of two epochs; and weights and history are those of a fixed number of workers, but for rounding."""
+    np.testing.assert_allclose(found["count.seen"] * BATCH, 2, atol=1e-3)
     control = max(apart(one, undisturbed[0]) for one in undisturbed[1:])
     assert 0 < apart(found, undisturbed[0]) <= 3 * control
+
+
+def test_a_worker_lost_two_added_one_taken_away(run: Run, undisturbed: list[dict[str, np.ndarray]]) -> None:
+    options = ("--workers", "1:3", "--slots", "room", "--max-restarts", 1)
+    found, job = run(*options, at=("100:kill:1", "200:room:3", "300:room:2"), room=2)
+    lost, *orderly = changes(job)
+    assert lost[:2] == (1, 90)  # the newest checkpoint before the loss
+    assert [(workers, repeated) for workers, _, repeated in orderly] == [(3, 0), (2, 0)]  # these saved first
+    require_each_example_once(found, undisturbed)
+
+
+def test_nodes_of_ray_lost_and_added(run: Run, undisturbed: list[dict[str, np.ndarray]], nodes: RayNodes) -> None:
+    options = ("--on", "ray", "--workers", "1:3")
+    found, job = run(*options, at=("100:nodes:1", "200:nodes:3", "300:nodes:2"), room=2, nodes=nodes)
+    assert [workers for workers, *_ in changes(job)] == [1, 3, 2], job.text
+    assert changes(job)[0][1] == 90
+    assert changes(job)[1][2] == 0  # added nodes: the job saved first
+    require_each_example_once(found, undisturbed)
 
 
 def test_a_worker_that_is_replaced_changes_no_bit(run: Run, undisturbed: list[dict[str, np.ndarray]]) -> None:

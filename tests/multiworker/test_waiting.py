@@ -17,6 +17,7 @@ import tensorflow as tf
 import mirrorkit as mk
 from mirrorkit.strategy import barrier
 from mirrorkit.train import export_places
+from mirrorkit.train.checkpoints import shared
 
 pytestmark = pytest.mark.slow  # two workers
 SECONDS = 2.0  # by which one worker comes later, where the other would otherwise have left
@@ -83,6 +84,13 @@ def waited(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         mk.train.export(loop, folder / "file" / "within.keras")
     except mk.errors.FileError as error:
         found["failed"] = str(error)
+
+    local = mk.train.Checkpoints(folder / f"checkpoints{me}")
+    try:
+        with mock.patch.object(shared, "_SEES", SECONDS / 4):
+            loop.fit(data, callbacks=[local], verbose=0)
+    except mk.errors.CheckpointError as error:
+        found["local"] = str(error)
     return found
 
 
@@ -112,6 +120,12 @@ def test_export_returns_on_every_worker_when_the_file_is_whole_and_fails_on_all(
     chief, other = found
     assert chief["failed"].startswith("Nothing could be written to")
     assert other["failed"].startswith("The chief could not export")
+
+
+def test_a_folder_of_checkpoints_that_a_worker_does_not_see_is_refused_on_all(found, folder):
+    for worker in found:
+        assert "every worker restores from there, but worker 1 does not find there what the chief" in worker["local"]
+    assert not list(folder.glob("checkpoints*/*.npz"))
 
 
 def test_a_callback_of_ones_own_may_be_the_chiefs_alone(found, folder):

@@ -45,7 +45,7 @@ class Bucket(Place):
     def __init__(self, address: str) -> None:
         self._storage = ObjectStorage(address)
         super().__init__(self._storage.address)
-        self._token, self._number = secrets.token_hex(8), 0
+        self._number = 0
 
     def find(self) -> Sequence[str]:
         """See `Place`."""
@@ -89,10 +89,14 @@ class Bucket(Place):
             ) from error
         log_taken_over(self.name, before)
 
+    def owner(self) -> str | None:
+        """See `Place`."""
+        return self._owner()[1].get("token")
+
     def require(self) -> None:
         """See `Place`."""
         _, found = self._owner()
-        if found.get("token") != self._token:
+        if found.get("token") != self.token:
             who = (
                 f"a later run has taken it over: {named(found)}" if found else "the object that names its owner is gone"
             )
@@ -131,15 +135,15 @@ class Bucket(Place):
 
     def release(self) -> None:
         """See `Place`."""
-        if self._token in _held:
-            _held.discard(self._token)
+        if self.token in _held:
+            _held.discard(self.token)
             with contextlib.suppress(Exception):  # the next run takes over what stays
-                if self._says(self._number).get("token") == self._token:
+                if self._says(self._number).get("token") == self.token:
                     self._storage.remove(_owner_of(self._number))
 
     def _take(self) -> dict[str, Json]:
         """Write the next `.owner`; return what the one before says."""
-        content = this_process(token=self._token)
+        content = this_process(token=self.token)
         for _ in range(_ATTEMPTS):
             number, before = self._owner()
             if is_running(before) and (before.get("pid") != os.getpid() or before.get("token") in _held):
@@ -148,7 +152,7 @@ class Bucket(Place):
                     "address."
                 )
             if self._storage.create(_owner_of(number + 1), content):
-                _held.add(self._token)
+                _held.add(self.token)
                 self._number = number + 1
                 for name in self._names():
                     if (found := _OWNER.fullmatch(name)) and int(found[1]) <= number:

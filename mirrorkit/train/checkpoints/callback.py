@@ -15,6 +15,7 @@ from mirrorkit.strategy import waiting_for_the_chief
 from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.checkpoints.locating import folder_of, place_of
 from mirrorkit.train.checkpoints.restore import require_variables
+from mirrorkit.train.checkpoints.shared import require_shared
 from mirrorkit.train.checkpoints.variables import describe
 from mirrorkit.train.checkpoints.writer import Writer
 from mirrorkit.train.step.sharded_slots import are_collective, whole_values
@@ -54,8 +55,9 @@ class Checkpoints(LoopCallback):
         exit_code: after SIGTERM; some schedulers start a job again by its exit code.
 
     Raises:
-        CheckpointError: at the beginning of `fit` when another run writes to the folder, or it holds no whole
-            checkpoint among damaged ones, or one of another model; later when another run took the folder over.
+        CheckpointError: at the beginning of `fit` when another run writes to the folder, a worker does not see in it
+            what the chief has written, or it holds no whole checkpoint among damaged ones, or one of another model;
+            later when another run took the folder over.
         FileError: the folder or a checkpoint could not be written. Older ones stay.
     """
 
@@ -100,6 +102,7 @@ class Checkpoints(LoopCallback):
         with waiting_for_the_chief(self.loop.strategy, f"write checkpoints to {self.folder}"):
             if self._writes:
                 self._place.take()
+        require_shared(self.loop.strategy, self._place, writes=self._writes)
         if self._place.find():
             position, epochs = self.loop.restore(self.folder), self.params["epochs"]
             if max(position.epoch, position.ended) >= epochs:

@@ -19,7 +19,7 @@ class Folder(Place):
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
-        self._path, self._owner = path, Owner(path)
+        self._path, self._owner = path, Owner(path, self.token)
 
     def find(self) -> Sequence[Path]:
         """See `Place`."""
@@ -45,6 +45,10 @@ class Folder(Place):
             raise FileError(
                 f"Checkpoints cannot be written to {self.name}: {error}. Choose a folder in which you may create files."
             ) from error
+
+    def owner(self) -> str | None:
+        """See `Place`."""
+        return self._owner.found().get("token")
 
     def require(self) -> None:
         """See `Place`."""

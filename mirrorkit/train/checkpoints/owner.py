@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import re
-import secrets
 from pathlib import Path
 
 from mirrorkit._types import Json
@@ -29,10 +28,14 @@ _held: set[str] = set()  # tokens of the runs of this process; a process that re
 class Owner:
     """The right of one run to write checkpoints to a folder; `take` it first."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, token: str) -> None:
         self._folder = folder
         self.file = folder / _NAME
-        self.token = secrets.token_hex(8)
+        self.token = token
+
+    def found(self) -> dict[str, Json]:
+        """Return which run's folder it is, as its file says; nothing where there is none."""
+        return read_process(self.file)
 
     def take(self) -> None:
         """Make the folder this run's.
@@ -62,7 +65,7 @@ class Owner:
 
     def require(self) -> None:
         """Raise a `CheckpointError` unless the folder is still this run's."""
-        found = read_process(self.file)
+        found = self.found()
         if found.get("token") != self.token:
             gone = f"its file {_NAME} is gone" if self._folder.exists() else "the folder is gone"
             who = f"a later run has taken it over: {named(found)}" if found else gone

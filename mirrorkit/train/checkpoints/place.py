@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,10 +15,11 @@ Found = Path | str  # a checkpoint that was found: its path, or its name in a bu
 
 
 class Place(abc.ABC):
-    """The checkpoints of one run; `name` is the folder or the address."""
+    """The checkpoints of one run; `name` is the folder or the address, `token` a random word, the run's own."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.token = secrets.token_hex(8)
 
     @abc.abstractmethod
     def find(self) -> Sequence[Found]:
@@ -35,6 +37,10 @@ class Place(abc.ABC):
             CheckpointError: it is that of another run, which lives.
             FileError: it cannot be written to.
         """
+
+    @abc.abstractmethod
+    def owner(self) -> str | None:
+        """Return the token of the run whose place it is now; None where there is none."""
 
     @abc.abstractmethod
     def require(self) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
+from mirrorkit import journal
 from mirrorkit._types import Json
 from mirrorkit.errors import CheckpointError, FileError
 from mirrorkit.train.checkpoints.place import Place
@@ -46,6 +47,7 @@ class Writer:
     def _write(self, steps: int, values: list[np.ndarray], about: Json) -> None:
         try:
             self._place.write(steps, values, about)
+            journal.saved(steps)
             self._place.keep_newest(steps, self._keep)
         except CheckpointError:
             raise
