@@ -68,6 +68,25 @@ class Change(keras.callbacks.Callback):
                 self._pause = 0.5 if what == "room" else 3.0  # for the signal to arrive, or for the nodes to come
 
 
+class Pace(keras.callbacks.Callback):
+    """Says how far the training is, and leaves time to strike it."""
+
+    def __init__(self, seconds: float, worker: int) -> None:
+        super().__init__()
+        self._seconds, self._speaks, self._loop = seconds, worker == 0, None
+
+    def set_loop(self, loop: Any) -> None:
+        self._loop = loop
+
+    def get_state(self) -> None:
+        """Nothing to save."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._speaks:
+            print("step", self._loop.position.steps, flush=True)
+        time.sleep(self._seconds)
+
+
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -75,6 +94,8 @@ def _parent(pid: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--pace", type=float, metavar="SECONDS", help="say each step, and wait so long after it")
     parser.add_argument("--at", nargs="*", default=[], metavar="STEP:kill|room|nodes:SLOTS")
     options = parser.parse_args()
 
@@ -99,7 +120,9 @@ def main() -> None:
         Change(options.folder, options.at, me, workers),
         mk.train.Checkpoints(options.folder / "checkpoints", every=30),
     ]
-    report = loop.fit(train, epochs=2, verbose=0, callbacks=callbacks)
+    if options.pace is not None:
+        callbacks.append(Pace(options.pace, me))
+    report = loop.fit(train, epochs=options.epochs, verbose=0, callbacks=callbacks)
     history = np.array([report.history[name] for name in ("loss", "accuracy")])
     if me == 0:
         values = {variable.path: variable.numpy() for variable in model.variables}

@@ -1,0 +1,289 @@
+"""Random strikes at a job whose number of workers changes: it must end as if nobody had struck it.
+
+    python tests/kills/changing_soak.py [--on machine|ray ...] [--strikes 50] [--write docs/soak.md]
+
+Real digits, 1,000 steps, one to three workers. At random steps a worker, its chief, the launcher, an actor or a node of
+Ray is killed, a worker stands still for 30 s, slots or nodes come and go, also within a save. At the end each example
+must have counted once in each epoch, weights and history must be those of a fixed number of workers, within 3 x what 1,
+2 and 3 undisturbed workers differ by, and no process may be left. The table has the seconds by phase, as the launcher
+says them. It needs MNIST in $MIRRORKIT_DATA. The exit code is 1 when something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import re
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "faults")]
+
+import fault_table
+from jobs import Process, launched, pid_of, processes
+from ray_nodes import RayNodes
+
+from mirrorkit.bench import machine
+
+TRAINING = Path(__file__).resolve().parents[1] / "multiworker" / "changing_training.py"
+EPOCHS, EXAMPLES, BATCH, STEPS = 5, 20_000, 100, 1000
+MOST, STANDS, LIMIT = 3, 30.0, 240.0  # workers; seconds that a worker stands still; seconds for a job to go on
+WENT_ON = re.compile(
+    r"launch \| (?P<workers>\d) workers? from step (?P<step>\d+) on, (?P<seconds>[\d.]+) s after .*\((?P<phases>.*)\); "
+    r"(?P<repeated>\d+) steps repeated"
+)
+PHASES = ("noticed", "stopped", "started", "restored", "first call")
+BEGIN, FINISH = "<!-- table: written by tests/kills/changing_soak.py -->", "<!-- end of the table of changes -->"
+
+
+@dataclass
+class Struck:
+    """What followed a strike: the seconds of each phase until the training went on, and how many steps it repeated."""
+
+    deed: str
+    seconds: float
+    phases: dict[str, float] | None  # None where the launcher says none: it was started anew, or nothing had to end
+    repeated: int
+
+
+@dataclass
+class Series:
+    """A job that is struck again and again."""
+
+    on: str  # "machine" or "ray"
+    folder: Path
+    rng: random.Random
+    nodes: RayNodes | None
+    job: Process | None = None
+    heard: int = 0  # lines of it that were looked at
+    done: int = 0  # steps
+    struck: list[Struck] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.room = 2
+        (self.folder / "slots").write_text("2")
+
+    def run(self, strikes: int) -> None:
+        """Strike so often, then let the training come to its end."""
+        deeds = self._deeds()
+        plan = [name for _ in range(strikes // len(deeds) + 1) for name in deeds]
+        self.rng.shuffle(plan)
+        with contextlib.ExitStack() as stack:
+            self._start(stack)
+            for number, deed in enumerate(plan[:strikes]):
+                self._reach(self.done + max(10, (STEPS - self.done) // (strikes - number + 2)))
+                began = time.time()
+                if deeds[deed]() == "the launcher":
+                    self._start(stack)
+                self.struck.append(self._went_on(deed, began))
+                print(f"{number + 1:>3} of {strikes}: {self.struck[-1]}, at step {self.done}", flush=True)
+            assert self.job is not None
+            if code := self.job.end(LIMIT):
+                raise AssertionError(f"exit code {code}\n{self.job.text[-5000:]}")
+
+    def _start(self, stack: contextlib.ExitStack) -> None:
+        if self.job is not None:
+            self.job.close()
+            self._gone()
+        where = ("--on", "ray") if self.nodes else ("--slots", self.folder / "slots")
+        options = ("--workers", f"1:{MOST}", "--max-restarts", 1000, *where)
+        own = ("--epochs", EPOCHS, "--pace", 0.3)
+        environment = self.nodes.environment if self.nodes else {}
+        self.job = stack.enter_context(launched(self.folder, *options, TRAINING, self.folder, *own, **environment))
+        self.heard = 0
+
+    def _deeds(self) -> dict[str, Callable[[], object]]:
+        """What may be done, by name."""
+        deeds: dict[str, Callable[[], object]] = {
+            "a worker is killed": lambda: self._kill(self._task()),
+            "the chief is killed": lambda: self._kill("worker 0"),
+            "the launcher is killed": self._kill_launcher,
+            f"a worker stands still for {STANDS:.0f} s": self._stand_still,
+        }
+        if self.nodes is None:
+            deeds["slots come or go"] = self._change
+            deeds["slots come or go within a save"] = lambda: (self._save(), self._change())
+        else:
+            deeds["an actor of Ray is killed"] = lambda: self._kill(self._task(), ancestors=2)
+            deeds["a node is lost, or comes"] = self._change
+            deeds["a node is lost, or comes, within a save"] = lambda: (self._save(), self._change())
+        return deeds
+
+    def _reach(self, step: int) -> None:
+        """Wait until so many steps are done."""
+        self._until(lambda: self._said(r"step (\d+)$", at_least=step) is not None, f"step {step}")
+
+    def _said(self, pattern: str, *, at_least: int = 0) -> re.Match[str] | None:
+        """The newest line with the pattern since `heard`, whose first group is a number of at least so much."""
+        assert self.job is not None
+        found = None
+        for _, line in list(self.job.lines)[self.heard :]:
+            if (match := re.search(pattern, line)) and int(match[1]) >= at_least:
+                found = match
+        if found is not None and pattern.startswith("step"):
+            self.done = max(self.done, int(found[1]))
+        return found
+
+    def _until(self, condition: Callable[[], object], what: str, *, limit: float = LIMIT) -> None:
+        assert self.job is not None
+        deadline = time.monotonic() + limit
+        while not condition():
+            if time.monotonic() > deadline or self.job.process.poll() is not None:
+                raise AssertionError(f"{what} did not come\n{self.job.text[-5000:]}")
+            time.sleep(0.02)
+
+    def _went_on(self, deed: str, began: float) -> Struck:
+        """Wait until the training goes on."""
+        assert self.job is not None
+        self.heard = len(self.job.lines) if "launcher" not in deed else 0
+        if "launcher" in deed:
+            self._until(lambda: self._said(r"step (\d+)$"), "a step")
+            return Struck(deed, time.time() - began, None, 0)
+        self._until(lambda: self._said(WENT_ON.pattern), "going on")
+        found = self._said(WENT_ON.pattern)
+        assert found is not None
+        phases = {name: float(text) for name, text in re.findall(r"([a-z ]+?) ([\d.]+)(?:,|$)", found["phases"])}
+        phases = {name.strip(): seconds for name, seconds in phases.items()}
+        return Struck(deed, float(found["seconds"]), phases, int(found["repeated"]))
+
+    def _task(self) -> str:
+        names = [seen.task for seen in processes(self.folder).values() if seen.task.startswith("worker")]
+        return self.rng.choice(sorted(set(names)))
+
+    def _kill(self, task: str, ancestors: int = 0) -> None:
+        pid = pid_of(self.folder, task)
+        for _ in range(ancestors):
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(pid, signal.SIGKILL)
+
+    def _kill_launcher(self) -> str:
+        assert self.job is not None
+        self.job.process.kill()
+        return "the launcher"
+
+    def _stand_still(self) -> None:
+        pid = pid_of(self.folder, self._task())
+        os.kill(pid, signal.SIGSTOP)
+        end = time.monotonic() + STANDS
+        while time.monotonic() < end and Path(f"/proc/{pid}").exists():
+            time.sleep(0.1)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    def _save(self) -> None:
+        checkpoints = self.folder / "checkpoints"
+        self._until(lambda: any(path.suffix != ".npz" for path in checkpoints.glob("step-*")), "a save")
+
+    def _change(self) -> None:
+        self.room = self.rng.choice([count for count in range(1, MOST + 1) if count != self.room])
+        if self.nodes is not None:
+            self.nodes.set(self.room)
+            return
+        (self.folder / "slots").write_text(str(self.room))
+        assert self.job is not None
+        os.kill(self.job.process.pid, signal.SIGHUP)
+
+    def _gone(self) -> None:
+        """Wait until nothing of the job is left."""
+        deadline = time.monotonic() + 30
+        while left := {pid: seen.task for pid, seen in processes(self.folder).items() if seen.task}:
+            assert time.monotonic() < deadline, f"still running: {left}"
+            time.sleep(0.1)
+
+
+def undisturbed(folder: Path, workers: int) -> dict[str, np.ndarray]:
+    """The result of a fixed number of workers."""
+    folder.mkdir()
+    with launched(folder, "--workers", workers, TRAINING, folder, "--epochs", EPOCHS) as job:
+        if code := job.end(LIMIT):
+            raise AssertionError(f"exit code {code}\n{job.text[-5000:]}")
+    return result(folder)
+
+
+def result(folder: Path) -> dict[str, np.ndarray]:
+    with np.load(folder / "end.npz") as file:
+        return dict(file)
+
+
+def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    return max(float(np.max(np.abs(one[name] - other[name]))) for name in one)
+
+
+def problems(found: dict[str, np.ndarray], fixed: list[dict[str, np.ndarray]]) -> Iterator[str]:
+    """What is wrong with a result."""
+    counts = found["count.seen"] * BATCH
+    if not np.allclose(counts, EPOCHS, atol=1e-3):
+        yield f"examples were counted {counts.min():.2f} to {counts.max():.2f} times in {EPOCHS} epochs"
+    control = max(apart(one, fixed[0]) for one in fixed[1:])
+    if not apart(found, fixed[0]) <= 3 * control:
+        yield f"{apart(found, fixed[0]):.2e} from one worker, where fixed numbers of workers differ by {control:.2e}"
+
+
+def as_markdown(series: dict[str, tuple[list[Struck], list[str]]], seed: int) -> str:
+    """The table."""
+    head = ["on", "strike", "strikes", "seconds", *PHASES, "steps repeated"]
+    lines = [head, ["---", "---", *["---:"] * (len(head) - 2)]]
+    for on, (struck, _) in series.items():
+        for deed in sorted({one.deed for one in struck}):
+            ones = [one for one in struck if one.deed == deed]
+            told = [one.phases for one in ones if one.phases is not None]
+            phases = [f"{statistics.median(p[name] for p in told):.1f}" if told else "" for name in PHASES]
+            seconds = [one.seconds for one in ones]
+            most = f"{statistics.median(seconds):.1f} (up to {max(seconds):.1f})"
+            repeated = f"0 to {most_of}" if (most_of := max(one.repeated for one in ones)) else "0"
+            lines.append([on, deed, str(len(ones)), most, *phases, repeated])
+    about = machine.about()
+    ends = "; ".join(
+        f"{on}: {len(struck)} strikes, {'; '.join(wrong) or 'right'}" for on, (struck, wrong) in series.items()
+    )
+    made = f"Seed {seed}. {about['time'][:10]}, `{about['command']}`"
+    heading = f"{machine.in_a_line(about)}. {made}. The end: {ends}."
+    return "\n".join([heading, "", *(f"| {' | '.join(cells)} |" for cells in lines)])
+
+
+def main() -> int:
+    """Run, print and write the table; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--on", nargs="+", choices=["machine", "ray"], default=["machine", "ray"])
+    parser.add_argument("--strikes", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", type=Path, help="the page to put the table into")
+    options = parser.parse_args()
+    found: dict[str, tuple[list[Struck], list[str]]] = {}
+    with tempfile.TemporaryDirectory(prefix="changing-") as place:
+        fixed = [undisturbed(Path(place, f"fixed-{workers}"), workers) for workers in range(1, MOST + 1)]
+        for on in options.on:
+            folder = Path(place, on)
+            folder.mkdir()
+            nodes = RayNodes(2) if on == "ray" else None
+            series = Series(on, folder, random.Random(f"{options.seed} {on}"), nodes)
+            wrong: list[str] = []
+            try:
+                series.run(options.strikes)
+                series._gone()
+                wrong += problems(result(folder), fixed)
+            except AssertionError as error:
+                wrong.append(str(error))
+            finally:
+                if nodes is not None:
+                    nodes.close()
+            found[on] = (series.struck, wrong)
+    text = as_markdown(found, options.seed)
+    print(text)
+    if options.write:
+        fault_table.put_between(options.write, text, BEGIN, FINISH)
+    return int(any(wrong for _, wrong in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
