@@ -71,7 +71,7 @@ def mixed_precision(output: str) -> None:
     scale, skipped = numbers(output, "loss scale: from 2**24 to ")
     assert skipped > 0
     assert scale == 2**24 / 2**skipped
-    assert numbers(output, "updates: ") == [60 - skipped, 60, skipped]
+    assert numbers(output, "updates: ") == [30 - skipped, 30, skipped]
     losses = numbers(output, "loss: ")
     assert losses == sorted(losses, reverse=True)
 

@@ -12,7 +12,7 @@ import mirrorkit as mk
 strategy = mk.strategy.create("mirrored", devices="cpu:2")
 keras.config.set_dtype_policy("mixed_float16")  # before the model is made
 
-digits = mk.data.synthetic(train=2000, test=500)
+digits = mk.data.synthetic(train=1000, test=500)
 train = mk.data.batches(digits.train, global_batch_size=100, shuffle=True, seed=0)
 keras.utils.set_random_seed(0)
 with strategy.scope():

@@ -97,7 +97,7 @@ class Series:
             self._gone()
         where = ("--on", "ray") if self.nodes else ("--slots", self.folder / "slots")
         options = ("--workers", f"1:{MOST}", "--max-restarts", 1000, *where)
-        own = ("--epochs", EPOCHS, "--pace", 0.3)
+        own = ("--epochs", EPOCHS, "--pace", 1.0)
         environment = self.nodes.environment if self.nodes else {}
         self.job = stack.enter_context(launched(self.folder, *options, TRAINING, self.folder, *own, **environment))
         self.heard = 0
