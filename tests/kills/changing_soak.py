@@ -38,6 +38,7 @@ from mirrorkit.bench import machine
 TRAINING = Path(__file__).resolve().parents[1] / "multiworker" / "changing_training.py"
 EPOCHS, EXAMPLES, BATCH, STEPS = 5, 20_000, 100, 1000
 MOST, STANDS, LIMIT = 3, 30.0, 240.0  # workers; seconds that a worker stands still; seconds for a job to go on
+STAND = f"a worker stands still for {STANDS:.0f} s"
 WENT_ON = re.compile(
     r"launch \| (?P<workers>\d) workers? from step (?P<step>\d+) on, (?P<seconds>[\d.]+) s after .*\((?P<phases>.*)\); "
     r"(?P<repeated>\d+) steps repeated"
@@ -83,9 +84,12 @@ class Series:
             for number, deed in enumerate(plan[:strikes]):
                 self._reach(self.done + max(10, (STEPS - self.done) // (strikes - number + 2)))
                 began = time.time()
+                alone, ends = self._tasks() == ["worker 0"], deed != STAND
                 if deeds[deed]() == "the launcher":
                     self._start(stack)
-                self.struck.append(self._went_on(deed, began))
+                if alone and not ends:  # nobody notices, and nothing has to end
+                    deed = STAND.replace("a worker", "the only worker")
+                self.struck.append(self._went_on(deed, began, ends=(ends or not alone) and "launcher" not in deed))
                 print(f"{number + 1:>3} of {strikes}: {self.struck[-1]}, at step {self.done}", flush=True)
             assert self.job is not None
             if code := self.job.end(LIMIT):
@@ -108,7 +112,7 @@ class Series:
             "a worker is killed": lambda: self._kill(self._task()),
             "the chief is killed": lambda: self._kill("worker 0"),
             "the launcher is killed": self._kill_launcher,
-            f"a worker stands still for {STANDS:.0f} s": self._stand_still,
+            STAND: self._stand_still,
         }
         if self.nodes is None:
             deeds["slots come or go"] = self._change
@@ -142,11 +146,11 @@ class Series:
                 raise AssertionError(f"{what} did not come\n{self.job.text[-5000:]}")
             time.sleep(0.02)
 
-    def _went_on(self, deed: str, began: float) -> Struck:
-        """Wait until the training goes on."""
+    def _went_on(self, deed: str, began: float, *, ends: bool) -> Struck:
+        """Wait until the training goes on; `ends`: with a line of the launcher, which has ended an attempt."""
         assert self.job is not None
         self.heard = len(self.job.lines) if "launcher" not in deed else 0
-        if "launcher" in deed:
+        if not ends:
             self._until(lambda: self._said(r"step (\d+)$"), "a step")
             return Struck(deed, time.time() - began, None, 0)
         self._until(lambda: self._said(WENT_ON.pattern), "going on")
@@ -156,12 +160,15 @@ class Series:
         phases = {name.strip(): seconds for name, seconds in phases.items()}
         return Struck(deed, float(found["seconds"]), phases, int(found["repeated"]))
 
+    def _tasks(self) -> list[str]:
+        return sorted({seen.task for seen in processes(self.folder).values() if seen.task.startswith("worker")})
+
     def _task(self) -> str:
-        names = [seen.task for seen in processes(self.folder).values() if seen.task.startswith("worker")]
-        return self.rng.choice(sorted(set(names)))
+        return self.rng.choice(self._tasks())
 
     def _kill(self, task: str, ancestors: int = 0) -> None:
         pid = pid_of(self.folder, task)
+        assert pid, f"{task} is not running"
         for _ in range(ancestors):
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(pid, signal.SIGKILL)
@@ -273,7 +280,8 @@ def main() -> int:
                 series._gone()
                 wrong += problems(result(folder), fixed)
             except AssertionError as error:
-                wrong.append(str(error))
+                print(error, flush=True)
+                wrong.append(str(error).partition("\n")[0])
             finally:
                 if nodes is not None:
                     nodes.close()

@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
+from changing_training import BATCH
 from jobs import WORKERS, environment
 
 from mirrorkit.devices import onednn
@@ -45,13 +47,12 @@ SlurmUser=root
 SlurmdUser=root
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/%n.pid
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -61,7 +62,8 @@ SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 KillWait=30
-NodeName={host} NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 State=UNKNOWN
+NodeName=localhost NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 State=UNKNOWN
 PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -70,16 +72,16 @@ Command = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    """`slurm("srun", ...)` runs a command of a Slurm of one node and returns what it prints."""
+    """`slurm("srun", ...)` runs a command of a Slurm of two nodes and returns what it prints."""
     folder = tmp_path_factory.mktemp("slurm")
-    for name in ("state", "spool"):
-        (folder / name).mkdir()
     host = socket.gethostname().partition(".")[0]
+    for name in ("state", f"spool-{host}", "spool-localhost"):
+        (folder / name).mkdir()
     try:
         socket.gethostbyname(host)
     except OSError:
         pytest.skip(f"this machine does not know the address of its own name {host!r}")
-    ports = [int(address.rpartition(":")[2]) for address in layout.clusters(2)["worker 0"].workers]
+    ports = [int(address.rpartition(":")[2]) for address in layout.clusters(3)["worker 0"].workers]
     (folder / "slurm.conf").write_text(CONFIG.format(host=host, folder=folder, ports=ports))
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     own = environment(SLURM_CONF=str(folder / "slurm.conf"), PATH=path)
@@ -98,13 +100,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
 
     try:
         run("slurmctld")
-        run("slurmd")
-        wait_for(lambda: "idle" in run("sinfo", "-h", "-o", "%T"), 60)
+        for node in (host, "localhost"):
+            run("slurmd", "-N", node)
+        wait_for(lambda: run("sinfo", "-h", "-o", "%D %T").split() == ["2", "idle"], 60)
         yield run
         run("scancel", "--user", "root")
         wait_for(lambda: not run("squeue", "-h"), 60)
     finally:
-        for name in ("slurmd", "slurmctld"):
+        for name in (host, "localhost", "slurmctld"):
             with suppress(OSError, ValueError):
                 pid = int((folder / f"{name}.pid").read_text())
                 os.kill(pid, signal.SIGTERM)
@@ -193,6 +196,26 @@ def test_mnist_is_learnt_by_a_job_that_is_taken_away_in_its_second_epoch(slurm, 
     assert_it_was_taken_away_once(said)
     zero, one = [float(accuracy) for accuracy in re.findall(r"test accuracy (\d\.\d+)", said)]
     assert zero == one >= (0.98 if " of mnist " in said else 0.85)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not os.environ.get("MIRRORKIT_DATA"), reason="needs MNIST in $MIRRORKIT_DATA")
+def test_a_job_that_is_queued_again_goes_on_with_a_node_less(slurm, tmp_path):
+    (tmp_path / "room").write_text("2")
+    training = (Path(__file__).with_name("changing_training.py"), tmp_path, "--pace", 0.5)
+    script = EXAMPLES / "jobs" / "slurm.sh"  # two nodes, a task on each
+    job = slurm("sbatch", "--parsable", f"--output={tmp_path}/out", script, *training).strip()
+    wait_for(lambda: (tmp_path / "out").exists() and "step 100" in output_of(tmp_path), 240)
+    slurm("scontrol", "requeue", job)
+    wait_for(lambda: slurm("squeue", "-h", "-o", "%T", "--jobs", job).strip() == "PENDING", 120)
+    slurm("scontrol", "update", f"JobId={job}", "NumNodes=1", "NumTasks=1")
+    begin_again(slurm, job)
+    wait_for_success(slurm, job)
+    said = output_of(tmp_path)
+    assert_it_was_taken_away_once(said)
+    assert "done with 1 workers" in said
+    with np.load(tmp_path / "end.npz") as file:
+        np.testing.assert_allclose(file["count.seen"] * BATCH, 2, atol=1e-3)  # each example once in each of two epochs
 
 
 @pytest.fixture

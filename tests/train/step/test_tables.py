@@ -73,7 +73,8 @@ def test_every_optimizer_gives_the_same_bits_on_one_replica(name: str, make_loop
         [("Adam", 3, UNEVEN)],
         [
             *((name, 3, LONELY) for name in _EVERY),
-            *(("SGD", 2, UNEVEN), ("Adagrad", 3, UNEVEN), ("Adam", 2, UNEVEN), ("Adam", 3, UNEVEN), ("Adam", 4, LONELY)),
+            *((name, 3, UNEVEN) for name in ("Adagrad", "Adam")),
+            *(("SGD", 2, UNEVEN), ("Adam", 2, UNEVEN), ("Adam", 4, LONELY)),
         ],
     ),
 )
