@@ -9,5 +9,6 @@
 # for it, 30 s by default; then comes SIGKILL. Where that is too short, see docs/slurm.md.
 trap 'scontrol requeue "$SLURM_JOB_ID"' USR1
 
-srun --kill-on-bad-exit=1 python "$@" &
+# SLURM_NTASKS is that of the first start: queued again, the job may have got another number of nodes.
+srun --kill-on-bad-exit=1 --ntasks=$((SLURM_JOB_NUM_NODES * SLURM_NTASKS_PER_NODE)) python "$@" &
 wait $!

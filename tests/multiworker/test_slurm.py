@@ -208,7 +208,7 @@ def test_a_job_that_is_queued_again_goes_on_with_a_node_less(slurm, tmp_path):
     wait_for(lambda: (tmp_path / "out").exists() and "step 100" in output_of(tmp_path), 240)
     slurm("scontrol", "requeue", job)
     wait_for(lambda: slurm("squeue", "-h", "-o", "%T", "--jobs", job).strip() == "PENDING", 120)
-    slurm("scontrol", "update", f"JobId={job}", "NumNodes=1", "NumTasks=1")
+    slurm("scontrol", "update", f"JobId={job}", "NumNodes=1-1", "NumTasks=1", "NumCPUs=1")
     begin_again(slurm, job)
     wait_for_success(slurm, job)
     said = output_of(tmp_path)
