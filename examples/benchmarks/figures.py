@@ -15,12 +15,12 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from stored import first_update, gpu, kinds, tables
+from stored import first_update, gpu, kinds, table_updates, tables
 from stored.pictures import PICTURES, save, wrong_in
 from stored.runs import FOLDER, read
 
 ROOT = FOLDER.parents[1]
-BLOCKS = {**tables.BLOCKS, **kinds.BLOCKS, **first_update.BLOCKS, **gpu.BLOCKS}
+BLOCKS = {**tables.BLOCKS, **kinds.BLOCKS, **first_update.BLOCKS, **table_updates.BLOCKS, **gpu.BLOCKS}
 RUNS = sorted({name for _, names in BLOCKS.values() for name in names})
 BLOCK = re.compile(r"(<!-- figures: (?P<name>[\w-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
