@@ -30,6 +30,7 @@ import numpy as np
 sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "faults")]
 
 import fault_table
+import watching
 from jobs import Process, launched, pid_of, processes
 from ray_nodes import RayNodes
 
@@ -138,13 +139,13 @@ class Series:
             self.done = max(self.done, int(found[1]))
         return found
 
-    def _until(self, condition: Callable[[], object], what: str, *, limit: float = LIMIT) -> None:
+    def _until(self, condition: Callable[[], object], what: str, *, every: float = 0.02) -> None:
         assert self.job is not None
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + LIMIT
         while not condition():
             if time.monotonic() > deadline or self.job.process.poll() is not None:
                 raise AssertionError(f"{what} did not come\n{self.job.text[-5000:]}")
-            time.sleep(0.02)
+            time.sleep(every)
 
     def _went_on(self, deed: str, began: float, *, ends: bool) -> Struck:
         """Wait until the training goes on; `ends`: with a line of the launcher, which has ended an attempt."""
@@ -189,7 +190,7 @@ class Series:
 
     def _save(self) -> None:
         checkpoints = self.folder / "checkpoints"
-        self._until(lambda: any(path.suffix != ".npz" for path in checkpoints.glob("step-*")), "a save")
+        self._until(lambda: watching.unfinished_in(checkpoints), "a save", every=0.001)  # which takes milliseconds
 
     def _change(self) -> None:
         self.room = self.rng.choice([count for count in range(1, MOST + 1) if count != self.room])
@@ -261,7 +262,7 @@ def as_markdown(series: dict[str, tuple[list[Struck], list[str]]], seed: int) ->
 def main() -> int:
     """Run, print and write the table; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--on", nargs="+", choices=["machine", "ray"], default=["machine", "ray"])
+    parser.add_argument("--on", nargs="+", choices=["machine", "ray"], default=["ray", "machine"])
     parser.add_argument("--strikes", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", type=Path, help="the page to put the table into")
