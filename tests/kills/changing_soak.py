@@ -2,7 +2,7 @@
 
     python tests/kills/changing_soak.py [--on machine|ray ...] [--strikes 50] [--write docs/soak.md]
 
-Real digits, 1,000 steps, one to three workers. At random steps a worker, its chief, the launcher, an actor or a node of
+Real digits, 1,200 steps, one to three workers. At random steps a worker, its chief, the launcher, an actor or a node of
 Ray is killed, a worker stands still for 30 s, slots or nodes come and go, also within a save. At the end each example
 must have counted once in each epoch, weights and history must be those of a fixed number of workers, within 3 x what 1,
 2 and 3 undisturbed workers differ by, and no process may be left. The table has the seconds by phase, as the launcher
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import re
@@ -22,8 +23,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +39,7 @@ from ray_nodes import RayNodes
 from mirrorkit.bench import machine
 
 TRAINING = Path(__file__).resolve().parents[1] / "multiworker" / "changing_training.py"
-EPOCHS, EXAMPLES, BATCH, STEPS = 5, 20_000, 100, 1000
+EPOCHS, BATCH, STEPS = 6, 100, 1200
 MOST, STANDS, LIMIT = 3, 30.0, 240.0  # workers; seconds that a worker stands still; seconds for a job to go on
 STAND = f"a worker stands still for {STANDS:.0f} s"
 WENT_ON = re.compile(
@@ -45,6 +47,7 @@ WENT_ON = re.compile(
     r"(?P<repeated>\d+) steps repeated"
 )
 PHASES = ("noticed", "stopped", "started", "restored", "first call")
+RUNS = Path(__file__).resolve().parents[2] / "docs/figures/changing-soak.json"  # what the last run on each found
 BEGIN, FINISH = "<!-- table: written by tests/kills/changing_soak.py -->", "<!-- end of the table of changes -->"
 
 
@@ -83,6 +86,8 @@ class Series:
         with contextlib.ExitStack() as stack:
             self._start(stack)
             for number, deed in enumerate(plan[:strikes]):
+                if self.done >= STEPS - 20:
+                    break
                 self._reach(self.done + max(10, (STEPS - self.done) // (strikes - number + 2)))
                 began = time.time()
                 alone, ends = self._tasks() == ["worker 0"], deed != STAND
@@ -237,11 +242,12 @@ def problems(found: dict[str, np.ndarray], fixed: list[dict[str, np.ndarray]]) -
         yield f"{apart(found, fixed[0]):.2e} from one worker, where fixed numbers of workers differ by {control:.2e}"
 
 
-def as_markdown(series: dict[str, tuple[list[Struck], list[str]]], seed: int) -> str:
-    """The table."""
+def as_markdown(runs: dict[str, dict[str, Any]]) -> str:
+    """The table of what the last run of each kind found."""
     head = ["on", "strike", "strikes", "seconds", *PHASES, "steps repeated"]
-    lines = [head, ["---", "---", *["---:"] * (len(head) - 2)]]
-    for on, (struck, _) in series.items():
+    lines, made = [head, ["---", "---", *["---:"] * (len(head) - 2)]], []
+    for on, run in runs.items():
+        struck = [Struck(**one) for one in run["struck"]]
         for deed in sorted({one.deed for one in struck}):
             ones = [one for one in struck if one.deed == deed]
             told = [one.phases for one in ones if one.phases is not None]
@@ -250,13 +256,11 @@ def as_markdown(series: dict[str, tuple[list[Struck], list[str]]], seed: int) ->
             most = f"{statistics.median(seconds):.1f} (up to {max(seconds):.1f})"
             repeated = f"0 to {most_of}" if (most_of := max(one.repeated for one in ones)) else "0"
             lines.append([on, deed, str(len(ones)), most, *phases, repeated])
-    about = machine.about()
-    ends = "; ".join(
-        f"{on}: {len(struck)} strikes, {'; '.join(wrong) or 'right'}" for on, (struck, wrong) in series.items()
-    )
-    made = f"Seed {seed}. {about['time'][:10]}, `{about['command']}`"
-    heading = f"{machine.in_a_line(about)}. {made}. The end: {ends}."
-    return "\n".join([heading, "", *(f"| {' | '.join(cells)} |" for cells in lines)])
+        about = run["about"]
+        end = "; ".join(run["wrong"]) or "the end was right"
+        where = f"{machine.in_a_line(about)}; {about['time'][:10]}, `{about['command']}`"
+        made.append(f"{on}: {len(struck)} strikes, {end} ({where}, seed {run['seed']}).")
+    return "\n".join([*made, "", *(f"| {' | '.join(cells)} |" for cells in lines)])
 
 
 def main() -> int:
@@ -265,9 +269,9 @@ def main() -> int:
     parser.add_argument("--on", nargs="+", choices=["machine", "ray"], default=["ray", "machine"])
     parser.add_argument("--strikes", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", type=Path, help="the page to put the table into")
+    parser.add_argument("--write", type=Path, help="the page to put the table into; keeps the run")
     options = parser.parse_args()
-    found: dict[str, tuple[list[Struck], list[str]]] = {}
+    found: dict[str, dict[str, Any]] = json.loads(RUNS.read_text()) if RUNS.exists() else {}
     with tempfile.TemporaryDirectory(prefix="changing-") as place:
         fixed = [undisturbed(Path(place, f"fixed-{workers}"), workers) for workers in range(1, MOST + 1)]
         for on in options.on:
@@ -286,12 +290,14 @@ def main() -> int:
             finally:
                 if nodes is not None:
                     nodes.close()
-            found[on] = (series.struck, wrong)
-    text = as_markdown(found, options.seed)
+            struck = [asdict(one) for one in series.struck]
+            found[on] = {"struck": struck, "wrong": wrong, "seed": options.seed, "about": machine.about()}
+    text = as_markdown(found)
     print(text)
     if options.write:
+        RUNS.write_text(json.dumps(found, indent=1) + "\n")
         fault_table.put_between(options.write, text, BEGIN, FINISH)
-    return int(any(wrong for _, wrong in found.values()))
+    return int(any(run["wrong"] for run in found.values()))
 
 
 if __name__ == "__main__":
