@@ -162,9 +162,7 @@ class Series:
         self._until(lambda: self._said(WENT_ON.pattern), "going on")
         found = self._said(WENT_ON.pattern)
         assert found is not None
-        phases = {name: float(text) for name, text in re.findall(r"([a-z ]+?) ([\d.]+)(?:,|$)", found["phases"])}
-        phases = {name.strip(): seconds for name, seconds in phases.items()}
-        return Struck(deed, float(found["seconds"]), phases, int(found["repeated"]))
+        return Struck(deed, float(found["seconds"]), phases_of(found["phases"]), int(found["repeated"]))
 
     def _tasks(self) -> list[str]:
         return sorted({seen.task for seen in processes(self.folder).values() if seen.task.startswith("worker")})
@@ -212,6 +210,12 @@ class Series:
         while left := {pid: seen.task for pid, seen in processes(self.folder).items() if seen.task}:
             assert time.monotonic() < deadline, f"still running: {left}"
             time.sleep(0.1)
+
+
+def phases_of(text: str) -> dict[str, float]:
+    """The seconds of each phase, of "noticed 0.1, stopped 2.3"."""
+    parts = (part.strip().rpartition(" ") for part in text.split(","))
+    return {name: float(seconds) for name, _, seconds in parts}
 
 
 def undisturbed(folder: Path, workers: int) -> dict[str, np.ndarray]:
