@@ -181,6 +181,8 @@ class Nodes:
     def _environment(self, task: Cluster) -> dict[str, str]:
         own = {"TF_CONFIG": task.to_tf_config(), "PYTHONUNBUFFERED": "1", JOB_TOKEN: self._token}
         own["TF_NUM_INTRAOP_THREADS"] = str(self._share.cpus)
+        if not self._share.gpus:  # otherwise Ray sets it for the actor
+            own["CUDA_VISIBLE_DEVICES"] = "-1"
         return own if self._call is None else {**own, CALL: ""}
 
     def _ask(self) -> _Held:
@@ -188,11 +190,14 @@ class Nodes:
         return _Held(actor, actor.address.remote())
 
     def _watch(self) -> None:
-        while not self._is_closed:
-            calls = {held.waits_for: held for held in self._held}
-            done, _ = self._ray.wait(list(calls), num_returns=1, timeout=_LOOK)
-            for call in done:
-                self._take(call, calls[call])
+        try:
+            while not self._is_closed:
+                calls = {held.waits_for: held for held in self._held}
+                done, _ = self._ray.wait(list(calls), num_returns=1, timeout=_LOOK)
+                for call in done:
+                    self._take(call, calls[call])
+        except Exception as error:  # of Ray, whose cluster may be gone: `refresh` raises it
+            self._error = f"Ray's nodes cannot be watched any more: {type(error).__name__}: {error}"
 
     def _take(self, call: Any, held: _Held) -> None:
         """Take what has become of an actor: it was placed, or it is gone."""
@@ -250,8 +255,8 @@ class RayTask:
         except errors.RayActorError:
             say("launch", f"{self.name}: its node {self._held.address} is lost, or its actor has exited", sys.stderr)
             code = 137
-        except errors.RayError as error:
-            say("launch", f"{self.name} was not started: {str(error).strip()}", sys.stderr)
+        except Exception as error:  # whatever it is: the job must learn that the task has ended
+            say("launch", f"{self.name} is lost: {type(error).__name__}: {str(error).strip()}", sys.stderr)
             code = 1
         self._nodes._events.put((self, code))
 

@@ -81,7 +81,6 @@ class Slot:
         if call is not None:
             (self._own / "call").write_bytes(call)
         given = {**os.environ, **environment, **{key: value for key, value in added.items() if key in environment}}
-        given.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # Ray sets it for an actor with GPUs
         where = Path(folder) if os.path.isdir(folder) else None
         self._task = Task(name, [sys.executable, *command], given, self, tell=self._tell, folder=where)
 
