@@ -51,12 +51,13 @@ class Progress:
         self.look()
         found = journal.read(self._path)
         steps = [line for line in found if line.what in (journal.RESTORED, journal.STEPS)]
-        self._saved = max([self._saved, *(line.steps for line in found if line.what == journal.SAVED)])
         before = self._end.last if self._end is not None else None
         self._end = _End(steps[-1] if steps else before, time.time())
 
     def stopped(self) -> None:
-        """Take note that all of its tasks have ended."""
+        """Take note that all of its tasks have ended, which may have saved when they were asked to."""
+        saved = [line.steps for line in journal.read(self._path) if line.what == journal.SAVED]
+        self._saved = max([self._saved, *saved])
         if self._end is not None:
             self._end.stopped = time.time()
 
