@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 JOURNAL = "MIRRORKIT_JOURNAL"  # the environment variable with its path; the launcher sets it
 BEGAN, RESTORED, STEPS, SAVED = "began", "restored", "steps", "saved"
+
+
+_LINE = re.compile(r"(\d+\.\d{3}) ([a-z]+) (\d+)")
 
 
 class Line(NamedTuple):
@@ -33,10 +37,10 @@ def saved(steps: int) -> None:
 
 
 def read(path: Path) -> list[Line]:
-    """Return the whole lines; none where no training has begun."""
+    """Return the whole lines; none where no training has begun. A full disk may have cut one off: it is left out."""
     try:
         text = path.read_text()
     except FileNotFoundError:
         return []
-    whole = text[: text.rfind("\n") + 1].splitlines()
-    return [Line(float(moment), what, int(steps)) for moment, what, steps in map(str.split, whole)]
+    whole = map(_LINE.fullmatch, text[: text.rfind("\n") + 1].splitlines())
+    return [Line(float(found[1]), found[2], int(found[3])) for found in whole if found]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,12 +10,13 @@ from mirrorkit.launch.ray_slot import CALL, RESULT
 
 
 def main() -> None:
-    """Read the function, call it, and write what it returns."""
+    """Read the function, call it, and on worker 0 write what it returns."""
     from ray import cloudpickle
 
     path = Path(os.environ[CALL])
     result = cloudpickle.loads(path.read_bytes())()
-    path.with_name(RESULT).write_bytes(cloudpickle.dumps(result))
+    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
+        path.with_name(RESULT).write_bytes(cloudpickle.dumps(result))
 
 
 if __name__ == "__main__":

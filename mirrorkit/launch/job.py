@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from mirrorkit.journal import JOURNAL
 from mirrorkit.launch.progress import Progress
 from mirrorkit.launch.task import say
-from mirrorkit.launch.widths import LONGEST_WAIT, Widths
+from mirrorkit.launch.widths import LONGEST_WAIT, Widths, workers_text
 
 # After a failure the others cannot go on; this is the time they have to print their errors.
 _SECONDS_AFTER_FAILURE = 5.0
@@ -21,9 +21,15 @@ _SECONDS_OF_A_LOOK = 0.2  # at the journal
 
 
 class Running(Protocol):
-    """A task that was started. When it has exited, `(task, exit code)` is put into the events of its job."""
+    """A task that was started. When it has exited, `(task, exit code)` is put into the events of its job.
+
+    Attributes:
+        name: of the task.
+        is_lost: whether the room that it had is gone with it.
+    """
 
     name: str
+    is_lost: bool
 
     def send(self, number: int) -> None:
         """Send a signal to the script and all that it started."""
@@ -64,6 +70,7 @@ class Job:
     grace: float
     restarts: int = 0  # of the job and of its workers together
     interrupted: int | None = None
+    _saved_at_loss: int = -1  # steps that were saved when room was lost
 
     def run(self) -> int:
         """Start attempt after attempt until one ends well, or none may follow; return 0, or the code of the last."""
@@ -87,7 +94,7 @@ class Job:
             self.environments = {name: {**of, JOURNAL: path} for name, of in self.environments.items()}
         self.running: set[Running] = set()
         self.code: int | None = None  # of the first failure
-        self.chief_has_exited = False
+        self.chief_has_exited = self._has_lost_room = False
         self.is_resizing, self._is_unfinished = False, False  # whether to start again with other workers
         self.deadline: float | None = None  # when to kill what still runs
         try:
@@ -112,11 +119,21 @@ class Job:
 
     def _goes_on(self) -> bool:
         """Return whether another attempt follows a failure, if need be with fewer workers."""
+        if self._has_lost_room and self._has_saved_since_the_last_loss():
+            say("launch", "the room of a worker is lost, which is not a failure: on with what is left", sys.stderr)
+            return True
         if self.may_restart():
             return True
         if not self.widths.lose(self.width):
             return False
         say("launch", f"no restart is left: on with {self.widths.wanted} of {self.width} workers", sys.stderr)
+        return True
+
+    def _has_saved_since_the_last_loss(self) -> bool:
+        """Whether to go on without counting: a job that loses room again and again must make progress meanwhile."""
+        if self.progress is None or self.progress.saved <= self._saved_at_loss:
+            return False
+        self._saved_at_loss = self.progress.saved
         return True
 
     def _start(self, name: str) -> None:
@@ -150,14 +167,15 @@ class Job:
 
     def _ended(self, task: Running, code: int) -> None:
         self.running.discard(task)
+        self._has_lost_room |= task.is_lost
         if self.chief_has_exited or self.code is not None:
             return
-        if self.is_resizing and not self.interrupted:
+        if self.is_resizing and not self.interrupted and not task.is_lost:
             self._is_unfinished |= code != 0
         elif code != 0:
             if not self.interrupted and self._goes_on_without(task, code):
                 return
-            self.code = code
+            self.code, self.is_resizing = code, False  # where room is lost, the others cannot save
             if not self.interrupted:
                 if self.progress is not None:
                     self.progress.noticed()
@@ -174,7 +192,8 @@ class Job:
         busy = self.is_resizing or self.interrupted or self.code is not None
         if busy or wanted == self.width or not self.widths.may_change:
             return
-        say("launch", f"room for {wanted} workers: ending {self.width}, which save", sys.stderr)
+        now = f"there is now room for {workers_text(wanted)}: ending the {self.width} that run, after they have saved"
+        say("launch", now, sys.stderr)
         self.is_resizing = True
         if self.progress is not None:
             self.progress.noticed()

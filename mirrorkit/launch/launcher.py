@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mirrorkit import stop_signals
 from mirrorkit.cluster import outside_interfaces
@@ -115,14 +115,14 @@ def launch(
     if slots is not None and least == most:
         raise JobError(f"slots={slots!r} needs the least and the most workers, such as workers=(1, {most}).")
     of_this_machine = {"ps": ps, "chief": chief, "slots": slots, "devices_per_worker": devices_per_worker}
-    node = ray_nodes.Share(cpus_per_worker, gpus_per_worker, spread)
-    _require_fitting(on, {**of_this_machine, "isolate": isolate}, node)
+    share = ray_nodes.Share(cpus_per_worker, gpus_per_worker, spread)
+    _require_fitting(on, {**of_this_machine, "isolate": isolate}, share)
 
     if on == "ray":
-        return _run_on_ray(command, None, (least, most), node, max_restarts=max_restarts, wait=wait, grace=grace)[0]
-    with signals() as events, isolation.namespaces(isolate) as namespaces, contextlib.ExitStack() as stack:
+        return _run_on_ray(command, None, (least, most), share, max_restarts=max_restarts, wait=wait, grace=grace).code
+    with _signals() as events, isolation.namespaces(isolate) as namespaces, contextlib.ExitStack() as stack:
         room = None if slots is None else stack.enter_context(contextlib.closing(Slots(slots, events)))
-        progress = stack.enter_context(progress_of(least, most))
+        progress = stack.enter_context(_progress_of(least, most))
         if not isolate:
             _warn_of_servers()
         engine = ThisMachine([sys.executable, *command], events, ps, chief, devices_per_worker, namespaces)
@@ -151,18 +151,28 @@ def on_ray(
     Raises:
         JobError: the job failed, or for too long there was no room for enough workers.
         ClusterError: there is no Ray, or no such cluster.
-        ArgumentError: called from another thread than the main one.
+        ArgumentError: the function cannot be pickled, or this is not the main thread.
     """
     _require_sound(max_restarts, grace=grace, wait=wait)
     share = ray_nodes.Share(cpus_per_worker, gpus_per_worker, spread)
     share.require()
     bounds, command = least_and_most(workers), ["-m", "mirrorkit.launch.called"]
-    code, result = _run_on_ray(command, function, bounds, share, max_restarts=max_restarts, wait=wait, grace=grace)
-    if code == 128 + signal.SIGINT:
+    end = _run_on_ray(command, function, bounds, share, max_restarts=max_restarts, wait=wait, grace=grace)
+    if end.interrupted == signal.SIGINT or end.code == 128 + signal.SIGINT:
         raise KeyboardInterrupt
-    if code or result is None:
-        raise JobError(f"The job on Ray ended with exit code {code}: the lines of its workers say why.")
-    return pickle.loads(result)
+    if end.code:
+        raise JobError(f"The job on Ray ended with exit code {end.code}: the lines of its workers say why.")
+    if end.result is None:
+        raise JobError("The function did not return on worker 0: it ended its process with exit code 0.")
+    return pickle.loads(end.result)
+
+
+class _End(NamedTuple):
+    """Of a job on Ray."""
+
+    code: int
+    result: bytes | None  # what the function returned on worker 0, pickled
+    interrupted: int | None  # by which signal
 
 
 def _run_on_ray(
@@ -174,15 +184,14 @@ def _run_on_ray(
     max_restarts: int,
     wait: float,
     grace: float,
-) -> tuple[int, bytes | None]:
-    """Return the exit code of a job, and what the function returned on worker 0."""
+) -> _End:
     # Ray sets a handler of signals when it connects
-    with ray_nodes.connected(), signals() as events, contextlib.ExitStack() as stack:
+    with ray_nodes.connected(), _signals() as events, contextlib.ExitStack() as stack:
         call = None if function is None else ray_nodes.pickled(function)
         nodes = stack.enter_context(contextlib.closing(ray_nodes.Nodes(command, bounds[1], share, events, call)))
-        progress = stack.enter_context(progress_of(*bounds))
+        progress = stack.enter_context(_progress_of(*bounds))
         job = Job(nodes, events, Widths(*bounds, nodes, wait), progress, max_restarts, has_servers=False, grace=grace)
-        return job.run(), nodes.results.get("worker 0")
+        return _End(job.run(), nodes.result, job.interrupted)
 
 
 def _require_sound(max_restarts: int, **seconds: float) -> None:
@@ -192,19 +201,19 @@ def _require_sound(max_restarts: int, **seconds: float) -> None:
             raise JobError(f"{name} must be a number of seconds from 0 on, found {value!r}.")
 
 
-def _require_fitting(on: str | None, of_this_machine: dict[str, object], node: ray_nodes.Share) -> None:
+def _require_fitting(on: str | None, of_this_machine: dict[str, object], share: ray_nodes.Share) -> None:
     """Refuse options that belong to another place than that where the tasks run."""
-    node.require()
+    share.require()
     if on not in (None, "ray"):
         raise JobError(f"on={on!r} is not known. Leave it out for this machine, or write on='ray'.")
-    if on is None and node != ray_nodes.Share():
+    if on is None and share != ray_nodes.Share():
         raise JobError("cpus_per_worker, gpus_per_worker and spread need on='ray'; here there is devices_per_worker.")
     if on == "ray" and (given := [name for name, value in of_this_machine.items() if value]):
         raise JobError(f"on='ray' runs workers alone, as many as there is room for on its nodes: no {given[0]}.")
 
 
 @contextlib.contextmanager
-def progress_of(least: int, most: int) -> Iterator[Progress | None]:
+def _progress_of(least: int, most: int) -> Iterator[Progress | None]:
     """Yield what prints when a training goes on, where the number of workers may change."""
     if least == most:
         yield None
@@ -225,7 +234,7 @@ def _warn_of_servers() -> None:
 
 
 @contextlib.contextmanager
-def signals() -> Iterator[queue.SimpleQueue]:
+def _signals() -> Iterator[queue.SimpleQueue]:
     """Turn signals to this process into events."""
     events: queue.SimpleQueue = queue.SimpleQueue()  # may be written to from a signal handler
     if not stop_signals.can_catch():

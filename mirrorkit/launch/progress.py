@@ -10,6 +10,7 @@ from pathlib import Path
 from mirrorkit import journal
 from mirrorkit.errors import JobError
 from mirrorkit.launch.task import say
+from mirrorkit.launch.widths import workers_text
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Progress:
         self._number = 0
         self._end: _End | None = None  # of the attempt before
         self._told = True
-        self._saved = 0  # steps in a checkpoint of an attempt before
+        self.saved = 0  # steps in a checkpoint of an attempt before
 
     def begin(self, width: int) -> Path:
         """Begin an attempt; return the path of its journal."""
@@ -57,7 +58,7 @@ class Progress:
     def stopped(self) -> None:
         """Take note that all of its tasks have ended, which may have saved when they were asked to."""
         saved = [line.steps for line in journal.read(self._path) if line.what == journal.SAVED]
-        self._saved = max([self._saved, *saved])
+        self.saved = max([self.saved, *saved])
         if self._end is not None:
             self._end.stopped = time.time()
 
@@ -65,19 +66,19 @@ class Progress:
         """Print the line where the first steps were made.
 
         Raises:
-            JobError: the training begins anew, though it had saved something.
+            JobError: the training starts from the beginning, though it had saved a checkpoint.
         """
         if self._told or self._end is None:
             return
         found = journal.read(self._path)
         first = {line.what: line for line in reversed(found)}
-        if journal.RESTORED in first and first[journal.RESTORED].steps == 0 and self._saved:
+        if journal.RESTORED in first and first[journal.RESTORED].steps == 0 and self.saved:
             raise JobError(
-                f"Step {self._saved} was saved, but the script found no checkpoint when it started again, and would "
+                f"Step {self.saved} was saved, but the script found no checkpoint when it started again, and would "
                 "train from the beginning: its folder is local to a machine that has gone, or another one than before. "
                 "Give mk.train.Checkpoints a folder that all machines share and that stays the same."
             )
-        if journal.STEPS not in first:
+        if not first.keys() >= {journal.BEGAN, journal.RESTORED, journal.STEPS}:
             return
         self._told = True
         began, restored, steps = (first[what] for what in (journal.BEGAN, journal.RESTORED, journal.STEPS))
@@ -91,6 +92,6 @@ class Progress:
         }
         repeated = max(0, end.last.steps - restored.steps) if end.last else 0
         of = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
-        workers = f"{self._width} worker{'s' if self._width > 1 else ''}"
-        text = f"{workers} from step {restored.steps} on, {sum(phases.values()):.1f} s after the last step ({of})"
-        say("launch", f"{text}; {repeated} steps repeated", sys.stderr)
+        went_on = f"{workers_text(self._width)} from step {restored.steps} on"
+        took = f"{sum(phases.values()):.1f} s after the last step ({of})"
+        say("launch", f"{went_on}, {took}; {repeated} steps repeated", sys.stderr)

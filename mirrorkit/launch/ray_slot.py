@@ -21,6 +21,7 @@ from mirrorkit.launch.task import Task
 
 CALL = "MIRRORKIT_CALL"  # the environment variable with the path of a pickled function
 RESULT = "result"  # the name of the file beside it, for what it returned
+_FOLDER = "mirrorkit-slot-"  # beginning of the name of a task's folder; then comes the process of its actor
 _LONGEST_WAIT = 1.0  # seconds, of `read` for news
 _MOST_LINES = 10_000  # that wait to be read; then the script waits to print, as at a full pipe
 
@@ -52,7 +53,7 @@ class Slot:
         return str(ray.util.get_node_ip_address())
 
     def stay(self) -> None:
-        """Return never: Ray fails the call when this process has ended."""
+        """Never return: Ray fails the call when this process has ended."""
         threading.Event().wait()
 
     def free_port(self) -> int:
@@ -71,29 +72,35 @@ class Slot:
             folder: where it starts; where the node has no such folder, it starts in that of the actor.
             call: the pickled function that the command runs, if it runs one.
         """
-        if self._task is not None:
-            self._task.end()  # that of an attempt whose launcher gave it up
         self._lines: list[tuple[str, str]] = []
         self._first = 0  # number of the first of them
         self._code = self._result = None
-        self._own, self._journal = Path(tempfile.mkdtemp(prefix="mirrorkit-")), 0
+        _remove_left_folders()
+        self._own, self._journal = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-")), 0
         added = {CALL: str(self._own / "call"), JOURNAL: str(self._own / "journal")}
         if call is not None:
             (self._own / "call").write_bytes(call)
         given = {**os.environ, **environment, **{key: value for key, value in added.items() if key in environment}}
+        if call is not None:  # what the function imports may lie where Ray's driver finds it: beside its script
+            given["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         where = Path(folder) if os.path.isdir(folder) else None
-        self._task = Task(name, [sys.executable, *command], given, self, tell=self._tell, folder=where)
+        try:
+            self._task = Task(name, [sys.executable, *command], given, self, tell=self._tell, folder=where)
+        except OSError:
+            shutil.rmtree(self._own, ignore_errors=True)
+            raise
 
-    def send(self, number: int) -> None:
-        """Send a signal to the task."""
-        if self._task is not None:
-            self._task.send(number)
+    def send(self, number: int, started: None) -> None:
+        """Send a signal to the task; `started` is what `start` returned, without which Ray does not call this."""
+        assert self._task is not None
+        self._task.send(number)
 
     def read(self, seen: int) -> News:
         """Return what is new after so many lines, if need be after a wait; what was seen is forgotten."""
         with self._news:
             self._news.wait_for(lambda: self._code is not None or self._first + len(self._lines) > seen, _LONGEST_WAIT)
             self._read_journal()
+            seen = max(seen, self._first)  # a call may come late
             del self._lines[: seen - self._first]
             self._first = seen
             self._news.notify_all()
@@ -102,7 +109,7 @@ class Slot:
     def put(self, event: Any) -> None:
         """Take the end of the task."""
         result = None
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             result = (self._own / RESULT).read_bytes()
         with self._news:
             self._read_journal()
@@ -117,8 +124,16 @@ class Slot:
             self._news.notify_all()
 
     def _read_journal(self) -> None:
-        with contextlib.suppress(FileNotFoundError), open(self._own / "journal") as file:
+        with contextlib.suppress(OSError), open(self._own / "journal") as file:
             file.seek(self._journal)
             while (line := file.readline()).endswith("\n"):
                 self._journal += len(line)
                 self._lines.append(("journal", line.rstrip("\n")))
+
+
+def _remove_left_folders() -> None:
+    """Remove what actors that were killed have left on this node."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        pid = path.name.removeprefix(_FOLDER).partition("-")[0]
+        if pid.isdecimal() and not Path("/proc", pid).exists() and Path("/proc").exists():
+            shutil.rmtree(path, ignore_errors=True)

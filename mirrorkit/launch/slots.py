@@ -18,15 +18,18 @@ _LONGEST = 30.0  # of a command
 
 
 class Room(Protocol):
-    """For how many workers there is room. It puts itself into the events of a job when the number has changed."""
+    """For how many workers there is room. It puts itself into the events of a job when the number has changed.
+
+    Attributes:
+        count: of workers.
+        problem: why there will be no more room; "" where there may be.
+    """
 
     count: int
+    problem: str
 
     def refresh(self) -> bool:
         """Look now; return whether the number has changed."""
-
-    def look(self) -> None:
-        """Look soon."""
 
 
 class Slots:
@@ -39,10 +42,13 @@ class Slots:
 
     Attributes:
         count: the last number that was found.
+        problem: none; see `Room`.
 
     Raises:
         JobError: the first time there is no number.
     """
+
+    problem = ""
 
     def __init__(self, source: str, events: queue.SimpleQueue) -> None:
         self._source, self._events = source, events

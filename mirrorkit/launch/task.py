@@ -34,6 +34,8 @@ class Task:
     `events`; the exit code is 128 + n where signal n killed it. `tell` is given the name, each line, and the stream.
     """
 
+    is_lost = False  # see `job.Running`
+
     def __init__(
         self,
         name: str,

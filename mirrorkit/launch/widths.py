@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import signal
 import sys
@@ -10,7 +9,7 @@ import time
 from typing import Any
 
 from mirrorkit.errors import JobError
-from mirrorkit.launch.slots import Room
+from mirrorkit.launch.slots import Room, Slots
 from mirrorkit.launch.task import say
 from mirrorkit.whole import is_whole
 
@@ -68,30 +67,45 @@ class Widths:
         if event is self._slots:
             self._limit = self._most  # what was lost may be back
             return True
-        if event == _LOOK:
+        if event == _LOOK and isinstance(self._slots, Slots):
             self._slots.look()
-        return bool(event == _LOOK)
+            return True
+        return False
 
     def next(self, events: queue.SimpleQueue) -> int | signal.Signals:
         """Return the number, after a wait where there is no room for the least; or the signal that ends the job.
 
         Raises:
-            JobError: there was no room for too long.
+            JobError: there was no room for too long, or there will be none.
         """
         end, told = time.monotonic() + self._wait, False
+        self._refresh()
         while True:
-            if self._slots is not None and self._slots.refresh():
-                self._limit = self._most
-            if self.wanted >= self._least:
-                return self.wanted
-            room = f"There is room for {self.wanted} workers, and the job needs {self._least}"
-            if not told:
-                say("launch", f"{room}: waiting up to {self._wait:g} s", sys.stderr)
-            told = True
-            while self.wanted < self._least:
+            is_enough = self.wanted >= self._least
+            if not is_enough:
+                room = f"There is room for {workers_text(self.wanted)}, and the job needs {self._least}"
+                if self._slots is not None and self._slots.problem:
+                    raise JobError(f"{room}. {self._slots.problem}")
                 if time.monotonic() >= end:
                     raise JobError(f"{room}; it has waited for {self._wait:g} s. Make room, or ask for fewer.")
-                with contextlib.suppress(queue.Empty):
-                    event = events.get(timeout=min(LONGEST_WAIT, max(0.0, end - time.monotonic())))
-                    if not self.takes(event):
-                        return signal.Signals(event)
+                if not told:
+                    say("launch", f"{room}: waiting up to {self._wait:g} s", sys.stderr)
+                told = True
+            try:
+                event = events.get(timeout=0 if is_enough else min(LONGEST_WAIT, max(0.0, end - time.monotonic())))
+            except queue.Empty:
+                if is_enough:
+                    return self.wanted
+                continue
+            if not self.takes(event):
+                return signal.Signals(event)
+            self._refresh()
+
+    def _refresh(self) -> None:
+        if self._slots is not None and self._slots.refresh():
+            self._limit = self._most
+
+
+def workers_text(count: int) -> str:
+    """Return such as "1 worker" or "2 workers"."""
+    return f"{count} worker{'' if count == 1 else 's'}"

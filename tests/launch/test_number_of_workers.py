@@ -80,7 +80,7 @@ def test_a_worker_fails_and_its_slot_is_gone(script: Any) -> None:
 def test_a_worker_fails_and_too_few_slots_are_left(script: Any, capsys: Any) -> None:
     Path("room").write_text("2")
     code = "saves()\nif task == 1: Path('room').write_text('1'); sys.exit(3)\nwait()"
-    with pytest.raises(JobError, match=r"room for 1 workers, and the job needs 2; it has waited for 0\.3 s"):
+    with pytest.raises(JobError, match=r"room for 1 worker, and the job needs 2; it has waited for 0\.3 s"):
         launch(script(ATTEMPT + code), workers=(2, 4), slots="room", max_restarts=5, wait=0.3)
     assert widths() == [2]
 
@@ -108,7 +108,9 @@ def test_the_job_follows_the_number_of_slots(how: str, script: Any, capsys: Any)
     assert launch(script(ATTEMPT + code), workers=(1, 4), slots=source) == 0
     assert widths() == [2, 3, 1, 4]
     said = [line for line in capsys.readouterr().err.splitlines() if "room" in line]
-    assert said == [f"launch | room for {a} workers: ending {b}, which save" for a, b in [(3, 2), (1, 3), (4, 1)]]
+    changes = [("3 workers", 2), ("1 worker", 3), ("4 workers", 1)]
+    now = [f"there is now room for {a}: ending the {b} that run, after they have saved" for a, b in changes]
+    assert said == [f"launch | {text}" for text in now]
 
 
 def test_slots_are_looked_up_by_and_by(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,10 +160,10 @@ def test_ctrl_c_while_the_tasks_save_ends_the_job(script: Any) -> None:
 
 def test_too_little_room(script: Any, capsys: Any) -> None:
     Path("room").write_text("1")
-    with pytest.raises(JobError, match=r"room for 1 workers, and the job needs 2; it has waited for 0\.3 s"):
+    with pytest.raises(JobError, match=r"room for 1 worker, and the job needs 2; it has waited for 0\.3 s"):
         launch(script(ATTEMPT), workers=(2, 3), slots="room", wait=0.3)
     assert not Path("widths").exists()
-    assert "room for 1 workers, and the job needs 2: waiting up to 0.3 s" in capsys.readouterr().err
+    assert "room for 1 worker, and the job needs 2: waiting up to 0.3 s" in capsys.readouterr().err
 
 
 def test_room_that_comes_while_the_job_waits(script: Any) -> None:

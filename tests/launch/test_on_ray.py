@@ -93,8 +93,9 @@ def test_a_lost_node_and_a_node_that_comes(on_ray: Any, nodes: RayNodes, script:
     script("").with_name("done").touch()
     _, err = process.communicate(timeout=100)
     assert process.returncode == 0
-    assert lines_with("is lost", err)
-    assert lines_with("room for 2 workers: ending 1, which save", err)
+    assert lines_with("its node is lost", err)
+    assert lines_with("which is not a failure: on with what is left", err)
+    assert lines_with("there is now room for 2 workers: ending the 1 that run", err)
 
 
 @pytest.mark.slow
@@ -108,19 +109,31 @@ def test_a_killed_actor_is_a_lost_worker(on_ray: Any, script: Any) -> None:
     process.terminate()
     _, err = process.communicate(timeout=100)
     assert process.returncode == 143
-    assert lines_with("its node .* is lost, or its actor has exited", err)
+    assert lines_with("worker . on .*: its node is lost, or its actor has exited", err)
     assert lines_with("restart 1 of 1", err)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("how", ["SIGINT", "SIGHUP", "SIGKILL"])
 def test_nothing_outlives_the_launcher(how: str, on_ray: Any, script: Any) -> None:
     process = on_ray("--workers", 2, script(SAYS + STAYS))
     pids = [pid for _ in range(2) for pid in next_line(process, r"pids (\d+) (\d+)").groups()]
     process.send_signal(signal.Signals[how])
     process.communicate(timeout=100)
-    assert process.returncode == {"SIGINT": 130, "SIGKILL": -9}[how]
+    assert process.returncode == {"SIGINT": 130, "SIGHUP": 129, "SIGKILL": -9}[how]
     require_gone(*pids)
+
+
+@pytest.mark.slow
+def test_an_actor_that_does_not_answer_is_killed_too(on_ray: Any, script: Any) -> None:
+    process = on_ray("--workers", 1, "--grace", 1, script(SAYS + STAYS))
+    pid, keeper = next_line(process, r"pids (\d+) (\d+)").groups()
+    actor = Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()[1]
+    os.kill(int(actor), signal.SIGSTOP)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 137
+    require_gone(pid, actor)
 
 
 @pytest.mark.slow
@@ -134,19 +147,27 @@ def test_too_little_room_for_too_long(on_ray: Any, script: Any) -> None:
 
 @pytest.mark.slow
 def test_a_function(on_ray: Any, nodes: RayNodes, tmp_path: Path) -> None:
-    code = (
-        "import functools, os, mirrorkit as mk\n"
+    (tmp_path / "beside.py").write_text("def seven(): return 7\n")
+    (tmp_path / "script.py").write_text(
+        "import functools, os, sys, threading, beside, mirrorkit as mk\n"
         "def times(factor):\n"
         "    if factor < 0: raise ValueError('a factor below 0')\n"
         "    import json; return factor * len(json.loads(os.environ['TF_CONFIG'])['cluster']['worker'])\n"
         "print('returned', mk.launch.on_ray(functools.partial(times, 21), workers=(1, 2)))\n"
-        "try: mk.launch.on_ray(functools.partial(times, -1), workers=2)\n"
-        "except mk.errors.JobError as error: print('refused', error)\n"
+        "print('returned', mk.launch.on_ray(beside.seven, workers=1))\n"
+        "lock = threading.Lock()\n"
+        "for function in (functools.partial(times, -1), lambda: sys.exit(0), lambda: lock):\n"
+        "    try: mk.launch.on_ray(function, workers=1)\n"
+        "    except mk.errors.MirrorkitError as error: print('refused', error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=150)
-    assert "returned 42" in done.stdout, done.stderr
-    assert "refused The job on Ray ended with exit code 1: the lines of its workers say why." in done.stdout
+    command = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(command, cwd=tmp_path.parent, capture_output=True, text=True, timeout=150)
+    assert lines_with("^returned", done.stdout) == ["returned 42", "returned 7"], done.stderr
+    failed, left, unsent = lines_with("^refused", done.stdout)
+    assert failed == "refused The job on Ray ended with exit code 1: the lines of its workers say why."
     assert "ValueError: a factor below 0" in done.stderr
+    assert left == "refused The function did not return on worker 0: it ended its process with exit code 0."
+    assert "cannot be sent to the workers: TypeError: cannot pickle '_thread.lock' object" in unsent
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def journals(strategy: Any, callbacks: Sequence[Any]) -> Iterator[Journal]:
     """Yield the callback for a fit, where the job keeps a journal; its chief writes it.
 
     Raises:
-        JobError: the fit keeps no checkpoints.
+        JobError: the fit keeps no checkpoints, or ends with 0 after one at SIGTERM.
     """
     path = os.environ.get(journal.JOURNAL)
     if not path:
@@ -62,5 +62,10 @@ def journals(strategy: Any, callbacks: Sequence[Any]) -> Iterator[Journal]:
             "launch was asked for a number of workers that may change. Whenever it does, the script starts again, and "
             "this fit keeps no checkpoints to go on from: it would train from the beginning each time. Give it "
             "callbacks=[mk.train.Checkpoints(folder)], or launch with a fixed number of workers."
+        )
+    if any(isinstance(callback, Checkpoints) and callback.exit_code == 0 for callback in callbacks):
+        raise JobError(
+            "launch was asked for a number of workers that may change, and Checkpoints(exit_code=0) says after a save "
+            "that the script is through. Leave exit_code out."
         )
     yield Journal(path if is_chief(strategy) else None)

@@ -12,6 +12,7 @@ import mirrorkit as mk
 from mirrorkit import journal
 from mirrorkit._keras import keras
 from mirrorkit.errors import JobError
+from mirrorkit.train.loop.journal import journals
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +55,17 @@ def test_a_line_that_is_being_written_is_left_out(path: Path) -> None:
     with path.open("a") as file:
         file.write("1700000000.000 st")
     assert [line[1:] for line in journal.read(path)] == [("steps", 7)]
+
+
+def test_a_line_that_a_full_disk_has_cut_off_is_left_out(path: Path) -> None:
+    path.write_text("1700000000.0001700000000.000 restored 3\n1700000001.000 steps 8\n")
+    assert [line[1:] for line in journal.read(path)] == [("steps", 8)]
+
+
+def test_checkpoints_that_end_with_0_are_refused(make_loop: Any, path: Path) -> None:
+    checkpoints = mk.train.Checkpoints(path.parent / "saved", exit_code=0)
+    with pytest.raises(JobError, match=r"Checkpoints\(exit_code=0\)"):
+        list(journals(None, [checkpoints]))
 
 
 def test_a_journal_that_cannot_be_written_is_no_error(make_loop: Any, path: Path) -> None:
