@@ -65,7 +65,7 @@ def launch(
     workers than it says: it is looked up every few seconds, and at SIGHUP, which then is not passed on. Where their
     number changes, all tasks get SIGTERM, at which `mk.train.Checkpoints` saves, and the job starts again with the new
     number; that is no failure. Every `Loop.fit` of such a job needs `Checkpoints`. When a training goes on, a line says
-    after how many seconds, and how many steps were made again.
+    after how many seconds, and how many steps were repeated.
 
     TensorFlow's servers listen at all interfaces of this machine and ask nobody who they are; a warning says so. With
     `isolate` the tasks run in a network namespace of their own, where there is no other interface than loopback: they
@@ -73,8 +73,9 @@ def launch(
 
     With `on="ray"` the workers run on the nodes of a Ray cluster: the one that RAY_ADDRESS names, or that of this
     machine. Each has a Ray actor with its share of a node, and `workers=(1, 16)` takes as many as Ray has room for: a
-    node that is lost or added changes the number, as `slots` does. The script, its data and its checkpoints must be
-    where every node finds them under the same name.
+    node that is lost or added changes the number, as `slots` does. A lost node is no failure, as long as a checkpoint
+    was saved since the one before. The script, its data and its checkpoints must be where every node finds them under
+    the same name.
 
     Args:
         script: a Python file, or the name of a module.
@@ -98,7 +99,7 @@ def launch(
         0, or the exit code of the task that failed first; 128 + n when signal n killed it.
 
     Raises:
-        JobError: no such script, no worker, or for too long no room for enough of them.
+        JobError: no such script, no worker, or too little room for longer than `wait`.
         ClusterError: not enough GPUs, no Ray cluster, a system without process groups (Windows), or `isolate` where the
             kernel refuses.
         ArgumentError: called from another thread than the main one.
@@ -149,7 +150,7 @@ def on_ray(
     what happens when workers fail are those of `launch`.
 
     Raises:
-        JobError: the job failed, or for too long there was no room for enough workers.
+        JobError: the job failed, or there was too little room for longer than `wait`.
         ClusterError: there is no Ray, or no such cluster.
         ArgumentError: the function cannot be pickled, or this is not the main thread.
     """

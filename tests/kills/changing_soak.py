@@ -57,7 +57,7 @@ class Struck:
 
     deed: str
     seconds: float
-    phases: dict[str, float] | None  # None where the launcher says none: it was started anew, or nothing had to end
+    phases: dict[str, float] | None  # None where the launcher says none: it was started again, or nothing had to end
     repeated: int
 
 
