@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from mirrorkit.bench.report import span
+from stored.kinds import found
 from stored.runs import Run
 from stored.tables import machine, number, spread, table, times, under
 
@@ -52,9 +54,33 @@ def recommender(run: Run) -> list[str]:
     return [*table(["trained by", "ms of a step, median", "range"], lines), *under(run, "epochs each"), *machine(run)]
 
 
+def kinds(*runs: Run) -> list[str]:
+    """A step and the first update of each kind of work, beside fit."""
+    lines = []
+    for run in runs:
+        for work in dict.fromkeys(row["work"] for row in run.rows):
+            keys = {"work": work, "replicas": 1}
+            loop, asked, fit = (
+                found(run, **keys, contender=name, measured="step") for name in ("loop", "loop, XLA", "fit")
+            )
+            first = [f"{run.row(**keys, contender=name, measured='first')['median']:.1f}" for name in ("loop", "fit")]
+            lines.append([work, *map(milliseconds, (loop, asked, fit)), times(loop["median"] / fit["median"]), *first])
+    head = ["work", "**`Loop`**, ms of a step", "`Step(jit_compile=True)`", "`fit`", "`Loop` / `fit`"]
+    read_with = [f"n = {loop['n']} epochs each, in turns, and one first update; `{run.command}`" for run in runs]
+    return [*table([*head, "**`Loop`**, first update, s", "`fit`"], lines), "", *read_with, *machine(*runs)]
+
+
+def milliseconds(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return "XLA cannot compile it"
+    low, high = span(row)
+    return f"{1000 * row['median']:.2f} ({1000 * low:.2f} to {1000 * high:.2f})"
+
+
 # Name of a block: what makes it, and the run that it is made from
 BLOCKS: dict[str, tuple[Callable[..., list[str]], Sequence[str]]] = {
     "gpu-speed": (one_device, ["gpu-speed"]),
     "gpu-equivalence": (equivalence, ["gpu-equivalence"]),
     "gpu-recommender": (recommender, ["gpu-recommender"]),
+    "gpu-kinds": (kinds, ["gpu-kinds", "gpu-resnet50"]),
 }
