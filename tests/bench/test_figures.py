@@ -108,7 +108,7 @@ def test_blocks_and_pictures_that_are_missing_are_named(figures, copy):
         f"docs/speed-figures.md {why}: {names}",
         f"docs/speed.md {why}: {of_speed}",
         "records stands on no page",
-        "summary stands on no page",
+        "gpu-kinds stands on no page",
         "docs/figures/linear.svg is missing, or was not drawn by this command",
     ]
     assert "record" in names

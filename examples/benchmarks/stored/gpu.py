@@ -55,24 +55,24 @@ def recommender(run: Run) -> list[str]:
 
 
 def kinds(*runs: Run) -> list[str]:
-    """A step and the first update of each kind of work, beside fit."""
+    """A step of each kind of work, beside fit."""
     lines = []
     for run in runs:
         for work in dict.fromkeys(row["work"] for row in run.rows):
-            keys = {"work": work, "replicas": 1}
             loop, asked, fit = (
-                found(run, **keys, contender=name, measured="step") for name in ("loop", "loop, XLA", "fit")
+                found(run, work=work, replicas=1, contender=name, measured="step")
+                for name in ("loop", "loop, XLA", "fit")
             )
-            first = [f"{run.row(**keys, contender=name, measured='first')['median']:.1f}" for name in ("loop", "fit")]
-            lines.append([work, *map(milliseconds, (loop, asked, fit)), times(loop["median"] / fit["median"]), *first])
+            lines.append([work, *map(milliseconds, (loop, asked, fit)), times(loop["median"] / fit["median"])])
     head = ["work", "**`Loop`**, ms of a step", "`Step(jit_compile=True)`", "`fit`", "`Loop` / `fit`"]
-    read_with = [f"n = {loop['n']} epochs each, in turns, and one first update; `{run.command}`" for run in runs]
-    return [*table([*head, "**`Loop`**, first update, s", "`fit`"], lines), "", *read_with, *machine(*runs)]
+    read_with = [line for run in runs for line in under(run, "epochs each, in turns")]
+    errors = [f"{row['what']} fails: `{row['error']}`" for run in runs for row in run.content["rows"] if "error" in row]
+    return [*table(head, lines), "", *errors, *read_with, *machine(*runs)]
 
 
 def milliseconds(row: dict[str, Any]) -> str:
     if "error" in row:
-        return "XLA cannot compile it"
+        return "fails"
     low, high = span(row)
     return f"{1000 * row['median']:.2f} ({1000 * low:.2f} to {1000 * high:.2f})"
 
