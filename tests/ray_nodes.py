@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 NODE = {"object_store_memory": 80 << 20, "include_dashboard": False}
 
@@ -28,7 +29,7 @@ class RayNodes:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            # Not `temp_dir` of the head: Ray also writes to the folder of this variable, and makes only the one it uses.
+            # Not `temp_dir` of the head: Ray writes to the folder of this variable too, and makes only the one it uses.
             env=environment | {"RAY_TMPDIR": self._folder},
         )
         self.environment = {"RAY_ADDRESS": self._line()}
@@ -71,7 +72,7 @@ def main() -> None:
     ray.shutdown()
     signal.alarm(0)
     print(cluster.address, flush=True)
-    nodes = []
+    nodes: list[Any] = []
     for line in sys.stdin:
         while len(nodes) < int(line):
             nodes.append(cluster.add_node(num_cpus=1, **NODE))
