@@ -71,6 +71,7 @@ class Job:
     restarts: int = 0  # of the job and of its workers together
     interrupted: int | None = None
     _saved_at_loss: int = -1  # steps that were saved when room was lost
+    _is_in_vain: bool = False  # whether fewer workers follow an attempt without a step: it may be the script's error
 
     def run(self) -> int:
         """Start attempt after attempt until one ends well, or none may follow; return 0, or the code of the last."""
@@ -125,6 +126,10 @@ class Job:
         if self.may_restart():
             return True
         if not self.widths.lose(self.width):
+            return False
+        was_in_vain, self._is_in_vain = self._is_in_vain, not (self.progress and self.progress.has_made_steps)
+        if was_in_vain and self._is_in_vain:
+            say("launch", f"no step was made with {workers_text(self.width)} either: the job ends", sys.stderr)
             return False
         say("launch", f"no restart is left: on with {self.widths.wanted} of {self.width} workers", sys.stderr)
         return True

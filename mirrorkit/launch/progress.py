@@ -31,6 +31,7 @@ class Progress:
         self._end: _End | None = None  # of the attempt before
         self._told = True
         self.saved = 0  # steps in a checkpoint of an attempt before
+        self.has_made_steps = False  # the attempt that ended last
 
     def begin(self, width: int) -> Path:
         """Begin an attempt; return the path of its journal."""
@@ -57,8 +58,9 @@ class Progress:
 
     def stopped(self) -> None:
         """Take note that all of its tasks have ended, which may have saved when they were asked to."""
-        saved = [line.steps for line in journal.read(self._path) if line.what == journal.SAVED]
-        self.saved = max([self.saved, *saved])
+        found = journal.read(self._path)
+        self.saved = max([self.saved, *(line.steps for line in found if line.what == journal.SAVED)])
+        self.has_made_steps = any(line.what == journal.STEPS for line in found)
         if self._end is not None:
             self._end.stopped = time.time()
 

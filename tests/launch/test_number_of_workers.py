@@ -32,6 +32,9 @@ def room(count):
     os.kill(int(os.environ["LAUNCHER"]), signal.SIGHUP)
 def wait():
     while True: time.sleep(0.05)
+def makes_steps():
+    with open(os.environ["MIRRORKIT_JOURNAL"], "a") as file:
+        file.write(f"{time.time():.3f} steps 8\\n")
 def saves(code=143):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
 """
@@ -53,7 +56,7 @@ def widths() -> list[int]:
 
 
 def test_a_lost_worker_is_replaced_and_where_no_restart_is_left_the_others_go_on(script: Any, capsys: Any) -> None:
-    fails = ATTEMPT + "if task == 0: sys.exit(9)\nwait()"
+    fails = ATTEMPT + "makes_steps()\nif task == 0: sys.exit(9)\nwait()"
     assert launch(script(fails), workers=(2, 4), max_restarts=1) == 9
     assert widths() == [4, 4, 3, 2]
     said = [line for line in capsys.readouterr().err.splitlines() if "on with" in line or "restart 1" in line]
@@ -62,6 +65,18 @@ def test_a_lost_worker_is_replaced_and_where_no_restart_is_left_the_others_go_on
         "launch | no restart is left: on with 3 of 4 workers",
         "launch | no restart is left: on with 2 of 3 workers",
     ]
+
+
+def test_a_script_that_fails_before_its_first_step_gets_one_attempt_with_fewer_workers(script: Any, capsys: Any) -> None:
+    assert launch(script(ATTEMPT + "sys.exit(9)"), workers=(1, 16)) == 9
+    assert widths() == [16, 15]
+    assert "launch | no step was made with 15 workers either: the job ends" in capsys.readouterr().err
+
+
+def test_an_attempt_that_made_steps_counts_again(script: Any) -> None:
+    code = "if attempt == 2: makes_steps()\nsys.exit(9)"
+    assert launch(script(ATTEMPT + code), workers=(1, 16)) == 9
+    assert widths() == [16, 15, 14, 13]
 
 
 def test_all_workers_fail_at_once(script: Any) -> None:
