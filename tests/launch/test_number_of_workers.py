@@ -67,7 +67,7 @@ def test_a_lost_worker_is_replaced_and_where_no_restart_is_left_the_others_go_on
     ]
 
 
-def test_a_script_that_fails_before_its_first_step_gets_one_attempt_with_fewer_workers(script: Any, capsys: Any) -> None:
+def test_a_script_that_fails_before_its_first_step_is_tried_once_with_fewer_workers(script: Any, capsys: Any) -> None:
     assert launch(script(ATTEMPT + "sys.exit(9)"), workers=(1, 16)) == 9
     assert widths() == [16, 15]
     assert "launch | no step was made with 15 workers either: the job ends" in capsys.readouterr().err
