@@ -2,7 +2,7 @@
 
     python tests/kills/changing_soak.py [--on machine|ray ...] [--strikes 50] [--write docs/soak.md]
 
-Real digits, 1,200 steps, one to three workers. At random steps a worker, its chief, the launcher, an actor or a node of
+Real digits, 1,600 steps, one to three workers. At random steps a worker, its chief, the launcher, an actor or a node of
 Ray is killed, a worker stands still for 30 s, slots or nodes come and go, also within a save. At the end each example
 must have counted once in each epoch, weights and history must be those of a fixed number of workers, within 3 x what 1,
 2 and 3 undisturbed workers differ by, and no process may be left. The table has the seconds by phase, as the launcher
@@ -39,7 +39,7 @@ from ray_nodes import RayNodes
 from mirrorkit.bench import machine
 
 TRAINING = Path(__file__).resolve().parents[1] / "multiworker" / "changing_training.py"
-EPOCHS, BATCH, STEPS = 6, 100, 1200
+EPOCHS, BATCH, STEPS = 8, 100, 1600
 MOST, STANDS, LIMIT = 3, 30.0, 240.0  # workers; seconds that a worker stands still; seconds for a job to go on
 STAND = f"a worker stands still for {STANDS:.0f} s"
 WENT_ON = re.compile(
