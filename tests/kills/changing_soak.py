@@ -88,7 +88,7 @@ class Series:
             for number, deed in enumerate(plan[:strikes]):
                 if self.done >= STEPS - 100:  # it may be through before the strike
                     break
-                self._reach(self.done + max(10, (STEPS - self.done) // (strikes - number + 2)))
+                self._reach(self.done + max(10, (STEPS - 100 - self.done) // (strikes - number + 2)))
                 began = time.time()
                 alone, ends = self._tasks() == ["worker 0"], deed != STAND
                 if deeds[deed]() == "the launcher":
