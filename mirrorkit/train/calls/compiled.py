@@ -181,6 +181,8 @@ class Calls:
             known = [other for name, other in self._traces if name == function]
             if known:
                 changes = [f"{old} became {new}" for old, new in zip(known[-1], specs, strict=False) if old != new]
+                if len(known[-1]) != len(specs):  # `class_weight` adds sample weights
+                    changes.append(f"a batch has {len(specs)} tensors in place of {len(known[-1])}")
                 _log.warning("The data changed shape or dtype, so the loop compiles again: %s.", "; ".join(changes))
             totals = tf.zeros([self._step.totals_size(what)], tf.float64)
             arguments = data.source, totals, _number(0), _number(0)

@@ -115,6 +115,9 @@ class Checkpoints(LoopCallback):
                     "%s: %s, so nothing is trained. Ask for more epochs, or start over in another folder.",
                     *(self.folder, done),
                 )
+            elif self.params.get("verbose"):  # of other workers than the chief it is 0
+                within = f", after batch {position.batch}" if position.batch else ""
+                print(f"Resumed at step {position.steps}: epoch {position.epoch + 1}/{epochs}{within}", flush=True)
         self._is_bad = False
         self._writer = Writer(self._place, self.keep)
         self._began = self._saved = self._at()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from mirrorkit.errors import CheckpointError
@@ -10,6 +11,8 @@ from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
 from mirrorkit.train.step.loop_step import LoopStep
 from mirrorkit.variables import Snapshot
+
+_log = logging.getLogger("mirrorkit")
 
 _AT_ITS_END = "go on from a checkpoint made at the end of an epoch"
 
@@ -94,4 +97,12 @@ def _require_same_order(position: Position, data: Input, where: str) -> None:
         raise CheckpointError(
             f"{where}; found data with {data.steps} batches per epoch. Finish the epoch with as many as it began with "
             f"(steps_per_epoch), or {_AT_ITS_END}."
+        )
+    if data.begins_anew:
+        _log.warning(
+            "%s. Now the dataset begins anew and its first %d batches are skipped. If it shuffles, the rest of the "
+            "epoch repeats some examples and leaves out others. Recipes (mk.data.batches, records, source, ...) go on "
+            "exactly.",
+            where,
+            position.batch,
         )

@@ -134,6 +134,35 @@ def test_an_epoch_is_finished_on_data_of_the_same_order_alone(
     assert [epoch.examples for epoch in report.epochs] == [36, 60]
 
 
+@pytest.mark.parametrize("kind", ["dataset", "endless dataset", "recipe"])
+def test_a_dataset_that_may_shuffle_again_is_named_when_its_epoch_goes_on(
+    kind: str, line: Any, numbers: Any, recipe: Any, tmp_path: Path, caplog: Any
+) -> None:
+    shuffled = plain_dataset(*numbers, batch=12).shuffle(5, seed=0)
+    data = {"dataset": shuffled, "endless dataset": shuffled.repeat(), "recipe": recipe}[kind]
+    options = {"steps_per_epoch": 5} if kind == "endless dataset" else {}
+    break_off(line, data, mk.train.Checkpoints(tmp_path, every=7), at=8, epochs=2, **options)
+    line.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0, **options)
+    said = [record.getMessage() for record in caplog.records if "begins anew" in record.getMessage()]
+    assert len(said) == (kind == "dataset")
+    assert all("after 2 batches of epoch 1" in text and "first 2 batches are skipped" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("every", "at", "said"), [(7, 8, "step 7: epoch 2/3, after batch 2"), ("epoch", 6, "step 5: epoch 2/3")]
+)
+def test_a_run_that_resumes_says_where(
+    every: Any, at: int, said: str, line: Any, recipe: Any, tmp_path: Path, capsys: Any
+) -> None:
+    break_off(line, recipe, mk.train.Checkpoints(tmp_path, every=every), at=at, epochs=3)
+    for verbose in (0, 2):
+        line.restore(tmp_path)
+        line.fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path, every=1000)], verbose=verbose)
+        lines = [text for text in capsys.readouterr().out.splitlines() if "Resumed" in text]
+        assert lines == ([f"Resumed at {said}"] if verbose else [])
+        next(tmp_path.glob("step-*15.npz")).unlink()
+
+
 def test_fewer_steps_per_epoch_than_are_done_are_refused(line: Any, recipe: Any, tmp_path: Path) -> None:
     break_off(line, recipe, mk.train.Checkpoints(tmp_path, every=4), at=5, epochs=2)
     with pytest.raises(CheckpointError, match=r"after 4 batches of epoch 0 .*found data with 3 batches per epoch"):

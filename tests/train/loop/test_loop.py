@@ -232,6 +232,15 @@ def test_data_of_another_shape_is_compiled_anew_and_the_log_says_what_changed(
     assert len(caplog.records) == 1
 
 
+def test_sample_weights_that_come_later_are_named_where_the_call_is_compiled_anew(
+    make_loop: Any, numbers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop, weight = make_loop(("one_device", 1), line_net), np.ones(len(numbers[0]), "float32")
+    loop.fit(plain_dataset(*numbers, batch=12), verbose=0)
+    loop.fit(plain_dataset(*numbers, weight, batch=12), verbose=0)
+    assert "compiles again: a batch has 3 tensors in place of 2." in caplog.text
+
+
 def test_a_recipe_that_holds_less_than_it_says_is_an_error(line: Any, recipe: Any) -> None:
     class Fewer(mk.data.Batches):
         def dataset(self, epoch: int = 0, start: int = 0) -> tf.data.Dataset:
