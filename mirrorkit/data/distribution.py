@@ -36,16 +36,16 @@ def distribute(
     Source: https://www.tensorflow.org/tutorials/distribute/input
 
     Args:
-        dataset: global batches, or a recipe, of which an epoch is taken.
+        dataset: a dataset of global batches, or a recipe.
         strategy: any `tf.distribute.Strategy`.
         autoshard: how the workers of a cluster divide the data (one worker has nothing to divide).
-            "auto": of a recipe every worker reads its own rows of each global batch, and nothing else. Of a
-            `tf.data.Dataset`, "file" where TensorFlow finds files that it comes from, else "data".
+            "auto": with a recipe, every worker reads only its own rows of each global batch. With a
+            `tf.data.Dataset`, it means "file" if TensorFlow finds the dataset's files, else "data".
             "data": every worker reads whole global batches and keeps its rows.
-            "file": every worker reads its own files; there must be at least one per worker. For `mk.data.records` as
-            "auto"; for a `tf.data.Dataset` TensorFlow divides the files: batches are other ones than on one worker.
+            "file": every worker reads its own files; there must be at least one per worker. With `mk.data.records`,
+            it means "auto". For a `tf.data.Dataset`, TensorFlow divides the files: batches differ from one worker's.
             "off": every worker gets everything.
-        epoch, start: of a recipe, which epoch, and from which batch on.
+        epoch, start: for a recipe, the epoch and its first batch.
 
     Returns:
         An iterable of per-replica values with an `element_spec`. To iterate inside a `tf.function`, use

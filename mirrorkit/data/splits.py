@@ -99,7 +99,7 @@ def arrays(
     num_classes: int | None = None,
     sample_weight: np.ndarray | None = None,
 ) -> Split:
-    """Make a split of your own arrays, checked.
+    """Check your own arrays and make a split of them.
 
     ```python
     train = mk.data.arrays(images, labels, num_classes=10)
@@ -108,9 +108,9 @@ def arrays(
     plain = mk.data.arrays(images)                                     # no labels
     ```
 
-    Tuples and dicts of arrays, also one within the other, are what Keras's `fit` takes for models with several inputs
-    or outputs. A list of arrays is refused where it may also mean one array: pass a tuple. Where only that gives as
-    many inputs as labels, the parts of a list or tuple are the examples, as `zip(*examples)` gives them.
+    Tuples and dicts of arrays, also nested, are for models with several inputs or outputs, as in Keras's `fit`. A list
+    of arrays is refused if it may also mean one array: pass a tuple. If only that gives as many inputs as labels, each
+    part of a list or tuple is one example, as in `zip(*examples)`.
 
     Args:
         images: the inputs: numbers [N, ...] of any rank and dtype (uint8 [N, H, W, C] for images), or a tuple or a dict
