@@ -9,21 +9,21 @@ from mirrorkit.timing import Throughput
 
 @dataclass
 class Epoch:
-    """One epoch's training, validation and callbacks left out; the first epoch's time includes compilation."""
+    """One epoch of training, without validation and callbacks; the first epoch's time includes compilation."""
 
     examples: int
     steps: int
     seconds: float
 
     def add(self, examples: int, steps: int, seconds: float) -> None:
-        """Count a call in."""
+        """Add a call."""
         self.examples += examples
         self.steps += steps
         self.seconds += seconds
 
     @property
     def examples_per_second(self) -> float:
-        """Examples by seconds spent in training calls."""
+        """Examples per second of training calls."""
         return self.examples / self.seconds
 
 
