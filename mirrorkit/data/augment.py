@@ -78,7 +78,7 @@ def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
     if pixels < 1:
         raise RecipeError(f"pad_and_crop(pixels={pixels}) was asked for; it must be at least 1.")
     if mode not in ("constant", "reflect", "symmetric"):
-        raise RecipeError(f'pad_and_crop(mode={mode!r}) was asked for; there are "constant", "reflect", "symmetric".')
+        raise RecipeError(f'pad_and_crop(mode={mode!r}) was asked for; choose from "constant", "reflect", "symmetric".')
 
     def mirrored(length: tf.Tensor) -> tf.Tensor:
         with tf.device(HOST):

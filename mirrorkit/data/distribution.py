@@ -56,7 +56,7 @@ def distribute(
             files than workers, or for a dataset that such a recipe made.
     """
     if autoshard not in _POLICIES:
-        raise RecipeError(f"autoshard={autoshard!r} was asked for; there are {', '.join(map(repr, _POLICIES))}.")
+        raise RecipeError(f"autoshard={autoshard!r} was asked for; choose from {', '.join(map(repr, _POLICIES))}.")
     if autoshard == "file" and isinstance(dataset, Records) and len(dataset.files) < num_workers(strategy):
         raise RecipeError(
             f"autoshard='file' was asked for, but the set has {len(dataset.files)} files for {num_workers(strategy)} "
@@ -71,8 +71,8 @@ def distribute(
         dataset = dataset.dataset(epoch, start)
     elif epoch or start:
         raise RecipeError(
-            f"distribute(epoch={epoch}, start={start}) was asked for, which is for recipes. Give it the recipe, or "
-            "recipe.dataset(epoch, start) without them."
+            f"distribute(epoch={epoch}, start={start}) was asked for, but these are for recipes. Pass the recipe, or "
+            "only recipe.dataset(epoch, start)."
         )
     if not isinstance(dataset, tf.data.Dataset):
         raise RecipeError(f"distribute needs a tf.data.Dataset or a recipe, found {type(dataset).__name__}.")

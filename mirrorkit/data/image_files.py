@@ -193,8 +193,8 @@ class ImageFolder(Numbered):
                 return list_classes(folder, self.class_names)
             if self.labels is not None:
                 raise RecipeError(
-                    "labels were given for a folder, whose files may come in another order than they. Give the list of "
-                    "files: image_folder(paths, labels=labels, ...)."
+                    "labels were given for a folder, whose files may come in a different order. Pass a list of files: "
+                    "image_folder(paths, labels=labels, ...)."
                 )
             return list_images(folder)
         paths = paths_of("image_folder", self.path)

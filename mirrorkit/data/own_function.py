@@ -66,8 +66,8 @@ class FromFunction(Recipe):
         steps = self.steps_per_epoch or int(whole.cardinality())
         if steps < 1:
             raise RecipeError(
-                "from_function needs to know how many batches an epoch has, and the dataset does not say. Pass "
-                "steps_per_epoch=, or tell it: dataset.apply(tf.data.experimental.assert_cardinality(500))."
+                "from_function needs the number of batches in an epoch, and the dataset does not know it. Pass "
+                "steps_per_epoch=, or set it: dataset.apply(tf.data.experimental.assert_cardinality(500))."
             )
         vars(self).update(steps_per_epoch=steps, _spec=whole.element_spec)  # a frozen dataclass refuses assignment
 
@@ -103,8 +103,8 @@ class FromFunction(Recipe):
         found = int(made.cardinality())
         if 0 <= found < self.steps_per_epoch:
             raise RecipeError(
-                f"Shard {shard} of {shards} has {found} batches; an epoch of from_function takes "
-                f"{self.steps_per_epoch} of each. Pass steps_per_epoch= with the least number of all shards."
+                f"Shard {shard} of {shards} has {found} batches; an epoch takes {self.steps_per_epoch} from each "
+                "shard. Pass steps_per_epoch= with the smallest number of any shard."
             )
         return made.skip(start).take(self.steps_per_epoch - start)
 

@@ -184,9 +184,9 @@ class Parquet(PreparedRecipe):
         x = [name for name in names if name not in others] if self.x is None else self.x
         chosen = {"x": x, "y": self.y, "sample_weight": self.sample_weight}
         if self.num_classes is not None and not isinstance(self.y, str):
-            raise RecipeError(f"num_classes={self.num_classes} was asked for, which belongs to one column y.")
+            raise RecipeError(f"num_classes={self.num_classes} was given, but y is not one column.")
         if isinstance(self.fill, Mapping) and (unknown := {*self.fill} - {*names}):
-            raise RecipeError(f"fill names the columns {', '.join(sorted(unknown))}, of which there is none.")
+            raise RecipeError(f"fill names the columns {', '.join(sorted(unknown))}, which do not exist.")
         for argument, part in chosen.items():
             if part is not None and not isinstance(part, str):
                 if not part or not all(isinstance(name, str) for name in part):

@@ -157,9 +157,9 @@ class RandomAccess(Numbered):
             one = np.array([number])
             if self._print_of(one) != self._print_of(one):
                 raise DataError(
-                    f"Item {number} of {type(self.items).__name__} is another one each time it is fetched. A resumed "
-                    "run would train on other examples. Leave random changes to augment= (your own function is "
-                    "(images, seed) -> images), or draw from a generator that is seeded with the item's number."
+                    f"Item {number} of {type(self.items).__name__} is different each time it is fetched. A resumed run "
+                    "would train on other examples. Leave random changes to augment= (your own function is (images, "
+                    "seed) -> images), or draw from a generator that is seeded with the item's index."
                 )
 
 

@@ -74,11 +74,11 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
         FileError: `data_dir` or $MIRRORKIT_DATA cannot be read.
     """
     if fallback not in (None, "synthetic"):
-        raise RecipeError(f"load(fallback={fallback!r}) was asked for; there is 'synthetic', or None for an error.")
+        raise RecipeError(f"load(fallback={fallback!r}) was asked for; choose 'synthetic', or None for an error.")
     if name == "synthetic":
         return synthetic()
     if name not in _SETS and name != "auto":
-        raise RecipeError(f"load({name!r}) was asked for; there are {', '.join(_SETS)} and synthetic, or auto.")
+        raise RecipeError(f"load({name!r}) was asked for; choose from {', '.join(_SETS)}, synthetic and auto.")
     asked = name
     if asked == "auto":
         name, fallback = "mnist", "synthetic"

@@ -129,7 +129,7 @@ def arrays(
     num_classes = None if num_classes is None else whole_number("num_classes", num_classes, RecipeError)
     for name, value in (("num_classes", num_classes), ("sample_weight", sample_weight)):
         if labels is None and value is not None:
-            raise RecipeError(f"arrays was given {name} but no labels, to which it belongs. Give both or neither.")
+            raise RecipeError(f"arrays was given {name} without labels. Give both or neither.")
     given = {"images": images, "labels": labels, "sample_weight": sample_weight}
     made = checked({name: value for name, value in given.items() if value is not None or name == "images"})
     images, labels, sample_weight = (made.get(name) for name in given)
