@@ -113,7 +113,7 @@ def launch(
     if ps and least < most:
         raise JobError(f"ps={ps} was asked for with workers={workers}: such a job goes on without a worker anyway.")
     if slots is not None and least == most:
-        raise JobError(f"slots={slots!r} needs the least and the most workers, such as workers=(1, {most}).")
+        raise JobError(f"slots={slots!r} needs a minimum and a maximum of workers, such as workers=(1, {most}).")
     of_this_machine = {"ps": ps, "chief": chief, "slots": slots, "devices_per_worker": devices_per_worker}
     share = ray_nodes.Share(cpus_per_worker, gpus_per_worker, spread)
     _require_fitting(on, {**of_this_machine, "isolate": isolate}, share)
@@ -208,7 +208,7 @@ def _require_fitting(on: str | None, of_this_machine: dict[str, object], share: 
     if on is None and share != ray_nodes.Share():
         raise JobError("cpus_per_worker, gpus_per_worker and spread need on='ray'; here there is devices_per_worker.")
     if on == "ray" and (given := [name for name, value in of_this_machine.items() if value]):
-        raise JobError(f"on='ray' runs workers alone, as many as there is room for on its nodes: no {given[0]}.")
+        raise JobError(f"on='ray' runs only workers, as many as its nodes have room for: leave out {given[0]}.")
 
 
 @contextlib.contextmanager

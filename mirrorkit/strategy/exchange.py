@@ -104,9 +104,9 @@ def _at_different_places(strategy: tf.distribute.Strategy, heads: np.ndarray) ->
     if len(set(places)) == 1:
         places = [f"{name} with {int(head[0])} numbers to compare" for name, head in zip(places, heads, strict=True)]
     return (
-        f"The workers are not at the same place of the program: {by_worker(strategy, places)}. What all of them take "
-        "part in (fit, evaluate, predict, warm_up, export, wait_for_all, of_all_workers) all must call, in the same "
-        "order, not the chief alone."
+        f"The workers are not at the same place of the program: {by_worker(strategy, places)}. All of them, not only "
+        "the chief, must make the collective calls (fit, evaluate, predict, warm_up, export, wait_for_all, "
+        "of_all_workers) in the same order."
     )
 
 
