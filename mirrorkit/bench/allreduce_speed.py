@@ -67,9 +67,9 @@ def collectives(
     implementations = known if implementations is None else implementations
     if set(implementations) - set(known) or replicas < 2 or min(sizes, default=0) < 4:
         raise StrategyError(
-            f"collectives(devices={devices!r}, replicas={replicas}, sizes={list(sizes)}, implementations="
-            f"{list(implementations)}) was asked for. It takes 2 replicas or more, sizes from 4 bytes on, and for "
-            f"{devices!r} of the implementations {', '.join(known)}."
+            f"collectives(devices={devices!r}, replicas={replicas}, sizes={list(sizes)}, "
+            f"implementations={list(implementations)}) was asked for. It takes 2 replicas or more, sizes of at least 4 "
+            f"bytes, and for {devices!r} the implementations {', '.join(known)}."
         )
     layout = Topology.of(devices, replicas)
     target = f"{__name__}:AllReduce"

@@ -121,7 +121,9 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
 
     whole_number("repeats", repeats, StepError)
     if is_parameter_server(loop.strategy):
-        raise StepError("anatomy takes steps apart that all replicas make together; under parameter servers none does.")
+        raise StepError(
+            "anatomy measures steps that all replicas take together; under parameter servers there are none."
+        )
     if not isinstance(loop.step, Step):
         raise StepError(f"anatomy needs a mk.train.Step; the parts of {type(loop.step).__name__} are unknown.")
     loop.warm_up(data)  # leaves all as it was, but finds how long the loop's calls are to be

@@ -100,8 +100,8 @@ def gpu(
     if not (known and minutes > 0 and models and parts):
         raise ArgumentError(
             f"gpu(minutes={minutes!r}, devices={devices!r}, models={models!r}, data={data!r}, parts={parts!r}) was "
-            "asked for. It takes minutes above 0, 'gpu' or 'cpu', one model or more, 'auto' or 'synthetic', and of "
-            f"the parts {', '.join(map(repr, PARTS))} one or more."
+            "asked for. It takes minutes above 0, 'gpu' or 'cpu', one model or more, 'auto' or 'synthetic', and one or "
+            f"more of the parts {', '.join(map(repr, PARTS))}."
         )
     check_work(*models, repeats=repeats, global_batch_size=size, examples=examples)
     if examples is not None and examples < size:

@@ -79,7 +79,7 @@ def check_places(json: str | None, plot: str | None) -> None:
     for path in filter(None, (json, plot)):
         require_local("A benchmark", path)
         if Path(path).is_dir() or not Path(path).parent.is_dir():
-            raise FileError(f"{path!r} cannot be written: name a file in a folder that is there.")
+            raise FileError(f"{path!r} cannot be written: name a file in a folder that exists.")
     if plot:
         check_plot(plot)
 

@@ -71,7 +71,7 @@ def scaling(
     hardware = Hardware.of(machine)
     devices = hardware.device(devices)
     if mode not in MODES:
-        raise StrategyError(f"mode={mode!r} was asked for; there are {', '.join(map(repr, MODES))}.")
+        raise StrategyError(f"mode={mode!r} was asked for; choose from {', '.join(map(repr, MODES))}.")
     replicas = replicas or hardware.counts(devices)
     check(devices, replicas)
     several = sorted({*replicas} - {1})

@@ -44,12 +44,12 @@ def balanced_rules(
     """
     parts, again = _parts(make_model), _parts(make_model)
     if changed := [a.layer for a, b in zip(parts, again, strict=False) if a.scopes != b.scopes]:
-        raise StepError(f"The layer {changed[0]!r} has other names when the model is built again. Name the layers.")
+        raise StepError(f"The layer {changed[0]!r} has different names when the model is built again. Name the layers.")
     scopes = [scope for part in parts for scope in part.scopes]
     if twice := sorted({scope for scope in scopes if scopes.count(scope) > 1}):
         raise StepError(f"Variables of several layers begin with {', '.join(map(repr, twice))}. Name the layers apart.")
     if not 1 <= devices <= len(parts):
-        raise StepError(f"{devices} devices were asked for, and {len(parts)} layers have weights.")
+        raise StepError(f"{devices} devices were asked for, but {len(parts)} layers have weights.")
     cuts = cut([part.size(batch_size, slots) for part in parts], devices)
     stages = [parts[start:end] for start, end in zip([0, *cuts], [*cuts, len(parts)], strict=True)]
     patterns = ["|".join(scope for part in stage for scope in part.scopes) for stage in stages]

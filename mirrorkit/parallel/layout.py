@@ -165,11 +165,11 @@ def _check_rules(rules: Mapping[str, int], default: int | None) -> None:
         raise StepError(f'A layout takes rules such as {{"block[01]": 0, "block[23]": 1}}, found {rules!r}.')
     for pattern, number in [*rules.items(), ("default", default or 0)]:
         if not is_whole(number, 0):
-            raise StepError(f"{pattern!r} has the device {number!r}; write its number among the devices, from 0.")
+            raise StepError(f"{pattern!r} has the device {number!r}; write the number of a device, from 0.")
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
-            raise StepError(f"The pattern {pattern!r} is no regular expression: {error}.") from error
+            raise StepError(f"The pattern {pattern!r} is not a regular expression: {error}.") from error
 
 
 def _check_strategy(strategy: tf.distribute.Strategy) -> None:

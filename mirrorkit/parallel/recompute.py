@@ -45,8 +45,8 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         """Call the block with one positional input, and others by keyword."""
         if more:
             raise StepError(
-                f"Recompute({self.block.name!r}) was called with {1 + len(more)} inputs by position. Give the first "
-                "so, and others by the names that the block's `call` has for them: Recompute(attention)(x, value=y)."
+                f"Recompute({self.block.name!r}) was called with {1 + len(more)} positional inputs. Pass the first by "
+                "position and the others by keyword: Recompute(attention)(x, value=y)."
             )
         if not self.block.built:  # outside of what is computed again
             self.block(*_symbols([x]), **dict(zip(options, _symbols(options.values()), strict=True)))

@@ -61,7 +61,7 @@ def placement(
         StepError: invalid `devices` or `require`, and whatever `Loop` raises.
     """
     if require not in (None, "clean"):
-        raise StepError(f'placement(require={require!r}) was asked for; there is "clean".')
+        raise StepError(f'require must be "clean" or None, found {require!r}.')
     strategy, are_here = gpu_strategy(devices)
     with unchanged([]), xla_left_off():
         with strategy.scope():
