@@ -81,8 +81,8 @@ class Checkpoints(LoopCallback):
         """Take the loop; refuse another one while a training runs."""
         if self._writer is not None and loop is not self._loop:
             raise CheckpointError(
-                "These mk.train.Checkpoints are those of a fit that is running. Give another fit Checkpoints and a "
-                "folder of its own."
+                "These mk.train.Checkpoints belong to a fit that is running. Give another fit its own Checkpoints and "
+                "folder."
             )
         super().set_loop(loop)
 

@@ -65,8 +65,7 @@ class Loop:
         jit_compile: have XLA compile whole calls: data, model and update become one program. Only for a single replica
             and `mk.data.resident`; other calls do without. "auto": on one GPU, if the step is compiled with XLA and the
             call can be. Small dense models gain on CPUs; convolutions become many times slower there. XLA checks no
-            values: an index out of range becomes the nearest one, a label out of range gives NaN, assertions do
-            nothing.
+            values: an index out of range is clamped, a label out of range gives NaN, assertions do nothing.
 
     Attributes:
         position: where the training stands: epoch, batch, steps, history.

@@ -116,8 +116,8 @@ def _gather(tensor: tf.Tensor, sizes: tf.Tensor, is_all: bool | tf.Tensor) -> tf
     dtype = tensor.dtype if tensor.dtype in _GATHERED else _AS.get(tensor.dtype)
     if dtype is None:
         raise StepError(
-            f"Rows of dtype {tensor.dtype.name} were to be gathered from all replicas, which TensorFlow cannot do. "
-            "Cast them to float32 or int64 before."
+            f"TensorFlow cannot gather rows of dtype {tensor.dtype.name} from all replicas. Cast them to float32 or "
+            "int64 before."
         )
 
     @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]

@@ -66,8 +66,8 @@ class TraceOnce:
             if with_xla and trace.variables and tf.distribute.get_replica_context().num_replicas_in_sync > 1:
                 raise StepError(
                     "jit_compile=True was asked for on several replicas, and the step reads a variable that is not its "
-                    f"own, {', '.join(sorted(variable.name for variable in trace.variables))}: a program of XLA's "
-                    "reads no other replica's device. Leave out jit_compile."
+                    f"own, {', '.join(sorted(variable.name for variable in trace.variables))}: an XLA program cannot "
+                    "read another replica's device. Leave out jit_compile."
                 )
             self._traces[key] = trace
         return self._traces[key]

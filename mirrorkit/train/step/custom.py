@@ -87,9 +87,9 @@ class Custom:
         require_same(strategy, "step", {"class of the step": type(step).__name__, **variables})
         if are_placed(strategy, getattr(step, "variables", [])):
             raise StepError(
-                f"The variables of {type(step).__name__} lie on several devices (mk.parallel.Layout), which a "
-                "custom step would compute with on the first. Use mk.train.Step or Step.from_loss, whose computation "
-                "follows its variables."
+                f"The variables of {type(step).__name__} lie on several devices (mk.parallel.Layout), but a custom "
+                "step would compute only on the first. Use mk.train.Step or Step.from_loss, whose computation follows "
+                "its variables."
             )
         self.clock = Clock()  # such a step asks for nothing on the host
         self.model: KerasModel = getattr(step, "model", None) or _models_of(step)
