@@ -180,7 +180,7 @@ class RowsToMake(NamedTuple):
 
 
 def rows_to_make(augmentations: Sequence[Augmentation], first: Any, end: Any, size: Any) -> RowsToMake:
-    """Return which rows of a batch must be made to get those from `first` to `end`: a user's function gets blocks."""
+    """Return which rows of a batch must be made to get those from `first` to `end`: your own function gets blocks."""
     if all(isinstance(one, _Drawn) for one in augmentations):
         return RowsToMake(first, end, first, end, size)
     least = min if isinstance(end, int) and isinstance(size, int) else tf.minimum

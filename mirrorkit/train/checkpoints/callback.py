@@ -78,7 +78,7 @@ class Checkpoints(LoopCallback):
         self._has_stopped = False
 
     def set_loop(self, loop: Any) -> None:
-        """Take the loop; refuse another one while a training runs."""
+        """Take the loop; refuse another one during training."""
         if self._writer is not None and loop is not self._loop:
             raise CheckpointError(
                 "These mk.train.Checkpoints belong to a fit that is running. Give another fit its own Checkpoints and "
@@ -145,7 +145,7 @@ class Checkpoints(LoopCallback):
         self._is_bad = True
 
     def release(self) -> None:
-        """Wait for the last write and give the signals back; Loop calls it however the training ended."""
+        """Wait for the last write and restore the signal handlers; Loop calls it however the training ended."""
         self._signals.restore()
         if self._process != os.getpid():  # a forked child that leaves `fit`: thread and folder are its parent's
             return

@@ -59,9 +59,9 @@ class Loop:
         step: `mk.train.Step`, or a step of your own (`mk.train.TrainStep`). The variables it needs are created in the
             strategy's scope. A model that is not built is built from the first data, as in Keras.
         steps_per_call: training steps per compiled call. Batch hooks of callbacks come once per call, as with Keras's
-            `steps_per_execution`. "auto" takes about half a second's worth. In a `fit` with a callback that has its own
-            batch hooks, it takes one step per call (one update, with `accumulate`): the hooks may act on every batch,
-            as one that sets the learning rate does. If hooks only observe, a number such as 50 is faster.
+            `steps_per_execution`. "auto" takes about half a second's worth. With a callback that has its own batch
+            hooks, it takes one step per call (one update, with `accumulate`): hooks may act on every batch, such as set
+            the learning rate. If they only observe, a number such as 50 is faster.
         jit_compile: have XLA compile whole calls: data, model and update become one program. Only for a single replica
             and `mk.data.resident`; other calls do without. "auto": on one GPU, if the step is compiled with XLA and the
             call can be. Small dense models gain on CPUs; convolutions become many times slower there. XLA checks no
@@ -137,9 +137,9 @@ class Loop:
         """Train for `epochs - initial_epoch` epochs, or what is left of them after `restore`.
 
         Args:
-            data: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches: `(x, y)` or
-                `(x, y, sample_weight)` for a model and its losses; for `Step.from_loss` and a step of your own any
-                nest of tensors that all have the rows first.
+            data: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches: `(x, y)` or `(x, y,
+                sample_weight)` for a model and its losses; for `Step.from_loss` and a step of your own, any nest of
+                tensors with the rows as first dimension.
             epochs: the epoch before which to stop.
             initial_epoch: the epoch to start with, unless one was restored; a recipe's order of examples depends on it.
             steps_per_epoch: required if the data never ends; by default an epoch is all the data. With it, a
@@ -159,8 +159,8 @@ class Loop:
             History, speed and the seconds of each epoch.
 
         Raises:
-            NonFiniteLossError: the loss or a variable became NaN or infinite; the loss need not show it. With
-                `keras.callbacks.TerminateOnNaN` a loss ends the training instead, and is in the history, as in Keras.
+            NonFiniteLossError: the loss became NaN or infinite, or a variable did while the loss stayed finite. With
+                `keras.callbacks.TerminateOnNaN` such a loss ends the training and is in the history, as in Keras.
             StepError: the step cannot train on the data, or an argument is invalid.
             CheckpointError: what was restored does not fit this data or these metrics; see also `Checkpoints`.
         """

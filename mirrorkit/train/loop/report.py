@@ -33,7 +33,7 @@ class Report:
 
     Attributes:
         history: for each log name its value at the end of every epoch, with Keras's names (`loss`, `val_loss`, ...).
-        throughput: examples per second and step times over all training calls, the first one apart.
+        throughput: examples per second and step times over all training calls, with the first one kept apart.
         epochs: examples, steps and seconds of each epoch, or part of one, that this fit trained. After a checkpoint
             was restored, `history` reaches back to the beginning of the run, `epochs` and `throughput` do not.
         skipped_steps: updates that a loss scale has skipped since the beginning of the run.

@@ -30,7 +30,7 @@ def all_gather(rows: Nest) -> Nest:
     ```python
     def loss_fn(batch):                                        # of Step.from_loss(..., whole_batch=True)
         codes = encoder(batch)                                 # this replica's, [rows, 64]
-        similar = codes @ tf.transpose(mk.train.all_gather(codes))   # beside those of the whole batch, [rows, batch]
+        similar = codes @ tf.transpose(mk.train.all_gather(codes))   # with those of the whole batch, [rows, batch]
     ```
 
     The gradient is that of one device: gradients from every replica's loss flow back to the replica that has the row.

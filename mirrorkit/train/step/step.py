@@ -59,7 +59,7 @@ class Step:
         loss_scale: "dynamic", a fixed number or a `mk.train.LossScale`; mixed_float16 needs one. A step whose reduced
             gradient is not finite is skipped and counted.
         ema: decay, such as 0.999, of an exponential moving average of the weights and of floating-point layer state
-            (BatchNormalization's statistics), without frozen layers; see `averaged`.
+            (BatchNormalization's statistics), except in frozen layers; see `averaged`.
         unchecked: names of what may differ between a batch and its parts: a metric's or loss's log name, "add_loss",
             "rows", "state"; "keras" for the comparison with Keras's own results (docs/differences.md). `fit` checks the
             first batch.
@@ -182,7 +182,7 @@ class Step:
             models: what `loss_fn` uses: a Keras model or layer, or a list or dict of models, layers and
                 `SeedGenerator`s, all created in the strategy's scope. Their trainable weights are trained; a teacher
                 has `trainable = False`.
-            optimizer: a Keras optimizer for all of them, made in the strategy's scope; None: no training.
+            optimizer: a Keras optimizer for all of them, created in the strategy's scope; None for no training.
             loss_fn: `loss_fn(batch)` or `loss_fn(batch, training)`. It returns the loss of each example, [rows], or a
                 dict with "loss" and further values [rows], whose means are logged by their names, in validation too. A
                 batch is what the data yields: any nest of tensors with the rows as first dimension; `(x,)` for
@@ -246,8 +246,8 @@ class Step:
     ) -> Supervised | KerasStep:
         """Build the step, and return it as `mk.train.Loop` runs it; for mirrorkit's own use.
 
-        With the `element_spec` of the data it builds the model first, where that is not built. With `shards` it expects
-        each global batch in so many parts, as `mk.testing` gives them.
+        With the `element_spec` of the data it first builds a model that is not built. With `shards` it expects each
+        global batch in that many parts, as `mk.testing` gives them.
         """
         if self._built is None:
             options = dataclasses.replace(self._options, accumulate=self._options.accumulate * shards)
@@ -262,7 +262,7 @@ class Step:
         return self._options.runs_keras
 
     def supervised(self, strategy: tf.distribute.Strategy, shards: int = 1) -> Supervised:
-        """Return what `for_loop` does, of a step that computes a loss and its gradient; for mirrorkit's own use."""
+        """Return the same as `for_loop`, for a step that computes a loss and its gradient; for mirrorkit's own use."""
         return require_supervised(self.for_loop(strategy, shards=shards))
 
     @tf.autograph.experimental.do_not_convert
