@@ -15,7 +15,7 @@ from mirrorkit.whole import whole_number
 
 
 class Recipe(abc.ABC):
-    """Makes the global batches of any epoch, from any step on. It keeps no position: the same call gives the same.
+    """Makes the global batches of any epoch, from any step on. It keeps no position: equal calls give equal batches.
 
     The order of the examples is a pure function of (seed, epoch, position). Subclasses set `global_batch_size` and
     `drop_remainder`, and define `num_examples` and `dataset`; if `dataset` takes an `input_context`, they set

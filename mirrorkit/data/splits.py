@@ -199,8 +199,8 @@ def _checked_labels(labels: np.ndarray, num_classes: int | None) -> tuple[np.nda
         if (labels < 0).any():
             raise DataError(
                 f"labels hold whole numbers below 0, the first is {int(labels[labels < 0][0])}; class indices begin at "
-                "0. If they are no classes (targets of a regression, -1 and 1 for a hinge loss), or ignore_class=-1 "
-                "marks what does not count, pass labels.astype('float32'): the loss is the same."
+                "0. If they are not classes (regression targets, -1 and 1 for a hinge loss), or ignore_class=-1 marks "
+                "labels to ignore, pass labels.astype('float32'): the loss is the same."
             )
     _check_range(labels, num_classes)
     return labels, num_classes

@@ -27,7 +27,7 @@ def wait_for_all(strategy: tf.distribute.Strategy, name: str) -> None:
     mk.strategy.wait_for_all(strategy, "frames are there")
     ```
 
-    Collective: every worker must call it, in the same order among its other collective calls. After a minute the log
+    Collective: every worker must call it, in the same order relative to other collective calls. After a minute the log
     says what a worker is waiting for.
 
     Args:

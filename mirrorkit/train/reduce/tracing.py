@@ -115,7 +115,7 @@ def foreign_state(names: Iterable[str]) -> StepError:
         "and a run could not be repeated. A layer that draws random numbers needs a keras.random.SeedGenerator as an "
         "attribute and keras.random's functions; other state must come from a layer's add_weight. Step.from_loss takes "
         "all models, layers and SeedGenerators that its loss_fn uses; a variable that it only reads, and that is not "
-        "to be trained, has trainable=False. What a metric would measure, loss_fn returns."
+        "to be trained, has trainable=False. Let loss_fn return what a metric would measure."
     )
 
 
