@@ -22,10 +22,11 @@ _warned: set[tuple[int, int]] = set()
 
 
 def per_replica_sizes(global_batch_size: int, replicas: int) -> tuple[int, ...]:
-    """How many examples each replica gets of one global batch.
+    """Return how many examples of one global batch each replica gets.
 
-    The rule of `tf.distribute`'s `experimental_distribute_dataset`: every replica takes ceil(batch / replicas) examples
-    until none are left, so the last replicas may get fewer or none. This includes an epoch's last, smaller batch.
+    This is the rule of `tf.distribute`'s `experimental_distribute_dataset`: every replica takes ceil(batch / replicas)
+    examples until none are left, so the last replicas may get fewer or none. This includes an epoch's last, smaller
+    batch.
 
     Raises:
         StepError: a number is not a positive whole number.
@@ -36,9 +37,9 @@ def per_replica_sizes(global_batch_size: int, replicas: int) -> tuple[int, ...]:
 
 
 def global_batch_size(per_replica: int, *, replicas: int, accumulate: int = 1) -> int:
-    """Examples behind one update: `per_replica` on each of `replicas`, over `accumulate` successive batches.
+    """The number of examples in one update: `per_replica` on each of `replicas`, over `accumulate` successive batches.
 
-    With `accumulate=1` this is the batch size for the data; otherwise it is the one to choose the learning rate for.
+    Choose the learning rate for this number. With `accumulate=1` it is also the batch size of the data.
 
     Raises:
         StepError: a number is not a positive whole number.
@@ -57,9 +58,8 @@ def scale_learning_rate(
     """The learning rate for `global_batch_size`, given one that works for `base_batch_size`.
 
     "linear" multiplies it by global_batch_size / base_batch_size, and goes with a warm-up over the first epochs (Goyal
-    et al. 2017, arXiv:1706.02677). "sqrt" multiplies it by the square root of that, which keeps the variance of the
-    update (Krizhevsky 2014, arXiv:1404.5997). `global_batch_size` counts the examples behind one update; see the
-    function of that name.
+    et al. 2017, arXiv:1706.02677). "sqrt" multiplies it by the square root of that ratio, which keeps the variance of
+    the update (Krizhevsky 2014, arXiv:1404.5997). For `global_batch_size`, see the function of that name.
 
     Raises:
         StepError: a number is not positive, or the rule is unknown.

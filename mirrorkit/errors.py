@@ -27,7 +27,7 @@ class MirrorkitError(Exception):
 
 
 class ArgumentError(MirrorkitError, ValueError):
-    """An argument or option has a value that it cannot have, or two of them exclude each other."""
+    """An argument or option has an invalid value, or two of them exclude each other."""
 
 
 class BackendError(MirrorkitError, RuntimeError):
@@ -35,15 +35,15 @@ class BackendError(MirrorkitError, RuntimeError):
 
 
 class DeviceError(MirrorkitError, RuntimeError):
-    """A device was asked for that is not there, computes wrong results, or can no longer be configured."""
+    """A requested device does not exist, computes wrong results, or can no longer be configured."""
 
 
 class StrategyError(ArgumentError):
-    """A strategy was asked for that is unknown or that these devices cannot give."""
+    """The requested strategy is unknown, or these devices do not support it."""
 
 
 class ClusterError(MirrorkitError, ValueError):
-    """The cluster of this process is described wrongly, or one of its tasks does not answer."""
+    """The description of the cluster is invalid, or one of its tasks does not answer."""
 
 
 class DeviceArgumentError(ArgumentError, DeviceError):
@@ -54,7 +54,7 @@ class DeviceArgumentError(ArgumentError, DeviceError):
 
 
 class JobError(ArgumentError, ClusterError):
-    """A job of several tasks was asked for that cannot be started: no such script, no worker.
+    """The requested job of several tasks cannot be started: no such script, no worker.
 
     It is a `ClusterError` too.
     """
@@ -72,7 +72,7 @@ class RecipeError(ArgumentError, DataError):
 
 
 class ModelError(ArgumentError):
-    """A model was asked for that the registry does not know, or with arguments that do not fit it."""
+    """The requested model is not registered, or the arguments do not fit it."""
 
 
 class StepError(ArgumentError):
@@ -88,9 +88,9 @@ class FileError(MirrorkitError, OSError):
 
 
 class OutOfSyncError(MirrorkitError, RuntimeError):
-    """Replicas that must hold the same values do not; `report` is the `mk.checks.SyncReport` that says which.
+    """Replicas that must hold the same values do not. `report`, a `mk.checks.SyncReport`, says which.
 
-    It is None where a fit on several workers found it.
+    `report` is None if a fit on several workers raised the error.
     """
 
     def __init__(self, message: str, *, report: object = None) -> None:
@@ -107,8 +107,7 @@ class NonFiniteLossError(MirrorkitError, ArithmeticError):
         step: the training step of the run.
         epoch: the epoch.
         batch: the global batch of that epoch; with `accumulate`, the first one of the update.
-        variable: the path of the variable, such as "dense/kernel", where the loss stayed finite; None where it is the
-            loss.
+        variable: the path of the variable, such as "dense/kernel", if the loss stayed finite; None if it is the loss.
     """
 
     def __init__(self, message: str, *, step: int, epoch: int, batch: int, variable: str | None = None) -> None:

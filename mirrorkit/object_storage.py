@@ -43,8 +43,8 @@ def is_address(path: str | os.PathLike[str]) -> bool:
     found = _SCHEME.match(os.fspath(path))
     if found and not re.match(r"//+[^/]", found[2]):
         raise ArgumentError(
-            f"{os.fspath(path)!r} begins as an address does; an address is {found[1]}://bucket/folder. For a local "
-            f"folder of this name write './{os.fspath(path)}'."
+            f"{os.fspath(path)!r} begins like an address; an address is {found[1]}://bucket/folder. For a local folder "
+            f"of this name write './{os.fspath(path)}'."
         )
     return found is not None
 

@@ -98,7 +98,7 @@ def fixed_number(name: str, value: Any, cure: str) -> float:
     """Return an argument that is read once as a finite float; refuse a variable, whose later values are not seen."""
     if isinstance(native(value), tf.Variable):
         raise StepError(
-            f"{name} takes numbers, found the variable {path(value)!r}, whose value would be read once. {cure}"
+            f"{name} takes numbers, found the variable {path(value)!r}, whose value would be read only once. {cure}"
         )
     try:
         number = float(value)

@@ -51,7 +51,7 @@ def _no_such_folder(tmp_path: Path, monkeypatch: Any) -> Any:
 
 @pytest.mark.parametrize("name", [*LOCAL, *BY_TENSORFLOW, *ANY])
 def test_what_only_looks_like_an_address_is_refused(name: str) -> None:
-    with pytest.raises(ArgumentError, match="begins as an address does"):
+    with pytest.raises(ArgumentError, match="begins like an address"):
         {**LOCAL, **BY_TENSORFLOW, **ANY}[name]("s3:/bucket/run")
 
 

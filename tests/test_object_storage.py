@@ -90,9 +90,9 @@ def test_what_does_not_pass_is_raised(storage: ObjectStorage, monkeypatch: Any) 
 
 def test_what_only_looks_like_an_address_is_refused() -> None:
     for path in ("s3:/bucket/run", "s3://", "memory:///"):
-        with pytest.raises(ArgumentError, match=f"{path}' begins as an address does; an address is "):
+        with pytest.raises(ArgumentError, match=f"{path}' begins like an address; an address is "):
             mk.train.Checkpoints(path)
-    with pytest.raises(ArgumentError, match="begins as an address does"):
+    with pytest.raises(ArgumentError, match="begins like an address"):
         mk.train.export(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), "s3:/bucket/m.keras")
     assert not object_storage.is_address("C:/runs")
     assert not object_storage.is_address("runs/a:b")

@@ -8,8 +8,8 @@ print(mk.bench.gpu(minutes=20))                  # all of it on GPUs, and Keras'
 print(mk.bench.anatomy(loop, train))             # where the time of a step goes
 ```
 
-The first four return a `Report`: a table by `print`, `save_json(path)`, `save_plot(path)`. Every layout lives in a
-process of its own and is measured in turns with the others.
+The first four return a `Report`: a table by `print`, `save_json(path)`, `save_plot(path)`. Each layout runs in its own
+process, and all are measured in turns.
 """
 
 from __future__ import annotations

@@ -39,19 +39,19 @@ def collectives(
     implementations: Sequence[str] | None = None,
     repeats: int = 5,
 ) -> Report:
-    """Sum float32 messages over replicas by `mk.train.all_reduce`, each implementation in processes of its own.
+    """Time `mk.train.all_reduce` of float32 messages, each implementation in its own processes.
 
-    GB/s is the size of the message by the time of one all-reduce (1 GB is 1e9 bytes). The last column multiplies it by
-    2 (n - 1) / n, what a ring sends over each link, so that it can be set beside the hardware's bandwidth
-    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). Short messages of more than two workers are
-    gathered by "auto", which sends more than that.
+    GB/s is the size of the message divided by the time of one all-reduce (1 GB is 1e9 bytes). The last column
+    multiplies it by 2 (n - 1) / n, as a ring sends that much over each link, to compare with the hardware's bandwidth
+    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). Between more than two workers, "auto" gathers
+    short messages, which sends more.
 
     Args:
-        devices: "cpu" (virtual devices: copies in memory), "gpu", or "workers" (processes of one CPU core each); GPUs
-            where there are two.
-        replicas: how many; all GPUs, 4 virtual devices, or as many workers as there are cores.
-        sizes: of the messages, in bytes.
-        implementations: each as `communication` of `mk.strategy.create`: "auto", "one_device", "hierarchical", and
+        devices: "cpu" (virtual devices: copies in memory), "gpu", or "workers" (processes of one CPU core each); by
+            default GPUs if there are two.
+        replicas: how many; by default all GPUs, 4 virtual devices, or a worker for each core.
+        sizes: message sizes in bytes.
+        implementations: values of `communication` of `mk.strategy.create`: "auto", "one_device", "hierarchical", and
             "ring" between CPU devices or "nccl" between GPUs; "auto" and "ring" between workers. All by default.
         repeats: measurements of each, in turns.
 
@@ -67,9 +67,9 @@ def collectives(
     implementations = known if implementations is None else implementations
     if set(implementations) - set(known) or replicas < 2 or min(sizes, default=0) < 4:
         raise StrategyError(
-            f"collectives(devices={devices!r}, replicas={replicas}, sizes={list(sizes)}, implementations="
-            f"{list(implementations)}) was asked for. It takes 2 replicas or more, sizes from 4 bytes on, and for "
-            f"{devices!r} of the implementations {', '.join(known)}."
+            f"collectives(devices={devices!r}, replicas={replicas}, sizes={list(sizes)}, "
+            f"implementations={list(implementations)}) was asked for. It takes 2 replicas or more, sizes of at least 4 "
+            f"bytes, and for {devices!r} the implementations {', '.join(known)}."
         )
     layout = Topology.of(devices, replicas)
     target = f"{__name__}:AllReduce"

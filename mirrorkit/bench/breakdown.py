@@ -39,16 +39,16 @@ class Anatomy:
     """The parts of one training step (one update), in seconds. `str(anatomy)` is a table.
 
     Attributes:
-        seconds: of a step in a loop, everything counted.
-        parts: of those, by PARTS: waiting for the input, computing the replicas' sums, all-reducing them, writing the
-            update, and dispatching the call from Python. Each is a difference of two measurements, none below 0.
-        input_alone: seconds in which the input makes a batch when nothing else uses the cores; most of it runs beside
-            the computation.
-        steps_per_call: over how many steps the dispatch of a call is spread.
-        spread: largest less smallest measurement of a step, as a share of the median.
+        seconds: the time of a step in a loop.
+        parts: the seconds of each part: waiting for the input, computing the replicas' sums, all-reducing them, writing
+            the update, and dispatching the call from Python. Each is a difference of two measurements, at least 0.
+        input_alone: the seconds that the input takes for a batch when nothing else uses the cores. Most of this
+            overlaps the computation.
+        steps_per_call: the number of steps over which the dispatch of a call is spread.
+        spread: the range of the measurements of a step, as a fraction of the median.
         workers: for each worker, the larger of its own input and computation, in seconds per step.
-        input_rates: for each worker, the examples per second that its input alone brings to its replicas. Of data that
-            every worker reads whole, only the rows of its replicas count.
+        input_rates: for each worker, the examples per second that its input alone delivers to its replicas. If every
+            worker reads all the data, only its replicas' rows count.
         examples_per_second: of the training, on all workers.
     """
 
@@ -74,7 +74,7 @@ class Anatomy:
 
     @property
     def straggler(self) -> int | None:
-        """The worker that holds the others up: a fifth slower than the median one; None where there is none."""
+        """The worker that slows the others down, a fifth slower than the median; None if there is none."""
         if len(self.workers) < 2:
             return None
         slowest = max(range(len(self.workers)), key=lambda i: self.workers[i])
@@ -100,15 +100,15 @@ class Anatomy:
 
 
 def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
-    """Time the parts of a training step: variants of it that leave parts out, in turns.
+    """Time the parts of a training step, by running variants that leave parts out, in turns.
 
-    Weights, optimizer and random generators end as they began, and a recipe's position too; a `tf.data.Dataset` of
-    your own is read, so a shuffle in it moves on. On several workers all of them must call it. The steps of a
-    `Loop(..., jit_compile=True)` are measured as without it: one program has no parts to leave out.
+    Weights, optimizer, random generators and a recipe's position are restored. A `tf.data.Dataset` of your own is read,
+    so its shuffle advances. On several workers all of them must call it. A `Loop(..., jit_compile=True)` is measured
+    without it: one program has no parts to leave out.
 
     Args:
         loop: a `mk.train.Loop` with a `mk.train.Step`.
-        data: what its `fit` is given.
+        data: the data of its `fit`.
         repeats: measurements of each variant; the fastest counts, since other programs only slow it down.
 
     Raises:
@@ -121,7 +121,9 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
 
     whole_number("repeats", repeats, StepError)
     if is_parameter_server(loop.strategy):
-        raise StepError("anatomy takes steps apart that all replicas make together; under parameter servers none does.")
+        raise StepError(
+            "anatomy measures steps that all replicas take together; under parameter servers there are none."
+        )
     if not isinstance(loop.step, Step):
         raise StepError(f"anatomy needs a mk.train.Step; the parts of {type(loop.step).__name__} are unknown.")
     loop.warm_up(data)  # leaves all as it was, but finds how long the loop's calls are to be

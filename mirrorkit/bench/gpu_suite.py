@@ -73,20 +73,20 @@ def gpu(
     """Measure a machine with one GPU or several within `minutes`: speed, precision, scaling, equivalence, all-reduce.
 
     All devices are verified first. One GPU: `Loop` against Keras's `fit`, with XLA and without, resident and streaming
-    data, float32 and mixed precision. It is split into 2 and 4 logical GPUs too. Several GPUs: strong and weak scaling,
-    and their all-reduces. N against one: how far the weights are apart after 20 steps. Everything lives in processes of
-    its own; speeds are taken in turns. What fails, or finds no time left, is a row with an error.
+    data, float32 and mixed precision. The GPU is also split into 2 and 4 logical GPUs. Several GPUs: strong and weak
+    scaling, and their all-reduces. N GPUs against one: how far the weights are apart after 20 steps. Everything runs in
+    its own processes; speeds are measured in turns. What fails or runs out of time is a row with an error.
 
     Args:
-        minutes: for all; each group of rows gets its share, and what it leaves goes to the next ones.
-        devices: "gpu", or "cpu" for a rehearsal on virtual CPU devices as if they were two GPUs, on little work.
-        models: names of the zoo. MNIST is for mnist_cnn, mlp and linear; CIFAR-10 for the others.
+        minutes: the total time; each group of rows gets a share and leaves unused time to the next ones.
+        devices: "gpu", or "cpu" for a short rehearsal on virtual CPU devices as if they were two GPUs.
+        models: names from `mk.models`. MNIST is for mnist_cnn, mlp and linear; CIFAR-10 for the others.
         data: "auto" takes the real sets where they are found, "synthetic" draws images of their size.
         data_dir: as in `mk.data.load`.
-        examples: take no more training examples; 64 in a rehearsal.
-        global_batch_size: in weak scaling, of one replica. 256, in a rehearsal 16.
+        examples: use at most this many training examples; 64 in a rehearsal.
+        global_batch_size: 256, in a rehearsal 16. In weak scaling, that of one replica.
         repeats: measurements of each speed; 5, in a rehearsal 1.
-        parts: of the report: "one device", "precision", "scaling", "equivalence", "all-reduce".
+        parts: the parts of the report: "one device", "precision", "scaling", "equivalence", "all-reduce".
         each: called with the report so far, after each group of rows.
 
     Raises:
@@ -100,8 +100,8 @@ def gpu(
     if not (known and minutes > 0 and models and parts):
         raise ArgumentError(
             f"gpu(minutes={minutes!r}, devices={devices!r}, models={models!r}, data={data!r}, parts={parts!r}) was "
-            "asked for. It takes minutes above 0, 'gpu' or 'cpu', one model or more, 'auto' or 'synthetic', and of "
-            f"the parts {', '.join(map(repr, PARTS))} one or more."
+            "asked for. It takes minutes above 0, 'gpu' or 'cpu', one model or more, 'auto' or 'synthetic', and one or "
+            f"more of the parts {', '.join(map(repr, PARTS))}."
         )
     check_work(*models, repeats=repeats, global_batch_size=size, examples=examples)
     if examples is not None and examples < size:

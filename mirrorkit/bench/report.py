@@ -41,8 +41,8 @@ class Report:
     Attributes:
         benchmark: its name.
         title: what was measured, on what.
-        columns: of the table; a row without a column's key leaves it empty.
-        rows: figures by key, `values` among them: those of every repeat. A row with `error` was not measured.
+        columns: the table's columns; a row without a column's key leaves it empty.
+        rows: figures by key; `values` holds those of every repeat. A row with `error` was not measured.
         notes: how to read the figures.
         about: machine, versions, command and time.
         chart: the plot.
@@ -62,7 +62,7 @@ class Report:
         return "\n".join([*head, table(self.columns, self.rows), *self.notes])
 
     def save_json(self, path: str | os.PathLike[str]) -> Path:
-        """Write all figures and the facts about the machine, the one format of all benchmarks; returns the path."""
+        """Write all figures and the facts about the machine, in one format for all benchmarks; return the path."""
         whole = {"benchmark": self.benchmark, "title": self.title, "about": self.about, "rows": self.rows}
         require_local("save_json", path)
         path = Path(path)
@@ -79,7 +79,7 @@ def check_places(json: str | None, plot: str | None) -> None:
     for path in filter(None, (json, plot)):
         require_local("A benchmark", path)
         if Path(path).is_dir() or not Path(path).parent.is_dir():
-            raise FileError(f"{path!r} cannot be written: name a file in a folder that is there.")
+            raise FileError(f"{path!r} cannot be written: name a file in a folder that exists.")
     if plot:
         check_plot(plot)
 

@@ -91,7 +91,7 @@ def for_comparison(device: str, counts: Sequence[int], *, cores: int) -> list[To
 def check(device: str, counts: Sequence[int]) -> None:
     """Refuse unknown devices and invalid numbers of replicas."""
     if device not in DEVICES:
-        raise StrategyError(f"devices={device!r} was asked for; there are {', '.join(map(repr, DEVICES))}.")
+        raise StrategyError(f"devices={device!r} was asked for; choose from {', '.join(map(repr, DEVICES))}.")
     if not counts or not all(map(is_whole, counts)):
         raise StrategyError(f"Replicas {list(counts)} were asked for; each must be a whole number of at least 1.")
 

@@ -40,25 +40,27 @@ def scaling(
     epochs: int = 1,
     resident: bool = True,
 ) -> Report:
-    """Train on 1, 2, ... replicas, each layout in a process of its own, in turns.
+    """Train on 1, 2, ... replicas, each layout in its own process, in turns.
 
-    Strong scaling keeps the global batch, weak scaling the batch of a replica. Speed-up is examples per second against
-    one replica, medians over the repeats; efficiency is that by the number of replicas (Gustafson 1988,
-    https://doi.org/10.1145/42411.42415, for weak scaling). Where replicas share hardware, as virtual CPU devices do,
-    there is an overhead instead: how many times longer the same examples take, less one.
+    Strong scaling fixes the global batch, weak scaling the batch of a replica. Speed-up is the ratio of examples per
+    second to those of one replica, by medians over the repeats. Efficiency is speed-up divided by the number of
+    replicas (Gustafson 1988, https://doi.org/10.1145/42411.42415, for weak scaling). Where replicas share hardware, as
+    virtual CPU devices do, the report has the overhead instead: how many times longer the same examples take, minus
+    one.
 
     Args:
-        model: a name of the zoo, or "module:function" of a function that returns a Keras model with logits.
+        model: a name from `mk.models`, or "module:function" of a function that returns a Keras model with logits.
         data, data_dir: as in `mk.data.load`; "auto" is MNIST where it is found, else the synthetic set.
-        examples: take no more training examples.
-        global_batch_size: of strong scaling; in weak scaling, of one replica.
-        devices: "cpu" (virtual devices), "gpu", or "workers" (processes of one core each); GPUs where there are any.
-        replicas: numbers of them; 1 is always measured.
+        examples: use at most this many training examples.
+        global_batch_size: in weak scaling, that of one replica.
+        devices: "cpu" (virtual devices), "gpu", or "workers" (processes of one core each); by default GPUs if there are
+            any.
+        replicas: numbers of replicas; 1 is always measured.
         mode: "strong", "weak" or "both".
         repeats: measurements of each layout, after the warm-up.
         epochs: of one measurement.
-        resident: whether the data lies on the devices (`mk.data.resident`), or tf.data makes the batches. Of workers
-            that do so, the report also has each one's input rate: what its pipeline brings alone, without a training.
+        resident: keep the data on the devices (`mk.data.resident`); otherwise tf.data makes the batches. For workers
+            with tf.data, the report also has each one's input rate: that of its pipeline alone, without training.
 
     Raises:
         MirrorkitError: one replica could not be measured. Another layout that fails is a row with an error.
@@ -69,7 +71,7 @@ def scaling(
     hardware = Hardware.of(machine)
     devices = hardware.device(devices)
     if mode not in MODES:
-        raise StrategyError(f"mode={mode!r} was asked for; there are {', '.join(map(repr, MODES))}.")
+        raise StrategyError(f"mode={mode!r} was asked for; choose from {', '.join(map(repr, MODES))}.")
     replicas = replicas or hardware.counts(devices)
     check(devices, replicas)
     several = sorted({*replicas} - {1})
@@ -102,11 +104,11 @@ def strategies(
 
     Args:
         model, data, data_dir, examples, resident: as in `scaling`.
-        global_batch_size: all replicas together.
+        global_batch_size: over all replicas together.
         devices: "cpu" (virtual devices, and workers as far as there are cores), "gpu" (and the CPU beside them), or
-            "workers" (processes of one core each, also with a parameter server); GPUs where there are any.
-        replicas: numbers of them beside one device.
-        epochs: of each strategy; its speed is the median over them, its accuracy that on the test set after them.
+            "workers" (processes of one core each, also with a parameter server); by default GPUs if there are any.
+        replicas: numbers of replicas to measure besides one device.
+        epochs: epochs of each strategy. Its speed is their median; its accuracy is on the test set after the last one.
 
     Raises:
         MirrorkitError: one device could not be measured. Another strategy that fails is a row with an error.

@@ -26,7 +26,7 @@ class NanWatch(LoopCallback):
     by update until a variable is no longer finite, and checks that update layer by layer with `find_non_finite`. It
     leaves the weights as they were before that update.
 
-    It also checks the variables at every copy, as `Loop` does at the end of every epoch and now and then. Weights can
+    It also checks the variables at every copy, as `Loop` does now and then and at the end of every epoch. Weights can
     be NaN while the loss stays finite: where TensorFlow uses oneDNN on the CPU, a ReLU after a matrix product turns NaN
     into 0, and max pooling turns it into a finite number. As long as all values are finite, this check and the copy are
     the only cost.
@@ -38,7 +38,7 @@ class NanWatch(LoopCallback):
         every: training steps from one copy to the next; at most this many are trained again.
 
     Raises:
-        NonFiniteLossError: from training, in place of the loop's own.
+        NonFiniteLossError: during training, in place of the loop's own error.
         StepError: `every` below 1; a step that does not say what it changes; parameter servers; Keras's fit.
     """
 
@@ -101,7 +101,7 @@ class NanWatch(LoopCallback):
         )
 
     def get_state(self) -> None:
-        """Return that it remembers nothing: its copies are of this process."""
+        """Return None: the copies are not saved."""
 
     def _diagnose(self, end: int) -> tuple[int, str]:
         """Train again from the copy to the first bad update, or to the last one that begins before batch `end`."""

@@ -33,8 +33,8 @@ class NonFinite:
         size: how many numbers there are.
         range: the smallest and the largest finite number; None if there are none.
         input_range: for an output, the range of the layer's input.
-        shard: which replica's rows of the batch; with `accumulate`, the count continues through the batches of an
-            update. None for variables.
+        shard: the replica whose rows these are; with `accumulate`, counted on through the batches of an update. None
+            for variables.
     """
 
     what: str

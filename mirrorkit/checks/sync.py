@@ -91,8 +91,8 @@ def in_sync(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
     Args:
         strategy: the strategy that created the variables.
         of: a step, a model, an optimizer, any object with `variables`, or a list of variables. Leave out variables that
-            are meant to differ (`tf.VariableSynchronization.ON_READ`); the slots of `Step(shard_optimizer=True)`, of
-            which each replica holds another part, are left out by themselves.
+            are meant to differ (`tf.VariableSynchronization.ON_READ`); the slots of `Step(shard_optimizer=True)`, which
+            differ by design, are left out automatically.
 
     Raises:
         StepError: there are no variables, or another strategy created them.
@@ -101,7 +101,7 @@ def in_sync(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
 
 
 def repair(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
-    """Copy the values of replica 0 to every replica that differs; return the report of `in_sync` from before.
+    """Copy the values of replica 0 to every replica that differs; return the report of `in_sync` before the copy.
 
     Takes the arguments of `in_sync` and raises the same errors.
     """

@@ -14,15 +14,16 @@ TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
 @dataclass(frozen=True)
 class Cluster:
-    """The tasks that train together. An impossible cluster raises a `ClusterError` when it is made.
+    """The tasks that train together. An invalid cluster raises a `ClusterError` when it is created.
 
     Attributes:
         workers: address "host:port" of each worker, in the order of their indices.
         ps: address of each parameter server.
-        chief: address of the chief, where it is a separate task. It then trains too, as the first of the workers; with
-            parameter servers it is the coordinator instead. Without it worker 0 is the chief.
-        task_type: of this process: "chief", "worker", "ps", or "evaluator" (which does not take part in training).
-        task_index: of this process among the tasks of its type, from 0.
+        chief: address of the chief, if it is a separate task. It then trains as the first of the workers; with
+            parameter servers it is the coordinator instead. Without one, worker 0 is the chief.
+        task_type: the type of this process: "chief", "worker", "ps", or "evaluator" (which does not take part in
+            training).
+        task_index: the index of this process among the tasks of its type, from 0.
         source: where this was read from, for messages: "TF_CONFIG", "Slurm", ...
     """
 
@@ -44,7 +45,7 @@ class Cluster:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Address by name of the task ("chief", "worker 0", "ps 1"), the chief first."""
+        """Each task's address by its name ("chief", "worker 0", "ps 1"), the chief first."""
         return {task_name(job, i): address for job, of in jobs(self).items() for i, address in enumerate(of)}
 
     @property
@@ -63,7 +64,7 @@ class Cluster:
         return len(self.workers) + (self.chief is not None and not self.ps)
 
     def to_tf_config(self) -> str:
-        """Return the value of TF_CONFIG that says the same (JSON)."""
+        """Return this cluster as a value of TF_CONFIG (JSON)."""
         return json.dumps({"cluster": jobs(self), "task": {"type": self.task_type, "index": self.task_index}})
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> Cluster | None:
     step of several tasks (`srun`), a Kubernetes Indexed Job with $MIRRORKIT_WORKERS. Nothing is opened or contacted.
 
     Raises:
-        ClusterError: an environment describes a cluster, but wrongly.
+        ClusterError: the environment describes an invalid cluster.
     """
     for environment in (tf_config, slurm, kubernetes):
         cluster = environment.read(environ)

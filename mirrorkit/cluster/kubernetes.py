@@ -40,8 +40,8 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
         return None
     if missing := [name for name in ("MIRRORKIT_WORKERS", "MIRRORKIT_SERVICE", "HOSTNAME") if not environ.get(name)]:
         raise ClusterError(
-            f"A Kubernetes Indexed Job, but {' and '.join(missing)} not set. Set MIRRORKIT_WORKERS to the Job's number "
-            "of completions and MIRRORKIT_SERVICE to the name of its headless service."
+            f"This is a Kubernetes Indexed Job with {' and '.join(missing)} not set. Set MIRRORKIT_WORKERS to the "
+            "Job's number of completions and MIRRORKIT_SERVICE to the name of its headless service."
         )
     index, count = number(environ, "JOB_COMPLETION_INDEX"), number(environ, "MIRRORKIT_WORKERS")
     port = number(environ, "MIRRORKIT_PORT", _PORT)

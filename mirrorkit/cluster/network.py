@@ -39,7 +39,7 @@ def free_ports(count: int) -> list[int]:
                 continue
         ports.append(port)
     if len(ports) < count:
-        raise ClusterError(f"{count} free ports are needed between {_PORTS.start} and {_PORTS.stop}; close some.")
+        raise ClusterError(f"{count} free ports are needed between {_PORTS.start} and {_PORTS.stop}; free some.")
     return ports
 
 
@@ -99,8 +99,8 @@ def require_hosts(cluster: Cluster, *, timeout: float) -> None:
     if unknown:
         named = ", ".join(f"{host!r} ({', '.join(tasks_by_host[host])})" for host in unknown)
         raise ClusterError(
-            f"No address was found within {timeout:g} s for {named} ({cluster.source}). Look for a misspelt host name; "
-            "this machine must be able to resolve the names of all tasks."
+            f"No address was found within {timeout:g} s for {named} ({cluster.source}). Look for a misspelled host "
+            "name; this machine must be able to resolve the names of all tasks."
         )
 
 
@@ -135,10 +135,10 @@ def _cannot_listen(cluster: Cluster, error: OSError) -> ClusterError:
     address = cluster.addresses[cluster.task]
     port = host_and_port(address)[1]
     if error.errno != errno.EADDRINUSE:
-        return ClusterError(f"{cluster.task} cannot listen at port {port} ({address}): {error}.")
+        return ClusterError(f"{cluster.task} cannot listen on port {port} ({address}): {error}.")
     return ClusterError(
-        f"{cluster.task} is to listen at port {port} ({address}, {cluster.source}), but another process of "
-        "this machine already does. End it (an earlier run?) or choose another port."
+        f"{cluster.task} should listen on port {port} ({address}, {cluster.source}), but another process of this "
+        "machine already does. End it (an earlier run?) or choose another port."
     )
 
 

@@ -269,8 +269,7 @@ def _join(cluster: Cluster, first: str, hello: dict[str, Any], token: bytes | No
         time.sleep(max(0.0, min(1.0 if answered else _RETRY, timeout - (time.monotonic() - start))))
     raise ClusterError(
         f"{cluster.task} waited {timeout:g} s for {first} ({address}), which {seen} ({cluster.source}). Look at its "
-        "output. All tasks must be started together, and after a failure all of them again; a longer start_timeout "
-        "waits longer."
+        "output. Start all tasks together, also after a failure; a longer start_timeout waits longer."
     )
 
 

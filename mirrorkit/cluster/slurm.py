@@ -41,8 +41,8 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
         )
     if rank >= size or node >= len(nodes) or hosts[rank] != nodes[node]:
         raise ClusterError(
-            f"Slurm put task {rank} on node {node} of {environ['SLURM_STEP_NODELIST']}, not where a "
-            "placement node by node puts it. Start the tasks with srun --distribution=block."
+            f"Slurm put task {rank} on node {node} of {environ['SLURM_STEP_NODELIST']}, not where block distribution "
+            "puts it. Start the tasks with srun --distribution=block."
         )
     base = _base_port(environ)
     return Cluster(workers=tuple(f"{host}:{base + i}" for i, host in enumerate(hosts)), task_index=rank, source="Slurm")

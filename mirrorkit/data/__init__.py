@@ -8,8 +8,8 @@ for x, y in train.dataset(epoch=0):                           # a tf.data.Datase
 ```
 
 `batches`, `resident` (kept on the devices), `records` (TFRecord files, for data larger than memory), `image_folder`
-(image files), `parquet` (tables), `source` (any object that gives its examples by number) and `from_function` (your own
-datasets, one for each worker) give a `Recipe`: it makes the batches of any epoch from any step on, and the order of the
+(image files), `parquet` (tables), `source` (any object that returns examples by index) and `from_function` (your own
+datasets, one for each worker) give a `Recipe`. It makes the batches of any epoch, from any step on. The order of the
 examples is a pure function of (seed, epoch, position).
 """
 

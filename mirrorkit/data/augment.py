@@ -7,8 +7,8 @@ train = mk.data.batches(split, global_batch_size=512, shuffle=True,
 
 Images are [B, H, W, C] of any dtype, which flip, pad_and_crop and cutout keep (uint8 stays uint8). `seed` is an integer
 tensor of shape [2], as `tf.random.stateless_*` takes it: the same seed gives the same images. Write your own in the
-same form; use only stateless random operations, or results will change from run to run. Your function gets 16 images of
-a batch at a time, each time with another seed, so that they come out the same whichever worker makes them.
+same form; use only stateless random operations, or results will change from run to run. Your function is called on 16
+images of a batch at a time, each time with a different seed, so the result does not depend on which worker calls it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
     The standard CIFAR augmentation (He et al. 2015, https://arxiv.org/abs/1512.03385, section 4.2).
 
     Args:
-        pixels: how far an image moves at most, in pixels, each way.
+        pixels: the largest shift in each direction, in pixels.
         mode: what fills the border: "constant" (zeros), "reflect" or "symmetric", as in `tf.pad`.
 
     Raises:
@@ -78,7 +78,7 @@ def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
     if pixels < 1:
         raise RecipeError(f"pad_and_crop(pixels={pixels}) was asked for; it must be at least 1.")
     if mode not in ("constant", "reflect", "symmetric"):
-        raise RecipeError(f'pad_and_crop(mode={mode!r}) was asked for; there are "constant", "reflect", "symmetric".')
+        raise RecipeError(f'pad_and_crop(mode={mode!r}) was asked for; choose from "constant", "reflect", "symmetric".')
 
     def mirrored(length: tf.Tensor) -> tf.Tensor:
         with tf.device(HOST):
@@ -109,13 +109,13 @@ def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
 
 
 def cutout(size: int = 8, *, fill: float = 0) -> Augmentation:
-    """Cover a square of each image, centred anywhere in it (so that the border may cut part of the square off).
+    """Cover a square of each image. Its center is anywhere in the image, so part of the square may be outside.
 
     DeVries and Taylor 2017, https://arxiv.org/abs/1708.04552.
 
     Args:
         size: the square's side in pixels.
-        fill: the value that covers it, on the images' scale.
+        fill: the value of the covered pixels, on the images' scale.
 
     Raises:
         RecipeError: `size` below 1.
@@ -139,8 +139,8 @@ def cutout(size: int = 8, *, fill: float = 0) -> Augmentation:
 def normalize(mean: float | Sequence[float], std: float | Sequence[float]) -> Augmentation:
     """Subtract `mean` and divide by `std`, per channel or for all; the result is float32.
 
-    Both are on the images' own scale: for uint8 pixels between 0 and 255. The zoo's models begin with a Rescaling layer
-    of their own and need no normalize.
+    Both are on the images' own scale: for uint8 pixels between 0 and 255. The models of `mk.models` begin with a
+    Rescaling layer and do not need it.
 
     Raises:
         RecipeError: a `std` that is not positive.
@@ -180,7 +180,7 @@ class RowsToMake(NamedTuple):
 
 
 def rows_to_make(augmentations: Sequence[Augmentation], first: Any, end: Any, size: Any) -> RowsToMake:
-    """Return which rows of a batch must be made to get those from `first` to `end`: a user's function gets blocks."""
+    """Return which rows of a batch must be made to get those from `first` to `end`: your own function gets blocks."""
     if all(isinstance(one, _Drawn) for one in augmentations):
         return RowsToMake(first, end, first, end, size)
     least = min if isinstance(end, int) and isinstance(size, int) else tf.minimum
@@ -196,9 +196,9 @@ def apply(
     step: int | tf.Tensor,
     rows: RowsToMake | None = None,
 ) -> tf.Tensor:
-    """Run augmentations on the batch of one step, each with a seed of its own made from (seed, epoch, step).
+    """Run augmentations on the batch of one step. Each gets its own seed, derived from (seed, epoch, step).
 
-    `step` may be any int64 that identifies the batch. With `rows`, the images are those of the batch that are made.
+    `step` may be any int64 that identifies the batch. With `rows`, `images` are only those rows of the batch.
     """
     if not augmentations:
         return images

@@ -36,16 +36,16 @@ def distribute(
     Source: https://www.tensorflow.org/tutorials/distribute/input
 
     Args:
-        dataset: global batches, or a recipe, of which an epoch is taken.
+        dataset: a dataset of global batches, or a recipe.
         strategy: any `tf.distribute.Strategy`.
         autoshard: how the workers of a cluster divide the data (one worker has nothing to divide).
-            "auto": of a recipe every worker reads its own rows of each global batch, and nothing else. Of a
-            `tf.data.Dataset`, "file" where TensorFlow finds files that it comes from, else "data".
+            "auto": with a recipe, every worker reads only its own rows of each global batch. With a
+            `tf.data.Dataset`, it means "file" if TensorFlow finds the dataset's files, else "data".
             "data": every worker reads whole global batches and keeps its rows.
-            "file": every worker reads its own files; there must be at least one per worker. For `mk.data.records` as
-            "auto"; for a `tf.data.Dataset` TensorFlow divides the files: batches are other ones than on one worker.
+            "file": every worker reads its own files; there must be at least one per worker. With `mk.data.records`,
+            it means "auto". For a `tf.data.Dataset`, TensorFlow divides the files: batches differ from one worker's.
             "off": every worker gets everything.
-        epoch, start: of a recipe, which epoch, and from which batch on.
+        epoch, start: for a recipe, the epoch and its first batch.
 
     Returns:
         An iterable of per-replica values with an `element_spec`. To iterate inside a `tf.function`, use
@@ -56,7 +56,7 @@ def distribute(
             files than workers, or for a dataset that such a recipe made.
     """
     if autoshard not in _POLICIES:
-        raise RecipeError(f"autoshard={autoshard!r} was asked for; there are {', '.join(map(repr, _POLICIES))}.")
+        raise RecipeError(f"autoshard={autoshard!r} was asked for; choose from {', '.join(map(repr, _POLICIES))}.")
     if autoshard == "file" and isinstance(dataset, Records) and len(dataset.files) < num_workers(strategy):
         raise RecipeError(
             f"autoshard='file' was asked for, but the set has {len(dataset.files)} files for {num_workers(strategy)} "
@@ -71,8 +71,8 @@ def distribute(
         dataset = dataset.dataset(epoch, start)
     elif epoch or start:
         raise RecipeError(
-            f"distribute(epoch={epoch}, start={start}) was asked for, which is for recipes. Give it the recipe, or "
-            "recipe.dataset(epoch, start) without them."
+            f"distribute(epoch={epoch}, start={start}) was asked for, but these are for recipes. Pass the recipe, or "
+            "only recipe.dataset(epoch, start)."
         )
     if not isinstance(dataset, tf.data.Dataset):
         raise RecipeError(f"distribute needs a tf.data.Dataset or a recipe, found {type(dataset).__name__}.")

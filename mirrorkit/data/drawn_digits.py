@@ -29,7 +29,7 @@ def synthetic(
     num_classes: int = 10,
     seed: int = 0,
 ) -> Splits:
-    """Draw digits from a small font: random size, slant, stroke width, place, contrast, colour and noise.
+    """Draw digits from a small font: random size, slant, stroke width, place, contrast, color and noise.
 
     A stand-in for MNIST (28, 28, 1) and CIFAR (32, 32, 3): a small convolutional net passes 95 %, a linear model stays
     well below that. It is not a benchmark; accuracies on it say nothing about real images.

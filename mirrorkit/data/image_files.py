@@ -35,8 +35,8 @@ _TOGETHER = 4096  # files that are decoded before the first epoch
 class ImageFolder(Numbered):
     """A recipe like `batches`, for image files; memory holds their paths and a few batches.
 
-    `mk.data.image_folder` is this class. Its arguments are the recipe's attributes; where the thing is the same, they
-    are those of Keras's `image_dataset_from_directory`.
+    `mk.data.image_folder` is this class. Its arguments are the recipe's attributes; their names are those of Keras's
+    `image_dataset_from_directory`, if it has the same option.
 
     ```python
     train = mk.data.image_folder("flowers/", image_size=(224, 224), global_batch_size=256, shuffle=True)
@@ -45,49 +45,49 @@ class ImageFolder(Numbered):
 
     A batch is `(x, y)`: images uint8 [B, H, W, C] and class indices int64 [B], or what `labels` holds; without labels
     it is `(x,)`. JPEG, PNG, BMP and the first image of GIF files of any size are decoded and resized in TensorFlow's
-    threads, several batches at the same time. What resizing makes is rounded to the nearest integer, half to even. On
-    several workers each decodes the rows of its replicas alone.
+    threads, several batches at the same time. Resized pixels are rounded to the nearest integer, half to even. On
+    several workers, each decodes only the rows of its replicas.
 
     The order is a pure function of (seed, epoch), the same as that of `batches` over these images.
 
     Args:
-        path: a folder with a folder for each class, whose names in sorted order are the classes; or a list of files.
-            They may be addresses, such as "s3://bucket/flowers" (docs: Data, In a bucket).
-            Images in folders within a class folder belong to it. Hidden files, links to folders within a class, and
-            files that are not named .bmp, .gif, .jpeg, .jpg or .png are left out; how many, a log line says.
+        path: a folder with a subfolder for each class, or a list of files; or addresses of these, such as
+            "s3://bucket/flowers" (docs: Data, In a bucket). The sorted names of the subfolders are the classes. Images
+            in folders within a class folder belong to it. Hidden files, links to folders within a class, and files that
+            are not named .bmp, .gif, .jpeg, .jpg or .png are left out; a log line says how many.
         global_batch_size: examples per step over all replicas together, as in `batches`.
         shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
         image_size: height and width in pixels.
-        labels: "inferred" takes the class folders. Of a list of files, a label for each: what `mk.data.arrays` takes.
-            None for batches without labels: all images in the folder, or in the list.
-        class_names: the classes in their order; all folders must be among them. A class may then have no image, as in
-            a validation set: `class_names=train.class_names`. With `labels`, the number of names is that of the
+        labels: "inferred" takes the class folders. For a list of files, a label for each, as in `mk.data.arrays`. None
+            makes batches without labels, of all images in the folder or list.
+        class_names: the classes in their order; all folders must be among them. A class may then have no image, as in a
+            validation set: `class_names=train.class_names`. With `labels`, the number of names is the number of
             classes.
         color_mode: "rgb", "grayscale" or "rgba".
         interpolation: how to resize: "bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian" or
             "mitchellcubic".
-        crop_to_aspect_ratio: resize the largest part of `image_size`'s proportions, from the middle. By default the
+        crop_to_aspect_ratio: resize the largest central part with the aspect ratio of `image_size`. By default the
             whole image is stretched.
-        pad_to_aspect_ratio: keep the image's proportions, and fill up with zeros on both sides.
+        pad_to_aspect_ratio: keep the image's aspect ratio, and pad with zeros on both sides.
         max_jpeg_ratio: with 2, 4 or 8, large JPEG files are decoded at a half, a quarter or an eighth of their height
-            and width, at most, before they are resized. It takes less time and gives other pixels. Each file gets the
-            largest ratio at which it is no smaller than `image_size`; files of other kinds are decoded whole.
-        validation_split: the part of the images, between 0 and 1, that is for validation. Which ones depends on their
-            number alone, neither on `seed` nor on `shuffle`: the two subsets never share one.
+            and width, at most, before they are resized. This is faster and gives different pixels. Each file gets the
+            largest ratio at which it is no smaller than `image_size`; files of other formats are decoded at full size.
+        validation_split: the fraction of the images, between 0 and 1, for validation. The choice depends only on their
+            number, not on `seed` or `shuffle`, so the two subsets never overlap.
         subset: with `validation_split`, "training" or "validation".
         skip_corrupt: decode every file once, at the start, and leave out those that cannot be decoded; a log line says
             how many. The others keep their order.
 
     Attributes:
-        labels: of each file, as they come in batches; None where there are none.
+        labels: the label of each file, as in batches; None if there are none.
         num_classes: the number of classes; None where labels are not classes.
         skipped: the files that were left out as corrupt.
 
     Raises:
         RecipeError: what `batches` refuses; arguments that do not fit each other; an option that does not exist.
-        DataError: no such folder, no class folders, a class without images, no images; labels of another number than
-            files, or outside the classes. A file that cannot be decoded shows when it is read: a `Loop` raises a
-            DataError that names it, a custom training loop gets TensorFlow's InvalidArgumentError, which names it too.
+        DataError: no such folder, no class folders, a class without images, no images; labels outside the classes, or
+            not one for each file. A file that cannot be decoded raises an error when it is read: a DataError in a
+            `Loop`, TensorFlow's InvalidArgumentError in a custom training loop. Both name the file.
         FileError: a folder that cannot be read.
     """
 
@@ -193,8 +193,8 @@ class ImageFolder(Numbered):
                 return list_classes(folder, self.class_names)
             if self.labels is not None:
                 raise RecipeError(
-                    "labels were given for a folder, whose files may come in another order than they. Give the list of "
-                    "files: image_folder(paths, labels=labels, ...)."
+                    "labels were given for a folder, whose files may come in a different order. Pass a list of files: "
+                    "image_folder(paths, labels=labels, ...)."
                 )
             return list_images(folder)
         paths = paths_of("image_folder", self.path)

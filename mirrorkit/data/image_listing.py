@@ -66,8 +66,8 @@ def list_classes(folder: str, class_names: Sequence[str] | None) -> Listing:
         raise _no_images(folder, others)
     if empty and class_names is None:
         raise DataError(
-            f"{folder} holds no image in {_few(empty)} ({', '.join(EXTENSIONS)}). Delete what is no class; if a class "
-            "has no image in this set, name all classes: class_names=[...]."
+            f"{folder} holds no image in {_few(empty)} ({', '.join(EXTENSIONS)}). Delete folders that are not classes; "
+            "if a class has no image in this set, name all classes: class_names=[...]."
         )
     _tell(folder, others)
     return Listing(paths, np.repeat(np.arange(len(names)), counts), names)

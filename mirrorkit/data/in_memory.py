@@ -35,19 +35,18 @@ class Batches(Numbered):
 
     Args:
         split: from `mk.data.load`, `mk.data.synthetic` or `mk.data.arrays`.
-        global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller. Of a
-            smaller set an epoch is one batch with all examples, and this the number of them.
+        global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller. A
+            smaller set gives one batch with all its examples, and this becomes their number.
         shuffle: draw a new order for every epoch: a pure function of (seed, epoch).
         seed: fixes the orders and the augmentations.
-        augment: augmentations of `mk.data.augment`, run one after the other on the whole global batch, with random
-            numbers that depend only on (seed, epoch, step), not on the replicas, the workers, the threads or `start`.
+        augment: augmentations of `mk.data.augment`, run one after the other on the whole global batch. Their random
+            numbers depend only on (seed, epoch, step), not on the replicas, workers, threads or `start`.
         map: your own function of a batch, `(x, y) -> (x, y)` in TensorFlow operations; it must treat each example
-            independently of the others. Of examples without labels it is `x -> x`, or `x -> (x, y)` to make some. Runs
-            in parallel.
-        one_hot: give labels as float32 [B, num_classes].
+            independently of the others. Without labels it is `x -> x`, or `x -> (x, y)` to add some. Runs in parallel.
+        one_hot: return labels as float32 [B, num_classes].
         cache: run `map` once over the whole split and keep the result in memory, instead of in every epoch.
         drop_remainder: leave out the last batch when it is smaller.
-        prefetch: how many batches are made ahead; tf.data finds the number by default.
+        prefetch: how many batches are made ahead; tf.data chooses by default.
 
     Raises:
         RecipeError: a batch size that is not positive, or larger than the set with `drop_remainder`; a negative seed;
@@ -80,7 +79,7 @@ class Batches(Numbered):
 
     @functools.cached_property
     def host_tensors(self) -> Any:
-        """The whole split, as `Split.as_element` gives it, as tensors in the host's memory; with `cache`, mapped.
+        """The whole split as tensors in the host's memory, in the form of `Split.as_element`; mapped with `cache`.
 
         There is one copy, which the datasets of all epochs share.
         """

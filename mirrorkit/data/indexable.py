@@ -28,7 +28,7 @@ def number_of(items: Any) -> int:
         DataError: arrays of different lengths, or none.
     """
     if cure := _elsewhere(items):
-        raise RecipeError(f"source needs an object that gives examples by number, found {_named(items)}. {cure}.")
+        raise RecipeError(f"source needs an object that returns examples by index, found {_named(items)}. {cure}.")
     try:
         found = lengths(items)
     except (TypeError, NotImplementedError) as error:

@@ -20,9 +20,9 @@ ROWS = 32  # what depends on other rows shows on a few
 # rounding, as a part of the largest value: half of float32's digits, or four units of what has fewer
 _ROUNDING = {"float16": 2**-8, "bfloat16": 2**-5, "float32": 2**-11.5, "float64": 2**-11.5}
 _CURE = (
-    "Workers, and devices that hold the set, map a part of each batch. For what mixes examples (mixup, centring by the "
-    "batch), give Loop a tf.data.Dataset, dataset.batch(global_batch_size).map(function): it is divided after the map. "
-    "A constant of the whole set is right in map."
+    "Workers, and devices that hold the set, map a part of each batch. For what mixes examples (mixup, centering by "
+    "the batch), give Loop a tf.data.Dataset, dataset.batch(global_batch_size).map(function): it is divided after the "
+    "map. A constant of the whole set is right in map."
 )
 
 RowsToMake = dict[str, np.ndarray]
@@ -49,14 +49,14 @@ def require_by_row(function: Callable[..., Any], element: tuple[Any, ...]) -> No
     for path, array in made.items():
         if array.shape[:1] != (2 * half,):
             raise RecipeError(
-                f"map must return a row for each example; of {2 * half} examples it returned an array of shape "
+                f"map must return a row for each example; for {2 * half} examples it returned an array of shape "
                 f"{list(array.shape)} (result{path}). Make more or fewer examples before mirrorkit gets them."
             )
     try:
         parts = _run(function, _rows(element, 0, half), _rows(element, half, 2 * half))
     except Exception as error:
         raise RecipeError(
-            f"map takes {2 * half} rows of the set together, and fails on {half} of them: {error}. {_CURE}"
+            f"map works on {2 * half} rows of the set, but fails on {half} of them: {error}. {_CURE}"
         ) from error
     found = _difference(made, {path: np.concatenate([part[path] for part in parts]) for path in made})
     if found and _difference(made, *_run(function, whole, seed=2)):  # it draws
@@ -65,7 +65,7 @@ def require_by_row(function: Callable[..., Any], element: tuple[Any, ...]) -> No
         if found and _difference(made, *_run(function, whole)):
             return  # what it draws is fixed by no seed of a graph
     if found:
-        raise RecipeError(f"map makes something else of a row when it gets other rows beside it: {found}. {_CURE}")
+        raise RecipeError(f"map returns a different result for a row when other rows are beside it: {found}. {_CURE}")
 
 
 def _rows(element: tuple[Any, ...], first: int, end: int) -> Any:

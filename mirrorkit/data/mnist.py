@@ -71,7 +71,7 @@ def read_npz(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
         with zipfile.ZipFile(path) as file:
             members = [file.getinfo(f"{name}.npy") for name in names]
             if not all(member.compress_type in _PLAIN for member in members):
-                raise ValueError("it is compressed by something else than deflate")
+                raise ValueError("its compression is not deflate")
             claimed = sum(member.file_size for member in members)
             _require_plausible(path, claimed, path.stat().st_size, "If that is right, write it by numpy.savez.")
             return [_read_member(file, member) for member in members]
@@ -105,7 +105,7 @@ def _require_plausible(path: Path, claimed: int, size: int, cure: str) -> None:
     most = _LARGEST + _RATIO * size
     if claimed > most:
         raise DataError(
-            f"{path} has {size} bytes and says that they become {claimed}, more than {most}: it is damaged, or made to "
+            f"{path} has {size} bytes and claims to expand to {claimed}, more than {most}: it is damaged, or made to "
             f"fill the memory. Delete it and fetch it again. {cure}"
         )
 

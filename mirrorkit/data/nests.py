@@ -109,7 +109,7 @@ def _made(name: str, value: Any, *, opened: bool) -> Arrays:
             return value._replace(**dict(zip(value._asdict(), parts, strict=True)))
         return tuple(parts)
     if value is None:
-        raise DataError(f"{name} is None. Give an array, or leave it out: a dict may name only what there is.")
+        raise DataError(f"{name} is None. Give an array, or leave it out of the dict.")
     if np.ma.is_masked(value):
         raise DataError(f"{name} is an array with masked values. Fill them: {name}.filled(...), or leave them out.")
     try:

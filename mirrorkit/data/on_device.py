@@ -30,14 +30,14 @@ class Resident(Batches):
     loop.fit(train, epochs=2)
     ```
 
-    Every device holds the set, in as many bytes as the split has (rows of uint8 pixels fill up words of 8 bytes); only
-    int32 arrays stay on the host, where TensorFlow keeps them for GPUs too. Order, batches, augmented images and dtypes
-    are those of `batches` with the same seed. `map` and `augment` run on the device, on each replica's own rows.
+    Every device holds the set, in as many bytes as the split has (rows of uint8 pixels are padded to words of 8 bytes).
+    Only int32 arrays stay on the host, where TensorFlow keeps them for GPUs too. Order, batches, augmented images and
+    dtypes are those of `batches` with the same seed. `map` and `augment` run on the device, on each replica's own rows.
 
     Args:
         split: from `mk.data.load`, `mk.data.synthetic` or `mk.data.arrays`.
         global_batch_size, shuffle, seed, augment, map, one_hot, drop_remainder: as in `batches`.
-        shards: 1, or the number of replicas: every replica then holds one part of the set, and draws from it alone.
+        shards: 1, or the number of replicas: every replica then holds one part of the set, and draws only from it.
 
     Raises:
         RecipeError: what `batches` refuses; shards that divide the set or the batch unevenly.
@@ -79,7 +79,8 @@ class Resident(Batches):
         return order_of(self._shard_size, shuffle=self.shuffle, key=[self.seed, epoch, shard])
 
     def rows_to_make(self, first: Any, end: Any, size: Any) -> RowsToMake:
-        """Return which rows of a batch must be gathered; none of another replica's shard. See `PreparedRecipe`."""
+        """Return which rows of a batch must be gathered, without those of other replicas' shards. See
+        `PreparedRecipe`."""
         return super().rows_to_make(first, end, size) if self.shards == 1 else RowsToMake(first, end, first, end, size)
 
     @functools.cached_property

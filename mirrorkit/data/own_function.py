@@ -17,7 +17,7 @@ from mirrorkit.whole import whole_number
 
 @dataclass(frozen=True, eq=False)
 class FromFunction(Recipe):
-    """A recipe of data of your own, of which every worker reads its part: a function makes each worker's dataset.
+    """A recipe for your own data: a function makes each worker's dataset, from its part of the data.
 
     `mk.data.from_function` is this class.
 
@@ -30,17 +30,18 @@ class FromFunction(Recipe):
     train = mk.data.from_function(frames, global_batch_size=256, steps_per_epoch=500)
     ```
 
-    The idiom of `tf.distribute.Strategy.distribute_datasets_from_function`, for `mk.train.Loop`. A global batch is what
-    the workers read side by side, in their order: it depends on how many they are. A checkpoint made within an epoch
-    resumes on as many workers; one made at the end of an epoch resumes on any number. The workers compare their first
-    batches and the numbers of batches before the first step of a fit.
+    This is `tf.distribute.Strategy.distribute_datasets_from_function` for `mk.train.Loop`. A global batch joins the
+    batches of all workers in their order, so it depends on the number of workers. A checkpoint made within an epoch
+    resumes on the same number of workers; one made at the end of an epoch resumes on any number. Before the first step
+    of a fit, the workers compare their first batches and their numbers of batches.
 
     Args:
         function: `(shard, num_shards)`, or `(shard, num_shards, epoch)`, to a `tf.data.Dataset` of batches of
             `global_batch_size / num_shards` examples each, `(x, y)` or `(x, y, sample_weight)`. Shard 0 of 1 is all of
             the data. It is called once for every epoch.
         global_batch_size: examples per step over all workers together.
-        steps_per_epoch: batches that every shard has at least; needed where the dataset cannot say how many it has.
+        steps_per_epoch: batches of an epoch, which every shard must have; required if the dataset does not know its
+            length.
 
     Raises:
         RecipeError: a function that returns something else, or batches of another size; an unknown number of batches.
@@ -65,8 +66,8 @@ class FromFunction(Recipe):
         steps = self.steps_per_epoch or int(whole.cardinality())
         if steps < 1:
             raise RecipeError(
-                "from_function needs to know how many batches an epoch has, and the dataset does not say. Pass "
-                "steps_per_epoch=, or tell it: dataset.apply(tf.data.experimental.assert_cardinality(500))."
+                "from_function needs the number of batches in an epoch, and the dataset does not know it. Pass "
+                "steps_per_epoch=, or set it: dataset.apply(tf.data.experimental.assert_cardinality(500))."
             )
         vars(self).update(steps_per_epoch=steps, _spec=whole.element_spec)  # a frozen dataclass refuses assignment
 
@@ -102,8 +103,8 @@ class FromFunction(Recipe):
         found = int(made.cardinality())
         if 0 <= found < self.steps_per_epoch:
             raise RecipeError(
-                f"Shard {shard} of {shards} has {found} batches; an epoch of from_function takes "
-                f"{self.steps_per_epoch} of each. Pass steps_per_epoch= with the least number of all shards."
+                f"Shard {shard} of {shards} has {found} batches; an epoch takes {self.steps_per_epoch} from each "
+                "shard. Pass steps_per_epoch= with the smallest number of any shard."
             )
         return made.skip(start).take(self.steps_per_epoch - start)
 

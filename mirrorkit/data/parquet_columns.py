@@ -123,7 +123,7 @@ def column_of(name: str, arrow_type: Any, file: str) -> Column:
         return Column(name, tf.string, shape, inner)
     if types.is_boolean(inner) or types.is_integer(inner) or types.is_floating(inner):
         return Column(name, tf.as_dtype(inner.to_pandas_dtype()), shape, inner)
-    raise DataError(f"{file}: the column {name!r} is of type {arrow_type}, which is no tensor. {_CURE}")
+    raise DataError(f"{file}: the column {name!r} is of type {arrow_type}, which tensors do not have. {_CURE}")
 
 
 def missing(name: str, file: str, number: int) -> DataError:

@@ -40,15 +40,15 @@ class Parquet(PreparedRecipe):
     train = mk.data.parquet("sales/", x=["price", "city"], y="bought", fill={"price": 0.0}, global_batch_size=1024)
     ```
 
-    A batch is `(x, y)`, `(x, y, sample_weight)` or, without `y`, `(x,)`. Several columns are a dict of tensors by name,
-    one is a tensor: [B] of numbers, booleans or strings, or [B, n] of lists of one length n. Columns keep their dtypes,
+    A batch is `(x, y)`, `(x, y, sample_weight)` or, without `y`, `(x,)`. Several columns are a dict of tensors by name.
+    One is a tensor: [B] for numbers, booleans or strings, [B, n] for lists of one length n. Columns keep their dtypes,
     but a single column `y` of integers or booleans becomes int64, and weights become float32.
 
-    Unshuffled, rows come in the order of the files. Shuffled, the row groups are divided among up to 64 streams, in
-    another way in every epoch; each batch takes some rows from every stream, and each stream is shuffled in blocks. A
-    table of a few large row groups is therefore mixed less: write it with `row_group_size=50_000`, say. The order is a
-    pure function of the files, `global_batch_size`, `shuffle_buffer`, and (seed, epoch). On several workers each reads,
-    shuffled, nothing but the streams that have rows of its replicas.
+    Unshuffled, rows come in the order of the files. Shuffled, the row groups are divided among up to 64 streams,
+    differently in every epoch. Each batch takes some rows from every stream, and each stream is shuffled in blocks. A
+    table with few large row groups is therefore mixed less: write it with `row_group_size=50_000`, say. The order is a
+    pure function of the files, `global_batch_size`, `shuffle_buffer`, and (seed, epoch). Shuffled, each of several
+    workers reads only the streams with rows of its replicas.
 
     Args:
         files: a file, a folder, a pattern such as "sales/2024-*.parquet", or a list of files; or addresses of these,
@@ -56,11 +56,11 @@ class Parquet(PreparedRecipe):
         global_batch_size: examples per step over all replicas together, as in `batches`.
         shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
         x: the columns of the inputs: a list of names, or one name. None takes all that are neither `y` nor weights.
-        y: the columns of the targets, likewise; None for batches without.
+        y: the columns of the targets, likewise; None for batches without targets.
         sample_weight: the column of the weights.
-        fill: what takes the place of missing values: one value for all columns, or a dict by column. By default missing
+        fill: the replacement for missing values: one value for all columns, or a dict by column. By default missing
             values are an error.
-        num_classes: the number of classes in `y`; `one_hot` needs it. Labels are compared with it as they are read.
+        num_classes: the number of classes in `y`; `one_hot` needs it. Labels are checked against it as they are read.
         shuffle_buffer: how many rows are held in memory, divided among the workers; at least those of two batches. Half
             of them are shuffled together, while the other half is read.
 
@@ -69,9 +69,9 @@ class Parquet(PreparedRecipe):
 
     Raises:
         RecipeError: what `batches` refuses; arguments that do not fit the columns; pyarrow is not installed.
-        DataError: no such files, or damaged ones; no such column, one of a type that is no tensor, or of another type
-            in another file; missing values. What shows when it is read, a `Loop` raises as a DataError that names the
-            file and column; a custom training loop gets TensorFlow's InvalidArgumentError, which names them too.
+        DataError: missing or damaged files; a column that is missing, has a type that tensors do not have, or differs
+            in type between files; missing values. What is found while reading is a DataError in a `Loop` and
+            TensorFlow's InvalidArgumentError in a custom training loop. Both name the file and column.
     """
 
     files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -184,9 +184,9 @@ class Parquet(PreparedRecipe):
         x = [name for name in names if name not in others] if self.x is None else self.x
         chosen = {"x": x, "y": self.y, "sample_weight": self.sample_weight}
         if self.num_classes is not None and not isinstance(self.y, str):
-            raise RecipeError(f"num_classes={self.num_classes} was asked for, which belongs to one column y.")
+            raise RecipeError(f"num_classes={self.num_classes} was given, but y is not one column.")
         if isinstance(self.fill, Mapping) and (unknown := {*self.fill} - {*names}):
-            raise RecipeError(f"fill names the columns {', '.join(sorted(unknown))}, of which there is none.")
+            raise RecipeError(f"fill names the columns {', '.join(sorted(unknown))}, which do not exist.")
         for argument, part in chosen.items():
             if part is not None and not isinstance(part, str):
                 if not part or not all(isinstance(name, str) for name in part):

@@ -47,7 +47,7 @@ class _Dtype:
         name = name.decode("latin-1") if isinstance(name, bytes) else name
         if not isinstance(name, str) or name not in _DTYPES:
             found = f" ({name[:20]!r})" if isinstance(name, str) else ""
-            raise DataError(f"an array has a dtype{found} that is not of integers")
+            raise DataError(f"an array has a dtype{found} that is not an integer type")
         self.dtype = _DTYPES[name]
 
     def set_state(self, state: Any) -> None:
@@ -74,7 +74,7 @@ class _Array:
             raise DataError("an array has no dtype and shape of whole numbers")
         if not isinstance(content, bytes) or len(content) != math.prod(sizes) * dtype.dtype.itemsize:
             found = len(content) if isinstance(content, bytes) else "none"
-            raise DataError(f"an array {dtype.dtype} {list(sizes)} has other bytes than it needs ({found})")
+            raise DataError(f"an array {dtype.dtype} {list(sizes)} has the wrong number of bytes ({found})")
         self.array = np.frombuffer(content, dtype.dtype).reshape(sizes, order="F" if fortran else "C")
 
 
@@ -139,7 +139,7 @@ def loads(pickled: bytes) -> dict[bytes | str, Any]:
 
 def _named(module: Any, name: Any) -> _Named:
     if not isinstance(module, str) or not isinstance(name, str):
-        raise DataError("the pickle asks for what has no name; nothing was run")
+        raise DataError("the pickle asks for something without a name; nothing was run")
     asked = f"{module}.{name}"
     if asked not in _NAMES:
         raise DataError(f"the pickle asks for {asked[:80]}, which no CIFAR file needs; nothing was run")
@@ -151,7 +151,7 @@ def _called(function: Any, arguments: Any) -> _Dtype | _Array:
         return _Array()
     if function is _Named.DTYPE and isinstance(arguments, tuple) and arguments:
         return _Dtype(arguments[0])
-    raise DataError("the pickle calls what no CIFAR file does; nothing was run")
+    raise DataError("the pickle makes a call that no CIFAR file needs; nothing was run")
 
 
 def _popped(stack: list[Any], count: int | None = None) -> list[Any]:

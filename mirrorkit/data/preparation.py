@@ -83,7 +83,9 @@ class PreparedRecipe(Recipe):
         """
         x, *others = self._mapped(*element) if self._maps_batches else element
         if self.augment and tf.nest.is_nested(x):
-            raise RecipeError(f"augment works on images [N, H, W, C]; map returned {kind(x)} of inputs. Augment there.")
+            raise RecipeError(
+                f"augment works on images [N, H, W, C]; map returned {kind(x)} of inputs. Augment in map."
+            )
         x = apply(self.augment or (), x, seed=self.seed, epoch=epoch, step=step, rows=rows)
         if self.one_hot and not others:
             raise RecipeError("one_hot=True was asked for, but the examples have no labels. Leave it out.")

@@ -23,7 +23,7 @@ _LOOKED_AT = 4  # items that are fetched twice, to see that they are the same
 
 @dataclass(frozen=True, eq=False)
 class RandomAccess(Numbered):
-    """A recipe like `batches`, for any object that gives its examples by number; each worker fetches its own.
+    """A recipe like `batches`, for any object that returns examples by index; each worker fetches its own.
 
     `mk.data.source` is this class.
 
@@ -36,32 +36,32 @@ class RandomAccess(Numbered):
     train = mk.data.source(MyImages("photos.h5"), global_batch_size=256, shuffle=True, processes=4)   # your own class
     ```
 
-    The batches are those of `batches` for the same rows and seed, in the same order. Memory holds the numbers of the
-    examples, and some batches.
+    The batches are those of `batches` for the same rows and seed, in the same order. Memory holds the indices of the
+    examples and a few batches.
 
-    An item is an array, a number, text or bytes, whatever `np.asarray` makes an array of (a PIL image), or a dict or
-    tuple of them. A tuple of one to three is `(x,)`, `(x, y)` or `(x, y, sample_weight)`; anything else is x alone, and
-    `map` may make labels of it. Integer labels become int64 and weights float32, as in `mk.data.arrays`. All items have
-    the dtypes and shapes of item 0. An item is always the same: random changes belong in `augment`.
+    An item is an array, a number, text, bytes, anything that `np.asarray` takes (a PIL image), or a dict or tuple of
+    them. A tuple of one to three is `(x,)`, `(x, y)` or `(x, y, sample_weight)`; anything else is x alone, and `map`
+    may make labels from it. Integer labels become int64 and weights float32, as in `mk.data.arrays`. All items have the
+    dtypes and shapes of item 0. An item must be the same at each fetch: random changes belong in `augment`.
 
     Args:
         items: an object with `__len__` and `__getitem__`: TFDS's `data_source`, a random-access source or `MapDataset`
-            of Grain, a `Dataset` of Hugging Face, a map-style dataset as for PyTorch, a list, your own class. Where it
-            has `__getitems__`, which takes a list of numbers, that is called. Or an array (NumPy's, memory-mapped
-            ones, HDF5's, Zarr's), or a tuple or dict of arrays with a row for each example, such as `(images, labels)`.
+            of Grain, a `Dataset` of Hugging Face, a map-style dataset as for PyTorch, a list, your own class. If it has
+            `__getitems__`, which takes a list of indices, that is called. Or an array (NumPy's, memory-mapped ones,
+            HDF5's, Zarr's), or a tuple or dict of arrays with a row for each example, such as `(images, labels)`.
         global_batch_size, shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
-        num_classes: the number of classes; `one_hot` needs it. Labels are compared with it as they are fetched.
-        threads: how many threads fetch examples, 16 by default. They serve what waits for a disk or a network, or
-            decodes in C. Use 1 for an object that must not be used by several threads at once.
-        processes: fetch in so many processes instead, for a `__getitem__` that computes in Python. The object is
+        num_classes: the number of classes; `one_hot` needs it. Labels are checked against it as they are fetched.
+        threads: how many threads fetch examples, 16 by default. They help if items wait for a disk or a network, or are
+            decoded in C. Use 1 for an object that must not be used by several threads at once.
+        processes: fetch in this many processes instead, for a `__getitem__` that computes in Python. The object is
             pickled; the processes start with every iterator and end with it.
 
     Raises:
-        RecipeError: what `batches` refuses; an object without `__len__` or `__getitem__`, or of which mirrorkit has a
-            recipe; one that cannot be pickled, with `processes`.
-        DataError: no examples, arrays of different lengths, an item that is no array or changes each time.
-            An item that cannot be fetched or has another form is named when it is read: `Loop` then raises this error,
-            a custom training loop gets TensorFlow's with the same words.
+        RecipeError: what `batches` refuses; an object without `__len__` or `__getitem__`, or one that has its own
+            recipe in mirrorkit; with `processes`, one that cannot be pickled.
+        DataError: no examples, arrays of different lengths, an item that is no array or changes each time. An item that
+            cannot be fetched or has another form is named when it is read: by this error in a `Loop`, by TensorFlow's
+            in a custom training loop.
     """
 
     items: Any = field(repr=False)  # a list may be a long one
@@ -157,9 +157,9 @@ class RandomAccess(Numbered):
             one = np.array([number])
             if self._print_of(one) != self._print_of(one):
                 raise DataError(
-                    f"Item {number} of {type(self.items).__name__} is another one each time it is fetched. A resumed "
-                    "run would train on other examples. Leave random changes to augment= (your own function is "
-                    "(images, seed) -> images), or draw from a generator that is seeded with the item's number."
+                    f"Item {number} of {type(self.items).__name__} is different each time it is fetched. A resumed run "
+                    "would train on other examples. Leave random changes to augment= (your own function is (images, "
+                    "seed) -> images), or draw from a generator that is seeded with the item's index."
                 )
 
 

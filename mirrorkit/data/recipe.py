@@ -15,17 +15,17 @@ from mirrorkit.whole import whole_number
 
 
 class Recipe(abc.ABC):
-    """How to make the global batches of any epoch, from any step on. It holds no position: ask it twice, get the same.
+    """Makes the global batches of any epoch, from any step on. It keeps no position: equal calls give equal batches.
 
     The order of the examples is a pure function of (seed, epoch, position). Subclasses set `global_batch_size` and
-    `drop_remainder`, and define `num_examples` and `dataset`; where `dataset` takes an `input_context`, they set
+    `drop_remainder`, and define `num_examples` and `dataset`; if `dataset` takes an `input_context`, they set
     `reads_own_rows`.
 
     Attributes:
-        reads_own_rows: whether each worker reads its own rows alone. Otherwise it reads whole global batches, and its
+        reads_own_rows: whether each worker reads only its own rows. Otherwise it reads whole global batches, and its
             replicas cut out their rows.
-        order_depends_on_workers: whether another number of workers gives other global batches. An epoch must then end
-            on as many workers as it began with.
+        order_depends_on_workers: whether the global batches depend on the number of workers. An epoch must then end
+            with as many workers as it began with.
     """
 
     global_batch_size: int
@@ -44,8 +44,8 @@ class Recipe(abc.ABC):
     ) -> tf.data.Dataset:
         """The global batches `start`, `start + 1`, ... of `epoch`: `(x, y)`, `(x, y, sample_weight)` or `(x,)`.
 
-        With `input_context`, of each batch only the rows that the replicas of this worker train on: consecutive ones,
-        in the order of the replicas. All rows where some replica would get none.
+        With `input_context`, each batch has only the rows that this worker's replicas train on: consecutive rows, in
+        the order of the replicas. It has all rows if some replica would get none.
         """
 
     def epochs(self, count: int, *, first: int = 0) -> tf.data.Dataset:
@@ -55,8 +55,8 @@ class Recipe(abc.ABC):
         model.fit(train.epochs(5), epochs=5, steps_per_epoch=train.steps_per_epoch)
         ```
 
-        `fit` needs `steps_per_epoch`, or it takes all of them for one epoch. With `steps_per_execution=k` of `compile`,
-        `k` must divide `steps_per_epoch`: Keras reads on to the end of a call.
+        Without `steps_per_epoch`, `fit` takes all of them as one epoch. With `steps_per_execution=k` of `compile`, `k`
+        must divide `steps_per_epoch`: Keras reads on to the end of a call.
 
         Args:
             count: how many epochs.
@@ -80,7 +80,7 @@ class Recipe(abc.ABC):
 
     @property
     def order_version(self) -> int:
-        """Changes where another release of mirrorkit gives the examples of an epoch in another order."""
+        """A number that changes when a release of mirrorkit changes the order of examples in an epoch."""
         return 1
 
     def batch_sizes(self) -> Iterator[int]:

@@ -47,13 +47,13 @@ def write_records(
     mk.data.write_records(((image, label) for image, label in camera), "frames/", num_files=16, prefix="train")
     ```
 
-    Every value is kept bit for bit. Example i goes to file i modulo `num_files`. The files are written in a folder
-    beside their place and moved at the end, the index last: an interrupted writer leaves no set.
+    Every value is kept bit for bit. Example i goes to file i modulo `num_files`. The files are written to a temporary
+    folder and moved at the end, the index last: an interrupted writer leaves no set.
 
     Args:
         examples: a split, or `(x, y)`, `(x, y, sample_weight)` or `(x,)` tuples of arrays or dicts of arrays, each of
             one shape and dtype throughout. Integer labels become int64.
-        folder: where to write; created if it does not exist. It may hold several sets of different `prefix`.
+        folder: where to write; created if it does not exist. It may hold several sets with different `prefix`.
         num_files: the number of files, 8 by default; at least one per worker of a cluster, better several.
         prefix: the files' names begin with it.
         num_classes: the number of classes; None takes the split's, or the largest label + 1.

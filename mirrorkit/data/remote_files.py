@@ -183,7 +183,7 @@ def require_unchanged(file: RemoteFile) -> None:
     found, mark = entry.get("size"), _mark(name, entry.get(name))
     if found != file.size or (mark and mark != file.mark):
         how = f"{found} bytes instead of {file.size}" if found != file.size else f"{mark} instead of {file.mark}"
-        raise DataError(f"{file} was replaced while it is in use: found {how}. {_CHANGED}")
+        raise DataError(f"{file} was replaced while in use: found {how}. {_CHANGED}")
 
 
 def versions(files: Iterable[str]) -> str:

@@ -55,7 +55,7 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
     and last a download through keras.datasets, which fills that cache. A folder may be the one with the files or its
     parent. The layouts are those that the authors publish: IDX plain or gzip, mnist.npz, CIFAR "binary" and "python".
     "synthetic" needs no files; see `mk.data.synthetic` for its options. "auto" is "mnist" with synthetic digits as its
-    fallback, and never downloads: a script with it runs everywhere, at once. `.name` and the log say which it is.
+    fallback. It never downloads, so a script with it runs anywhere. `.name` and the log say which it is.
 
     Args:
         name: see above.
@@ -64,7 +64,8 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
             warning that lists each place tried; by default that is an error.
 
     Returns:
-        The training and test splits, images uint8 [N, H, W, C] and labels int64 [N]; `.source` says where from.
+        The training and test splits, images uint8 [N, H, W, C] and labels int64 [N]; `.source` says where they came
+        from.
 
     Raises:
         RecipeError: an unknown name or fallback.
@@ -73,11 +74,11 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
         FileError: `data_dir` or $MIRRORKIT_DATA cannot be read.
     """
     if fallback not in (None, "synthetic"):
-        raise RecipeError(f"load(fallback={fallback!r}) was asked for; there is 'synthetic', or None for an error.")
+        raise RecipeError(f"load(fallback={fallback!r}) was asked for; choose 'synthetic', or None for an error.")
     if name == "synthetic":
         return synthetic()
     if name not in _SETS and name != "auto":
-        raise RecipeError(f"load({name!r}) was asked for; there are {', '.join(_SETS)} and synthetic, or auto.")
+        raise RecipeError(f"load({name!r}) was asked for; choose from {', '.join(_SETS)}, synthetic and auto.")
     asked = name
     if asked == "auto":
         name, fallback = "mnist", "synthetic"

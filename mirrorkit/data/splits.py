@@ -99,7 +99,7 @@ def arrays(
     num_classes: int | None = None,
     sample_weight: np.ndarray | None = None,
 ) -> Split:
-    """Make a split of your own arrays, checked.
+    """Check your own arrays and make a split of them.
 
     ```python
     train = mk.data.arrays(images, labels, num_classes=10)
@@ -108,9 +108,9 @@ def arrays(
     plain = mk.data.arrays(images)                                     # no labels
     ```
 
-    Tuples and dicts of arrays, also one within the other, are what Keras's `fit` takes for models with several inputs
-    or outputs. A list of arrays is refused where it may also mean one array: pass a tuple. Where only that gives as
-    many inputs as labels, the parts of a list or tuple are the examples, as `zip(*examples)` gives them.
+    Tuples and dicts of arrays, also nested, are for models with several inputs or outputs, as in Keras's `fit`. A list
+    of arrays is refused if it may also mean one array: pass a tuple. If only that gives as many inputs as labels, each
+    part of a list or tuple is one example, as in `zip(*examples)`.
 
     Args:
         images: the inputs: numbers [N, ...] of any rank and dtype (uint8 [N, H, W, C] for images), or a tuple or a dict
@@ -129,7 +129,7 @@ def arrays(
     num_classes = None if num_classes is None else whole_number("num_classes", num_classes, RecipeError)
     for name, value in (("num_classes", num_classes), ("sample_weight", sample_weight)):
         if labels is None and value is not None:
-            raise RecipeError(f"arrays was given {name} but no labels, to which it belongs. Give both or neither.")
+            raise RecipeError(f"arrays was given {name} without labels. Give both or neither.")
     given = {"images": images, "labels": labels, "sample_weight": sample_weight}
     made = checked({name: value for name, value in given.items() if value is not None or name == "images"})
     images, labels, sample_weight = (made.get(name) for name in given)
@@ -199,8 +199,8 @@ def _checked_labels(labels: np.ndarray, num_classes: int | None) -> tuple[np.nda
         if (labels < 0).any():
             raise DataError(
                 f"labels hold whole numbers below 0, the first is {int(labels[labels < 0][0])}; class indices begin at "
-                "0. If they are no classes (targets of a regression, -1 and 1 for a hinge loss), or ignore_class=-1 "
-                "marks what does not count, pass labels.astype('float32'): the loss is the same."
+                "0. If they are not classes (regression targets, -1 and 1 for a hinge loss), or ignore_class=-1 marks "
+                "labels to ignore, pass labels.astype('float32'): the loss is the same."
             )
     _check_range(labels, num_classes)
     return labels, num_classes

@@ -137,7 +137,7 @@ class Cache:
         unfinished = self.folder / f"{path.name}.{size}"
         if size > self.limit:
             raise FileError(
-                f"{piece.file} needs {size} bytes in the cache {self.folder}, which may have {self.limit}. {_CURE}"
+                f"{piece.file} needs {size} bytes in the cache {self.folder}, whose limit is {self.limit}. {_CURE}"
             )
         deadline = time.monotonic() + _PATIENCE
         while True:
@@ -160,7 +160,7 @@ class Cache:
                 os.close(descriptor)
             if is_ours and time.monotonic() > deadline:
                 raise FileError(
-                    f"{piece.file} needs {size} bytes in the cache {self.folder}, which may have {self.limit}; what is "
+                    f"{piece.file} needs {size} bytes in the cache {self.folder}, whose limit is {self.limit}; data "
                     f"being read leaves no room. {_CURE} Shuffled records need {PIECE >> 20} MiB for each of 64 "
                     "places, gzip ones a file for each."
                 )

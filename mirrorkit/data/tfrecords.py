@@ -47,40 +47,39 @@ class Records(PreparedRecipe):
     ```
 
     Unshuffled, a set of `write_records` with up to 16 files comes in the order in which it was written. Shuffled, the
-    set is cut into up to 64 streams, in another way in every epoch: consecutive examples, or whole files where they are
-    gzip. Each batch takes some rows from every stream, and each stream is shuffled in blocks. The order is a pure
-    function of the files, their numbers of examples, `global_batch_size`, `shuffle_buffer`, and (seed, epoch).
+    set is cut into up to 64 streams, differently in every epoch. A stream has consecutive examples, or whole files if
+    they are gzip. Each batch takes some rows from every stream, and each stream is shuffled in blocks. The order is a
+    pure function of the files, their numbers of examples, `global_batch_size`, `shuffle_buffer`, and (seed, epoch).
 
-    On several workers each decodes the rows of its replicas alone. Shuffled, it also reads nothing but the streams that
-    have these rows.
+    On several workers, each decodes only the rows of its replicas. Shuffled, it also reads only the streams with these
+    rows.
 
     Args:
         source: a folder with one set, its index file, or a pattern such as "imagenet/train-*"; or an address of these,
-            such as "s3://bucket/train-*" (docs: Data, In a bucket). Files from elsewhere
-            hold `image/encoded` (JPEG or PNG, all of one shape) and `image/class/label`; or anything, with `decode`.
-            Gzip is recognised.
+            such as "s3://bucket/train-*" (docs: Data, In a bucket). Files from elsewhere hold `image/encoded` (JPEG or
+            PNG, all of one shape) and `image/class/label`; or anything, with `decode`. Gzip is recognized.
         global_batch_size: examples per step over all replicas together, as in `batches`.
         shuffle: draw a new order for every epoch.
         shuffle_buffer: how many serialized examples are held in memory, divided among the workers; at least those of
             two batches. Half of them are shuffled together, while the other half is read.
         seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
         num_classes: the number of classes; for files from elsewhere, `one_hot` needs it. Without `decode`, the labels
-            of files from elsewhere are compared with it as they are decoded.
+            of files from elsewhere are checked against it as they are decoded.
         decode: for files from elsewhere, your own function of one serialized example -> `(x, y)`, or `x` alone.
         num_examples: for files from elsewhere, how many examples they hold: one number for each file, in the order of
-            their names, or one for all together. None counts them, and shuffling several files counts them too where
-            it is not one for each: by the headers of the records, or, if they are gzip or not local, by reading them
-            through. A number is compared with the headers; of gzip files, and of those that are not local, it is
-            believed (`verify()` compares it), and what they hold beyond it is not read.
+            their names, or the total. With None the examples are counted, and also with a total if several files are
+            shuffled. Local uncompressed files are counted by their record headers, others by reading them. A number is
+            checked against the headers. For gzip and remote files it is trusted (`verify()` checks it), and examples
+            beyond it are not read.
 
     Attributes:
         files: the files, with their paths.
-        counts: the number of examples in each; with one `num_examples` for all, that number alone.
+        counts: the number of examples in each; with a total as `num_examples`, only that.
         compression: "" or "GZIP".
         features: dtype and shape of every array of an example, where `write_records` wrote the set; else None.
 
-    The arguments are attributes too. `num_examples` is then the number of examples that were found, and `decode` the
-    function in use, None where `write_records` wrote the set.
+    The arguments are attributes too. `num_examples` is the number of examples found, and `decode` the function in use
+    (None if `write_records` wrote the set).
 
     Raises:
         RecipeError: what `batches` refuses, and arguments that contradict the set's index.
@@ -150,11 +149,11 @@ class Records(PreparedRecipe):
         self._set(_index=index)
 
     def verify(self) -> None:
-        """Read all files through, without decoding.
+        """Read all files to their ends, without decoding.
 
         Raises:
             DataError: a file that is cut short or damaged, or not the one that `write_records` wrote under its name;
-                another number of examples than was said.
+                another number of examples than the given one.
             FileError: a file that cannot be read.
         """
         found = tuple(count_by_reading(file, self.compression) for file in self.files)
@@ -177,12 +176,12 @@ class Records(PreparedRecipe):
     ) -> tf.data.Dataset:
         """The global batches `start`, `start + 1`, ... of `epoch`; those before are skipped without decoding them.
 
-        With `input_context`, of each batch only the rows that the replicas of this worker train on: consecutive ones,
-        in the order of the replicas. All rows where some replica would get none.
+        With `input_context`, each batch has only the rows that this worker's replicas train on: consecutive rows, in
+        the order of the replicas. It has all rows if some replica would get none.
 
         Raises:
             RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch.
-            DataError: a file that is cut short or damaged, or holds another number of examples than was said.
+            DataError: a file that is cut short or damaged, or does not hold the given number of examples.
         """
         self._check_position(epoch, start)
         if start == self.steps_per_epoch:
@@ -245,7 +244,7 @@ class Records(PreparedRecipe):
 
     @property
     def order_version(self) -> int:
-        """Changes where another release of mirrorkit gives the examples of an epoch in another order."""
+        """A number that changes when a release of mirrorkit changes the order of examples in an epoch."""
         return 2 if self.shuffle else 1
 
 

@@ -28,7 +28,7 @@ def find(kind: str | None = None) -> tuple[str, ...]:
         kind: "cpu", "gpu" or "tpu"; None means all of these.
 
     Raises:
-        DeviceArgumentError: another kind.
+        DeviceArgumentError: an unknown kind.
     """
     kinds = _KINDS if kind is None else (kind.upper(),)
     if not set(kinds) <= set(_KINDS):
@@ -37,11 +37,11 @@ def find(kind: str | None = None) -> tuple[str, ...]:
 
 
 def split_cpu(n: int) -> tuple[str, ...]:
-    """Split the CPU into `n` virtual devices and return their names. Does nothing where there are `n` already.
+    """Split the CPU into `n` virtual devices and return their names. Does nothing if there are `n` already.
 
     The virtual devices share the same cores and memory: they are for rehearsing and testing several replicas.
-    Operations of several replicas that each take all cores slow each other down; so each gets its replica's part of the
-    cores (at least one), unless the program or $TF_NUM_INTRAOP_THREADS says otherwise.
+    Operations of several replicas would slow each other down if each took all cores. So each gets its replica's share
+    of the cores (at least one), unless the program or $TF_NUM_INTRAOP_THREADS says otherwise.
 
     Raises:
         DeviceArgumentError: `n` is not a positive whole number.
@@ -104,7 +104,7 @@ def resolve(devices: Devices) -> tuple[str, ...]:
     | `["gpu:1", "gpu:3"]` | just these |
 
     Raises:
-        DeviceArgumentError: it is written otherwise, asks for none, or names a device twice.
+        DeviceArgumentError: the argument cannot be read, asks for no device, or names one twice.
         DeviceError: there are not that many, or one of them does not exist.
     """
     if devices is None:

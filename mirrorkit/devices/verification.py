@@ -66,7 +66,7 @@ def verify(*, require: str | None = None) -> Verification:
         require: "gpu" (at least one) or "gpu:4" (at least four); likewise "cpu" and "tpu".
 
     Raises:
-        DeviceArgumentError: `require` is written otherwise.
+        DeviceArgumentError: `require` cannot be read.
         DeviceError: what is required is not there, or a device fails or computes wrong results.
     """
     names = find()

@@ -107,7 +107,7 @@ class Fetcher:
             if (read.dtype, read.shape) != (form.dtype, (len(numbers), *form.shape)):
                 raise DataError(
                     f"{len(numbers)} rows of {_name(array)} are {described(form_of(read))}, where row 0 is {form}. Its "
-                    "dtype and shape must stay as they are."
+                    "dtype and shape must not change."
                 )
             leaf[rows] = read
 
@@ -120,9 +120,9 @@ class Fetcher:
                 self.item(number)
             some = ", ".join(map(str, numbers[:3]))
             raise DataError(
-                f"Fetching items {some}, ... ({len(numbers)}) of {_name(self.items)} together failed, and one by one "
-                f"it did not: {_raised(error)}. What has a shape and a dtype must take several numbers in its "
-                "brackets, as arrays do, or have __getitems__."
+                f"Fetching items {some}, ... ({len(numbers)}) of {_name(self.items)} together failed, but one by one "
+                f"it works: {_raised(error)}. An object with a shape and a dtype must take a list of indices, as "
+                "arrays do, or have __getitems__."
             ) from error
 
     def _explained(self, number: int, fetch: Callable[[], Any]) -> Any:

@@ -78,8 +78,8 @@ class Processes:
                     made = remote.call("arrays", numbers=numbers)
                 except MirrorkitError as error:
                     raise DataError(
-                        f"A process that fetched items of {self._name} has failed, at one of {numbers.tolist()[:3]} "
-                        f"and the next ({len(numbers)}): {error}"
+                        f"A process that fetched items of {self._name} failed at one of {numbers.tolist()[:3]}, ... "
+                        f"({len(numbers)}): {error}"
                     ) from error
                 finally:
                     idle.put(remote)

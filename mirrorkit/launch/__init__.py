@@ -4,8 +4,8 @@
 python -m mirrorkit launch --workers 2 train.py --epochs 3
 ```
 
-Each task gets its own TF_CONFIG, so the script is the one that runs on a real cluster. With `--on ray` it runs on one:
-the nodes of a Ray cluster. It needs no TensorFlow.
+Each task gets its own TF_CONFIG, so the same script runs on a real cluster. With `--on ray` it runs on the nodes of a
+Ray cluster. The launcher needs no TensorFlow.
 """
 
 from __future__ import annotations

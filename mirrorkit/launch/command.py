@@ -52,7 +52,7 @@ def _workers(text: str) -> int | tuple[int, int]:
         return (int(least), int(most)) if colon else int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"write a number, or the least and the most as in 1:4; found {text!r}"
+            f"write a number, or a minimum and a maximum, as in 1:4; found {text!r}"
         ) from None
 
 

@@ -38,7 +38,7 @@ def _made() -> list[int]:
     from mirrorkit.errors import ClusterError  # not where this file is run by itself
 
     if sys.platform != "linux":
-        raise ClusterError("isolate needs network namespaces, which Linux alone has. Close the ports instead.")
+        raise ClusterError("isolate needs network namespaces, which only Linux has. Close the ports instead.")
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:

@@ -50,59 +50,58 @@ def launch(
 ) -> int:
     """Run a Python script once for every task of a cluster on this machine, or on Ray, and return its exit code.
 
-    When a task fails, the others are ended: SIGTERM, and SIGKILL 5 s later, since TensorFlow swallows SIGTERM. Then the
-    whole job is started again on new ports, up to `max_restarts` times; a script that keeps checkpoints goes on from
-    there. SIGTERM, SIGHUP and Ctrl-C are passed on to every task, and nothing is started again; `grace` seconds later,
-    or at the second such signal, tasks that still run are killed. No task outlives this process, not even when it is
-    killed. Call it from the main thread.
+    When a task fails, the others get SIGTERM, and SIGKILL 5 s later, since TensorFlow swallows SIGTERM. Then the whole
+    job is restarted on new ports, up to `max_restarts` times; a script with checkpoints goes on from the newest.
+    SIGTERM, SIGHUP and Ctrl-C are passed on to every task, and nothing is restarted. Tasks that still run `grace`
+    seconds later, or at the second such signal, are killed. No task outlives this process, even if it is killed. Call
+    it from the main thread.
 
-    With parameter servers the job survives the failure of a worker: while the chief runs, that worker alone is started
-    again at its address, which counts as one of the `max_restarts`. Where none is left the others go on without it, as
-    long as there are any workers.
+    With parameter servers the job survives the failure of a worker. While the chief runs, only that worker is
+    restarted, at its address; this counts as one of the `max_restarts`. If no restart is left, the others go on without
+    it, as long as there are any workers.
 
-    With `workers=(1, 4)` the number of workers may change while the job runs. It starts with the most. Where a failure
-    leaves no restart, the job goes on with one worker less, down to the least. With `slots` there are never more
-    workers than it says: it is looked up every few seconds, and at SIGHUP, which then is not passed on. Where their
-    number changes, all tasks get SIGTERM, at which `mk.train.Checkpoints` saves, and the job starts again with the new
-    number; that is no failure. Every `Loop.fit` of such a job needs `Checkpoints`. When a training goes on, a line says
-    after how many seconds, and how many steps were repeated.
+    With `workers=(1, 4)` the number of workers may change while the job runs. It starts with the maximum. At a failure
+    with no restart left, the job goes on with one worker less, down to the minimum. `slots` limits the number of
+    workers. It is read every few seconds, and at SIGHUP, which then is not passed on. When the number changes, all
+    tasks get SIGTERM, `mk.train.Checkpoints` saves, and the job restarts with the new number; this is not a failure.
+    Every `Loop.fit` of such a job needs `Checkpoints`. When training resumes, a log line says after how many seconds,
+    and how many steps were repeated.
 
-    TensorFlow's servers listen at all interfaces of this machine and ask nobody who they are; a warning says so. With
-    `isolate` the tasks run in a network namespace of their own, where there is no other interface than loopback: they
-    reach each other, and nobody else reaches them or is reached.
+    TensorFlow's servers listen on all interfaces of this machine, without authentication; a warning says so. With
+    `isolate` the tasks run in their own network namespace, which has only the loopback interface: they reach each other
+    and nothing else, and nothing else reaches them.
 
-    With `on="ray"` the workers run on the nodes of a Ray cluster: the one that RAY_ADDRESS names, or that of this
-    machine. Each has a Ray actor with its share of a node, and `workers=(1, 16)` takes as many as Ray has room for: a
-    node that is lost or added changes the number, as `slots` does. A lost node is no failure, as long as a checkpoint
-    was saved since the one before. The script, its data and its checkpoints must be where every node finds them under
-    the same name.
+    With `on="ray"` the workers run on the nodes of a Ray cluster: the one that RAY_ADDRESS names, or this machine's.
+    Each worker has a Ray actor with its share of a node. `workers=(1, 16)` takes as many as Ray has room for: a node
+    that is lost or added changes the number, as `slots` does. A lost node is not a failure, if a checkpoint was saved
+    since the last one was lost. The script, its data and its checkpoints must have the same path on every node.
 
     Args:
         script: a Python file, or the name of a module.
-        arguments: what it finds in `sys.argv[1:]`.
-        workers: number of workers, or the least and the most.
+        arguments: the script's `sys.argv[1:]`.
+        workers: number of workers, or its minimum and maximum.
         ps: number of parameter servers; adds a chief, which coordinates. When it exits, the job ends.
         chief: whether to add a chief, which trains as the first of the workers.
-        max_restarts: how often to start the job, or a worker of one with parameter servers, again after a failure.
-        slots: for how many workers there is room: a file with the number, or a command that prints it.
-        wait: seconds to wait where there is no room for the least number of workers.
+        max_restarts: how often to restart after a failure: the job, or with parameter servers a worker.
+        slots: the most workers there is room for: a file with the number, or a command that prints it.
+        wait: seconds to wait for room for the minimum number of workers.
         devices_per_worker: "cpu", or "gpu:1" for one GPU each; None divides the GPUs where there are enough.
         grace: seconds between a signal that is passed on and SIGKILL.
         module: whether `script` is a module, as in `python -m module`.
-        isolate: whether the tasks have a network of their own. Linux alone, and where the kernel allows it.
+        isolate: whether the tasks have their own network. Only on Linux, if the kernel allows it.
         on: None for this machine, "ray" for a Ray cluster, with workers alone (no `ps`, `chief`, `slots`).
-        cpus_per_worker: what Ray keeps free on a node for each worker, and its TensorFlow threads.
-        gpus_per_worker: as many are visible to each worker. Ray alone.
-        spread: whether Ray spreads workers over nodes; otherwise it packs them on few. Ray alone.
+        cpus_per_worker: CPUs that Ray reserves for each worker, and its number of TensorFlow threads.
+        gpus_per_worker: GPUs that each worker sees. Only with Ray.
+        spread: whether Ray spreads workers over nodes; otherwise it packs them on few. Only with Ray.
 
     Returns:
         0, or the exit code of the task that failed first; 128 + n when signal n killed it.
 
     Raises:
-        JobError: no such script, no worker, or too little room for longer than `wait`.
+        JobError: no such script, no worker, or not enough room within `wait` seconds.
         ClusterError: not enough GPUs, no Ray cluster, a system without process groups (Windows), or `isolate` where the
             kernel refuses.
-        ArgumentError: called from another thread than the main one.
+        ArgumentError: called outside of the main thread.
     """
     if not hasattr(os, "killpg"):
         raise ClusterError("launch needs process groups and POSIX signals, which this system lacks. Use Linux or WSL.")
@@ -114,7 +113,7 @@ def launch(
     if ps and least < most:
         raise JobError(f"ps={ps} was asked for with workers={workers}: such a job goes on without a worker anyway.")
     if slots is not None and least == most:
-        raise JobError(f"slots={slots!r} needs the least and the most workers, such as workers=(1, {most}).")
+        raise JobError(f"slots={slots!r} needs a minimum and a maximum of workers, such as workers=(1, {most}).")
     of_this_machine = {"ps": ps, "chief": chief, "slots": slots, "devices_per_worker": devices_per_worker}
     share = ray_nodes.Share(cpus_per_worker, gpus_per_worker, spread)
     _require_fitting(on, {**of_this_machine, "isolate": isolate}, share)
@@ -142,15 +141,14 @@ def on_ray(
     spread: bool = False,
     grace: float = 30.0,
 ) -> Any:
-    """Call a function once for every worker of a job on a Ray cluster, and return what worker 0 returned.
+    """Call a function on every worker of a job on a Ray cluster, and return worker 0's result.
 
-    The function, which takes no arguments, is pickled as Ray pickles: one of a notebook will do, and
-    `functools.partial` gives it arguments. Each worker is a process of its own in which nothing was imported before.
-    This process must be connected with Ray (`ray.init()`), or it is connected as by `launch`; the other arguments and
-    what happens when workers fail are those of `launch`.
+    The function takes no arguments (use `functools.partial`). Ray pickles it, so it may come from a notebook. Each
+    worker is a new process. If this process is not yet connected to Ray (`ray.init()`), it is connected as by `launch`.
+    The other arguments and the handling of failures are those of `launch`.
 
     Raises:
-        JobError: the job failed, or there was too little room for longer than `wait`.
+        JobError: the job failed, or there was not enough room within `wait` seconds.
         ClusterError: there is no Ray, or no such cluster.
         ArgumentError: the function cannot be pickled, or this is not the main thread.
     """
@@ -210,7 +208,7 @@ def _require_fitting(on: str | None, of_this_machine: dict[str, object], share: 
     if on is None and share != ray_nodes.Share():
         raise JobError("cpus_per_worker, gpus_per_worker and spread need on='ray'; here there is devices_per_worker.")
     if on == "ray" and (given := [name for name, value in of_this_machine.items() if value]):
-        raise JobError(f"on='ray' runs workers alone, as many as there is room for on its nodes: no {given[0]}.")
+        raise JobError(f"on='ray' runs only workers, as many as its nodes have room for: leave out {given[0]}.")
 
 
 @contextlib.contextmanager

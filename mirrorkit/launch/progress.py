@@ -77,8 +77,8 @@ class Progress:
         if journal.RESTORED in first and first[journal.RESTORED].steps == 0 and self.saved:
             raise JobError(
                 f"Step {self.saved} was saved, but the script found no checkpoint when it started again, and would "
-                "train from the beginning: its folder is local to a machine that has gone, or another one than before. "
-                "Give mk.train.Checkpoints a folder that all machines share and that stays the same."
+                "train from the beginning: its folder is local to a machine that is gone, or is not the same as "
+                "before. Give mk.train.Checkpoints a folder that all machines share and that stays the same."
             )
         if not first.keys() >= {journal.BEGAN, journal.RESTORED, journal.STEPS}:
             return

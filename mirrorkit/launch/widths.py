@@ -22,8 +22,7 @@ def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
     least, most = workers if isinstance(workers, tuple) and len(workers) == 2 else (workers, workers)
     if not (is_whole(least) and is_whole(most) and least <= most):
         raise JobError(
-            "workers must be a whole number from 1 on, or the least and the most of them, such as (1, 4); found "
-            f"{workers!r}."
+            f"workers must be a whole number from 1 on, or a minimum and a maximum, such as (1, 4); found {workers!r}."
         )
     return int(least), int(most)
 

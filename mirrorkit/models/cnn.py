@@ -41,9 +41,9 @@ def mnist_cnn(*, input_shape: tuple[int, ...] = (28, 28, 1), num_classes: int = 
 
 @register("cifar_cnn")
 def cifar_cnn(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, width: int = 32) -> Model:
-    """Three pairs of 3x3 convolutions (width, 2 width, 4 width filters) with BatchNorm and ReLU, 2x2 max pooling each.
+    """Three pairs of 3x3 convolutions (width, 2 width, 4 width filters), each with BatchNorm, ReLU and 2x2 max pooling.
 
-    The last pooling is global (the average), followed by the dense layer.
+    The last pooling is global average pooling, and a dense layer follows.
 
     Parameters: 288,746
     FLOPs per image: 77,269,504

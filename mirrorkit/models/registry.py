@@ -19,7 +19,7 @@ _builders: dict[str, Callable[..., Model]] = {}
 
 
 def register(name: str) -> Callable[[Builder], Builder]:
-    """Make a function that builds a model known to `create` as `name`.
+    """Register a function that builds a model, for `create(name)`.
 
     ```python
     @mk.models.register("my_net")

@@ -59,7 +59,7 @@ def resnet20(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 1
     FLOPs per image: 81,102,080
     Accuracy on CIFAR-10: not measured; 91.25 % in the paper (table 6, error 8.75 %).
     Paper: He, Zhang, Ren and Sun 2015, "Deep residual learning for image recognition", section 4.2, arXiv:1512.03385.
-    It trains with SGD, momentum 0.9, weight decay 1e-4, batch 128, rate 0.1 cut by 10 at steps 32k and 48k of 64k,
+    Training there: SGD, momentum 0.9, weight decay 1e-4, batch 128, rate 0.1 cut by 10 at steps 32k and 48k of 64k,
     4-pixel pad-and-crop and flips.
 
     Args:
@@ -127,7 +127,7 @@ def wide_resnet(
     FLOPs per image: 10,486,657,536
     Accuracy on CIFAR-10: not measured; 96.00 % in the paper (table 4, WRN-28-10 without dropout, error 4.00 %).
     Paper: Zagoruyko and Komodakis 2016, "Wide residual networks", arXiv:1605.07146.
-    It trains with SGD, Nesterov momentum 0.9, weight decay 5e-4, batch 128, rate 0.1 cut by 5 at epochs 60, 120 and
+    Training there: SGD, Nesterov momentum 0.9, weight decay 5e-4, batch 128, rate 0.1 cut by 5 at epochs 60, 120 and
     160 of 200, 4-pixel pad-and-crop and flips; its dropout, where used, is 0.3.
 
     Args:
@@ -167,10 +167,10 @@ def _conv_norm_relu(x: KerasTensor, filters: int, *, pool: bool = False) -> Kera
 def speed_net(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, width: int = 32) -> Model:
     """A residual network with nine 3x3 convolutions, for a fair accuracy on CIFAR-10 within ten epochs.
 
-    A narrow convolution at full size, then three stages of `width`, 2 `width` and 2 `width` filters. Each begins
-    with a convolution and 2x2 max pooling and continues with convolutions beside the identity, so that little work is
-    done at the full image size. Logits are the maximum over the last pixels through one dense layer, divided by 8:
-    the softmax starts out even and stays trainable at high learning rates.
+    A narrow convolution at full size, then three stages of `width`, 2 `width` and 2 `width` filters. Each begins with a
+    convolution and 2x2 max pooling and continues with residual convolutions, so that little work is done at the full
+    image size. Global max pooling and one dense layer give the logits. They are divided by 8, so that the softmax
+    starts nearly uniform and stays trainable at high learning rates.
 
     Parameters: 190,864
     FLOPs per image: 44,532,992

@@ -79,7 +79,7 @@ def functional_apply(
     rate: tf.Tensor | None = None,
     of: Sequence[KerasVariable] | None = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Compute what `optimizer.apply(gradients)` would leave behind, without touching a variable.
+    """Compute the result of `optimizer.apply(gradients)`, without changing a variable.
 
     ScheduleFreeAdamW is the exception: on TensorFlow its `apply` reads a momentum that it has just overwritten; here
     it reads the old one, as its paper does (arXiv:2405.15682).
@@ -89,11 +89,11 @@ def functional_apply(
         weights: values of the variables that it was built with, in that order.
         slots: values of `optimizer.variables` (iterations and learning rate among them), in that order.
         gradients: one dense tensor for each weight, of its shape, already summed or averaged over the replicas.
-        rate: what the optimizer's schedule gives for this update, where it is known.
-        of: the variables that the gradients are of, where these are not all.
+        rate: the learning rate of this update by the optimizer's schedule, if known.
+        of: the variables whose gradients are given, if not all.
 
     Returns:
-        The new weights and the new slots, in the order and the dtypes of what was given.
+        The new weights and the new slots, in the given order and dtypes.
     """
     # A twin that shares every attribute: the user's object keeps its class, and its variables stay the keys
     # under which the stateless scope holds their values.

@@ -26,17 +26,17 @@ def balanced_rules(
     layout = mk.parallel.Layout(rules, devices="gpu:2")
     ```
 
-    The layers stay in their order, so that activations cross from one device to the next once. Of all cuts this is the
-    one whose largest stage is smallest, in bytes: of a layer's trainable weights once for the weights, once for the
-    gradient and once for each of the optimizer's slots; of its other variables once; of its outputs for a batch. What a
-    layer holds within (attention's products, a block that is one layer) is not known.
+    The layers keep their order, so activations cross from one device to the next once. The cut makes the largest stage
+    as small as possible, in bytes. A layer counts with its trainable weights, their gradient and optimizer slots, its
+    other variables, and its outputs for a batch. Memory within a layer (attention's products, a block that is one
+    layer) is not counted.
 
     Args:
-        make_model: builds the model; none of its variables is allocated here. Its layers need names of their own, which
-            are the same when it is built again.
-        devices: how many.
+        make_model: builds the model; none of its variables is allocated here. Its layers need unique names that stay
+            the same when it is built again.
+        devices: the number of devices.
         batch_size: examples of one replica in a step.
-        slots: numbers that the optimizer keeps for each weight: 0 for SGD, 1 with momentum, 2 for Adam.
+        slots: values that the optimizer keeps for each weight: 0 for SGD, 1 with momentum, 2 for Adam.
 
     Raises:
         StepError: a model that is not a graph of layers, has fewer layers with weights than devices, or names that
@@ -44,12 +44,12 @@ def balanced_rules(
     """
     parts, again = _parts(make_model), _parts(make_model)
     if changed := [a.layer for a, b in zip(parts, again, strict=False) if a.scopes != b.scopes]:
-        raise StepError(f"The layer {changed[0]!r} has other names when the model is built again. Name the layers.")
+        raise StepError(f"The layer {changed[0]!r} has different names when the model is built again. Name the layers.")
     scopes = [scope for part in parts for scope in part.scopes]
     if twice := sorted({scope for scope in scopes if scopes.count(scope) > 1}):
         raise StepError(f"Variables of several layers begin with {', '.join(map(repr, twice))}. Name the layers apart.")
     if not 1 <= devices <= len(parts):
-        raise StepError(f"{devices} devices were asked for, and {len(parts)} layers have weights.")
+        raise StepError(f"{devices} devices were asked for, but {len(parts)} layers have weights.")
     cuts = cut([part.size(batch_size, slots) for part in parts], devices)
     stages = [parts[start:end] for start, end in zip([0, *cuts], [*cuts, len(parts)], strict=True)]
     patterns = ["|".join(scope for part in stage for scope in part.scopes) for stage in stages]

@@ -31,16 +31,16 @@ class Layout:
         optimizer = keras.optimizers.Adam(1e-3)
     ```
 
-    The model trains to the weights that it would have on one device. Its devices compute one after the other: a layout
-    gives memory, not speed. With twice as many devices as the numbers in the rules name, there are two replicas of the
-    placed model, and so on: data parallelism and model parallelism together.
+    Training gives the same weights as on one device. The devices compute one after the other: a layout gives memory,
+    not speed. With twice as many devices as the rules name, there are two replicas of the placed model, and so on: data
+    parallelism and model parallelism together.
 
     Args:
-        rules: for each pattern the number of a device, from 0. A pattern is a regular expression that is searched for
-            in the path of a variable, such as "block0/attention/query/kernel"; the first that is found counts.
-        devices: those of all replicas, as `mk.devices.resolve` takes them: of two replicas of two devices each the
+        rules: for each pattern the number of a device, from 0. A pattern is a regular expression, searched for in the
+            path of a variable, such as "block0/attention/query/kernel". The first match counts.
+        devices: the devices of all replicas, as `mk.devices.resolve` takes them. With two devices per replica, the
             first two belong to the first replica.
-        default: the number of the device for variables that no pattern fits; without it they are an error.
+        default: the number of the device for variables that no pattern matches; without it they are an error.
 
     Attributes:
         rules, devices, default: what was given; `devices` as a tuple of names.
@@ -48,8 +48,8 @@ class Layout:
 
     Raises:
         StepError: rules that cannot be read, or a number of devices that does not fit them. On leaving the block: a
-            pattern that fits no variable, or a variable that no pattern fits.
-        DeviceError: a device that is not there.
+            pattern that matches no variable, or a variable that no pattern matches.
+        DeviceError: a device that does not exist.
     """
 
     def __init__(self, rules: Mapping[str, int], *, devices: Devices = None, default: int | None = None) -> None:
@@ -75,12 +75,12 @@ class Layout:
         return self.devices[:: self._stages]
 
     def strategy(self) -> tf.distribute.Strategy:
-        """Create the strategy for these devices: of one device, or mirrored where there are several replicas."""
+        """Create the strategy for these devices: one_device, or mirrored for several replicas."""
         several = len(self.first_devices) > 1
         return _strategy.create("mirrored" if several else "one_device", devices=list(self.first_devices))
 
     def device_of(self, path: str) -> int | None:
-        """Return the number of the device for a variable by its path; None where no pattern fits it."""
+        """Return the number of the device for a variable by its path; None if no pattern matches."""
         return next((number for pattern, number in self.rules.items() if re.search(pattern, path)), self.default)
 
     def __enter__(self) -> Layout:
@@ -165,11 +165,11 @@ def _check_rules(rules: Mapping[str, int], default: int | None) -> None:
         raise StepError(f'A layout takes rules such as {{"block[01]": 0, "block[23]": 1}}, found {rules!r}.')
     for pattern, number in [*rules.items(), ("default", default or 0)]:
         if not is_whole(number, 0):
-            raise StepError(f"{pattern!r} has the device {number!r}; write its number among the devices, from 0.")
+            raise StepError(f"{pattern!r} has the device {number!r}; write the number of a device, from 0.")
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
-            raise StepError(f"The pattern {pattern!r} is no regular expression: {error}.") from error
+            raise StepError(f"The pattern {pattern!r} is not a regular expression: {error}.") from error
 
 
 def _check_strategy(strategy: tf.distribute.Strategy) -> None:

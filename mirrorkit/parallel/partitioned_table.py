@@ -17,7 +17,7 @@ _LEAST_BYTES = 256 * 2**10  # of a shard; smaller ones cost more in messages tha
 
 
 class PartitionedTable:
-    """Vectors [rows, width], each shard of rows a plain `tf.Variable` on a parameter server of its own.
+    """A table of vectors [rows, width]. Each shard of rows is a `tf.Variable` on its own parameter server.
 
     ```python
     table = mk.parallel.PartitionedTable(strategy, rows=50_000_000, width=64)
@@ -25,20 +25,20 @@ class PartitionedTable:
     table.add(ids, -learning_rate * gradient)    # of the loss with respect to these vectors
     ```
 
-    Only the rows that are named travel. Workers that add to the same row at the same moment may lose one of the two
-    additions (Recht et al. 2011, arXiv:1106.5730); other rows are not affected. Give a step's `variables` these too
-    (`table.variables`), so that checkpoints hold them.
+    Only the named rows are sent. Workers that add to the same row at the same moment may lose one of the two additions
+    (Recht et al. 2011, arXiv:1106.5730); other rows are not affected. Add `table.variables` to a step's `variables`, so
+    that checkpoints hold them.
 
     Args:
         strategy: a ParameterServerStrategy, or a strategy of one device (then there is one shard).
         rows, width: the size of the table.
-        shards: how many; one on each parameter server by default, fewer for a small table.
+        shards: the number of shards; by default one on each parameter server, fewer for a small table.
         initializer: `(shape, dtype) -> values` for one shard; uniform between -0.05 and 0.05 by default.
         dtype: of the vectors.
         name: of the variables.
 
     Raises:
-        StepError: sizes that are not positive, more shards than rows, a strategy that keeps copies.
+        StepError: sizes that are not positive, more shards than rows, a strategy that copies variables to each replica.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PartitionedTable:
         return tf.nn.embedding_lookup(self.variables, ids)
 
     def add(self, ids: tf.Tensor, values: tf.Tensor) -> None:
-        """Add values [..., width] to the rows of these ids; an id that comes twice gets both."""
+        """Add values [..., width] to the rows of these ids; an id that occurs twice gets both."""
         flat = tf.reshape(tf.cast(ids, tf.int64), [-1])
         rows = tf.reshape(values, [-1, self.variables[0].shape[1]])
         shard = tf.searchsorted(tf.constant(self._firsts, tf.int64), flat, side="right") - 1

@@ -15,7 +15,7 @@ from mirrorkit.errors import StepError
 
 @keras.saving.register_keras_serializable("mirrorkit")
 class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
-    """A layer or model of which only the inputs are kept until the backward pass, which computes the rest again.
+    """Wraps a layer or model to keep only its inputs for the backward pass, which recomputes the rest.
 
     ```python
     for number in range(24):
@@ -24,10 +24,10 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
 
     Values and gradients are those of the block itself, and Dropout drops the same units both times. A training step
     takes about a third longer, and holds the activations of one block at a time (Chen et al. 2016, arXiv:1604.06174).
-    `keras.remat` and `tf.recompute_grad` do it to a function; this is a layer, which can be saved.
+    `keras.remat` and `tf.recompute_grad` do this for a function; a layer can be saved.
 
     Args:
-        block: a Keras layer or model. What it is called with must be tensors or nests of them.
+        block: a Keras layer or model. Its inputs must be tensors or nests of them.
         **options: of `keras.layers.Layer`, such as `name`.
 
     Raises:
@@ -42,11 +42,11 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         self.supports_masking = True
 
     def __call__(self, x: Nest, *more: Any, **options: Any) -> Nest:
-        """Call the block with one input, and others by their names."""
+        """Call the block with one positional input, and others by keyword."""
         if more:
             raise StepError(
-                f"Recompute({self.block.name!r}) was called with {1 + len(more)} inputs by position. Give the first "
-                "so, and others by the names that the block's `call` has for them: Recompute(attention)(x, value=y)."
+                f"Recompute({self.block.name!r}) was called with {1 + len(more)} positional inputs. Pass the first by "
+                "position and the others by keyword: Recompute(attention)(x, value=y)."
             )
         if not self.block.built:  # outside of what is computed again
             self.block(*_symbols([x]), **dict(zip(options, _symbols(options.values()), strict=True)))
@@ -59,7 +59,7 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         self.built = True
 
     def call(self, x: Nest, training: bool | None = None, mask: Nest = None, **options: Any) -> Nest:
-        """Call the block; what it computes on the way is computed again where the gradient is taken."""
+        """Call the block; the backward pass computes its activations again."""
         if mask is not None and "mask" in inspect.signature(self.block.call).parameters:
             options["mask"] = mask
         trained, others = list(self.block.trainable_variables), list(self.block.non_trainable_variables)
@@ -110,16 +110,16 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         return self.block.compute_output_shape(input_shape)
 
     def compute_mask(self, inputs: Nest, previous_mask: Nest) -> Nest:
-        """Return None: `call` gives its outputs the masks that the layers of the block gave theirs, or none."""
+        """Return None: `call` keeps the masks that the block's layers set on their outputs."""
         return None
 
     def get_config(self) -> Json:
-        """Return what makes such a layer again."""
+        """Return the configuration of the layer."""
         return {**super().get_config(), "block": keras.saving.serialize_keras_object(self.block)}
 
     @classmethod
     def from_config(cls, config: Json) -> Recompute:
-        """Make one from `get_config`."""
+        """Create a layer from its configuration."""
         block = keras.saving.deserialize_keras_object(config["block"])
         return cls(**{**config, "block": block})
 

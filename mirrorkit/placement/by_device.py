@@ -23,8 +23,8 @@ class OnDevices:
 
     Attributes:
         memory: for each device, such as "GPU:1", bytes of "weights", "layer state", "optimizer" and "other" variables.
-        operations: for each device how many operations of a step are of the "forward" pass, the "backward" pass and the
-            "update"; before TensorFlow rewrites the graph.
+        operations: for each device, the number of a step's operations in the "forward" pass, the "backward" pass and
+            the "update", before TensorFlow optimizes the graph.
     """
 
     memory: Mapping[str, Mapping[str, int]]
@@ -52,11 +52,11 @@ def on_devices(loop: Loop, data: Any) -> OnDevices:
     print(mk.checks.on_devices(loop, train))
     ```
 
-    Nothing is run. Operations of layers that talk to other replicas (`synchronized=True`) count as backward where
-    TensorFlow names them so, and else not at all.
+    Nothing is run. Operations of layers that communicate with other replicas (`synchronized=True`) count as backward if
+    TensorFlow names them so, and otherwise not at all.
 
     Args:
-        loop: of `mk.train.Step`, on the devices to look at.
+        loop: a loop with a `mk.train.Step`, on the devices to report on.
         data: what `fit` will be given.
     """
     function = loop.traced(data, also=())[0].function

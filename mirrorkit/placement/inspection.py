@@ -34,7 +34,7 @@ def placement(
     validation_data: Any = None,
     require: str | None = None,
 ) -> Placement:
-    """Report where the operations of a training would run on GPUs, and what would be copied; no GPU is needed.
+    """Report where the operations of a training run would run on GPUs, and what would be copied; needs no GPU.
 
     ```python
     def make_step():
@@ -57,11 +57,11 @@ def placement(
             device within a call, or more than the batch and 64 KiB are copied to the devices in a step.
 
     Raises:
-        DeviceError: `require="clean"` and something is not; the report is in the message.
-        StepError: other `devices` or `require`, and whatever `Loop` raises.
+        DeviceError: `require="clean"` and there is a problem; the message holds the report.
+        StepError: invalid `devices` or `require`, and whatever `Loop` raises.
     """
     if require not in (None, "clean"):
-        raise StepError(f'placement(require={require!r}) was asked for; there is "clean".')
+        raise StepError(f'require must be "clean" or None, found {require!r}.')
     strategy, are_here = gpu_strategy(devices)
     with unchanged([]), xla_left_off():
         with strategy.scope():

@@ -14,13 +14,13 @@ _SHOWN = 5  # copies of a kind, the largest
 
 @dataclass(frozen=True)
 class CallPlacement:
-    """One compiled function of a loop, per step: per update, where one takes several batches.
+    """One compiled function of a loop. Figures are per step, or per update if it takes several batches.
 
     Attributes:
         name: "train", "evaluate" or "predict", and whether it is for a smaller batch at the end of an epoch.
         step: what a step runs.
-        around: what runs once around the steps of a call, such as the copy of their number to the host.
-        batch_bytes: what a step's batches may bring from the host to the devices.
+        around: what runs once per call, such as the copy of the number of steps to the host.
+        batch_bytes: the bytes that a step's batches may bring from the host to the devices.
     """
 
     name: str
@@ -45,7 +45,7 @@ class CallPlacement:
 
     @property
     def problems(self) -> list[str]:
-        """Everything that is not as it should be, a line each."""
+        """All problems, one line each."""
         found = [f"without a kernel: {line}" for line in _grouped(self.step.without_kernel)]
         found += [f"blocks: {line}" for line in _grouped(self.step.blocking)]
         found += [
@@ -77,8 +77,8 @@ class Placement:
     Attributes:
         devices: "GPU:0", "GPU:1", ...
         calls: one for each function that a loop compiles.
-        memory: bytes on each device by what they are: "weights", "layer state", "optimizer", "other", "accumulated"
-            (the sums of `accumulate`), "data"; of a step of your own "variables".
+        memory: bytes on each device by kind: "weights", "layer state", "optimizer", "other", "accumulated" (the sums of
+            `accumulate`), "data"; "variables" for a step of your own.
         are_here: whether the devices are in this machine.
         notes: what the report does not know.
     """
@@ -91,12 +91,12 @@ class Placement:
 
     @property
     def problems(self) -> list[str]:
-        """Operations without a kernel or that block, waits, and more bytes to the devices than a batch has."""
+        """Operations that block or have no kernel, waits, and copies to the devices beyond the batch."""
         return [line for call in self.calls for line in call.problems]
 
     @property
     def is_clean(self) -> bool:
-        """Whether there is no problem."""
+        """Whether there are no problems."""
         return not self.problems
 
     def __getitem__(self, name: str) -> CallPlacement:

@@ -19,7 +19,7 @@ PATIENCE = 60.0  # seconds before the log says what is being waited for
 
 
 def wait_for_all(strategy: tf.distribute.Strategy, name: str) -> None:
-    """Wait until every worker has come to the barrier of this name; under a strategy of one process, return at once.
+    """Wait until every worker has reached the barrier of this name; under a strategy of one process, return at once.
 
     ```python
     if mk.strategy.is_chief(strategy):
@@ -27,7 +27,7 @@ def wait_for_all(strategy: tf.distribute.Strategy, name: str) -> None:
     mk.strategy.wait_for_all(strategy, "frames are there")
     ```
 
-    Collective: every worker must call it, in the same order as whatever else all workers do. After a minute the log
+    Collective: every worker must call it, in the same order relative to other collective calls. After a minute the log
     says what a worker is waiting for.
 
     Args:

@@ -33,7 +33,7 @@ def mirrored(communication: str, names: Sequence[str]) -> tuple[tf.distribute.Cr
     _check(communication, _MIRRORED, "mirrored", on_gpus=on_gpus)
     if communication == "ring" and on_gpus:
         raise StrategyError(
-            "communication='ring' was asked for 'mirrored' on GPUs, where TensorFlow has none. Take 'nccl', which "
+            "communication='ring' was asked for, but TensorFlow has no ring for 'mirrored' on GPUs. Take 'nccl', which "
             "builds its own rings, or 'hierarchical'."
         )
     if communication == "nccl" and share_physical_device(names):
@@ -57,7 +57,7 @@ def mirrored(communication: str, names: Sequence[str]) -> tuple[tf.distribute.Cr
 def _check(communication: str, known: tuple[str, ...], kind: str, *, on_gpus: bool) -> None:
     if communication not in known:
         raise StrategyError(
-            f"communication={communication!r} was asked for {kind!r}; there are {', '.join(map(repr, known))}."
+            f"communication={communication!r} was asked for {kind!r}; choose from {', '.join(map(repr, known))}."
         )
     if communication == "nccl" and not on_gpus:
         raise StrategyError(f"communication='nccl' was asked for {kind!r} without GPUs. Take 'ring', or 'auto'.")

@@ -35,31 +35,31 @@ def create(
     """Create the strategy of this kind on these devices, and log one INFO line that says what was chosen and why.
 
     Call it before the first tensor, variable or dataset of the program: "cpu:4" splits the CPU, and several workers
-    connect to each other, which is only possible before TensorFlow starts. Where the CPU could compute convolutions
-    faster than TensorFlow's default, a warning says how.
+    connect to each other, which is only possible before TensorFlow starts. If the CPU could compute convolutions faster
+    than by TensorFlow's default, a warning says how.
 
     Args:
         kind: "one_device"; "mirrored" (several devices of one machine, each with a copy of the variables);
             "central_storage" (one copy of the variables, on the CPU when there are several replicas); "multi_worker"
-            (several processes, each with a copy); "parameter_server" (workers train asynchronously); "tpu".
-            "auto" takes "parameter_server" in a cluster with ps, "multi_worker" in one of several workers, "tpu" where
+            (several processes, each with a copy); "parameter_server" (workers train asynchronously); "tpu". "auto"
+            takes "parameter_server" in a cluster with ps, "multi_worker" in one with several workers, "tpu" if
             $TPU_NAME or the machine says that there is one, else "mirrored" for several devices and "one_device" for
             one.
         devices: None (all GPUs, or else the CPU), "gpu", "cpu:4" (four virtual CPU devices), 4 (four GPUs) or a list of
-            names; see `mirrorkit.devices.resolve`. Of each worker in a cluster: None, "cpu", "gpu" or "gpu:2". Of a
+            names; see `mirrorkit.devices.resolve`. For each worker of a cluster: None, "cpu", "gpu" or "gpu:2". For a
             TPU: its name, its address, or "local".
         cluster: the cluster this process is a part of; None asks `mk.cluster.detect()`.
         communication: how replicas add up their sums. "auto"; for "mirrored" also "nccl", "ring" (between CPU devices),
             "hierarchical" and "one_device"; for "multi_worker" also "nccl" and "ring" (over gRPC, where "auto" gathers
             short messages).
         start_timeout: seconds to wait for the other tasks of the cluster, or for a TPU; TensorFlow would wait forever.
-        fallback: where no TPU answers, take all GPUs, or else the CPU, and log a warning.
+        fallback: if no TPU answers, take all GPUs, or else the CPU, and log a warning.
 
     Raises:
         StrategyError: an unknown kind, or one that does not fit these devices or this cluster.
-        StepError: the process was forked from one that had made a strategy.
-        ClusterError: the environment describes an impossible cluster, or some of its tasks did not start in time.
-        DeviceError: a device was asked for that is not there, or a TPU does not answer.
+        StepError: the process was forked from one that had created a strategy.
+        ClusterError: the environment describes an invalid cluster, or some of its tasks did not start in time.
+        DeviceError: a requested device does not exist, or a TPU does not answer.
     """
     if kind not in _BUILDERS:
         raise StrategyError(f"Unknown strategy kind {kind!r}. The kinds are {', '.join(map(repr, _BUILDERS))}.")

@@ -25,8 +25,8 @@ _place = contextvars.ContextVar("place", default="a call of your own")
 def of_all_workers(strategy: tf.distribute.Strategy, value: float) -> list[float]:
     """Return the values of all workers in their order, the chief's first; float64.
 
-    Collective: every worker must call it, and waits for the others (2 ms where they are on one machine). `[0]` of it
-    is a number that the chief decided, `max` of it says whether any worker wants to stop.
+    Collective: every worker must call it, and waits for the others (2 ms on one machine). `[0]` is the chief's value;
+    `max` says whether any worker wants to stop.
 
     Raises:
         ClusterError: another worker is gone, or calls something else that all must call, such as `Loop.evaluate`.
@@ -104,9 +104,9 @@ def _at_different_places(strategy: tf.distribute.Strategy, heads: np.ndarray) ->
     if len(set(places)) == 1:
         places = [f"{name} with {int(head[0])} numbers to compare" for name, head in zip(places, heads, strict=True)]
     return (
-        f"The workers are not at the same place of the program: {by_worker(strategy, places)}. What all of them take "
-        "part in (fit, evaluate, predict, warm_up, export, wait_for_all, of_all_workers) all must call, in the same "
-        "order, not the chief alone."
+        f"The workers are not at the same place of the program: {by_worker(strategy, places)}. All of them, not only "
+        "the chief, must make the collective calls (fit, evaluate, predict, warm_up, export, wait_for_all, "
+        "of_all_workers) in the same order."
     )
 
 

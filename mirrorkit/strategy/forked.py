@@ -16,7 +16,7 @@ def require_own_process(what: str) -> None:
         _user = os.getpid()
     if _user != os.getpid():
         raise StepError(
-            f"{what} was called in process {os.getpid()}, which was forked from process {_user} after that had made a "
-            "strategy or a loop. TensorFlow's threads are not in it, so it would wait forever. Start new processes: "
-            "multiprocessing.get_context('spawn'), and make strategy and loop there; or fork before anything is made."
+            f"{what} was called in process {os.getpid()}, which was forked from process {_user} after that had created "
+            "a strategy or a loop. A fork lacks TensorFlow's threads, so it would wait forever. Start new processes, "
+            "with multiprocessing.get_context('spawn'), and create strategy and loop there; or fork before."
         )

@@ -32,11 +32,11 @@ _USELESS_CONTROL = 1e-3  # a step whose own runs differ by this much proves noth
 class Equivalence:
     """What `assert_equivalent` measured; a difference is the largest over all variables and logs.
 
-    Differences of floats are divided by the largest value of their variable where that is above 1.
+    Differences of floats are divided by the largest value of their variable if that is above 1.
 
     Attributes:
         differences: for each number of replicas above 1 the difference from the reference, after the last step.
-        control: the difference that the same sums in another order make on one replica.
+        control: the difference on one replica when the same sums are taken in another order.
         bar: the largest difference allowed.
         steps: the number of global batches trained on.
     """
@@ -68,27 +68,28 @@ def assert_equivalent(
 ) -> Equivalence:
     """Train the same step on 1 and on N virtual replicas with `mk.train.Loop`, and compare all variables and logs.
 
-    The tolerance is measured: three times the difference that rounding makes on one replica, and at least `floor`.
-    To measure it, the same training is run with the examples of every batch in another order, or with
-    `reference="shards"`, where examples must keep their places, from weights that differ in the last place. A step that
-    fails is examined, and the error names the most likely cause.
+    The tolerance is measured: three times the difference that rounding makes on one replica, and at least `floor`. To
+    measure it, the same training is run with the examples of every batch in another order. With `reference="shards"`
+    examples must keep their places, so it is run from weights that differ in the last bit. If a step fails, the error
+    names the most likely cause.
 
     Args:
         make_step: called in each strategy's scope, after all seeds were set; returns `mk.train.Step(...)` or a custom
             step that has `variables`. Take a small smooth net: ReLU and max pooling amplify rounding at ties.
         data: a recipe, a `tf.data.Dataset` of global batches, or arrays `(x, y)` or `(x, y, sample_weight)`. It is
-            repeated where it holds fewer than `steps` batches.
+            repeated if it holds fewer than `steps` batches.
         replicas: numbers of virtual replicas, to be compared with one. The CPU is split for the largest of them when
             TensorFlow has not started.
         kind: the strategy, as in `mk.strategy.create`.
         steps: global batches to train on.
         global_batch_size: for arrays only.
         reference: "batch": one replica that computes the whole batch. "shards": one that computes the same shards as
-            the N replicas, one after the other, for nets whose result depends on how a batch is cut (BatchNorm,
+            the N replicas, one after the other, for nets whose result depends on how a batch is split (BatchNorm,
             Dropout, augmentation, float16).
         uneven: drop the last example of every second batch that replicas would share equally.
-        ignore: parts of variable paths; these are not compared. For parameters whose true gradient is zero, such as an
-            attention's key bias, which hold nothing but rounding. Keras numbers layers of one kind, so name yours.
+        ignore: parts of the paths of variables that are not compared. Use it for parameters whose true gradient is
+            zero, such as an attention's key bias: they hold only rounding errors. Keras numbers layers of one class, so
+            name yours.
         seed: for `keras.utils.set_random_seed`, before each `make_step()`.
         floor: the smallest tolerance.
 

@@ -178,9 +178,9 @@ class _InShards:
     def __init__(self, step: Any, shards: int) -> None:
         if hasattr(step, "train") or not hasattr(step, "compute"):
             raise StepError(
-                f'reference="shards" takes compute apart; {type(step).__name__} trains by a method of its own. Let '
-                "make_step return the mk.train.Steps within it, one after the other, if it has some; or let the data "
-                'hold its random numbers, and use reference="batch".'
+                f'reference="shards" needs the compute of a step; {type(step).__name__} trains by a method of its own. '
+                "Let make_step return the mk.train.Steps within it, one after the other, if it has some; or let the "
+                'data hold its random numbers, and use reference="batch".'
             )
         self._step, self._shards = step, shards
         self.build, self.update = step.build, step.update

@@ -15,7 +15,7 @@ from mirrorkit.strategy import start_server
 def virtual_replicas(n: int, *, kind: str = "mirrored") -> tf.distribute.Strategy:
     """Return a strategy with `n` replicas on virtual CPU devices; split the CPU if TensorFlow has not started.
 
-    Call it at the top of the program with the largest number that it needs; a later call with fewer takes the first.
+    Call it at the top of the program with the largest number needed; a later call with fewer takes the first of them.
 
     Raises:
         DeviceError: TensorFlow has already started with fewer CPU devices.

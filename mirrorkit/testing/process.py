@@ -57,7 +57,7 @@ def run_in_fresh_process(
         check: raise when the exit code is not 0.
 
     Raises:
-        MirrorkitError: it did not finish in time, or failed while `check` is set; with the end of its output.
+        MirrorkitError: it did not finish in time, or failed and `check` is set. The message has the end of its output.
     """
     with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
         if isinstance(code_or_file, Path):

@@ -32,12 +32,13 @@ def profile(log_dir: str | os.PathLike[str], *, steps: tuple[int, int] = (10, 20
     ```
 
     A trace holds whole calls: from the first call that begins at or after step 10 to the end of the one that reaches
-    step 20. `Loop(..., steps_per_call=10)` makes them short; Keras's `fit` calls every step (`steps_per_execution`).
-    Around a custom training loop, use `with tf.profiler.experimental.Profile("logs"):`.
+    step 20. `Loop(..., steps_per_call=10)` makes them short; Keras's `fit` makes one call per step, unless
+    `steps_per_execution` is set. Around a custom training loop, use `with tf.profiler.experimental.Profile("logs"):`.
     Source: https://www.tensorflow.org/guide/profiler
 
     Args:
-        log_dir: where to write; a new folder in it holds the trace. An address only where TensorFlow opens it (gs://).
+        log_dir: where to write; a new folder in it holds the trace. An address must be one that TensorFlow opens
+            (gs://).
         steps: (first, end) training steps of the run, counted from 0 over all its epochs; by the tenth step, all is
             compiled and caches are warm.
 
@@ -65,24 +66,23 @@ def warm_up(function: Callable[..., Any], *arguments: Any, restore: Any = ()) ->
     call neither traces nor compiles, if its arguments have the same shapes and dtypes and it is made in the same
     strategy scope (or outside of any) as the warm-up.
 
-    What is restored, under a strategy every replica's own copy: what `restore` lists, variables among the arguments,
-    the variables of a `tf.function` (also of one that `function` calls, and those that it creates when it is first
-    traced, such as the slots of an optimizer), and the global random generators of Python, NumPy and TensorFlow. Until
-    then the devices need memory for those values a second time. An error within the function is raised after
-    everything is restored.
+    It restores (under a strategy, every replica's copy of) what `restore` lists, variables among the arguments, the
+    variables of a `tf.function` (also of one that `function` calls, and those that it creates when it is first traced,
+    such as the slots of an optimizer), and the global random generators of Python, NumPy and TensorFlow. Until then the
+    devices hold those values twice. An error within the function is raised after everything is restored.
 
     What cannot be restored:
 
     - An iterator among the arguments has advanced by what the function took; pass a fresh one. An iterator of a
       `tf.data.Dataset` that reshuffles for each iteration changes the order of the next one; a recipe such as
       `mk.data.batches` gives the same order every time.
-    - Stateful random operations such as `tf.random.normal` within a `tf.function` count their calls where nothing can
-      reach them; `keras.random`, `tf.random.Generator` and `tf.random.stateless_normal` do not.
+    - Stateful random operations such as `tf.random.normal` within a `tf.function` keep a count of their calls that
+      cannot be restored; `keras.random`, `tf.random.Generator` and `tf.random.stateless_normal` do not.
     - Changes by Python code outside of every `tf.function`, unless `restore` lists them; and lookup tables, which keep
       what was inserted.
 
     Args:
-        function: a `tf.function`, or a plain function that calls some, as `model.train_function` of Keras is.
+        function: a `tf.function`, or a plain function that calls some, such as Keras's `model.train_function`.
         *arguments: what it will be called with, or anything of the same shapes and dtypes.
         restore: a variable (Keras's or TensorFlow's), an object that has `.variables` (a model together with its
             metrics and its compiled optimizer, an optimizer, a `mk.train.Step`), or a list of these; required where

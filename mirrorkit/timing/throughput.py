@@ -23,7 +23,7 @@ class Throughput:
     call.
 
     Args:
-        warm: the functions were compiled before the first record (by `loop.warm_up`), so the rates include it.
+        warm: whether the functions were compiled before the first call (by `loop.warm_up`); then the rates include it.
     """
 
     def __init__(self, *, warm: bool = False) -> None:
@@ -32,7 +32,7 @@ class Throughput:
         self._calls: list[tuple[int, int, float]] = []
 
     def record(self, *, examples: int, steps: int, seconds: float) -> None:
-        """Add a call of `steps` steps that trained on `examples` examples in `seconds`, devices waited for.
+        """Add a call of `steps` steps that trained on `examples` examples in `seconds`, with the wait for the devices.
 
         Raises:
             StepError: steps below 1, examples below 0, or seconds that are not a positive number.
@@ -83,7 +83,7 @@ class Throughput:
         return self._step_seconds(0.95)
 
     def summary(self) -> str:
-        """One line for people."""
+        """Return one line to print."""
         if not self._calls:
             return "nothing recorded"
         rates = (

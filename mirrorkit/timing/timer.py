@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 
 class Timer:
-    """Wall-clock seconds of a block, counted from idle devices to idle devices.
+    """Measures the wall-clock seconds of a block, from idle devices to idle devices.
 
     ```python
     with Timer() as timer:
@@ -20,8 +20,8 @@ class Timer:
     ```
 
     Every start, lap and end waits until all devices of this process have finished what was queued on them
-    (https://www.tensorflow.org/api_docs/python/tf/test/experimental/sync_devices), so take laps between long
-    calls, not inside a step; inside a `tf.function` they raise RuntimeError.
+    (https://www.tensorflow.org/api_docs/python/tf/test/experimental/sync_devices). Take laps between long calls, not
+    inside a step; inside a `tf.function` they raise RuntimeError.
 
     Attributes:
         laps: seconds of each lap, in order; the time after the last lap is in `seconds` only.

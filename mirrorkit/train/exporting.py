@@ -41,38 +41,37 @@ def export(
 
     A SavedModel holds the computation itself, so custom layers need no code where it is loaded: `tf.saved_model.load`
     (its `serve(x)` works while the object that was loaded lives), TensorFlow Serving, or `keras.layers.TFSMLayer`. It
-    is the pass with `training=False`; Keras's own `model.export` leaves random augmentation layers switched on.
+    computes with `training=False`; Keras's own `model.export` leaves random augmentation layers switched on.
 
-    Nothing of the training changes, random generators included. It is written under another name first: an existing
-    file or SavedModel is whole until the new one is, and is then replaced in one step, also where the process is killed
-    (where a file system cannot exchange two folders, in two steps: after a kill between them the next export puts the
-    old one back). A folder that holds anything else is refused. On several workers all call it: the chief writes, and
-    it returns on every worker when the file is whole.
+    The state of the training, random generators included, does not change. The export is written under another name
+    first, and replaces an existing file or SavedModel in one step when it is whole, so a kill leaves one of the two
+    whole. On a file system that cannot exchange two folders it takes two steps: after a kill between them, the next
+    export puts the old one back. A folder that holds anything else is refused. On several workers all must call it: the
+    chief writes, and the call returns when the file is whole.
 
     The path may be an address, such as s3://bucket/digits, which fsspec writes. A `.keras` file is replaced in one step
     there too. A SavedModel is several objects, and an object store replaces one at a time: `saved_model.pb`, without
-    which nothing loads, is removed first and uploaded last. So what an interrupted export leaves does not load, and the
-    next one replaces it. Whoever copies the objects while they are replaced may get some of each: where that can be,
-    give each version an address of its own, such as s3://bucket/digits/7. `tf.saved_model.load` reads no such address;
-    copy the folder first: `system, path = fsspec.core.url_to_fs(address)`, then
-    `system.get(path + "/", "digits/", recursive=True)`.
+    which nothing loads, is removed first and uploaded last. So an interrupted export does not load, and the next one
+    replaces it. A reader that copies the objects during an export may get some of each: if that can happen, give each
+    version its own address, such as s3://bucket/digits/7. `tf.saved_model.load` reads no such address; copy the folder
+    first: `system, path = fsspec.core.url_to_fs(address)`, then `system.get(path + "/", "digits/", recursive=True)`.
 
     Sources: https://keras.io/api/models/model_saving_apis/model_saving_and_loading/ and
     https://keras.io/api/models/model_saving_apis/export/
 
     Args:
         of: a loop, a step, or a Keras model.
-        path: ends in `.keras`, or names a folder; each may be an address.
+        path: ends in `.keras`, or names a folder; either may be an address.
         averaged: write the averages of the weights (`Step(..., ema=...)`) instead of the weights.
-        input_signature: for a SavedModel of a subclassed model, which does not say what its inputs are: a nest of
-            `tf.TensorSpec` in the structure of one batch of inputs, the first dimension None.
+        input_signature: for a SavedModel of a subclassed model, whose inputs are not known: a nest of `tf.TensorSpec`
+            in the structure of one batch of inputs, the first dimension None.
 
     Returns:
         The path; an address as a string.
 
     Raises:
         StepError: a model that is not built, that has layers which such a file cannot hold, or whose inputs are not
-            known; no averages; a path of another format, or at which something else is.
+            known; no averages; a path of another format, or where something else exists.
         FileError: a path that cannot be written, or an address that cannot be reached.
         ArgumentError: an address without fsspec, or without its package for this kind of address.
     """

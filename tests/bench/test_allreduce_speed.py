@@ -41,5 +41,5 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts():
         bench.collectives(replicas=1)
     with pytest.raises(StrategyError, match="carrier_pigeon"):
         bench.collectives(implementations=["carrier_pigeon"])
-    with pytest.raises(StrategyError, match="for 'workers' of the implementations auto, ring"):
+    with pytest.raises(StrategyError, match="for 'workers' the implementations auto, ring"):
         bench.collectives(devices="workers", implementations=["one_device"])

@@ -140,8 +140,8 @@ BOTH = [bench.scaling, bench.strategies]
 @pytest.mark.parametrize(
     ("benchmarks", "arguments", "message"),
     [
-        ([bench.scaling], {"devices": "tpu"}, "'tpu' was asked for; there are 'cpu', 'gpu', 'workers'"),
-        ([bench.scaling], {"mode": "sideways"}, "'sideways' was asked for; there are 'strong'"),
+        ([bench.scaling], {"devices": "tpu"}, "'tpu' was asked for; choose from 'cpu', 'gpu', 'workers'"),
+        ([bench.scaling], {"mode": "sideways"}, "'sideways' was asked for; choose from 'strong'"),
         ([bench.scaling], {"replicas": [0, 2]}, "must be a whole number of at least 1"),
         ([*BOTH, bench.collectives], {"devices": "gpu"}, "TensorFlow finds no GPU"),
         (BOTH, {"model": "mnist_cn"}, "There is no model 'mnist_cn'. Did you mean 'mnist_cnn'"),

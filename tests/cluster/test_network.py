@@ -26,7 +26,7 @@ def test_a_port_in_use_is_named_with_the_task():
     with listening() as server:
         port = server.getsockname()[1]
         cluster = Cluster(workers=("localhost:1", f"127.0.0.1:{port}"), task_index=1, source="TF_CONFIG")
-        with pytest.raises(ClusterError, match=rf"worker 1 is to listen at port {port} .*TF_CONFIG.*another process"):
+        with pytest.raises(ClusterError, match=rf"worker 1 should listen on port {port} .*TF_CONFIG.*another process"):
             require_network(cluster)
 
 

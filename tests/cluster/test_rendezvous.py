@@ -272,7 +272,7 @@ def test_where_the_first_task_listens(kind, cluster):
 def test_a_port_that_is_taken_by_then_is_named(cluster):
     port = int(cluster.workers[0].rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
-        assert f"worker 0 is to listen at port {port}" in together(cluster)[0]
+        assert f"worker 0 should listen on port {port}" in together(cluster)[0]
 
 
 ANSWERS = [

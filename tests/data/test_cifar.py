@@ -110,9 +110,9 @@ FIELDS = b"(K\x03" + text(b"|") + b"N(" + text(b"a") + b"t}" + text(b"a") + b"(K
 @pytest.mark.parametrize(
     ("pickled", "words"),
     [
-        (array(b"V8"), "a dtype .'V8'. that is not of integers"),
-        (array(b"O8"), "a dtype .'O8'. that is not of integers"),
-        (array(b"f8"), "a dtype .'f8'. that is not of integers"),
+        (array(b"V8"), "a dtype .'V8'. that is not an integer type"),
+        (array(b"O8"), "a dtype .'O8'. that is not an integer type"),
+        (array(b"f8"), "a dtype .'f8'. that is not an integer type"),
         (array(b"u8", FIELDS), "a dtype has fields or flags"),  # pointers, once the state was taken
         (array(b"u1", PLAIN_STATE.replace(b"NNN", b"NNK\x01")), "a dtype has fields or flags"),
         (array(b"u1", PLAIN_STATE.replace(b"K\x00tb", b"K?tb")), "a dtype has fields or flags"),
@@ -120,12 +120,12 @@ FIELDS = b"(K\x03" + text(b"|") + b"N(" + text(b"a") + b"t}" + text(b"a") + b"(K
         (array(b"u8", shape=b"(J\xff\xff\xff\xfft"), "no dtype and shape of whole numbers"),
         (
             array(b"u8", shape=b"(J\xff\xff\xff\x7ft"),
-            r"uint64 \[2147483647\] has other bytes than it needs \(8\)",
+            r"uint64 \[2147483647\] has the wrong number of bytes \(8\)",
         ),
-        (array(b"u8", shape=b"(K\x02t"), "has other bytes than it needs"),
+        (array(b"u8", shape=b"(K\x02t"), "has the wrong number of bytes"),
         (BEGIN + ARRAY + ONE_LABEL, "found NoneType"),
-        (BEGIN + b"cnumpy\ndtype\n(lR" + ONE_LABEL, "calls what no CIFAR file does"),
-        (BEGIN + b"cnumpy\nndarray\n(K\x01tR" + ONE_LABEL, "calls what no CIFAR file does"),
+        (BEGIN + b"cnumpy\ndtype\n(lR" + ONE_LABEL, "makes a call that no CIFAR file needs"),
+        (BEGIN + b"cnumpy\nndarray\n(K\x01tR" + ONE_LABEL, "makes a call that no CIFAR file needs"),
         (BEGIN + b"K\x01r\xff\xff\xff\x7f" + ONE_LABEL, "found int"),  # as a place in memory: 17 GB
         (b"\x80\x02}" + b")" + b"\x85" * 100_000 + b"K\x01s.", "a key is tuple, not text"),  # its hash: a crash
         (b"\x80\x02}(" + b"B\xff\xff\xff\x7f", "is damaged"),

@@ -92,7 +92,7 @@ def test_the_default_strategy_too_and_nonsense_is_refused():
     strategy = tf.distribute.get_strategy()
     got = [x.numpy() for x, _ in data.distribute(data.batches(numbered(5), global_batch_size=2), strategy)]
     np.testing.assert_array_equal(np.concatenate(got), np.arange(5))
-    with pytest.raises(RecipeError, match="autoshard='batch' was asked for; there are 'auto', 'data', 'file', 'off'"):
+    with pytest.raises(RecipeError, match="autoshard='batch' was asked for; choose from 'auto', 'data', 'file', 'off'"):
         data.distribute(data.batches(numbered(5), global_batch_size=2), strategy, autoshard="batch")
     with pytest.raises(RecipeError, match="found list"):
         data.distribute([1, 2], strategy)
@@ -104,5 +104,5 @@ def test_any_epoch_of_a_recipe_from_any_batch_on(strategy_of):
     found = [np.concatenate(local(strategy, x)) for x, _ in data.distribute(recipe, strategy, epoch=2, start=1)]
     for own, (x, _) in zip(found, recipe.dataset(2, 1), strict=True):
         np.testing.assert_array_equal(own, x)
-    with pytest.raises(RecipeError, match="which is for recipes"):
+    with pytest.raises(RecipeError, match="but these are for recipes"):
         data.distribute(recipe.dataset(), strategy, epoch=1)

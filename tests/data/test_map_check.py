@@ -52,7 +52,7 @@ OF_AN_EXAMPLE = {
 def test_a_map_that_looks_at_other_rows_is_refused(name):
     recipe = data.batches(SPLIT, global_batch_size=32, map=OF_THE_BATCH[name])
     for _ in range(2):  # a second use is no way around it
-        with pytest.raises(RecipeError, match=r"map makes something else of a row .* tf.data.Dataset"):
+        with pytest.raises(RecipeError, match=r"map returns a different result for a row .* tf.data.Dataset"):
             recipe.dataset()
 
 
@@ -76,7 +76,7 @@ def test_every_recipe_looks(made, tmp_path: Path):
     else:
         recipe = getattr(data, made)(SPLIT, global_batch_size=32, map=centre)
     for use in (lambda: recipe.dataset(), lambda: recipe.element_spec):
-        with pytest.raises(RecipeError, match=r"map makes something else of a row"):
+        with pytest.raises(RecipeError, match=r"map returns a different result for a row"):
             use()
     assert max(seen) == 32
 
@@ -95,7 +95,7 @@ def test_it_looks_once():
     assert (first, len(traced)) == (3, 4)  # 32 rows, twice 16 by one trace, and the batches; then the batches again
 
 
-OF_EACH = "map must return a row for each example; of 32 examples it returned an array of"
+OF_EACH = "map must return a row for each example; for 32 examples it returned an array of"
 NO_EXAMPLES = r"map must return \(x, y\) or \(x, y, sample_weight\)"
 
 
@@ -107,7 +107,7 @@ NO_EXAMPLES = r"map must return \(x, y\) or \(x, y, sample_weight\)"
         (
             lambda x, y: (tf.reshape(x, [32, 2, 3]), y),
             RecipeError,
-            "32 rows of the set together, and fails on 16 of them",
+            "map works on 32 rows of the set, but fails on 16 of them",
         ),
         (lambda x, y: (x + tf.zeros([7]), y), ValueError, "Dimensions must be equal"),  # it says so itself
         (lambda x, y: x, RecipeError, NO_EXAMPLES),

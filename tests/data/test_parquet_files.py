@@ -214,7 +214,7 @@ def test_a_damaged_file_is_named(tmp_path):
         ({"y": ["label"], "one_hot": True}, "one_hot=True needs class indices"),
         ({"y": "label", "one_hot": True}, "one_hot=True needs class indices"),
         ({"y": "label", "num_classes": 0}, "num_classes must be a whole number from 1 on"),
-        ({"num_classes": 7}, "num_classes=7 was asked for, which belongs to one column y"),
+        ({"num_classes": 7}, "num_classes=7 was given, but y is not one column"),
         ({"shuffle_buffer": 0}, "shuffle_buffer must be a whole number from 1 on"),
         ({"augment": [data.augment.flip()]}, "augment works on images"),
     ],

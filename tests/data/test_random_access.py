@@ -223,7 +223,7 @@ def test_items_that_are_drawn_are_refused():
             x, y = super().__getitem__(number)
             return x + np.random.default_rng().random(x.shape), y
 
-    with pytest.raises(DataError, match=r"Item 0 of Drawn is another one each time it is fetched.*augment="):
+    with pytest.raises(DataError, match=r"Item 0 of Drawn is different each time it is fetched.*augment="):
         data.source(Drawn(np.zeros((9, 2)), np.zeros(9)), global_batch_size=1)
     nan = Items(np.full((9, 2), np.nan), np.zeros(9))
     assert data.source(nan, global_batch_size=1).num_examples == 9

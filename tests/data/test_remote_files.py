@@ -53,7 +53,7 @@ def test_what_tensorflow_reads_itself_is_left_to_it(tmp_path):
         assert is_remote(path) == remote
     assert not is_remote(tmp_path)
     assert not is_remote("C:/data")
-    with pytest.raises(ArgumentError, match="begins as an address does"):
+    with pytest.raises(ArgumentError, match="begins like an address"):
         data.records("s3:/bucket/set", global_batch_size=1)
 
 

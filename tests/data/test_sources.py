@@ -141,7 +141,7 @@ def test_a_synthetic_set_stands_in_only_when_it_may(caplog):
         data.load("cifar10")
     with pytest.raises(DataError, match="'synthetic', or None"):
         data.load("cifar10", fallback="mnist")
-    with pytest.raises(DataError, match="mnist, fashion_mnist, cifar10, cifar100 and synthetic"):
+    with pytest.raises(DataError, match="mnist, fashion_mnist, cifar10, cifar100, synthetic and auto"):
         data.load("imagenet")
     assert data.load("synthetic").synthetic
 

@@ -54,8 +54,8 @@ def test_float_labels_are_left_alone():
         (PIXELS, {"p": LABELS, "q": (LABELS[1:],)}, {}, r"labels\['q'\]\[0\] holds 5"),
         (PIXELS, [LABELS, LABELS], {}, r"labels is a list of 2 arrays.*tuple\(labels\)"),
         (PIXELS, LABELS, {"sample_weight": {"p": np.ones(6)}}, "one number per example; found a dict"),
-        (PIXELS, None, {"sample_weight": np.ones(6)}, "sample_weight but no labels"),
-        (PIXELS, None, {"num_classes": 3}, "num_classes but no labels"),
+        (PIXELS, None, {"sample_weight": np.ones(6)}, "arrays was given sample_weight without labels"),
+        (PIXELS, None, {"num_classes": 3}, "arrays was given num_classes without labels"),
     ],
 )
 def test_bad_arrays_are_refused(images, labels, options, words):

@@ -96,7 +96,7 @@ BROKEN: list[tuple[str, dict[str, str], str, str, str, str]] = [
     ("", {"TF_USE_LEGACY_KERAS": "1"}, KERAS, "failure", "tf.keras to Keras 2", "unset TF_USE_LEGACY_KERAS"),
     ("", {"KERAS_BACKEND": "jax"}, KERAS, "failure", "KERAS_BACKEND selects 'jax'", "KERAS_BACKEND=tensorflow"),
     ("", {"KERAS_HOME": "FOLDER"}, KERAS, "failure", "keras.json selects 'torch'", "KERAS_BACKEND=tensorflow"),
-    ("", UNKNOWN, "hosts", "failure", r"'no-such-host.invalid' \(worker 1\)", "misspelt host name"),
+    ("", UNKNOWN, "hosts", "failure", r"'no-such-host.invalid' \(worker 1\)", "misspelled host name"),
     ("", NO_TOKEN, "exposure", "failure", "JOB_TOKEN is set, but empty", "Set it to the same secret"),
 ]
 
@@ -175,7 +175,7 @@ def test_a_port_that_is_taken(examined):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         result = examined(**tf_config(address, "127.0.0.1:1"))
-    assert_named(result, "port", "failure", f"worker 0 is to listen at port .*{address}", "End it .* another port")
+    assert_named(result, "port", "failure", f"worker 0 should listen on port .*{address}", "End it .* another port")
 
 
 def test_an_address_of_another_machine(examined, monkeypatch):

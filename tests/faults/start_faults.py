@@ -48,7 +48,7 @@ def taken_port() -> Iterator[tuple[str, str]]:
     cluster = jobs.layout.clusters(2)["worker 0"]
     port = int(cluster.workers[0].rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
-        yield cluster.to_tf_config(), f"worker 0 is to listen at port {port}"
+        yield cluster.to_tf_config(), f"worker 0 should listen on port {port}"
 
 
 def peer_never_starts(folder: Path) -> Row:

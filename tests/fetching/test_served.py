@@ -61,7 +61,7 @@ def test_a_faulty_item_is_named():
 
 
 def test_a_process_that_ends_is_an_error():
-    with pytest.raises(DataError, match=r"(?s)A process that fetched items of Ending has failed, .* ended with 3"):
+    with pytest.raises(DataError, match=r"(?s)A process that fetched items of Ending failed at one of .* ended with 3"):
         list(batches_of(Ending(X, Y), 1))
 
 

@@ -161,7 +161,7 @@ def test_a_helper_that_fails_is_an_error_with_its_last_line(tmp_path, monkeypatc
 
 def test_isolation_elsewhere_than_on_linux_is_refused(monkeypatch, listens):
     monkeypatch.setattr(isolation.sys, "platform", "darwin")
-    with pytest.raises(ClusterError, match="Linux alone"):
+    with pytest.raises(ClusterError, match="which only Linux has"):
         launch(listens, workers=1, isolate=True)
 
 

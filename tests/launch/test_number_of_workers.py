@@ -110,7 +110,7 @@ def test_the_command(script: Any) -> None:
 def test_a_number_that_is_none_is_explained(text: str, capsys: Any) -> None:
     with pytest.raises(SystemExit):
         main(["launch", "--workers", text, "script.py"])
-    assert f"write a number, or the least and the most as in 1:4; found {text!r}" in capsys.readouterr().err
+    assert f"write a number, or a minimum and a maximum, as in 1:4; found {text!r}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["a file", "a command", "a script"])
@@ -275,7 +275,7 @@ def test_a_job_of_a_fixed_number_of_workers_keeps_no_journal(script: Any) -> Non
         ({"workers": (1, 2, 3)}, r"workers must be .* found \(1, 2, 3\)"),
         ({"workers": 1.5}, r"workers must be .* found 1\.5"),
         ({"workers": (1, 2), "ps": 1}, r"ps=1 was asked for with workers=\(1, 2\)"),
-        ({"workers": 2, "slots": "room"}, r"slots='room' needs the least and the most workers, such as"),
+        ({"workers": 2, "slots": "room"}, r"slots='room' needs a minimum and a maximum of workers, such as"),
         ({"workers": (1, 2), "wait": -1}, r"wait must be a number of seconds"),
     ],
     ids=str,

@@ -36,9 +36,9 @@ SAYS = {
     "no validation": FIT
     + "validation (its frequency, batch size, batches, steps within an epoch) is [1, 16, 4] on worker 0 and None on",
     "class_weight": FIT + "class_weight is None on worker 0 and {'0': 1.0, '1': 2.0} on worker 1.",
-    "weights of its own": "/kernel' holds other values on worker 1 than on worker 0, before the first step;",
-    "a callback that writes noise": "/kernel' holds other values on worker 1 than on worker 0, after epoch 0",
-    "a callback that sets the rate": "/learning_rate' holds other values on worker 1 than on worker 0, after epoch 0",
+    "weights of its own": "/kernel' has different values on worker 1 than on worker 0, before the first step;",
+    "a callback that writes noise": "/kernel' has different values on worker 1 than on worker 0, after epoch 0",
+    "a callback that sets the rate": "/learning_rate' has different values on worker 1 than on worker 0, after epoch 0",
     "evaluate between fits": PLACE + "Loop.evaluate on worker 0 and Loop.fit on worker 1. What all",
     "evaluate after an epoch": PLACE + "Loop.evaluate within Loop.fit on worker 0 and Loop.fit on worker 1. What all",
     "predict after an epoch": PLACE + "Loop.predict within Loop.fit on worker 0 and Loop.fit on worker 1. What all",

@@ -124,7 +124,7 @@ def test_export_returns_on_every_worker_when_the_file_is_whole_and_fails_on_all(
 
 def test_a_folder_of_checkpoints_that_a_worker_does_not_see_is_refused_on_all(found, folder):
     for worker in found:
-        assert "every worker restores from there, but worker 1 does not find there what the chief" in worker["local"]
+        assert "every worker restores from there, but worker 1 does not see the chief's files there" in worker["local"]
     assert not list(folder.glob("checkpoints*/*.npz"))
 
 

@@ -96,7 +96,7 @@ def test_another_strategy(kind: str, words: str) -> None:
         ({"a": 1}, ["cpu:0", "cpu:1", "cpu:2"], "for N replicas N times as many"),
         ({"a": -1}, CPUS, "'a' has the device -1"),
         ({"a": "gpu:1"}, CPUS, "'a' has the device 'gpu:1'"),
-        ({"a(": 0}, CPUS, r"The pattern 'a\(' is no regular expression"),
+        ({"a(": 0}, CPUS, r"The pattern 'a\(' is not a regular expression"),
         ({}, CPUS, "takes rules such as"),
         (HALVES, ["cpu:0", "cpu:9"], r"(?i)cpu:9"),
     ],

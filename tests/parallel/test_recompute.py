@@ -241,7 +241,7 @@ def test_an_unbuilt_block_in_the_first_eager_call() -> None:
 
 
 def test_inputs_by_position_and_what_is_no_layer_are_refused() -> None:
-    with pytest.raises(StepError, match=r"called with 2 inputs by position.*value=y"):
+    with pytest.raises(StepError, match=r"called with 2 positional inputs.*value=y"):
         mk.parallel.Recompute(L.MultiHeadAttention(2, 4))(tf.ones([1, 2, 3]), tf.ones([1, 2, 3]))
     with pytest.raises(StepError, match="Recompute wraps a Keras layer or model, found <function"):
         mk.parallel.Recompute(lambda x: x)

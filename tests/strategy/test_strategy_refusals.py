@@ -23,7 +23,7 @@ REFUSALS = [
     ("mirrored", {"devices": "cpu:2", "communication": "nccl"}, "without GPUs"),
     (
         *("mirrored", {"devices": "cpu:2", "communication": "gloo"}),
-        "there are 'auto', 'nccl', 'ring', 'hierarchical', 'one_device'",
+        "choose from 'auto', 'nccl', 'ring', 'hierarchical', 'one_device'",
     ),
     ("mirrored", {"devices": "cpu:2", "cluster": TWO}, r"2 workers.*unrelated model"),
     ("mirrored", {"devices": "cpu:2", "cluster": CHIEF_AND_WORKER}, r"2 workers.*unrelated model"),
@@ -36,7 +36,7 @@ REFUSALS = [
     ("multi_worker", {"cluster": TWO, "devices": "cpu:4"}, "Start more workers instead"),
     ("multi_worker", {"cluster": TWO, "devices": ["gpu:0"]}, "'gpu:2', 2"),
     ("multi_worker", {"cluster": TWO, "devices": "gpu:99"}, "sees . GPUs"),
-    ("multi_worker", {"cluster": TWO, "communication": "hierarchical"}, "there are 'auto', 'ring', 'nccl'"),
+    ("multi_worker", {"cluster": TWO, "communication": "hierarchical"}, "choose from 'auto', 'ring', 'nccl'"),
     ("multi_worker", {"cluster": TWO, "communication": "nccl", "devices": "cpu"}, "without GPUs. Take 'ring'"),
     ("parameter_server", {}, r"this process is not in a cluster\. Start the script with"),
     ("parameter_server", {"cluster": TWO}, "needs a cluster with a chief.*found"),

@@ -49,7 +49,7 @@ def explain(error: tf.errors.OpError, place: Callable[[bool], str]) -> DataError
     if found := _INDEX.search(message):
         value, size, node = found.groups()
         return DataError(
-            f"An index{at} is {value}, where there are {size} entries: 0 to {int(size) - 1} ({_layer(node)}). Correct "
+            f"An index{at} is {value}, but there are {size} entries: 0 to {int(size) - 1} ({_layer(node)}). Correct "
             "the data, or give the layer as many entries as the data has."
         )
     if asserted := asserted_rows(message):
@@ -65,7 +65,7 @@ def explain(error: tf.errors.OpError, place: Callable[[bool], str]) -> DataError
         shape, wanted = found.groups()
         return DataError(
             f"An input of the model has the shape {shape}{at}, in a replica's rows; the model takes {wanted}. All "
-            "batches of the data must have that shape but for their rows."
+            "batches of the data must have that shape, except for their rows."
         )
     return None
 

@@ -35,10 +35,7 @@ def require_examples(batches: int, examples: int) -> None:
     if batches == 0:
         raise StepError(_NO_BATCH)
     if examples == 0:
-        raise StepError(
-            "The data gave batches, but none of them has a row. Check its path and filters, and what the dataset "
-            "batches."
-        )
+        raise StepError("All batches of the data are empty. Check its path and filters, and what the dataset batches.")
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -47,8 +44,8 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     if len(shapes) > 1:
         first, second, *_ = ([None, *shape] for shape in shapes)
         raise StepError(
-            f"The outputs of some batches have the shape {first}, of others {second}, and are not one array. Pad the "
-            "data to one length, or predict batch by batch: loop.predict(data.skip(i).take(1))."
+            f"The outputs have the shape {first} for some batches and {second} for others, so they are not one array. "
+            "Pad the data to one length, or predict batch by batch: loop.predict(data.skip(i).take(1))."
         )
     return np.concatenate(parts)
 
@@ -108,7 +105,7 @@ def explained_call(data: EpochIterator, place: Callable[[bool], str], *, compile
             yield
     except tf.errors.OutOfRangeError as error:
         raise StepError(
-            f"The data said that it holds {data.steps} batches, but ended before. Fix its cardinality "
+            f"The data claims to hold {data.steps} batches, but ended before. Fix its cardinality "
             "(tf.data.experimental.assert_cardinality), and start over: the last step is half done."
         ) from error
     except (tf.errors.InvalidArgumentError, tf.errors.InternalError, tf.errors.UnimplementedError) as error:

@@ -158,7 +158,7 @@ class Bucket(Place):
                     if (found := _OWNER.fullmatch(name)) and int(found[1]) <= number:
                         self._storage.remove(name)
                 return before
-        raise CheckpointError(f"Other runs begin to write checkpoints to {self.name}, again and again. End them.")
+        raise CheckpointError(f"Other runs keep starting to write checkpoints to {self.name}. End them.")
 
     def _owner(self) -> tuple[int, dict[str, Json]]:
         """Return the highest number of an owner, and what it says; 0 and nothing where there is none."""

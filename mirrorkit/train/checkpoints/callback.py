@@ -33,31 +33,31 @@ class Checkpoints(LoopCallback):
     trains nothing more and returns its history. Saving copies the state off the device; a thread writes it while
     training goes on. At the end of the training it is saved once more.
 
-    SIGTERM and Ctrl-C during `fit` (in the main thread) let the present call end, save, and leave: SIGTERM by
-    `SystemExit(exit_code)`, Ctrl-C by `KeyboardInterrupt`.
+    On SIGTERM or Ctrl-C, `fit` (in the main thread) ends the current call, saves, and raises `SystemExit(exit_code)` or
+    `KeyboardInterrupt`.
 
-    Nothing that is NaN or infinite is saved, unless it was so when `fit` began: where the loss or a variable became so,
-    the newest checkpoint is from before, also where `keras.callbacks.TerminateOnNaN` ends the training.
+    Nothing that is NaN or infinite is saved, unless it was so when `fit` began. If the loss or a variable becomes NaN
+    or infinite, the newest checkpoint is from before, even if `keras.callbacks.TerminateOnNaN` ends the training.
 
-    A callback with `get_state()` and `set_state(state)` is asked for what it remembers: None, numbers, texts, NumPy
-    arrays, and lists, tuples and dicts of them; None says that there is nothing. Of any other callback those attributes
-    with such values are saved that have changed since its `on_train_begin`. They are given back after `on_train_begin`.
+    The state of a callback with `get_state()` and `set_state(state)` may be None, numbers, strings, NumPy arrays, and
+    lists, tuples and dicts of them; None means no state. For any other callback, attributes with such values are saved
+    if they have changed since its `on_train_begin`. They are restored after `on_train_begin`.
 
-    A folder belongs to one run at a time. While a run lives on this machine, another one with the same folder is
-    refused. Where the other runs on another machine, the later one takes the folder over, and the earlier one stops at
-    its next save.
+    A folder belongs to one run at a time. While a run is alive on this machine, another one with the same folder is
+    refused. If they run on different machines, the later one takes the folder over, and the earlier one stops at its
+    next save.
 
     Args:
-        folder: one run's checkpoints; made when it is not there.
-        keep: how many of the newest ones stay.
-        every: "epoch" saves at the end of every epoch; a number saves after so many training steps (with
-            `accumulate`, at the end of the update in which they fall).
-        exit_code: after SIGTERM; some schedulers start a job again by its exit code.
+        folder: one run's checkpoints; created if it does not exist.
+        keep: how many of the newest checkpoints to keep.
+        every: "epoch" saves at the end of every epoch; a number saves every so many training steps (with `accumulate`,
+            at the end of the update in which they fall).
+        exit_code: the exit code after SIGTERM; some schedulers restart a job by its exit code.
 
     Raises:
-        CheckpointError: at the beginning of `fit` when another run writes to the folder, a worker does not see in it
-            what the chief has written, or it holds no whole checkpoint among damaged ones, or one of another model;
-            later when another run took the folder over.
+        CheckpointError: at the beginning of `fit`, if another run writes to the folder, a worker does not see the
+            chief's files in it, all its checkpoints are damaged, or one is of another model; later, if another run took
+            the folder over.
         FileError: the folder or a checkpoint could not be written. Older ones stay.
     """
 
@@ -78,17 +78,17 @@ class Checkpoints(LoopCallback):
         self._has_stopped = False
 
     def set_loop(self, loop: Any) -> None:
-        """Take the loop; refuse another one while a training runs."""
+        """Take the loop; refuse another one during training."""
         if self._writer is not None and loop is not self._loop:
             raise CheckpointError(
-                "These mk.train.Checkpoints are those of a fit that is running. Give another fit Checkpoints and a "
-                "folder of its own."
+                "These mk.train.Checkpoints belong to a fit that is running. Give another fit its own Checkpoints and "
+                "folder."
             )
         super().set_loop(loop)
 
     @property
     def call_period(self) -> int | None:
-        """Where a save falls, a call ends."""
+        """A call ends where a save is due."""
         return self.every if isinstance(self.every, int) else None
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -148,7 +148,7 @@ class Checkpoints(LoopCallback):
         self._is_bad = True
 
     def release(self) -> None:
-        """Wait for the last write and give the signals back; Loop calls it however the training ended."""
+        """Wait for the last write and restore the signal handlers; Loop calls it however the training ended."""
         self._signals.restore()
         if self._process != os.getpid():  # a forked child that leaves `fit`: thread and folder are its parent's
             return
@@ -164,7 +164,7 @@ class Checkpoints(LoopCallback):
         return bool(self.loop.strategy.extended.should_checkpoint)  # the chief of a cluster; all of its workers restore
 
     def get_state(self) -> None:
-        """Return that it remembers nothing beside what it saves."""
+        """Return None: it has no other state."""
 
     def _at(self) -> tuple[int, int, int]:
         position = self.loop.position
@@ -192,7 +192,7 @@ class Checkpoints(LoopCallback):
 
     @property
     def stop_signal(self) -> int | None:
-        """What it has received while it saves."""
+        """The stop signal received during `fit`, if any."""
         return None if self._writer is None else self._signals.received
 
     def on_stop_signal(self, number: int) -> None:

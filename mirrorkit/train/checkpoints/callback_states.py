@@ -48,8 +48,8 @@ class CallbackStates:
             if _asks(one) and self._own_state(one) is not None and not hasattr(one, "set_state"):
                 name = type(one).__name__
                 raise CheckpointError(
-                    f"The callback {name} has get_state and no set_state(state), which would be given back what a "
-                    "checkpoint holds. Write it, or let get_state return None, and nothing is saved."
+                    f"The callback {name} has get_state but no set_state(state) to restore the state. Define it, or "
+                    "let get_state return None to save nothing."
                 )
 
     def saved(self) -> tuple[Json, list[np.ndarray]]:
@@ -193,7 +193,7 @@ def read_states(callbacks: Json, arrays: Sequence[np.ndarray]) -> list[State]:
             raise ValueError(f"attributes cannot be {str(state)[:100]}")
         found.append((one["name"], kind, state))
     if next(left, None) is not None:
-        raise ValueError("it has an array of no callback")
+        raise ValueError("it has an array that belongs to no callback")
     return found
 
 
@@ -206,9 +206,9 @@ def _given_back(callback: Any, what: str, give: Callable[[], None]) -> None:
         give()
     except Exception as error:
         raise CheckpointError(
-            f"The callback {type(callback).__name__} cannot take what the checkpoint holds of it: {what} raised "
-            f"{type(error).__name__}: {error}. Let it take what it gave when the checkpoint was made, or leave the "
-            "callback out for one fit."
+            f"The callback {type(callback).__name__} cannot restore its state from the checkpoint: {what} raised "
+            f"{type(error).__name__}: {error}. Let it take the state that it saved, or leave the callback out for one "
+            "fit."
         ) from error
 
 

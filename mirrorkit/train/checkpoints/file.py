@@ -211,7 +211,7 @@ def _read_about(archive: zipfile.ZipFile, path: Path, size: int) -> Json:
         raise ValueError("it does not have one entry for each variable")
     position = Position.from_json(about.get("position"))
     if _NAME.fullmatch(path.name) and _steps(path.name) != position.steps:
-        raise ValueError(f"it was made after {position.steps} steps, so it has the name of another one")
+        raise ValueError(f"it was made after {position.steps} steps, which its name does not say")
     return about
 
 

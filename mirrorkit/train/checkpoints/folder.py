@@ -36,7 +36,7 @@ class Folder(Place):
             for path in (self._owner.file, *self.find()):
                 if path.is_dir():
                     raise FileError(
-                        f"{path} is a folder, where Checkpoints writes a file of that name. Move it away, or choose "
+                        f"{path} is a folder, but Checkpoints writes a file of that name. Move it away, or choose "
                         "another folder of checkpoints."
                     )
             self._owner.take()

@@ -22,11 +22,11 @@ class Position:
     Attributes:
         epoch: the current epoch, counted from 0.
         batch: how many of its global batches are done.
-        totals: what the step's totals of these batches add up to (float64).
+        totals: the sum of the step's totals over these batches (float64).
         steps: training steps of the whole run.
         history: for each log name its values at the ends of the epochs so far.
-        ended: `epochs` of the last fit that came to its end, perhaps early because a callback stopped it; asked again
-            for as many, there is nothing more to do.
+        ended: `epochs` of the last fit that ended, perhaps early because a callback stopped it. A fit with the same
+            `epochs` has nothing more to do.
         global_batch_size: of the data; None where it is not known.
         order_version: of the recipe whose order of examples this epoch follows; see `mk.data.Recipe`.
         order_workers: the number of workers that the order depends on; None where it depends on none, or is not known.
@@ -34,7 +34,7 @@ class Position:
         order: what else the order of this epoch's examples depends on, such as its seed; None where it is not known.
         sums: what the totals add up, in words: losses and metrics; None where it is not known.
         stopping: whether a callback has decided to end the training.
-        validating: whether a validation within the epoch is to come, before callbacks are told of the last steps.
+        validating: whether a validation within the epoch is due, before callbacks are told of the last steps.
     """
 
     epoch: int = 0
@@ -63,7 +63,7 @@ class Position:
         self.epoch, self.batch, self.totals = self.epoch + 1, 0, []
 
     def as_json(self) -> Json:
-        """Return the position as JSON can hold it, every number exactly."""
+        """Return the position in a form that JSON holds, every number exactly."""
         return {**asdict(self), "history": {name: [_plain(v) for v in self.history[name]] for name in self.history}}
 
     @classmethod
@@ -71,8 +71,8 @@ class Position:
         """Make a position of what `as_json` returned.
 
         Raises:
-            ValueError: a value is missing, or can be none of a position's.
-            CheckpointError: it has one that this version does not know.
+            ValueError: a value is missing or invalid.
+            CheckpointError: there is a value that this version does not know.
         """
         _require(isinstance(values, dict), "the position", values)
         unknown = values.keys() - {one.name for one in fields(cls)}

@@ -85,8 +85,8 @@ def require_variables(step: object) -> list[Variable | WholeSlot]:
     saved: list[Variable | WholeSlot] = list(getattr(step, "saved_variables", variables))
     if any(map(is_sharded, saved)):
         raise CheckpointError(
-            f"The `variables` of {type(step).__name__} include slots of a Step(shard_optimizer=True), of which each "
-            "replica holds another part. Give it a property `saved_variables` too: the `saved_variables` of its steps, "
-            "one after the other."
+            f"The `variables` of {type(step).__name__} include slots of a Step(shard_optimizer=True), which are "
+            "divided among replicas. Give it a property `saved_variables` too: the `saved_variables` of its steps, one "
+            "after the other."
         )
     return saved

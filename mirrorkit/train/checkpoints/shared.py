@@ -29,9 +29,9 @@ def require_shared(strategy: tf.distribute.Strategy, where: Place, *, writes: bo
     if blind:
         raise CheckpointError(
             f"Checkpoints are written to {where.name} by the chief, and every worker restores from there, but "
-            f"{', '.join(blind)} {'does' if len(blind) == 1 else 'do'} not find there what the chief has written. A "
-            "folder that is local to one machine is lost with it. Choose one of a file system that all workers share, "
-            "or an address such as 'gs://bucket/run'."
+            f"{', '.join(blind)} {'does' if len(blind) == 1 else 'do'} not see the chief's files there. A folder that "
+            "is local to one machine is lost with it. Choose one on a file system that all workers share, or an "
+            "address such as 'gs://bucket/run'."
         )
 
 

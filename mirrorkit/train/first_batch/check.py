@@ -88,7 +88,7 @@ def _check_batch(step: Supervised, batch: Batch, what: FirstOf) -> None:
     unchecked, totals = step.options.unchecked, step.totals
     known = {*totals.losses.own_names, *totals.metrics.names, "loss", "add_loss", "rows", "state", "keras"}
     if unknown := sorted(set(unchecked) - known):
-        raise StepError(f"unchecked={unknown} names nothing that is checked; {', '.join(sorted(known))} are.")
+        raise StepError(f"unchecked={unknown} names no check; the checks are {', '.join(sorted(known))}.")
     _check_as_keras(step, batch, what)
     is_first = "train" not in step.checked
     compare_parts(step, step.unpack(batch), training=what == "train", functions=is_first)

@@ -105,7 +105,7 @@ class Computed:
             if not asked:
                 return found
             if found:
-                raise StepError("mk.train.all_gather must be called as often for any number of rows.")
+                raise StepError("The number of calls of mk.train.all_gather must not depend on the number of rows.")
             known.append(tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *asked))
 
 

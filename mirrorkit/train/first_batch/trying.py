@@ -41,7 +41,7 @@ def tried(name: str, check: Callable[[], Iterable[str]], *, may_fail: bool = Fal
             yield f"Its check failed: {type(error).__name__}: {error}."
             return
         raise StepError(
-            "Before the first step on several shards, a few rows of the first batch and parts of them are checked. "
-            f"The parts failed for {name!r}: {type(error).__name__}: {error}. A replica may get any number of rows, so "
-            f"all must work on any. If this is right, write Step(..., unchecked=({name!r},))."
+            "Before the first step on several shards, a few rows of the first batch and parts of them are checked. The "
+            f"parts failed for {name!r}: {type(error).__name__}: {error}. A replica may get any number of rows, so any "
+            f"number must work. If this is right, write Step(..., unchecked=({name!r},))."
         ) from error

@@ -38,9 +38,9 @@ def require_same_data(strategy: tf.distribute.Strategy, first: Any, steps: int |
     else:
         found = f"an epoch's number of batches is one on {_groups(names, lengths)}"
     raise DataError(
-        f"All workers must read the same global batches{of}, of which each trains on its own rows; but {found}. Set "
-        "the same seed on every worker (keras.utils.set_random_seed(0), dataset.shuffle(..., seed=0)), let all read "
-        "the same files in the same order, without a shard() of your own, and go on from the same checkpoint."
+        f"All workers must read the same global batches{of}, and each trains on its own rows; but {found}. Set the "
+        "same seed on every worker (keras.utils.set_random_seed(0), dataset.shuffle(..., seed=0)), let all read the "
+        "same files in the same order, without a shard() of your own, and go on from the same checkpoint."
     )
 
 
@@ -63,7 +63,7 @@ def require_own_data(strategy: tf.distribute.Strategy, first: Any, steps: int | 
     if _NOTHING in prints:
         has_none = [name for name, value in zip(names, prints, strict=True) if value == _NOTHING]
         raise DataError(
-            f"{', '.join(has_none)} found no batch in its shard. Every shard needs as many as an epoch has."
+            f"{', '.join(has_none)} found no batch in its shard. Every shard needs a batch for each step of an epoch."
         )
     same = [[n for n, value in zip(names, prints, strict=True) if value == one] for one in dict.fromkeys(prints)]
     twice = next((group for group in same if len(group) > 1), None)

@@ -62,9 +62,9 @@ class _Scope(keras.StatelessScope):  # type: ignore[name-defined, misc]
         """Note the variable, and let Keras keep its new value; refuse draws that each round of a loop would repeat."""
         if is_generator(update[0]) and _in_loop(self._graph):
             raise StepError(
-                f"A SeedGenerator ({update[0].path}) draws within a loop (tf.while_loop, an RNN's cell), "
-                "and a step computes on values: each round would draw the same numbers. Draw those of all rounds "
-                "before the loop, or let Python unroll it (`for`, RNN(unroll=True))."
+                f"A SeedGenerator ({update[0].path}) draws within a loop (tf.while_loop, an RNN's cell). In a step "
+                "each iteration would draw the same numbers. Draw the numbers of all iterations before the loop, or "
+                "let Python unroll it (`for`, RNN(unroll=True))."
             )
         self.paths[id(update[0])] = update[0].path
         super().add_update(update)

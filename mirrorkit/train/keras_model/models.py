@@ -31,7 +31,7 @@ class Models(keras.Model):  # type: ignore[name-defined, misc]
         """Say which models there are: a callback's `self.model` is this."""
         parts = [part.name for part in self.__dict__.get("parts", [])]
         raise AttributeError(
-            f"The step has several models, {', '.join(map(repr, parts))}, and what holds them has no {name!r}. Hand a "
+            f"The step has several models, {', '.join(map(repr, parts))}, and their container has no {name!r}. Pass a "
             "callback the model that it needs."
         )
 
@@ -39,8 +39,8 @@ class Models(keras.Model):  # type: ignore[name-defined, misc]
         """Refuse: it is not known which of the models is meant."""
         names = ", ".join(repr(part.name) for part in self.parts)
         raise StepError(
-            f"predict was called on what holds the models of a step, {names}. Hand a callback the model that it needs, "
-            "or call loop.predict(data)."
+            f"predict was called on the container of the models of a step, {names}. Pass a callback the model that it "
+            "needs, or call loop.predict(data)."
         )
 
     def refusal(self, what: str) -> StepError:

@@ -133,8 +133,8 @@ def in_order(names: Nest, given: PerOutput, what: str) -> PerOutput:
         if not isinstance(given, Mapping) and len(given) == len(flat):
             return given
         raise StepError(
-            f"The {what} do not fit the model's outputs {flat}: {error}. Give them in the nest that the model returns, "
-            "or a dict from these names to its part."
+            f"The {what} do not fit the model's outputs {flat}: {error}. Give them in the structure that the model "
+            "returns, or as a dict with these names."
         ) from error
 
 

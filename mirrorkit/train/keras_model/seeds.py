@@ -44,7 +44,7 @@ def number_among(seed: Variable, trained: Sequence[Variable]) -> int:
 
 @contextmanager
 def seeds_by_replica() -> Iterator[None]:
-    """Let Keras's random layers and `SeedGenerator`s draw other numbers on each replica, in a step of your own.
+    """Let Keras's random layers and `SeedGenerator`s draw different numbers on each replica, in a step of your own.
 
     ```python
     def compute(self, batch):
@@ -52,9 +52,9 @@ def seeds_by_replica() -> Iterator[None]:
             outputs = self.model(batch, training=True)   # Dropout: another mask on each replica
     ```
 
-    The generators' states stay equal on all replicas, so checkpoints and `mk.checks.in_sync` are as without. Call it in
-    replica context. A `tf.function` draws by replica where it is traced within the block. `mk.train.Step` does the same
-    by itself.
+    The generators' states stay equal on all replicas, so checkpoints and `mk.checks.in_sync` work as usual. Call it in
+    replica context. A `tf.function` draws by replica if it is traced within the block. `mk.train.Step` does this
+    automatically.
 
     Raises:
         StepError: it was called outside of a replica.

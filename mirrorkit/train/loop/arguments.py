@@ -49,7 +49,7 @@ def _refuse(method: str, given: tuple[Any, ...], options: dict[str, Any], *, kno
         return
     named = [f"{name}={_kind(value)}" for name, value in others.items()]
     found = ", ".join([*map(_kind, given), *named])
-    text = f"Loop.{method} takes one argument without a name, the data: a recipe or a tf.data.Dataset; found {found}."
+    text = f"Loop.{method} takes one positional argument, the data: a recipe or a tf.data.Dataset; found {found}."
     if not is_data:
         size = others.get("batch_size", 256)
         shuffle = ", shuffle=True" if method == "fit" else ""

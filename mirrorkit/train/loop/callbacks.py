@@ -68,9 +68,8 @@ def callback_list(
     given, verbose = _flat(callbacks), verbosity(verbose)
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
         raise StepError(
-            "BackupAndRestore asks Keras's fit to leave epochs out, which a Loop does not see: all of them would be "
-            "trained again, on the restored weights. Use mk.train.Checkpoints(folder), which also goes on within an "
-            "epoch."
+            "BackupAndRestore tells Keras's fit to skip epochs, which a Loop does not see: all epochs would be trained "
+            "again, on the restored weights. Use mk.train.Checkpoints(folder), which also goes on within an epoch."
         )
     require_writable(given)
     if history and getattr(model, "optimizer", None) is None:
@@ -101,8 +100,8 @@ def _require_same_on_all_workers(strategy: tf.distribute.Strategy, given: Sequen
         found = "; ".join(f"{name}: {text[9:]}" for name, text in zip(addresses(strategy), texts, strict=True))
         raise StepError(
             f"All workers must have the same callbacks that know the loop, in the same order, found {found}. Give all "
-            "of them the same list; what writes files or prints, only the chief does. One of your own that waits for "
-            "no other worker may say chief_only = True, or derive from keras.callbacks.Callback."
+            "workers the same list; only the chief writes files and prints. A callback of your own that waits for no "
+            "other worker may set chief_only = True, or derive from keras.callbacks.Callback."
         )
 
 
@@ -119,8 +118,8 @@ def _refuse_without_optimizer(given: Sequence[Any]) -> None:
     for callback in given:
         if isinstance(callback, (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)):
             raise StepError(
-                f"{type(callback).__name__} sets the learning rate of the model's optimizer, and this step of your own "
-                "shows callbacks no model with one. With one optimizer, compile the model with it "
+                f"{type(callback).__name__} sets the learning rate of the model's optimizer, but this step of your own "
+                "has no model with an optimizer. With one optimizer, compile the model with it "
                 "(model.compile(optimizer)) and make it the step's attribute `model`. With several, give each a "
                 "schedule (keras.optimizers.schedules), or set optimizer.learning_rate in a callback of your own."
             )

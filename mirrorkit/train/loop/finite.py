@@ -92,7 +92,7 @@ class FiniteWatch:
         who = f"The variable {_shown(found)}" if found else "A variable of another worker, whose error names it,"
         return NonFiniteLossError(
             f"{who} became NaN or infinite {when} (epoch {self._position.epoch}; counted from 0), while the loss "
-            "stayed finite: a NaN in the data that a ReLU hides does this, or a gradient that is not finite. "
+            "stayed finite. The cause may be a NaN in the data that a ReLU hides, or a gradient that is not finite. "
             "callbacks=[mk.checks.NanWatch()] names the batch and the layer; mk.checks.find_non_finite(step, batch) "
             "looks at one batch. Checkpoints from before are whole.",
             step=max(last, 0),

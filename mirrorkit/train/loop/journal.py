@@ -30,9 +30,9 @@ class Journal(LoopCallback):
         before, now = self.loop.position.global_batch_size, self.params["global_batch_size"]
         if before is not None and before != now:
             raise JobError(
-                f"launch was asked for a number of workers that may change, and the checkpoint is of global batches of "
+                "launch was asked for a number of workers that may change, and the checkpoint has global batches of "
                 f"{before} examples; found {now}. Give mk.data.batches a global_batch_size that does not depend on the "
-                "number of workers, or the result will."
+                "number of workers: otherwise the result depends on it."
             )
         self._write(journal.RESTORED, self.loop.position.steps)
 
@@ -66,6 +66,6 @@ def journals(strategy: Any, callbacks: Sequence[Any]) -> Iterator[Journal]:
     if any(isinstance(callback, Checkpoints) and callback.exit_code == 0 for callback in callbacks):
         raise JobError(
             "launch was asked for a number of workers that may change, and Checkpoints(exit_code=0) says after a save "
-            "that the script is through. Leave exit_code out."
+            "that the script is done. Leave exit_code out."
         )
     yield Journal(path if is_chief(strategy) else None)

@@ -56,16 +56,16 @@ class Loop:
 
     Args:
         strategy: from `mk.strategy.create`, or any `tf.distribute.Strategy`.
-        step: `mk.train.Step`, or a step of your own (`mk.train.TrainStep`). What variables it needs are made in the
-            strategy's scope; those of a model that is not built come from the first data, as in Keras.
+        step: `mk.train.Step`, or a step of your own (`mk.train.TrainStep`). The variables it needs are created in the
+            strategy's scope. A model that is not built is built from the first data, as in Keras.
         steps_per_call: training steps per compiled call. Batch hooks of callbacks come once per call, as with Keras's
-            `steps_per_execution`. "auto" finds about half a second's worth, but takes one step per call (one update,
-            with `accumulate`) in a `fit` with a callback whose batch hooks are your own: it may act on every batch, as
-            one that sets the learning rate does. Where hooks only observe, a number such as 50 is faster.
-        jit_compile: have XLA compile whole calls: data, model and update become one program. For a single replica and
-            `mk.data.resident`; other calls do without. "auto": on one GPU, if XLA compiles the step and can. Small
-            dense models gain on CPUs; convolutions become many times slower there. XLA checks no values: an index out
-            of range is taken for the nearest, a label out of range gives NaN, assertions do nothing.
+            `steps_per_execution`. "auto" takes about half a second's worth. With a callback that has its own batch
+            hooks, it takes one step per call (one update, with `accumulate`): hooks may act on every batch, such as set
+            the learning rate. If they only observe, a number such as 50 is faster.
+        jit_compile: have XLA compile whole calls: data, model and update become one program. Only for a single replica
+            and `mk.data.resident`; other calls do without. "auto": on one GPU, if the step is compiled with XLA and the
+            call can be. Small dense models gain on CPUs; convolutions become many times slower there. XLA checks no
+            values: an index out of range is clamped, a label out of range gives NaN, assertions do nothing.
 
     Attributes:
         position: where the training stands: epoch, batch, steps, history.
@@ -137,13 +137,13 @@ class Loop:
         """Train for `epochs - initial_epoch` epochs, or what is left of them after `restore`.
 
         Args:
-            data: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches: `(x, y)` or
-                `(x, y, sample_weight)` for a model and its losses; for `Step.from_loss` and a step of your own any
-                nest of tensors that all have the rows first.
+            data: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches: `(x, y)` or `(x, y,
+                sample_weight)` for a model and its losses; for `Step.from_loss` and a step of your own, any nest of
+                tensors with the rows as first dimension.
             epochs: the epoch before which to stop.
             initial_epoch: the epoch to start with, unless one was restored; a recipe's order of examples depends on it.
-            steps_per_epoch: needed where the data never ends; otherwise an epoch is all the data. With it, a
-                `tf.data.Dataset` goes on where the epoch before stopped; a recipe gives each epoch's first steps.
+            steps_per_epoch: required if the data never ends; by default an epoch is all the data. With it, a
+                `tf.data.Dataset` goes on where the last epoch stopped; a recipe gives each epoch's first steps.
             validation_data: what `evaluate` takes; its logs appear with the prefix `val_`.
             validation_freq: validate after every so many epochs, or after those in a list, counted from 1.
             validation_steps: batches to validate on; all by default.
@@ -153,14 +153,14 @@ class Loop:
             callbacks: Keras callbacks.
             verbose: 0 for silence, 1 for a progress bar, 2 for a line per epoch; "auto" means 1 in a terminal or a
                 notebook, else 2.
-            class_weight: from class index to the weight of its examples.
+            class_weight: a dict from class index to the weight of its examples.
 
         Returns:
             History, speed and the seconds of each epoch.
 
         Raises:
-            NonFiniteLossError: the loss became NaN or infinite, or a variable did, which the loss need not show. With
-                `keras.callbacks.TerminateOnNaN` a loss ends the training instead, as in Keras; the history has it.
+            NonFiniteLossError: the loss became NaN or infinite, or a variable did while the loss stayed finite. With
+                `keras.callbacks.TerminateOnNaN` such a loss ends the training and is in the history, as in Keras.
             StepError: the step cannot train on the data, or an argument is invalid.
             CheckpointError: what was restored does not fit this data or these metrics; see also `Checkpoints`.
         """
@@ -252,8 +252,8 @@ class Loop:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
 
         Args:
-            data: a recipe, or a `tf.data.Dataset` of global batches `x`, `(x, y)` or `(x, y, sample_weight)`; where the
-                step has a function of its own to predict, such as that function takes.
+            data: a recipe, or a `tf.data.Dataset` of global batches `x`, `(x, y)` or `(x, y, sample_weight)`; if the
+                step has its own function to predict, what that takes.
             steps: batches to predict; all by default.
         """
         passes = self._built(data)
@@ -270,8 +270,8 @@ class Loop:
         """Compile and run every function on batches of the real shape, and leave everything as it was.
 
         Afterwards weights, optimizer state, random generators and the position in the data are bit for bit what they
-        were; the first real step then costs what every step costs. A `tf.data.Dataset` of your own is not read: zeros
-        of its shapes stand in.
+        were; the first real step then takes as long as any other. A `tf.data.Dataset` of your own is not read: zeros of
+        its shapes stand in.
 
         Args:
             data: what `fit` will be given.
@@ -286,7 +286,7 @@ class Loop:
 
     @one_at_a_time
     def traced(self, data: Data, *, validation_data: Data | None = None, also: Sequence[str] = _ALSO) -> list[Traced]:
-        """Trace the functions that `fit` and `also` others would call, and run none; see `mk.checks.placement`.
+        """Trace the functions that `fit` and those in `also` would call, and run none; see `mk.checks.placement`.
 
         Args:
             data: what `fit` will be given.
@@ -299,9 +299,9 @@ class Loop:
 
     @one_at_a_time
     def restore(self, folder: str | os.PathLike[str]) -> Position:
-        """Put everything back to where the newest whole checkpoint in a folder was made; the next `fit` goes on there.
+        """Restore everything from the newest whole checkpoint in a folder; the next `fit` goes on from there.
 
-        `mk.train.Checkpoints` calls this at the beginning of `fit`; call it yourself to evaluate or to look.
+        `mk.train.Checkpoints` calls this at the beginning of `fit`; call it yourself to evaluate or inspect.
 
         Args:
             folder: that of `mk.train.Checkpoints`.
@@ -319,14 +319,14 @@ class Loop:
         return self.position
 
     def replay(self, epoch: int, batch: int) -> Replay:
-        """Go back in the data of the fit that is running, to train or look at its batches once more, one by one.
+        """Go back in the data of the running fit, to train on its batches or look at them again, one by one.
 
-        Weights and optimizer are the caller's to restore; neither position nor report of the fit move. For
+        The caller restores weights and optimizer; position and report of the fit do not change. For
         `mk.checks.NanWatch`.
 
         Args:
-            epoch: one that has begun.
-            batch: of that epoch, with which to begin.
+            epoch: an epoch that has begun.
+            batch: the first batch to return, in that epoch.
         """
         assert self._data is not None
         passes = self._built()

@@ -9,21 +9,21 @@ from mirrorkit.timing import Throughput
 
 @dataclass
 class Epoch:
-    """One epoch's training, validation and callbacks left out; the first epoch's time includes compilation."""
+    """One epoch of training, without validation and callbacks; the first epoch's time includes compilation."""
 
     examples: int
     steps: int
     seconds: float
 
     def add(self, examples: int, steps: int, seconds: float) -> None:
-        """Count a call in."""
+        """Add a call."""
         self.examples += examples
         self.steps += steps
         self.seconds += seconds
 
     @property
     def examples_per_second(self) -> float:
-        """Examples by seconds spent in training calls."""
+        """Examples per second of training calls."""
         return self.examples / self.seconds
 
 
@@ -33,7 +33,7 @@ class Report:
 
     Attributes:
         history: for each log name its value at the end of every epoch, with Keras's names (`loss`, `val_loss`, ...).
-        throughput: examples per second and step times over all training calls, the first one apart.
+        throughput: examples per second and step times over all training calls, with the first one kept apart.
         epochs: examples, steps and seconds of each epoch, or part of one, that this fit trained. After a checkpoint
             was restored, `history` reaches back to the beginning of the run, `epochs` and `throughput` do not.
         skipped_steps: updates that a loss scale has skipped since the beginning of the run.

@@ -71,10 +71,9 @@ def require_same_values(strategy: tf.distribute.Strategy, variables: list[Any], 
         names = list(addresses(strategy))
         other, usual = (", ".join(n for i, n in enumerate(names) if (i in workers) is part) for part in (True, False))
         raise OutOfSyncError(
-            f"The variable {path(variables[index])!r} holds other values on {other} than on "
-            f"{usual}, {when}; all must hold the same. A callback or other code wrote it on some of them alone, or "
-            "wrote numbers of a clock or of a generator without a seed; or the scripts differ. Start again from the "
-            "newest checkpoint."
+            f"The variable {path(variables[index])!r} has different values on {other} than on {usual}, {when}; all "
+            "must hold the same. A callback or other code wrote it on only some of them, or wrote values of a clock or "
+            "of a generator without a seed; or the scripts differ. Start again from the newest checkpoint."
         )
 
 

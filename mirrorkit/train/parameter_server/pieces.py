@@ -59,7 +59,7 @@ def _updates(data: HostIterator | SentIterator, steps: int, accumulate: int) -> 
             require_same_rows(batch, number)
         if len(update) < len(wanted) and data.steps is not None:
             raise StepError(
-                f"The data said that it holds {data.steps} batches, but ended after {done + len(update)}. Fix its "
+                f"The data claims to hold {data.steps} batches, but ended after {done + len(update)}. Fix its "
                 "cardinality (tf.data.experimental.assert_cardinality)."
             )
         if update:

@@ -30,23 +30,23 @@ def all_gather(rows: Nest) -> Nest:
     ```python
     def loss_fn(batch):                                        # of Step.from_loss(..., whole_batch=True)
         codes = encoder(batch)                                 # this replica's, [rows, 64]
-        similar = codes @ tf.transpose(mk.train.all_gather(codes))   # beside those of the whole batch, [rows, batch]
+        similar = codes @ tf.transpose(mk.train.all_gather(codes))   # with those of the whole batch, [rows, batch]
     ```
 
-    The gradient is that of one device: what every replica's loss says of a row arrives at the replica that has it. On
-    one replica, in cross-replica context and on parameter servers, where a worker has whole batches, rows are returned
-    as they are.
+    The gradient is that of one device: gradients from every replica's loss flow back to the replica that has the row.
+    On one replica, in cross-replica context and on parameter servers, where a worker has whole batches, rows are
+    returned as they are.
 
     It may be called in the `loss_fn` of `Step.from_loss(..., whole_batch=True)` and in layers that this calls, in a
-    step of your own, and in a function that `strategy.run` calls. Every replica must call it as often as the others, in
-    the same order.
+    step of your own, and in a function that `strategy.run` calls. Every replica must call it equally often, in the same
+    order.
 
     Args:
         rows: a tensor, or a nest of tensors, such as embeddings [rows, ...] and labels [rows]. Replicas may have
-            different numbers of rows, and none.
+            different numbers of rows, also none.
 
     Returns:
-        The same nest, dtypes and shapes but for the first dimension.
+        The same nest, with the same dtypes and shapes except for the first dimension.
 
     Raises:
         StepError: a `mk.train.Step` that would not see other replicas' rows calls it; or a tensor has no rows, or a
@@ -116,8 +116,8 @@ def _gather(tensor: tf.Tensor, sizes: tf.Tensor, is_all: bool | tf.Tensor) -> tf
     dtype = tensor.dtype if tensor.dtype in _GATHERED else _AS.get(tensor.dtype)
     if dtype is None:
         raise StepError(
-            f"Rows of dtype {tensor.dtype.name} were to be gathered from all replicas, which TensorFlow cannot do. "
-            "Cast them to float32 or int64 before."
+            f"TensorFlow cannot gather rows of dtype {tensor.dtype.name} from all replicas. Cast them to float32 or "
+            "int64 before."
         )
 
     @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]

@@ -25,12 +25,12 @@ _places: weakref.WeakKeyDictionary[tf.Graph, Iterator[int]] = weakref.WeakKeyDic
 def all_reduce(sums: Sums, *, bucket_mib: float | None = None) -> Sums:
     """Sum a nest of float tensors over all replicas with one message per bucket; call it in replica context.
 
-    Every replica must call it as often as the others, in the same order, with the same shapes and dtypes.
+    Every replica must call it equally often, in the same order, with the same shapes and dtypes.
 
     Args:
         sums: tensors of static shape.
         bucket_mib: size at which a message is closed, in MiB; by default 8 on CPUs, and 32 elsewhere. Small models fit
-            into one; of large ones the first messages travel while the backward pass still computes the others.
+            into one; with large ones, the first messages are sent while the backward pass still computes the others.
     """
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
         return sums

@@ -66,8 +66,8 @@ class TraceOnce:
             if with_xla and trace.variables and tf.distribute.get_replica_context().num_replicas_in_sync > 1:
                 raise StepError(
                     "jit_compile=True was asked for on several replicas, and the step reads a variable that is not its "
-                    f"own, {', '.join(sorted(variable.name for variable in trace.variables))}: a program of XLA's "
-                    "reads no other replica's device. Leave out jit_compile."
+                    f"own, {', '.join(sorted(variable.name for variable in trace.variables))}: an XLA program cannot "
+                    "read another replica's device. Leave out jit_compile."
                 )
             self._traces[key] = trace
         return self._traces[key]
@@ -115,7 +115,7 @@ def foreign_state(names: Iterable[str]) -> StepError:
         "and a run could not be repeated. A layer that draws random numbers needs a keras.random.SeedGenerator as an "
         "attribute and keras.random's functions; other state must come from a layer's add_weight. Step.from_loss takes "
         "all models, layers and SeedGenerators that its loss_fn uses; a variable that it only reads, and that is not "
-        "to be trained, has trainable=False. What a metric would measure, loss_fn returns."
+        "to be trained, has trainable=False. Let loss_fn return what a metric would measure."
     )
 
 

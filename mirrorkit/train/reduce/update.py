@@ -37,11 +37,11 @@ class Update(Generic[Output]):
         function: `(sums, values) -> (new_values, output)`, pure: `sums` summed over all replicas, `values` the
             variables' values; a `None` among `new_values` leaves that variable alone.
         bucket_mib: size of the messages in which the sums travel; see `mk.train.all_reduce`.
-        last_wins: those of the variables that under parameter servers take the last value written, where the
-            differences of workers that write at the same time would not add up.
+        last_wins: variables that take the last value written under parameter servers, because differences written by
+            several workers at the same time would not add up.
         reduce: called on each replica, sums a nest over all of them; by default `mk.train.all_reduce`.
-        in_place: those of the variables that `function` writes itself: it is given the replica's copy of them in place
-            of the value, and returns None.
+        in_place: variables that `function` writes itself: it gets the replica's copy in place of the value, and returns
+            None.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Update(Generic[Output]):
         return self.after(lambda sums: sums)(sums)
 
     def after(self, compute: Callable[..., Sums]) -> Callable[..., Output]:
-        """Fuse with the computation of the sums: a function that runs `compute` and the update in one go."""
+        """Return a function that runs `compute` and this update together."""
 
         def on_replica(*args: Nest) -> Nest:
             sums = self._reduce(compute(*args))

@@ -85,7 +85,7 @@ def checked_logs(logs: Any, step: Callable[..., Any]) -> Mapping[str, tf.Tensor]
     values = flat_logs(logs)
     wrong = [name for name, value in values.items() if value.shape.rank != 0]
     if wrong:
-        raise StepError(f"{step.__name__} logs {wrong}, which are no single numbers. Return their means.")
+        raise StepError(f"{step.__name__} logs {wrong}, which are not scalars. Return their means.")
     return values
 
 

@@ -44,7 +44,7 @@ def written_variables(
             continue
         if handle not in owners:
             raise StepError(
-                f"The model's train_step writes the variable {path(variable)!r}, which is none of the model's: "
+                f"The model's train_step writes the variable {path(variable)!r}, which is not part of the model: "
                 "replicas would drift apart, and no checkpoint would hold it. Make the layer, generator or variable an "
                 "attribute of the model or of a layer in it."
             )
@@ -78,6 +78,6 @@ def require_not_read_again(traced: ConcreteFunction, variables: Sequence[tf.Vari
             if any(op.type in _READING or op.type not in _WRITING for op in uses[first + 1 :]):
                 raise StepError(
                     f"The model's train_step writes the tf.Variable {path(variable)!r} and reads it again: on several "
-                    "replicas it would read what this replica's rows have given. Make it with self.add_weight(..., "
-                    "trainable=False), whose value is that of all rows when it is read."
+                    "replicas it would read a value of this replica's rows only. Make it with self.add_weight(..., "
+                    "trainable=False): then the value read is that of all rows."
                 )

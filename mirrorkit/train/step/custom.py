@@ -34,12 +34,12 @@ class TrainStep(Protocol):
 
     A step may also have
 
-    - `train(strategy, batch)` in place of `compute` and `update`, where a batch takes several updates, one after the
-      other: called in cross-replica context with each replica's rows, it returns logs as `update` does;
+    - `train(strategy, batch)` in place of `compute` and `update`, for several updates per batch: called in
+      cross-replica context with each replica's rows, it returns logs as `update` does;
     - `test(batch)` for `evaluate` and validation: called through `strategy.run` with a replica's rows, it returns for
       each log its value for every example ([rows]); what is reported is the mean over all examples of the data;
     - `predict(batch)` for `predict`: called through `strategy.run`, it returns outputs [rows, ...];
-    - `variables`, a list of all it changes: `loop.warm_up` puts them back, `mk.train.Checkpoints` saves them;
+    - `variables`, a list of all it changes: `loop.warm_up` restores them, `mk.train.Checkpoints` saves them;
     - `model`, a Keras model for callbacks that save it or stop its training; by default one that holds the Keras models
       and layers among the step's attributes;
     - `unchecked = ("seeds",)` where replicas are to draw the same random numbers.
@@ -87,9 +87,9 @@ class Custom:
         require_same(strategy, "step", {"class of the step": type(step).__name__, **variables})
         if are_placed(strategy, getattr(step, "variables", [])):
             raise StepError(
-                f"The variables of {type(step).__name__} lie on several devices (mk.parallel.Layout), which a "
-                "custom step would compute with on the first. Use mk.train.Step or Step.from_loss, whose computation "
-                "follows its variables."
+                f"The variables of {type(step).__name__} lie on several devices (mk.parallel.Layout), but a custom "
+                "step would compute only on the first. Use mk.train.Step or Step.from_loss, whose computation follows "
+                "its variables."
             )
         self.clock = Clock()  # such a step asks for nothing on the host
         self.model: KerasModel = getattr(step, "model", None) or _models_of(step)

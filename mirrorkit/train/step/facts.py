@@ -63,8 +63,8 @@ def sent_by_rows(sums: ShardSums, largest: ShardSums, weights: Sequence[Variable
         for i, one in enumerate(of_term):
             if i in blocks and one is not None and not (isinstance(one, Rows) and one.ids.shape[0] <= lengths[i]):
                 raise StepError(
-                    f"A share of the batch looks up more rows of {path(weights[i])!r} than one with more examples, "
-                    "which does not fit into the message that all replicas send. Let the model look up the same rows "
+                    f"A share of the batch looks up more rows of {path(weights[i])!r} than one with more examples, so "
+                    "its rows do not fit into the message that all replicas send. Let the model look up the same rows "
                     "for a share of any size, or train with sparse_embeddings=False."
                 )
 
@@ -103,9 +103,9 @@ class TraceFacts:
         """Refuse a trace that finds others."""
         if self != other:
             raise StepError(
-                "For batches of this shape other weights have a gradient, or another layer state changes, than for "
-                "those before: the model or the loss computes something else, or a layer's `trainable` was changed "
-                "since. Let it do the same for batches of any size, or make a new optimizer and a new Step."
+                "Batches of this shape give other weights a gradient, or change other layer state, than earlier ones: "
+                "the model or the loss computes something else, or a layer's `trainable` was changed since. Let it do "
+                "the same for batches of any size, or make a new optimizer and a new Step."
             )
 
     def means(self, joined: Joined, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:

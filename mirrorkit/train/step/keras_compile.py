@@ -44,8 +44,8 @@ def require_same_compile(model: KerasModel, config: object) -> None:
     """Refuse a model on which `compile` was called since it had this `config`; None stands for any."""
     if config is not None and compiled_config(model) is not config:
         raise StepError(
-            "model.compile was called after Step.from_compiled, which goes on with the optimizer, loss and metrics of "
-            "before. Make a new Step.from_compiled(model) and a new Loop."
+            "model.compile was called after Step.from_compiled, which keeps the earlier optimizer, loss and metrics. "
+            "Make a new Step.from_compiled(model) and a new Loop."
         )
 
 

@@ -42,7 +42,7 @@ class LossScale:
 
     @classmethod
     def of(cls, given: object) -> LossScale | None:
-        """Understand what `Step(loss_scale=...)` takes: None, "dynamic", a number (a fixed scale) or a `LossScale`."""
+        """Convert what `Step(loss_scale=...)` takes: None, "dynamic", a number (a fixed scale) or a `LossScale`."""
         if given is None or isinstance(given, LossScale):
             return given
         if given == "dynamic":

@@ -137,7 +137,7 @@ def _checked(found: Mapping[str, Nest], rows: int | None) -> list[str]:
     if "loss" not in found or not all(isinstance(name, str) for name in found):
         raise StepError(
             f'loss_fn returned a dict with the names {list(found)}. Return {{"loss": values, ...}}: the loss of each '
-            "example, and by other names what else is to be logged."
+            "example, and other values to log by their names."
         )
     for name, value in found.items():
         shape = getattr(value, "shape", None)

@@ -86,8 +86,8 @@ class SeveralDevices(OneDevice):
     def check_jit_compile(self, of: str) -> None:
         """Refuse it: a program of XLA's has one device."""
         raise StepError(
-            f"{of}(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): a "
-            "program of XLA's has one. Leave out jit_compile."
+            f"{of}(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): an XLA "
+            "program has one. Leave out jit_compile."
         )
 
     def replicas(self, *, communicate: bool) -> Separate:

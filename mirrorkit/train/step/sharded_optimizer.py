@@ -145,8 +145,8 @@ class ShardedOptimizer(ReplicatedOptimizer):
         name = type(optimizer).__name__
         if not treats_numbers_alike(optimizer):
             raise StepError(
-                "shard_optimizer=True is for optimizers that treat every number of the weights alike, which is known "
-                "of Keras's own SGD, Adam, AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop and Lion; found "
+                "shard_optimizer=True is for optimizers that treat every element of the weights alike. These are "
+                "Keras's SGD, Adam, AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop and Lion; found "
                 f"{type(optimizer).__module__}.{name}. Use one of these. {_WITHOUT}"
             )
         for option in ("clipnorm", "global_clipnorm"):

@@ -48,32 +48,32 @@ class Step:
             already is.
         optimizer: a Keras optimizer, created in the strategy's scope; None, the default, evaluates and predicts only.
         loss: a Keras loss, its name, or a function `(y_true, y_pred) -> values [batch]`; for several outputs one for
-            all of them, a dict by output name, a list, or a nest like theirs; None where layers add all (`add_loss`).
-        metrics: Keras metrics or their names; for several outputs a dict, a list of lists or a nest. Any metric
-            whose state adds up; another is refused by name.
+            all of them, a dict by output name, a list, or a nest like theirs; None if layers add all (`add_loss`).
+        metrics: Keras metrics or their names; for several outputs a dict, a list of lists or a nest. A metric whose
+            state does not add up is refused by name.
         weighted_metrics: the same; these see the sample weights.
         loss_weights: for several outputs, the number that multiplies each loss.
         clip_norm: largest global norm of the reduced gradient (Pascanu et al. 2013, arXiv:1211.5063).
-        clip_value: largest size of a single number in the reduced gradient; not together with `clip_norm`.
-        accumulate: global batches for one update, which is then that of one batch so many times as large.
+        clip_value: largest absolute value of a number in the reduced gradient; not together with `clip_norm`.
+        accumulate: global batches for one update, which equals that of one batch as large as all of them.
         loss_scale: "dynamic", a fixed number or a `mk.train.LossScale`; mixed_float16 needs one. A step whose reduced
             gradient is not finite is skipped and counted.
-        ema: decay of an exponential moving average, such as 0.999, of the weights and of layer state of floats, such as
-            the statistics of BatchNormalization, except for frozen layers; see `averaged`.
+        ema: decay, such as 0.999, of an exponential moving average of the weights and of floating-point layer state
+            (BatchNormalization's statistics), except in frozen layers; see `averaged`.
         unchecked: names of what may differ between a batch and its parts: a metric's or loss's log name, "add_loss",
             "rows", "state"; "keras" for the comparison with Keras's own results (docs/differences.md). `fit` checks the
             first batch.
         bucket_mib: size of the messages in which sums travel between replicas, in MiB (see `mk.train.all_reduce`).
         jit_compile: compile a replica's forward and backward pass with XLA, which checks no values. "auto": on one GPU,
-            if XLA can and nothing is drawn at random (docs/speed.md#xla). Convolutions on CPUs become slower.
+            if XLA can compile it and nothing is random (docs/speed.md#xla). Convolutions on CPUs become slower.
         shard_optimizer: let each of N replicas keep and update 1/N of the optimizer's slots (ZeRO-1, Rajbhandari et al.
             2020, arXiv:1910.02054), for the same weights and checkpoints; under mirrored and multi_worker. Each update
-            gathers the new weights from all replicas. The optimizer is one of Keras's SGD, Adam, AdamW, Nadam, Adamax,
-            Adagrad, Adadelta, RMSprop and Lion, and not built yet. On one replica nothing changes.
+            gathers the new weights from all replicas. The optimizer must be Keras's SGD, Adam, AdamW, Nadam, Adamax,
+            Adagrad, Adadelta, RMSprop or Lion, and not built yet. On one replica nothing changes.
         sparse_embeddings: whether large Embedding tables are updated in place by the rows that batches look up, with
             the same results: "auto", on CPUs; True, on GPUs too; False, never (docs/large-tables.md). "lazy": rows of
-            any Embedding, and their slots, change only when looked up, as in TensorFlow Addons' LazyAdam: other results
-            than Keras's.
+            any Embedding, and their slots, change only when looked up, as in TensorFlow Addons' LazyAdam; results
+            differ from Keras's.
 
     Raises:
         StepError: the parts do not fit each other, or cannot mean the same on several replicas.
@@ -128,14 +128,14 @@ class Step:
     def from_compiled(cls, model: KerasModel, **options: Any) -> Step:
         """Take optimizer, loss and metrics from a model on which `compile` was called in the strategy's scope.
 
-        Of a model that overrides `train_step`, `test_step`, `compute_loss`, `compute_metrics` or `get_metrics_result` a
-        `Loop` runs these as they are, each replica on its rows of the batch, under one_device, mirrored and
-        multi_worker (docs/porting.md). What they compute over rows must be a mean over rows: on several replicas the
-        first batch is checked for it. The logs are those of the last batch, as in Keras.
+        If the model overrides `train_step`, `test_step`, `compute_loss`, `compute_metrics` or `get_metrics_result` a
+        `Loop` runs these as they are, under one_device, mirrored and multi_worker (docs/porting.md). Each replica runs
+        them on its rows of the batch. What they compute over rows must be a mean over rows; on several replicas the
+        first batch is checked for this. The logs are those of the last batch, as in Keras.
 
         Args:
             model: a compiled Keras model.
-            **options: arguments of `Step`, such as `clip_norm`; of a model that trains by itself `unchecked="rows"`.
+            **options: arguments of `Step`, such as `clip_norm`; with such overrides, `unchecked="rows"`.
 
         Raises:
             StepError: the model is not compiled.
@@ -175,24 +175,24 @@ class Step:
         ```
 
         The loss is the mean of the values over the examples of the global batch, plus what layers add (regularizers,
-        `add_loss`), once; `loss_fn` does not add that itself. What it says of an example may depend on that example
-        alone, unless it says `whole_batch=True`.
+        `add_loss`), once; `loss_fn` does not add that itself. The value of an example must depend on that example
+        alone, unless `whole_batch=True`.
 
         Args:
             models: what `loss_fn` uses: a Keras model or layer, or a list or dict of models, layers and
                 `SeedGenerator`s, all created in the strategy's scope. Their trainable weights are trained; a teacher
                 has `trainable = False`.
-            optimizer: a Keras optimizer for all of them, made in the strategy's scope; None: no training.
+            optimizer: a Keras optimizer for all of them, created in the strategy's scope; None for no training.
             loss_fn: `loss_fn(batch)` or `loss_fn(batch, training)`. It returns the loss of each example, [rows], or a
                 dict with "loss" and further values [rows], whose means are logged by their names, in validation too. A
-                batch is what the data yields: any nest of tensors that all have the rows first, `(x,)` where
-                `mk.data.arrays(x)` has no labels. A layer that is called without `training` takes it from the step, a
-                teacher's Dropout too.
-            frozen: those of the models whose weights another step trains: for one half of a GAN, the other net.
-            predict: from a batch to outputs [rows, ...], for `Loop.predict`; by default the first of the models is
+                batch is what the data yields: any nest of tensors with the rows as first dimension; `(x,)` for
+                `mk.data.arrays(x)` without labels. A layer called without `training`, also a teacher's Dropout, takes
+                it from the step.
+            frozen: models whose weights another step trains: for one half of a GAN, the other net.
+            predict: a function from a batch to outputs [rows, ...], for `Loop.predict`. By default the first model is
                 called on `x` of a batch `x`, `(x, y)` or `(x, y, sample_weight)`.
             whole_batch: say that the values of an example may depend on all examples of the global batch, as in
-                contrastive learning. `loss_fn` sees its replica's rows, takes what it needs of the others' from
+                contrastive learning. `loss_fn` sees its replica's rows, gets those of the others from
                 `mk.train.all_gather`, and returns values for its own rows. Not with `accumulate`.
             **options: arguments of `Step` from `clip_norm` on.
 
@@ -225,7 +225,7 @@ class Step:
 
     @property
     def saved_variables(self) -> list[Variable | WholeSlot]:
-        """What checkpoints hold of it: `variables`, with the whole slots in place of those that are sharded."""
+        """The variables in checkpoints: `variables`, with whole slots in place of sharded ones."""
         return list(self.variables) if self._built is None else self._built.saved_variables
 
     @property
@@ -246,8 +246,8 @@ class Step:
     ) -> Supervised | KerasStep:
         """Build the step, and return it as `mk.train.Loop` runs it; for mirrorkit's own use.
 
-        With the `element_spec` of the data it builds the model first, where that is not built. With `shards` it expects
-        each global batch in so many parts, as `mk.testing` gives them.
+        With the `element_spec` of the data it first builds a model that is not built. With `shards` it expects each
+        global batch in that many parts, as `mk.testing` gives them.
         """
         if self._built is None:
             options = dataclasses.replace(self._options, accumulate=self._options.accumulate * shards)
@@ -262,7 +262,7 @@ class Step:
         return self._options.runs_keras
 
     def supervised(self, strategy: tf.distribute.Strategy, shards: int = 1) -> Supervised:
-        """Return what `for_loop` does, of a step that computes a loss and its gradient; for mirrorkit's own use."""
+        """Return the same as `for_loop`, for a step that computes a loss and its gradient; for mirrorkit's own use."""
         return require_supervised(self.for_loop(strategy, shards=shards))
 
     @tf.autograph.experimental.do_not_convert
@@ -292,7 +292,7 @@ class Step:
 
     @tf.autograph.experimental.do_not_convert
     def test(self, batch: Batch, part: int | tf.Tensor = 0) -> tf.Tensor:
-        """Return this replica's totals of its share without training; call it through `strategy.run`.
+        """Return this replica's totals over its share, without training; call it through `strategy.run`.
 
         `part` is the number of the global batch in the data: each draws random numbers of its own.
         """
@@ -300,7 +300,7 @@ class Step:
 
     @tf.autograph.experimental.do_not_convert
     def predict(self, batch: Batch, part: int | tf.Tensor = 0) -> Nest:
-        """Return the model's outputs for this replica's share, as `test` its totals; call it through `strategy.run`."""
+        """Return the model's outputs for this replica's share; call it through `strategy.run`."""
         return self._require_built().predict(OwnRows(batch), part)
 
     def logs(self, totals: tf.Tensor) -> Logs:
@@ -308,7 +308,7 @@ class Step:
         return self._require_built().logs(totals)
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """Let the model's weights be the averages within the block: evaluate, predict, save and export there.
+        """Make the averages the model's weights within the block: evaluate, predict, save and export there.
 
         ```python
         step = mk.train.Step(model, optimizer, loss="mse", ema=0.999)
@@ -318,18 +318,18 @@ class Step:
             model.save("averaged.keras")
         ```
 
-        Weights, and layer state of floats, change places with their averages, and back at the end of the block; do not
-        train within it. Before the first update the averages are the weights. `fit(validation_averaged=True)` does so.
+        Weights and floating-point layer state are swapped with their averages until the end of the block; do not train
+        within it. Before the first update the averages are the weights. `fit(validation_averaged=True)` uses this.
 
         Raises:
-            StepError: the step has no averages, is not built yet, or is within such a block already.
+            StepError: the step has no averages, is not built yet, or is already within such a block.
         """
         self._options.require("averaged")
         return self._require_built().averaged()
 
     @property
     def is_averaged(self) -> bool:
-        """Whether the weights are the averages at present."""
+        """Whether the weights are currently the averages."""
         averages = None if self._built is None else self._built.averages
         return averages is not None and averages.are_in_place
 
@@ -340,7 +340,7 @@ class Step:
 
     @property
     def current_loss_scale(self) -> float:
-        """The factor on the loss at present; 1 without a loss scale."""
+        """The current factor on the loss; 1 without a loss scale."""
         return float(self._built.scale[0].value.numpy()) if self._built is not None and self._built.scale else 1.0
 
     def _require_built(self) -> Supervised:

@@ -28,8 +28,8 @@ class EachExample:
         """Do what `mk.train.all_gather` does in a trace that is the same for every shard."""
         if self._shards > 1:
             raise StepError(
-                "mk.train.all_gather was called in a step that computes on each shard of a batch alone, where no "
-                "other rows are to be had than that shard's. Write a step whose loss is over the whole batch: "
+                "mk.train.all_gather was called in a step that computes on each shard of a batch alone, where the rows "
+                "of other shards are not available. Write a step whose loss is over the whole batch: "
                 "mk.train.Step.from_loss(models, optimizer, loss_fn, whole_batch=True), without accumulate; or call it "
                 "in `compute` of a step of your own."
             )
@@ -61,7 +61,7 @@ class WholeBatch(EachExample):
         if options.jit_compile is True and replicas > 1:
             raise StepError(
                 f"whole_batch=True and jit_compile=True exclude each other on {replicas} replicas: XLA compiles what a "
-                "replica computes by itself, and this gathers the rows of all in between. Leave out jit_compile."
+                "replica computes by itself, but this step gathers the rows of all replicas. Leave out jit_compile."
             )
 
     def gather(self, rows: Nest) -> Nest:

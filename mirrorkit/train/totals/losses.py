@@ -90,7 +90,7 @@ def _resolve(loss: Loss | str, output: Output) -> Loss:
         except ValueError as error:
             raise StepError(f"Keras knows no loss {loss!r}: {error}") from error
     if isinstance(loss, type):
-        raise StepError(f"The loss is the class {loss.__name__} itself. Make one of it: {loss.__name__}().")
+        raise StepError(f"The loss is the class {loss.__name__} itself. Create an instance: {loss.__name__}().")
     if not callable(loss):
         raise StepError(f"A loss must be a Keras name, a function or a keras.losses.Loss; found {loss!r}.")
     if isinstance(loss, keras.losses.Loss) and type(loss).__call__ is not keras.losses.Loss.__call__:

@@ -123,8 +123,8 @@ class Metrics:
             if any(new is not old for new, old in zip(after, before, strict=True)):
                 raise StepError(
                     f"The result() of metric {name!r} ({type(metric).__name__}) assigns its variables. Keras's fit "
-                    "calls it after every batch, a step only where logs are made. Let "
-                    "result() compute from the state, and update_state change it."
+                    "calls it after every batch, a step only when it makes logs. Let result() compute from the state, "
+                    "and update_state change it."
                 )
             for key, value in _by_name(name, result):
                 if key in results:
@@ -260,7 +260,7 @@ def _failure(metric: KerasMetric, output: Output, error: Exception, rows: int) -
                 f"{title} does not take targets {shown(y)} for outputs {shown(y_pred)}. {cure(targets, y, y_pred)}"
             )
     return StepError(
-        f"{title} could not be computed of targets {shown(y)} and outputs {shown(y_pred)}: {type(error).__name__}: "
+        f"{title} could not be computed for targets {shown(y)} and outputs {shown(y_pred)}: {type(error).__name__}: "
         f"{error}"
     )
 

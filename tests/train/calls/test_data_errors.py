@@ -230,7 +230,7 @@ def test_an_index_that_an_embedding_does_not_have_is_named(loop: Any) -> None:
     data = mk.data.batches(mk.data.arrays(tokens, np.zeros((10, 1), np.float32)), global_batch_size=4)
     text = message_of(words, "fit", data)
     assert "An index in batch" in text
-    assert "is 99, where there are 5 entries" in text
+    assert "is 99, but there are 5 entries" in text
     assert "embedding" in text
 
 
@@ -250,12 +250,12 @@ EMPTY = (X[:0], Y[:0])
 
 @pytest.mark.parametrize("what", PASSES)
 def test_a_pass_over_batches_without_rows_is_refused(loop: Any, what: str) -> None:
-    assert "none of them has a row" in message_of(loop, what, dataset(EMPTY, EMPTY))
+    assert "All batches of the data are empty" in message_of(loop, what, dataset(EMPTY, EMPTY))
 
 
 def test_a_validation_on_batches_without_rows_is_refused(loop: Any, tmp_path: Any) -> None:
     best = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="val_loss", save_best_only=True)
-    with pytest.raises(StepError, match="none of them has a row"):
+    with pytest.raises(StepError, match="All batches of the data are empty"):
         loop.fit(dataset(GOOD), validation_data=dataset(EMPTY), callbacks=[best], verbose=0)
     assert not (tmp_path / "best.keras").exists()
 

@@ -129,7 +129,7 @@ def test_a_state_that_cannot_be_saved_or_given_back_is_refused_at_the_beginning(
         def get_state(self) -> int:
             return 1
 
-    with pytest.raises(CheckpointError, match="OneWay has get_state and no set_state"):
+    with pytest.raises(CheckpointError, match="OneWay has get_state but no set_state"):
         _states(OneWay())
 
 

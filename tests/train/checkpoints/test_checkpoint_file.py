@@ -104,7 +104,7 @@ def test_a_file_of_another_step_than_its_name_says_is_damaged(path: Path) -> Non
     other = checkpoint_file.path_of(path.parent, 20)
     other.write_bytes(path.read_bytes())
     with pytest.raises(
-        checkpoint_file.DamagedError, match=r"20\.npz .*made after 12 steps, so it has the name of another"
+        checkpoint_file.DamagedError, match=r"20\.npz .*made after 12 steps, which its name does not say"
     ):
         checkpoint_file.read(other)
 

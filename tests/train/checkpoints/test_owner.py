@@ -148,7 +148,7 @@ def test_a_fit_within_a_fit_needs_a_folder_of_its_own(fresh: Any, recipe: Any, t
 
     fresh.fit(recipe, epochs=2, callbacks=[saver, Do(train)], verbose=0)
     assert f"Another run writes checkpoints to {tmp_path}: this process" in found[0]
-    assert "are those of a fit that is running" in found[1]
+    assert "belong to a fit that is running" in found[1]
     assert names(tmp_path) == saved_at(6, 8, 10)
 
 

@@ -81,7 +81,7 @@ def test_one_device_has_no_parts(make_loop: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_name_that_is_not_checked(make_loop: Any) -> None:
-    with pytest.raises(StepError, match=r"unchecked=\['f1'\] names nothing.*add_loss, keras, loss, mae, rows, state"):
+    with pytest.raises(StepError, match=r"unchecked=\['f1'\] names no check.*add_loss, keras, loss, mae, rows, state"):
         check(make_loop(TWO, line_net, metrics=["mae"], unchecked="f1"), X, X[:, :1])
 
 

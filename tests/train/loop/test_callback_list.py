@@ -83,7 +83,7 @@ def test_only_the_chief_writes_with_orbax(loop: Any, model: Any, monkeypatch: py
 
 
 def test_backup_and_restore_is_refused(loop: Any, model: Any, tmp_path: Path) -> None:
-    with pytest.raises(StepError, match=r"BackupAndRestore asks Keras's fit .* Use mk\.train\.Checkpoints\(folder\)"):
+    with pytest.raises(StepError, match=r"BackupAndRestore tells Keras's fit .* Use mk\.train\.Checkpoints\(folder\)"):
         callback_list(loop, model, [[C.BackupAndRestore(tmp_path)]])
 
 

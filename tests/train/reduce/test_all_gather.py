@@ -17,7 +17,7 @@ from mirrorkit.errors import StepError
     [
         (lambda: [tf.zeros([3]), 1.0], r"found shapes \[\(3,\), \(\)\]\. Add up scalars with mk.train.all_reduce"),
         (lambda: [], r"tensors \[rows, \.\.\.\]; found shapes \[\]"),
-        (lambda: tf.zeros([2], tf.complex64), "Rows of dtype complex64"),
+        (lambda: tf.zeros([2], tf.complex64), "cannot gather rows of dtype complex64"),
     ],
     ids=["scalar", "nothing", "dtype"],
 )

@@ -270,14 +270,14 @@ FAULTY = {
     AppliesInACond: "SGD.apply is called within a tf.cond",
     Counts: r"train_step of {} changes the Python attributes \['seen'\]",
     DrawsFromAState: "draws random numbers with TensorFlow's RandomGamma",
-    WritesAVariableThatIsNowhere: "writes the variable '.*', which is none of the model's",
+    WritesAVariableThatIsNowhere: "writes the variable '.*', which is not part of the model",
     InSixteenBits: "LossScaleOptimizer decides on one replica.*mixed_bfloat16",
     ReadsAgain: r"writes the tf.Variable 'reads_again\.mean' and reads it again.*self\.add_weight",
     Gathers: r"mk\.train\.all_gather was called in a model's own train_step",
     RunsEagerly: "RunsEagerly was compiled with run_eagerly=True",
     Accumulates: r"SGD\(gradient_accumulation_steps=2\) is not supported.*leave the switch out",
     KeepsAStateOfRows: "The layer 'rows' has stateful=True",
-    LogsNoNumber: r"train_step logs \['errors'\], which are no single numbers",
+    LogsNoNumber: r"train_step logs \['errors'\], which are not scalars",
     LogsNothing: "train_step must return its logs",
 }
 

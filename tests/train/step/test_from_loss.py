@@ -388,7 +388,7 @@ OUTSIDE: dict[str, Any] = {}  # what a loss function uses and the step is not gi
         (lambda b, p, v: v + tf.random.normal([]), "RandomStandardNormal"),
         (
             lambda b, p, v: OUTSIDE["mean"].update_state(v) or v,
-            r"'mean/total' \(assigned.*metric would measure, loss_fn r",
+            r"'mean/total' \(assigned.*loss_fn return what a metric would measure",
         ),
     ],
     ids=[

@@ -44,7 +44,7 @@ def test_a_callback_that_takes_them_for_one(strategy_of: Any, use: Any, error: A
             use(self.model)
 
     strategy = strategy_of("one_device", 1)
-    with pytest.raises(error, match=f"{words}.*Hand a callback the model that it needs"):
+    with pytest.raises(error, match=f"{words}.*Pass a callback the model that it needs"):
         mk.train.Loop(strategy, two(strategy)).fit(data, callbacks=[Monitor()], verbose=0)
 
 

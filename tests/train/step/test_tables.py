@@ -308,5 +308,5 @@ def test_ids_out_of_range_are_an_error_in_both_ways(make_loop: Any) -> None:
     x[3, 2] = SIZE
     for asked in (False, True):
         loop = make_loop(ONE, net, sparse_embeddings=asked)
-        with pytest.raises(MirrorkitError, match=f"is {SIZE}, where there are {SIZE} entries"):
+        with pytest.raises(MirrorkitError, match=f"is {SIZE}, but there are {SIZE} entries"):
             fitted(loop, (x, y))

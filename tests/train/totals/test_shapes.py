@@ -131,7 +131,7 @@ class Errors(keras.metrics.Mean):
         (keras.metrics.SparseCategoricalAccuracy(), [N, 10], [N, 10], r"takes class indices, \[N\]"),
         (error, [N], [N, 1], "'error' compares every target with every output"),
         (Errors(name="own"), [N], [N, 1], r"'own' compares.*unchecked=\('own',\)"),
-        (lambda y, y_pred: 1 / 0, [N], [N], "could not be computed of targets .* ZeroDivisionError"),
+        (lambda y, y_pred: 1 / 0, [N], [N], "could not be computed for targets .* ZeroDivisionError"),
     ],
 )
 def test_metrics_that_do_not_fit(metric: Any, y: Any, y_pred: Any, match: str) -> None:
