@@ -102,6 +102,10 @@ class Anatomy:
 def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
     """Time the parts of a training step: variants of it that leave parts out, in turns.
 
+    ```python
+    print(mk.bench.anatomy(loop, train, repeats=2))
+    ```
+
     Weights, optimizer and random generators end as they began, and a recipe's position too; a `tf.data.Dataset` of
     your own is read, so a shuffle in it moves on. On several workers all of them must call it. The steps of a
     `Loop(..., jit_compile=True)` are measured as without it: one program has no parts to leave out.
