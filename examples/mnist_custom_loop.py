@@ -30,9 +30,10 @@ def main() -> None:
     test = mk.data.batches(digits.test, global_batch_size=1000)
     print(f"{mk.strategy.describe(strategy)}; {len(digits.train):,} images of {digits.name} ({digits.source})")
 
+    rate = keras.optimizers.schedules.CosineDecay(2e-3, decay_steps=options.epochs * train.steps_per_epoch)
     with strategy.scope():
         model = mk.models.create("mnist_cnn", input_shape=digits.train.images.shape[1:])
-        optimizer = keras.optimizers.Adam(1e-3)
+        optimizer = keras.optimizers.Adam(rate)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
     step.build(strategy)

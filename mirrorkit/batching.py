@@ -24,6 +24,10 @@ _warned: set[tuple[int, int]] = set()
 def per_replica_sizes(global_batch_size: int, replicas: int) -> tuple[int, ...]:
     """Return how many examples of one global batch each replica gets.
 
+    ```python
+    print(mk.batching.per_replica_sizes(250, 4))  # (63, 63, 63, 61)
+    ```
+
     This is the rule of `tf.distribute`'s `experimental_distribute_dataset`: every replica takes ceil(batch / replicas)
     examples until none are left, so the last replicas may get fewer or none. This includes an epoch's last, smaller
     batch.
@@ -38,6 +42,10 @@ def per_replica_sizes(global_batch_size: int, replicas: int) -> tuple[int, ...]:
 
 def global_batch_size(per_replica: int, *, replicas: int, accumulate: int = 1) -> int:
     """The number of examples in one update: `per_replica` on each of `replicas`, over `accumulate` successive batches.
+
+    ```python
+    print(mk.batching.global_batch_size(64, replicas=4))  # 256
+    ```
 
     Choose the learning rate for this number. With `accumulate=1` it is also the batch size of the data.
 
@@ -56,6 +64,10 @@ def scale_learning_rate(
     rule: Literal["linear", "sqrt"] = "linear",
 ) -> float:
     """The learning rate for `global_batch_size`, given one that works for `base_batch_size`.
+
+    ```python
+    print(mk.batching.scale_learning_rate(0.1, global_batch_size=1024, base_batch_size=256))  # 0.4
+    ```
 
     "linear" multiplies it by global_batch_size / base_batch_size, and goes with a warm-up over the first epochs (Goyal
     et al. 2017, arXiv:1706.02677). "sqrt" multiplies it by the square root of that ratio, which keeps the variance of

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import runpy
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 import yaml
 
 import mirrorkit
@@ -84,6 +88,31 @@ def test_code_that_is_not_run_is_python_and_is_known():
             compile(code, name, "exec")
 
 
+def sides(page):
+    """What a ```diff block shows: the script before, and after."""
+    lines = re.search(r"^```diff\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)[1].splitlines()
+    return ["\n".join(line[1:] for line in lines if not line.startswith(other)) for other in ("+", "-")]
+
+
+def test_the_lines_that_change_in_a_script_train_on_two_replicas_what_fit_trains_on_one(monkeypatch, strategy_of):
+    before, after = sides(ROOT / "README.md")
+    assert sides(DOCS / "index.md") == [before, after]
+    digits = mirrorkit.data.synthetic(train=300, test=1).train  # the last batch is a smaller one
+    pixels = digits.images[..., 0], digits.labels
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", lambda: (pixels, pixels))
+    weights = []
+    for script, strategy in ((before, strategy_of("one_device", 1)), (after, strategy_of("mirrored", 2))):
+        monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda strategy=strategy: strategy)
+        keras.utils.set_random_seed(0)
+        names: dict[str, object] = {}
+        exec(script.replace(".shuffle(60_000)", ""), names)  # each shuffles in another order
+        weights.append(names["model"].get_weights())
+    first, *_ = weights[0]
+    assert np.ptp(first) > 0.1  # a Dense layer starts with less
+    for one, two in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5)
+
+
 def inner_links(page):
     """The (path, heading) of each link to another page or file, or to a heading of this page."""
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
@@ -141,6 +170,18 @@ def test_every_public_module_has_a_reference_page():
     assert {
         name: [f"mirrorkit.{name}"] for name in mirrorkit.__all__ if not name.startswith("_")
     }.items() <= shown.items()
+
+
+def test_a_reference_page_in_the_order_of_use_leaves_nothing_out():
+    pages = {
+        page.stem: yaml.safe_load(page.read_text().partition("options:")[2] or "{}")
+        for page in (DOCS / "api").glob("*.md")
+    }
+    listed = {name: options["members"] for name, options in pages.items() if options}
+    assert {"train", "data", "strategy"} <= listed.keys()
+    for name, members in listed.items():
+        module = getattr(mirrorkit, name)
+        assert sorted(members) == sorted(n for n in module.__all__ if not inspect.ismodule(getattr(module, n)))
 
 
 def test_every_environment_variable_is_listed():

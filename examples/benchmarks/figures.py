@@ -15,12 +15,19 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from stored import first_update, gpu, kinds, table_updates, tables
+from stored import equality, first_update, gpu, kinds, table_updates, tables
 from stored.pictures import PICTURES, save, wrong_in
 from stored.runs import FOLDER, read
 
 ROOT = FOLDER.parents[1]
-BLOCKS = {**tables.BLOCKS, **kinds.BLOCKS, **first_update.BLOCKS, **table_updates.BLOCKS, **gpu.BLOCKS}
+BLOCKS = {
+    **tables.BLOCKS,
+    **kinds.BLOCKS,
+    **first_update.BLOCKS,
+    **table_updates.BLOCKS,
+    **gpu.BLOCKS,
+    **equality.BLOCKS,
+}
 RUNS = sorted({name for _, names in BLOCKS.values() for name in names})
 BLOCK = re.compile(r"(<!-- figures: (?P<name>[\w-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
@@ -29,7 +36,7 @@ def block(name: str, folder: Path = FOLDER) -> str:
     """The lines between the markers."""
     make, names = BLOCKS[name]
     runs = [read(run, folder) for run in names or stored(folder)]
-    sources = ", ".join(f"{run.name}.json {run.digest}" for run in runs)
+    sources = ", ".join(f"{run.file} {run.digest}" for run in runs)
     lines = make(*runs)
     after = "\n\n" if lines[-1].startswith("|") else " "  # in the line of a table it would be a cell
     return "\n".join(lines) + f"{after}<!-- {sources} -->\n"

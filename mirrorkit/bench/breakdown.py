@@ -102,6 +102,10 @@ class Anatomy:
 def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
     """Time the parts of a training step, by running variants that leave parts out, in turns.
 
+    ```python
+    print(mk.bench.anatomy(loop, train, repeats=2))
+    ```
+
     Weights, optimizer, random generators and a recipe's position are restored. A `tf.data.Dataset` of your own is read,
     so its shuffle advances. On several workers all of them must call it. A `Loop(..., jit_compile=True)` is measured
     without it: one program has no parts to leave out.

@@ -80,8 +80,7 @@ def in_sync(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
 
     ```python
     report = mk.checks.in_sync(strategy, step)
-    if not report:
-        print(report)  # the first variable that differs, on which replica, and by how much
+    assert report, report  # names the first variable that differs, on which replica, and by how much
     ```
 
     Each replica computes a 64-bit checksum of each variable on its own device, and only the checksums are sent. On

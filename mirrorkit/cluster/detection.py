@@ -12,6 +12,10 @@ from mirrorkit.cluster.cluster import Cluster
 def detect(environ: Mapping[str, str] = os.environ) -> Cluster | None:
     """Return the cluster this process is a part of, or None where it trains alone.
 
+    ```python
+    print(mk.cluster.detect())  # None
+    ```
+
     The first that applies: TF_CONFIG (also set by `python -m mirrorkit launch` and by Kubernetes's TFJob), a Slurm
     step of several tasks (`srun`), a Kubernetes Indexed Job with $MIRRORKIT_WORKERS. Nothing is opened or contacted.
 

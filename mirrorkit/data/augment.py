@@ -46,7 +46,13 @@ class _Drawn:
 
 
 def flip() -> Augmentation:
-    """Mirror each image left-right with probability one half."""
+    """Mirror each image left-right with probability one half.
+
+    ```python
+    flip = mk.data.augment.flip()
+    train = mk.data.batches(digits.train, global_batch_size=64, shuffle=True, augment=[flip])
+    ```
+    """
 
     def change(images: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
         shape = tf.shape(images)
@@ -65,6 +71,11 @@ def flip() -> Augmentation:
 
 def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
     """Pad each image by `pixels` on every side and crop it back to its size at a random place.
+
+    ```python
+    crop = mk.data.augment.pad_and_crop(4)
+    train = mk.data.batches(digits.train, global_batch_size=64, shuffle=True, augment=[crop])
+    ```
 
     The standard CIFAR augmentation (He et al. 2015, https://arxiv.org/abs/1512.03385, section 4.2).
 

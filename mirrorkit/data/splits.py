@@ -156,6 +156,10 @@ def arrays(
 def one_hot(labels: np.ndarray, num_classes: int) -> np.ndarray:
     """One-hot rows for class indices: integers [N] -> float32 [N, num_classes]; `class_indices` is the inverse.
 
+    ```python
+    print(mk.data.one_hot(np.array([2, 0]), 3).tolist())  # [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+    ```
+
     Raises:
         DataError: labels that are not integers [N], or lie outside 0 .. num_classes - 1.
     """
@@ -168,6 +172,10 @@ def one_hot(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 def class_indices(one_hot: np.ndarray) -> np.ndarray:
     """Class indices of one-hot rows (or of probabilities, or logits): [N, C] -> int64 [N], the largest of each row.
+
+    ```python
+    print(mk.data.class_indices(np.array([[0.1, 0.9], [0.8, 0.2]])))  # [1 0]
+    ```
 
     Raises:
         DataError: an array that is not [N, C] with C >= 1.

@@ -60,6 +60,10 @@ class Verification:
 def verify(*, require: str | None = None) -> Verification:
     """Run a matrix product and a convolution on every logical device, check the results, and describe the devices.
 
+    ```python
+    print(mk.devices.verify(require="cpu"))
+    ```
+
     Call it at the start of a job so that it does not train on the CPU by accident.
 
     Args:

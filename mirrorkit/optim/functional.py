@@ -81,6 +81,11 @@ def functional_apply(
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Compute the result of `optimizer.apply(gradients)`, without changing a variable.
 
+    ```python
+    weights, slots = ([v.value for v in of] for of in (model.trainable_variables, optimizer.variables))
+    new_weights, new_slots = mk.optim.functional_apply(optimizer, weights, slots, gradients)
+    ```
+
     ScheduleFreeAdamW is the exception: on TensorFlow its `apply` reads a momentum that it has just overwritten; here
     it reads the old one, as its paper does (arXiv:2405.15682).
 

@@ -34,6 +34,11 @@ def create(
 ) -> tf.distribute.Strategy:
     """Create the strategy of this kind on these devices, and log one INFO line that says what was chosen and why.
 
+    ```python
+    strategy = mk.strategy.create("mirrored", devices="cpu:4")
+    print(strategy.num_replicas_in_sync)  # 4
+    ```
+
     Call it before the first tensor, variable or dataset of the program: "cpu:4" splits the CPU, and several workers
     connect to each other, which is only possible before TensorFlow starts. If the CPU could compute convolutions faster
     than by TensorFlow's default, a warning says how.
@@ -79,7 +84,12 @@ def _warn_of_slow_cpu() -> None:
 
 
 def describe(strategy: tf.distribute.Strategy) -> str:
-    """Return one line: the class, the number of replicas and their devices; with parameter servers the tasks."""
+    """Return one line: the class, the number of replicas and their devices; with parameter servers the tasks.
+
+    ```python
+    print(mk.strategy.describe(strategy))  # MirroredStrategy, 2 replicas on CPU:0 CPU:1
+    ```
+    """
     if parameter_server.is_parameter_server(strategy):
         return parameter_server.describe(strategy)
     n, workers = strategy.num_replicas_in_sync, num_workers(strategy)

@@ -25,6 +25,10 @@ _place = contextvars.ContextVar("place", default="a call of your own")
 def of_all_workers(strategy: tf.distribute.Strategy, value: float) -> list[float]:
     """Return the values of all workers in their order, the chief's first; float64.
 
+    ```python
+    slowest = max(mk.strategy.of_all_workers(strategy, 0.25))
+    ```
+
     Collective: every worker must call it, and waits for the others (2 ms on one machine). `[0]` is the chief's value;
     `max` says whether any worker wants to stop.
 

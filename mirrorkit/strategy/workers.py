@@ -11,7 +11,12 @@ from mirrorkit.cluster import task_name
 
 
 def num_workers(strategy: tf.distribute.Strategy) -> int:
-    """Return how many processes train together under this strategy."""
+    """Return how many processes train together under this strategy.
+
+    ```python
+    print(mk.strategy.num_workers(strategy))  # 1
+    ```
+    """
     cluster = _cluster(strategy)
     return 1 if cluster is None else sum(cluster.num_tasks(job) for job in _training_jobs(cluster))
 
@@ -25,7 +30,13 @@ def input_context(strategy: tf.distribute.Strategy) -> tf.distribute.InputContex
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Return whether this process is the one that writes: logs, checkpoints, the progress bar."""
+    """Return whether this process is the one that writes: logs, checkpoints, the progress bar.
+
+    ```python
+    if mk.strategy.is_chief(strategy):
+        model.save("model.keras")
+    ```
+    """
     return worker_index(strategy) == 0
 
 

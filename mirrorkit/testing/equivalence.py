@@ -1,13 +1,4 @@
-"""Prove that a step gives the same results on N replicas as on one: `Step` with any options, or a custom step.
-
-```python
-def make_step():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
-    return mk.train.Step(model, keras.optimizers.Adam(0.01), loss="mse")
-
-print(mk.testing.assert_equivalent(make_step, (x, y), global_batch_size=16))
-```
-"""
+"""Prove that a step gives the same results on N replicas as on one: `Step` with any options, or a custom step."""
 
 from __future__ import annotations
 
@@ -67,6 +58,14 @@ def assert_equivalent(
     floor: float = 1e-6,
 ) -> Equivalence:
     """Train the same step on 1 and on N virtual replicas with `mk.train.Loop`, and compare all variables and logs.
+
+    ```python
+    def make_step():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+        return mk.train.Step(model, keras.optimizers.Adam(0.01), loss="mse")
+
+    print(mk.testing.assert_equivalent(make_step, (x, y), global_batch_size=16))
+    ```
 
     The tolerance is measured: three times the difference that rounding makes on one replica, and at least `floor`. To
     measure it, the same training is run with the examples of every batch in another order. With `reference="shards"`

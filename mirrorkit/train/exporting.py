@@ -1,10 +1,4 @@
-"""Export: a trained model as a file or folder that loads without mirrorkit and without a strategy.
-
-```python
-mk.train.export(loop, "digits.keras")   # model = keras.saving.load_model("digits.keras")
-mk.train.export(loop, "digits")         # served = tf.saved_model.load("digits"); served.serve(images)
-```
-"""
+"""Export: a trained model as a file or folder that loads without mirrorkit and without a strategy."""
 
 from __future__ import annotations
 
@@ -33,6 +27,11 @@ def export(
     of: Any, path: str | os.PathLike[str], *, averaged: bool = False, input_signature: Spec | None = None
 ) -> Path | str:
     """Write a model for use elsewhere: a `.keras` file, or a SavedModel folder when the path has another name.
+
+    ```python
+    mk.train.export(loop, "digits.keras")   # model = keras.saving.load_model("digits.keras")
+    mk.train.export(loop, "digits")         # served = tf.saved_model.load("digits"); served.serve(images)
+    ```
 
     A `.keras` file holds the model's configuration and weights, without optimizer and loss (and, like every Keras
     file, without the state of random seeds, which `Checkpoints` keep): plain `keras.saving.load_model(path)` gives an

@@ -50,6 +50,7 @@ def copy(tmp_path, figures):
     if not (tmp_path / "README.md").exists():
         shutil.copy(ROOT / "README.md", tmp_path)
     shutil.copytree(FOLDER, tmp_path / "docs/figures")
+    shutil.copy(ROOT / "docs/equivalence-table.md", tmp_path / "docs")
     assert figures.wrong(tmp_path) == []
     return tmp_path
 
@@ -77,11 +78,20 @@ def test_a_run_that_was_changed_by_hand_is_seen_though_its_median_stays(figures,
     values = run["rows"][0]["values"]
     values[values.index(sorted(values)[1])] *= 1.0001
     path.write_text(json.dumps(run))
-    pages = ["README.md", "docs/speed-figures.md", "docs/speed.md"]
+    pages = ["README.md", "docs/index.md", "docs/speed-figures.md", "docs/speed.md"]
     pictures = ["cnn", "readme"]
     assert figures.wrong(copy) == [
         *(f"{page} has other figures than docs/figures" for page in pages),
         *(f"docs/figures/{name}.svg was drawn from other figures" for name in pictures),
+    ]
+
+
+def test_a_cell_of_the_table_of_all_features_that_was_changed_by_hand_is_seen(figures, copy):
+    change(copy / "docs/equivalence-table.md", "| 0.0e+00 (", "| 9.0e-07 (")
+    assert figures.wrong(copy) == [
+        "README.md has other figures than docs/figures",
+        "docs/index.md has other figures than docs/figures",
+        "docs/figures/equality.svg was drawn from other figures",
     ]
 
 

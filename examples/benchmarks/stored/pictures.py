@@ -11,8 +11,8 @@ from typing import Any
 
 from mirrorkit.bench.chart import Chart
 from mirrorkit.bench.report import span
-from stored import kinds
-from stored.runs import FOLDER, Run, digest, read
+from stored import equality, kinds
+from stored.runs import FOLDER, TABLE, Run, digest, read
 
 STAMP = re.compile(r"sha256 (?P<stamp>[0-9a-f]{16}), drawing (?P<drawing>[0-9a-f]{16})")
 
@@ -55,6 +55,7 @@ PICTURES: dict[str, tuple[Callable[[Run], Chart], str]] = {
     "readme": (contenders("A CNN on 4 virtual replicas of 2 CPU cores", README), "cnn"),
     "strategies": (strategies, "strategies"),
     kinds.NAME: (kinds.chart, kinds.NAME),
+    "equality": (equality.chart, TABLE),
 }
 
 

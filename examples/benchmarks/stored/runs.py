@@ -12,6 +12,8 @@ from typing import Any
 from mirrorkit.bench.report import figures
 
 FOLDER = Path(__file__).parents[3] / "docs/figures"
+TABLE = "equivalence-table"  # a page: its command writes no JSON
+CELL = re.compile(r"(?P<difference>[\d.e+-]+) \((?P<control>[\d.e+-]+)\)")
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,10 @@ class Run:
     @property
     def digest(self) -> str:
         return digest(self.content)
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.{'md' if self.name == TABLE else 'json'}"
 
     @property
     def date(self) -> str:
@@ -66,7 +72,27 @@ class Run:
 
 
 def read(name: str, folder: Path = FOLDER) -> Run:
+    if name == TABLE:
+        return Run(name, of_all_features(folder.parent / f"{name}.md"))
     return Run(name, json.loads((folder / f"{name}.json").read_text()))
+
+
+def of_all_features(page: Path) -> dict[str, Any]:
+    """What the page of all features says: when and where it was measured, and its cells."""
+    table = page.read_text().partition("<!-- table: written by tests/equivalence/table.py -->")[2]
+    date, about = re.search(r"^([\d-]+): (.+?), mirrorkit \S+; \d+ cells", table, re.MULTILINE).groups()
+    rows, kind = [], ""
+    for line in table.splitlines():
+        if line.startswith("### "):
+            kind = line[4:]
+        elif line.startswith("| ") and not line.startswith(("| feature ", "| --- ")):
+            feature, _, *cells = (cell.strip(" *") for cell in line.strip("|").split("|"))
+            found = [CELL.fullmatch(cell) for cell in cells]
+            if not all(found):
+                raise ValueError(f"{page.name} has a cell that is no difference with its control: {line}")
+            numbers = [{key: float(text) for key, text in cell.groupdict().items()} for cell in found]
+            rows += [{"strategy": kind, "feature": feature, **cell} for cell in numbers]
+    return {"about": {"time": date, "where": about}, "rows": rows}
 
 
 def digest(content: Any) -> str:

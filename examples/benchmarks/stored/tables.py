@@ -260,13 +260,23 @@ def summary(cnn: Run, linear: Run, one: Run, records: Run) -> list[str]:
     return [head, "| --- | --- | ---: |", *rows]
 
 
+README = {"loop-resident": "this library", "fit": "Keras `fit`", "hand": "hand-written loop", "orbit": "orbit"}
+
+
 def readme(cnn: Run, linear: Run) -> list[str]:
     """Two lines and what they are read with."""
-    names = {"loop-resident": "this library", "fit": "Keras `fit`", "hand": "hand-written loop", "orbit": "orbit"}
-    lines, ratios, once, numbers = [], [], [], set()
+    lines = []
     for work, run in {"CNN, batches of 256": cnn, "linear model, batches of 64": linear}.items():
-        rows = [run.row(contender=name) for name in names]
+        rows = [run.row(contender=name) for name in README]
         lines.append([work, *(f"{number(row['median'])} ({spread(row)})" for row in rows)])
+    return [*table(["images/s: median (range)", *README.values()], lines), "", *in_words(cnn, linear)]
+
+
+def in_words(cnn: Run, linear: Run) -> list[str]:
+    """What README's table comes to, for a page without it."""
+    ratios, once, numbers = [], [], set()
+    for run in (cnn, linear):
+        rows = [run.row(contender=name) for name in README]
         ratios.append(times(rows[0]["median"] / rows[1]["median"]))
         once.append(times(rows[0]["median"] / run.row(contender="fit-repeat")["median"]))
         numbers |= {row["n"] for row in rows}
@@ -279,7 +289,7 @@ def readme(cnn: Run, linear: Run) -> list[str]:
         f"{' or '.join(map(str, sorted(numbers)))} epochs each, {cnn.date}, {cnn.hardware}, "
         f"{', '.join(cnn.versions('tensorflow', 'keras'))}."
     )
-    return [*table(["images/s: median (range)", *names.values()], lines), "", *textwrap.wrap(text, 118)]
+    return textwrap.wrap(text, 118)
 
 
 # Name of a block: what makes it, and the runs that it is made from
@@ -301,4 +311,5 @@ BLOCKS: dict[str, tuple[Callable[..., list[str]], Sequence[str]]] = {
     "bytes-between-workers": (bytes_between_workers, ["bytes-between-workers"]),
     "summary": (summary, ["cnn", "linear", "linear-one-device", "records"]),
     "readme": (readme, ["cnn", "linear"]),
+    "speed-in-words": (in_words, ["cnn", "linear"]),
 }

@@ -1,9 +1,5 @@
 """Checkpoints: save a run now and then, go on from the newest one, save and leave when the machine is taken away.
 
-```python
-report = loop.fit(train, epochs=90, callbacks=[mk.train.Checkpoints("runs/first", keep=3)])
-```
-
 Started again after it was interrupted, the same script finishes the epochs that it was asked for.
 """
 

@@ -27,6 +27,10 @@ _log = logging.getLogger("mirrorkit")
 class Checkpoints(LoopCallback):
     """Saves the complete state of a run of `mk.train.Loop`, and resumes it.
 
+    ```python
+    loop.fit(train, epochs=3, callbacks=[mk.train.Checkpoints("runs/first", keep=2)])
+    ```
+
     At the beginning of `fit` the newest whole checkpoint in the folder is restored, if there is one: weights, optimizer
     slots, averages, loss scale, seeds of Dropout and augmentation, the position in the data, the epoch's sums, the
     history, and what the other callbacks remember (the patience of EarlyStopping, say). A run whose epochs are all done

@@ -54,6 +54,11 @@ _OF_FIT: tuple[Need, ...] = ("train", "evaluate", "averaged", "class_weight")
 class Loop:
     """Trains, evaluates and predicts with a step under a strategy.
 
+    ```python
+    loop = mk.train.Loop(strategy, step)
+    report = loop.fit(train, epochs=2, validation_data=test)
+    ```
+
     Args:
         strategy: from `mk.strategy.create`, or any `tf.distribute.Strategy`.
         step: `mk.train.Step`, or a step of your own (`mk.train.TrainStep`). The variables it needs are created in the
@@ -286,12 +291,7 @@ class Loop:
 
     @one_at_a_time
     def traced(self, data: Data, *, validation_data: Data | None = None, also: Sequence[str] = _ALSO) -> list[Traced]:
-        """Trace the functions that `fit` and those in `also` would call, and run none; see `mk.checks.placement`.
-
-        Args:
-            data: what `fit` will be given.
-            validation_data: what `evaluate` will be given; `data` by default.
-        """
+        """Trace the functions that `fit` and those in `also` would call, and run none; see `mk.checks.placement`."""
         passes = self._built(data)
         evaluated = data if validation_data is None else validation_data
         others = [self._whole_of(what, evaluated) if what in also else None for what in _ALSO]

@@ -31,6 +31,12 @@ class Epoch:
 class Report:
     """What `Loop.fit` returns.
 
+    ```python
+    report = loop.fit(train, epochs=2)
+    print(sorted(report.history), len(report.epochs))  # ['accuracy', 'loss'] 2
+    print(report.summary())
+    ```
+
     Attributes:
         history: for each log name its value at the end of every epoch, with Keras's names (`loss`, `val_loss`, ...).
         throughput: examples per second and step times over all training calls, with the first one kept apart.

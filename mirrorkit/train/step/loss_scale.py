@@ -22,6 +22,10 @@ from mirrorkit.train.reduce.packing import pack
 class LossScale:
     """The factor by which the loss is multiplied before its gradient is taken.
 
+    ```python
+    step = mk.train.Step(model, optimizer, loss=loss, loss_scale=mk.train.LossScale(initial=1024.0))
+    ```
+
     The rule and its constants are those of Keras's `LossScaleOptimizer` (Micikevicius et al. 2018, arXiv:1710.03740).
 
     Args:

@@ -1,12 +1,4 @@
-"""Step: what one training step computes on each replica, and the update that follows from the reduced sums.
-
-```python
-step = mk.train.Step(model, optimizer, loss="mse", metrics=["mae"])
-step.build(strategy)
-sums = strategy.run(step.compute, args=(batch,))  # per replica: gradient, layer state, metric sums, example count
-logs = step.update(strategy, sums)                # one reduction, then the same update on every replica
-```
-"""
+"""Step: what one training step computes on each replica, and the update that follows from the reduced sums."""
 
 from __future__ import annotations
 
@@ -38,6 +30,11 @@ from mirrorkit.train.totals.losses import warn_on_logits_mismatch
 
 class Step:
     """A supervised training step for any Keras 3 model, loss, metrics and optimizer, the same for 1 and N replicas.
+
+    ```python
+    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], clip_norm=1.0)
+    report = mk.train.Loop(strategy, step).fit(train)
+    ```
 
     The loss is the mean over the examples of the *global* batch plus `model.losses` once, whatever the number of
     replicas and however unequal their shares. Clipping, loss scale and averages act after the reduction.
@@ -127,6 +124,10 @@ class Step:
     @classmethod
     def from_compiled(cls, model: KerasModel, **options: Any) -> Step:
         """Take optimizer, loss and metrics from a model on which `compile` was called in the strategy's scope.
+
+        ```python
+        step = mk.train.Step.from_compiled(model, clip_norm=1.0)
+        ```
 
         If the model overrides `train_step`, `test_step`, `compute_loss`, `compute_metrics` or `get_metrics_result` a
         `Loop` runs these as they are, under one_device, mirrored and multi_worker (docs/porting.md). Each replica runs
@@ -311,11 +312,11 @@ class Step:
         """Make the averages the model's weights within the block: evaluate, predict, save and export there.
 
         ```python
-        step = mk.train.Step(model, optimizer, loss="mse", ema=0.999)
-        ...
+        step = mk.train.Step(model, optimizer, loss=loss, ema=0.999)
+        loop = mk.train.Loop(strategy, step)
+        loop.fit(train)
         with step.averaged():
             loop.evaluate(test)
-            model.save("averaged.keras")
         ```
 
         Weights and floating-point layer state are swapped with their averages until the end of the block; do not train
