@@ -134,7 +134,7 @@ def build_wheel(folder: Path, python: str = sys.executable) -> Path:
     """Build mirrorkit's wheel in a folder, from a copy: setuptools leaves what it built beside the source."""
     source = folder / "source"
     shutil.copytree(ROOT / "mirrorkit", source / "mirrorkit", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     subprocess.run([python, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, source], check=True)
     return next(folder.glob("mirrorkit-*.whl"))
