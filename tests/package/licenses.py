@@ -1,7 +1,7 @@
 """The licenses of what mirrorkit and each of its extras bring: `python tests/package/licenses.py [--write]`.
 
 pip resolves each extra and reports the packages' own metadata; nothing is installed. Prints a table; `--write` puts it
-into docs/security.md. Needs the network, and some minutes.
+into docs/security.md. Needs the network, pip 25 or newer, and some minutes.
 """
 
 from __future__ import annotations
