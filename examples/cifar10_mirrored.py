@@ -15,7 +15,7 @@ import mirrorkit as mk
 
 
 def plot(path: str, accuracy: list[float], speed: list[float]) -> None:
-    from matplotlib.figure import Figure  # pip install 'mirrorkit[plot]'
+    from matplotlib.figure import Figure  # pip install matplotlib
 
     axes = Figure(figsize=(8, 3)).subplots(1, 2)
     for axis, title, values in zip(axes, ("test accuracy", "images/s"), (accuracy, speed), strict=True):

@@ -61,7 +61,7 @@ def main() -> None:
     if device == "cpu":
         print("Virtual CPU devices share the same cores: this shows what a strategy costs, not how it scales.")
     if options.plot:
-        from matplotlib.figure import Figure  # pip install 'mirrorkit[plot]'
+        from matplotlib.figure import Figure  # pip install matplotlib
 
         left, right = Figure(figsize=(7, 3)).subplots(1, 2, sharey=True)
         left.barh(names, speeds)

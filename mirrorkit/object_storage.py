@@ -193,7 +193,7 @@ def opened(address: str) -> tuple[Any, str]:
         import fsspec  # type: ignore[import-untyped]
     except ImportError as error:
         raise ArgumentError(
-            f"{address} is read and written by fsspec, which is not installed: pip install 'mirrorkit[cloud]'."
+            f"{address} is read and written by fsspec, which is not installed: pip install fsspec."
         ) from error
     try:
         made = {"auto_mkdir": True} if address.startswith(("file:", "local:")) else {}  # object stores have no folders

@@ -105,7 +105,7 @@ def test_other_addresses_of_a_callback_are_its_own_affair() -> None:
 
 
 def test_the_doctor_writes_to_an_address_and_leaves_nothing() -> None:
-    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'mirrorkit[cloud]'")
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
     (found,) = storage.checkpoints("memory://doctor/runs")
     assert (found.status, found.name) == ("ok", "checkpoints")
     assert re.search("memory://doctor/runs, an object of 1 MiB was written in .* s, read and removed", found.found)
@@ -113,7 +113,7 @@ def test_the_doctor_writes_to_an_address_and_leaves_nothing() -> None:
 
 
 def test_the_doctor_says_what_an_address_answers(monkeypatch: Any) -> None:
-    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'mirrorkit[cloud]'")
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
     monkeypatch.setattr(object_storage.time, "sleep", lambda seconds: None)
     system = type(fsspec.filesystem("memory"))
 

@@ -15,7 +15,7 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import ArgumentError
 from mirrorkit.object_storage import ObjectStorage
 
-fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'mirrorkit[cloud]'")
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
 
 
 @pytest.fixture
@@ -111,5 +111,5 @@ def test_what_is_not_installed_is_named(monkeypatch: Any) -> None:
         with pytest.raises(ArgumentError, match=f"{address} cannot be opened: .*{words}"):
             ObjectStorage(address)
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(ArgumentError, match=r"fsspec, which is not installed: pip install 'mirrorkit\[cloud\]'"):
+    with pytest.raises(ArgumentError, match=r"fsspec, which is not installed: pip install fsspec"):
         ObjectStorage("s3://bucket/run")

@@ -30,8 +30,7 @@ def check_plot(path: str | os.PathLike[str]) -> None:
         raise ArgumentError(f"{str(path)!r} cannot be drawn: name a file that ends in {' or '.join(_SUFFIXES)}.")
     if importlib.util.find_spec("matplotlib") is None:
         raise ArgumentError(
-            f"{str(path)!r} was asked for, but matplotlib, which draws it, is not installed: "
-            "pip install 'mirrorkit[plot]'."
+            f"{str(path)!r} was asked for, but matplotlib, which draws it, is not installed: pip install matplotlib."
         )
 
 

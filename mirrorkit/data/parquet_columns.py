@@ -28,7 +28,7 @@ def pyarrow(module: str = "pyarrow") -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise RecipeError(
-            "mk.data.parquet reads with pyarrow, which is not installed. Run: pip install 'mirrorkit[parquet]'"
+            "mk.data.parquet reads with pyarrow, which is not installed. Run: pip install pyarrow"
         ) from error
 
 

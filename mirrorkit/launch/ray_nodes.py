@@ -64,7 +64,7 @@ def connected() -> Iterator[None]:
     try:
         import ray
     except ModuleNotFoundError:
-        raise ClusterError("on='ray' needs Ray, which is not installed: pip install 'mirrorkit[ray]'.") from None
+        raise ClusterError("on='ray' needs Ray, which is not installed: pip install ray.") from None
     if ray.is_initialized():
         if ray.util.client.ray.is_connected():
             raise ClusterError("This process is connected by Ray Client (ray://). Run it on a node of the cluster.")

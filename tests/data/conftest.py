@@ -37,7 +37,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A store in memory, empty at the beginning: memory://bucket; what is read of it is staged in a new cache."""
-    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'mirrorkit[cloud]'")
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
     monkeypatch.setenv("MIRRORKIT_CACHE", str(tmp_path / "staged"))
     monkeypatch.delenv("MIRRORKIT_CACHE_SIZE", raising=False)
     system = fsspec.filesystem("memory")

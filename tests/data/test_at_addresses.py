@@ -20,8 +20,8 @@ from mirrorkit.data import record_index, remote_files, staged_ahead, staging
 from mirrorkit.data.remote_files import RemoteFile
 from mirrorkit.errors import DataError
 
-pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'mirrorkit[parquet]'")
-pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'mirrorkit[cloud]'")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
+pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
 
 from remote_sets import BATCH, CONTEXTS, KINDS, digest, write_sets
 

@@ -14,7 +14,7 @@ from jobs import ROOT, process
 
 pytest.importorskip("s3fs", reason="s3fs is not installed")
 pytest.importorskip("moto.server", reason="moto is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'mirrorkit[parquet]'")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
 
 import reading_remote_sets
 from object_store import KEYS, Network, s3_server

@@ -237,7 +237,7 @@ def test_what_is_no_table_is_refused(tmp_path, monkeypatch):
         with pytest.raises(DataError, match=words):
             data.parquet(files, **SIZE)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(RecipeError, match=r"pip install 'mirrorkit\[parquet\]'"):
+    with pytest.raises(RecipeError, match="pip install pyarrow"):
         data.parquet(tmp_path / "empty", **SIZE)
 
 

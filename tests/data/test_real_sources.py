@@ -24,7 +24,7 @@ Made = tuple[Any, Callable[..., Any] | None]  # the object, and the map that mak
 def needs(*libraries: str) -> None:
     for library in libraries:
         if importlib.util.find_spec(library) is None:
-            pytest.skip(f"needs {library}: pip install 'mirrorkit[sources]'")
+            pytest.skip(f"needs {library}: pip install -e '.[sources]'")
 
 
 def own_class(folder: Path) -> Made:

@@ -18,7 +18,7 @@ from mirrorkit.data import remote_files
 from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, is_remote, listed, matching, within
 from mirrorkit.errors import ArgumentError, DataError, FileError
 
-pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'mirrorkit[cloud]'")
+pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_what_is_not_there_or_not_installed_is_named(bucket, monkeypatch):
         data.records("gcs://b/a", global_batch_size=1)
     monkeypatch.setitem(sys.modules, "fsspec", None)
     for make in (data.records, data.image_folder, data.parquet):
-        with pytest.raises(ArgumentError, match=r"fsspec, which is not installed: pip install 'mirrorkit\[cloud\]'"):
+        with pytest.raises(ArgumentError, match=r"fsspec, which is not installed: pip install fsspec"):
             make("s3://other/set", global_batch_size=1)
 
 

@@ -20,7 +20,7 @@ from mirrorkit.data.remote_files import RemoteFile
 from mirrorkit.data.staging import Cache, Piece
 from mirrorkit.errors import ArgumentError, DataError, FileError
 
-fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'mirrorkit[cloud]'")
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
 pytest.importorskip("fcntl", reason="this system has no file locks")
 
 KILLED = """

@@ -207,5 +207,5 @@ def test_no_cluster(address: str, error: str, script: Any, started: Any, monkeyp
 
 def test_without_ray(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ClusterError, match=re.escape("pip install 'mirrorkit[ray]'")):
+    with pytest.raises(ClusterError, match="pip install ray"):
         launch(script(""), workers=2, on="ray")

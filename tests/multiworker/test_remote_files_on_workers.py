@@ -12,7 +12,7 @@ from jobs import LAUNCH, ROOT, process
 
 pytest.importorskip("s3fs", reason="s3fs is not installed")
 pytest.importorskip("moto.server", reason="moto is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'mirrorkit[parquet]'")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
 
 SCRIPT = Path(__file__).with_name("remote_training.py")
 DATA = ROOT / "tests" / "data"  # whose sets these are

@@ -44,7 +44,7 @@ def test_the_classifiers_are_those_of_the_range():
 
 def test_the_changelog_begins_with_this_version():
     sections = re.findall(r"^## \[?([\d.]+)\]?", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert mirrorkit.__version__ == value_of("version") == sections[0]
+    assert mirrorkit.__version__ == sections[0]
 
 
 def versions_on(page: Path, name: str) -> set[tuple[int, int]]:
@@ -80,3 +80,22 @@ def test_the_wheel_will_hold_every_file():
         == ["py.typed"]
     )
     assert value_of("include") == ["mirrorkit*"]
+
+
+def install_lines(*patterns: str) -> list[str]:
+    """What follows `pip install` in the files of these patterns."""
+    files = [path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file() and path.suffix != ".pyc"]
+    return [line for path in files for line in re.findall(r"pip install (.*)", path.read_text())]
+
+
+def test_install_lines_work_for_a_clone_and_for_an_installed_package():
+    """mirrorkit is on no index: a page names the folder, and the package, which may be installed, what is missing."""
+    pages, package = install_lines("*.md", "docs/**/*.md", "examples/**/*"), install_lines("mirrorkit/**/*.py")
+    assert len(pages) > 20 < 2 * len(package)
+    assert not [line for line in pages + package if re.match(r"(-\S+ |'|\")*mirrorkit\b", line)]
+    assert not [line for line in package if re.match(r"(-\S+ |'|\")*\.", line)]
+    extras = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2]
+    known = {*re.findall(r"^(\w+) = \[", extras.partition("\n\n")[0], re.MULTILINE)}
+    asked = {name for line in pages for names in re.findall(r"\.\[([\w,]+)\]", line) for name in names.split(",")}
+    assert asked <= known
+    assert {"gpu", "parquet", "test"} <= asked

@@ -18,7 +18,7 @@ from mirrorkit.errors import FileError, StepError
 from mirrorkit.object_storage import ObjectStorage
 from mirrorkit.train import exporting
 
-fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'mirrorkit[cloud]'")
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
 
 X = np.ones((2, 4), "float32")
 PARTS = ["fingerprint.pb", "saved_model.pb", "variables/variables.data-00000-of-00001", "variables/variables.index"]

@@ -18,7 +18,7 @@ from mirrorkit.object_storage import ObjectStorage
 from mirrorkit.train.checkpoints import bucket
 from mirrorkit.train.checkpoints.bucket import Bucket
 
-fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'mirrorkit[cloud]'")
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
