@@ -317,6 +317,20 @@ def test_a_property_metrics_that_names_what_is_gone(by_loss: bool, strategy_of: 
 # --- later
 
 
+def test_a_layer_without_weights_of_its_own_is_frozen_too(make_loop: Any, numbers: Any) -> None:
+    """A frozen BatchNormalization uses its statistics and keeps them; the traced step would go on as before."""
+    normalize = {"center": False, "scale": False, "name": "normalize"}
+    loop = make_loop(("mirrored", 2), lambda: sequential((4,), L.BatchNormalization(**normalize), L.Dense(1)))
+
+    class Freeze(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.layers[0].trainable = False
+
+    with pytest.raises(StepError, match=r"`trainable` of '.*normalize' was changed since"):
+        loop.fit(plain_dataset(*numbers, batch=30), epochs=2, callbacks=[Freeze()], verbose=0)
+    assert loop.position.epoch == 1
+
+
 def test_layers_frozen_behind_the_steps_back(make_loop: Any, numbers: Any) -> None:
     """Fine-tuning takes a new step, and callbacks reach its optimizer."""
     loop = make_loop(("mirrored", 2), _net)

@@ -22,6 +22,7 @@ from mirrorkit.train.first_batch.sampled_rows import SEEN, take
 from mirrorkit.train.keras_model.calling import with_values
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
 from mirrorkit.train.reduce.tracing import outside_replica
+from mirrorkit.train.requirements.data import check_tensors
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import unchanged
 
@@ -30,6 +31,7 @@ _log = logging.getLogger("mirrorkit")
 
 def check_predictions(step: Supervised, batch: Nest) -> None:
     """Refuse predictions for a global batch that depend on how it is cut."""
+    check_tensors(batch)
     if tf.nest.flatten(batch)[0].shape[0]:
         with unchanged([]):  # a layer may draw from Python's or NumPy's generator
             outside_replica(lambda: _compare(step, batch))

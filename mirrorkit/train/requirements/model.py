@@ -153,12 +153,33 @@ def _require_keras_own(model: KerasModel, name: str, cure: str) -> None:
         )
 
 
-def check_still_trainable(model: KerasModel, weights: Sequence[KerasVariable]) -> None:
+def trainable_of(model: KerasModel) -> list[tuple[KerasLayer | Variable, bool]]:
+    """Return every layer and variable of a model with its `trainable`, for `check_same_trainable`."""
+    return [(part, part.trainable) for part in [*layers_of(model), *model.variables]]
+
+
+def check_same_trainable(before: Sequence[tuple[KerasLayer | Variable, bool]]) -> None:
+    """Refuse a model in which `trainable` was changed since its step was built or traced: that would be ignored.
+
+    A layer without weights to train counts too: BatchNormalization keeps its statistics where it is frozen.
+    """
+    for part, was in before:
+        if part.trainable != was:
+            raise StepError(
+                f"`trainable` of {path(part)!r} was changed since this step was built, and would be ignored. Make a "
+                "new optimizer and a new Step after changing it."
+            )
+
+
+def check_still_trainable(
+    model: KerasModel, weights: Sequence[KerasVariable], before: Sequence[tuple[KerasLayer | Variable, bool]]
+) -> None:
     """Refuse a model whose trainable variables are no longer the `weights` that a step was built for."""
+    check_same_trainable(before)
     if [id(v) for v in weights] != [id(v) for v in model.trainable_variables]:
         raise StepError(
-            "The model's trainable variables are not those that this step was built for: `trainable` was changed "
-            "since. Make a new optimizer and a new Step after changing it."
+            "The model's trainable variables are not those that this step was built for. Make a new optimizer and a "
+            "new Step after changing layers."
         )
     if {id(v) for v in weights} != {id(v) for v in model.trainable_weights}:
         raise StepError(

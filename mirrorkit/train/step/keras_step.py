@@ -28,7 +28,7 @@ from mirrorkit.train.replica_code.scope import OfModel, ReplicaScope, Share, on_
 from mirrorkit.train.replica_code.step_function import as_keras, checked_logs, flat_logs, overrides, step_of
 from mirrorkit.train.replica_code.written import plain_variables, require_not_read_again, written_variables
 from mirrorkit.train.requirements.arguments import check_switches
-from mirrorkit.train.requirements.model import check_stateless, check_variables
+from mirrorkit.train.requirements.model import check_same_trainable, check_stateless, check_variables, trainable_of
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
 from mirrorkit.train.step.averages import no_averages
@@ -75,7 +75,7 @@ class KerasStep:
         self.strategy, self.model, self.unchecked = strategy, model, unchecked
         self.clock = Clock()  # it counts by a variable of its own
         self.checked: set[str] = set()
-        self._compiled = compiled_config(model)
+        self._compiled, self._trainable = compiled_config(model), trainable_of(model)
         self._optimizers: list[KerasOptimizer] = []
         self._updated: list[Variable] = []
         self._plain: list[tf.Variable] = []  # those of TensorFlow that it writes
@@ -144,6 +144,7 @@ class KerasStep:
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Trace the model's step once: which optimizers it uses, what it logs; build what Keras's `fit` builds."""
         require_same_compile(self.model, self._compiled)
+        check_same_trainable(self._trainable)
         require_same_rows(element_spec)
         if what in self._names:
             return
@@ -172,6 +173,7 @@ class KerasStep:
         self._plain += written
         check_variables(self.strategy, self.variables)
         self._names[what] = names
+        self._trainable = trainable_of(self.model)  # its step may set it itself, the same in each trace
 
     def names(self, what: Pass) -> list[str]:
         """Return the names of the logs, in order; after `prepare`."""

@@ -25,6 +25,7 @@ from mirrorkit.train.requirements.model import (
     check_still_trainable,
     check_variables,
     require_tpu_precision,
+    trainable_of,
 )
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of
@@ -74,7 +75,7 @@ class Supervised:
         optimizer = optimizer or stand_in(strategy, model)
         check_variables(strategy, [*model.trainable_variables, *model.non_trainable_variables, *optimizer.variables])
         require_same(strategy, "step", settings_of(model, optimizer, options))
-        weights = list(model.trainable_variables)
+        self._trainable, weights = trainable_of(model), list(model.trainable_variables)
         self.averages: Averages | None = None
         self.scale: list[Variable] = []  # the loss scale, good steps, skipped steps
         self._layer_state = state = LayerState(model)
@@ -186,7 +187,7 @@ class Supervised:
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
         require_same_compile(self.trained, self._compiled)
-        check_still_trainable(self.trained, self._changing.weights)
+        check_still_trainable(self.trained, self._changing.weights, self._trainable)
         self.clock.require_same_schedule()
         batch = self.unpack(element_spec)
         check_tensors(tuple(batch))

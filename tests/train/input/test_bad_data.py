@@ -77,6 +77,13 @@ def test_predict_without_any_example(loop: Any, numbers: Any) -> None:
         loop.predict(plain_dataset(*numbers, batch=30).filter(lambda x, y: False))
 
 
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_predictions_for_what_replicas_cannot_cut(kind: str, loop: Any, numbers: Any) -> None:
+    of_kind = tf.RaggedTensor.from_tensor if kind == "ragged" else tf.sparse.from_dense
+    with pytest.raises(StepError, match=r"(Ragged|Sparse)Tensors; a step takes dense tensors"):
+        loop.predict(tf.data.Dataset.from_tensors(of_kind(numbers[0])))
+
+
 def test_empty_data_with_a_number_of_steps_ends(loop: Any, numbers: Any) -> None:
     """Repeated for ever, an empty dataset could keep the loop waiting."""
     nothing = plain_dataset(*numbers, batch=30).filter(lambda x, y: False)

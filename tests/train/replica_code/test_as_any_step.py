@@ -171,6 +171,27 @@ def test_to_evaluate_or_predict_it_needs_a_call(strategy_of: Any) -> None:
         loop.predict(_dataset())
 
 
+class _Switches(faulty_models.Base):
+    """A model that has all its weights trained by itself, whatever was set before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.layers[0].trainable = False
+
+    def train_step(self, data: Any) -> Any:
+        self.net.layers[0].trainable = True
+        return super().train_step(data)
+
+
+def test_layers_frozen_behind_its_back(strategy_of: Any) -> None:
+    """Only its own step may switch `trainable`."""
+    loop = loop_of(lambda: faulty_models.compiled(_Switches), strategy_of("mirrored", 2))
+    loop.fit(_dataset(), epochs=2, verbose=0)
+    loop.step.model.net.layers[1].trainable = False
+    with pytest.raises(StepError, match=r"`trainable` of '.*' was changed since"):
+        loop.fit(_dataset(), verbose=0)
+
+
 def test_options_of_a_step_are_refused(strategy_of: Any) -> None:
     with strategy_of("mirrored", 2).scope():
         model = own_models.wgan()
