@@ -29,6 +29,7 @@ from mirrorkit.errors import ClusterError
 _log = logging.getLogger("mirrorkit")
 
 _PATIENCE = 10.0  # seconds after which to say for whom this task is waiting
+_SAME = "All tasks need the same list of addresses (TF_CONFIG)."
 _RETRY = 0.2
 _VERDICT = 1.0  # seconds more for the first task to say who is missing, which it knows best
 _HELLO = 5.0  # seconds that who has connected has to say who it is
@@ -104,7 +105,8 @@ class _Host:
                     if waited > self._timeout:
                         raise ClusterError(self._did_not_come(missing))
                     if waited > _PATIENCE and not said:
-                        _log.warning("%s has been waiting %.0f s for %s", self._cluster.task, waited, _few(missing))
+                        here = with_addresses({self._cluster.task: self._cluster.addresses[self._cluster.task]})
+                        _log.warning("%s has been waiting %.0f s for %s. %s", here, waited, _few(missing), _SAME)
                         said = True
                     for key, _ in self._selector.select(timeout=min(0.5, self._timeout - waited + 0.01)):
                         if key.data is None:
@@ -254,8 +256,9 @@ def _join(cluster: Cluster, first: str, hello: dict[str, Any], token: bytes | No
     address = cluster.addresses[first]
     start, seen, said = time.monotonic(), "does not answer", False
     while (left := timeout - (time.monotonic() - start)) > 0:
-        if timeout - left > _PATIENCE and not said:
-            _log.warning("%s has been waiting %.0f s for %s, which %s", cluster.task, timeout - left, first, seen)
+        if (waited := timeout - left) > _PATIENCE and not said:
+            where = with_addresses({first: address})
+            _log.warning("%s has been waiting %.0f s for %s, which %s. %s", cluster.task, waited, where, seen, _SAME)
             said = True
         answered = False
         try:

@@ -84,6 +84,19 @@ def test_a_first_task_that_does_not_come_is_named(cluster):
         assert f"for worker 0 ({cluster.workers[0]}), which does not answer" in error
 
 
+def test_tasks_whose_lists_differ_say_soon_where_each_of_them_waits(cluster, monkeypatch, caplog):
+    monkeypatch.setattr(rendezvous, "_PATIENCE", 0.2)
+    other = three_workers()  # with another port of worker 0
+    together(as_task(cluster, 0), as_task(other, 1), timeout=1.5)
+    same = "All tasks need the same list of addresses (TF_CONFIG)."
+    for start, end in (
+        (f"worker 0 ({cluster.workers[0]}) has been waiting", f"for worker 1, worker 2. {same}"),
+        ("worker 1 has been waiting", f"for worker 0 ({other.workers[0]}), which does not answer. {same}"),
+    ):
+        (said,) = [text for text in caplog.messages if text.startswith(start)]
+        assert said.endswith(end)
+
+
 def test_who_gives_up_first_names_those_for_whom_the_first_task_waits(cluster):
     host = threading.Thread(target=together, args=(cluster,), kwargs={"timeout": 2.5})
     host.start()
