@@ -6,6 +6,7 @@ rows (mixup, centring) would make something else there than of the whole batch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ import tensorflow as tf
 
 from mirrorkit.data.nests import leaves
 from mirrorkit.errors import RecipeError
+
+_log = logging.getLogger("mirrorkit")
 
 ROWS = 32  # what depends on other rows shows on a few
 
@@ -59,7 +62,11 @@ def require_by_row(function: Callable[..., Any], element: tuple[Any, ...]) -> No
             f"map works on {2 * half} rows of the set, but fails on {half} of them: {error}. {_CURE}"
         ) from error
     found = _difference(made, {path: np.concatenate([part[path] for part in parts]) for path in made})
-    if found and _difference(made, *_run(function, whole, seed=2)):  # it draws
+    if found and _difference(made, *_run(function, whole, seed=2)):
+        _log.warning(
+            "map draws random numbers that do not depend on the recipe's seed: another number of workers or devices, "
+            "and a resumed run, draw others. augment= draws the same ones everywhere."
+        )
         (beside,) = _run(function, tf.nest.map_structure(lambda array: np.concatenate([array[:half]] * 2), whole))
         found = _difference(_first(made, half), _first(beside, half))
         if found and _difference(made, *_run(function, whole)):

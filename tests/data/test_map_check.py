@@ -57,8 +57,9 @@ def test_a_map_that_looks_at_other_rows_is_refused(name):
 
 
 @pytest.mark.parametrize("name", OF_AN_EXAMPLE)
-def test_a_map_of_single_examples_is_not(name):
+def test_a_map_of_single_examples_is_not_and_one_that_draws_is_named(name, caplog):
     data.batches(SPLIT, global_batch_size=32, map=OF_AN_EXAMPLE[name]).dataset()
+    assert ["map draws random numbers" in text for text in caplog.messages] == [True] * name.startswith("noise")
 
 
 @pytest.mark.parametrize("made", ["batches", "cached", "resident", "records"])
