@@ -1,0 +1,129 @@
+"""A plugin of pytest: a Keras metric's state is summed over the shares of replicas, as the totals of a step are.
+
+Each `update_state` of targets and outputs is cut into the rows of three replicas. `Metrics` computes what each adds to
+the state, the sums are added up, and the result is that of the sums.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import recorder
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit.data import bounds
+from mirrorkit.errors import StepError
+from mirrorkit.train.keras_model.outputs import Output
+from mirrorkit.train.totals.metrics import Metrics
+
+REPLICAS = 3
+OUTPUT = ("y_true", "y_pred", "sample_weight")
+EXACT = 2**24  # whole numbers beyond are rounded in float32
+
+_resolved: weakref.WeakKeyDictionary[Any, Metrics] = weakref.WeakKeyDictionary()
+
+
+def pytest_collection_finish() -> None:
+    """Replace the methods of every metric, of the tests' own too."""
+    for cls in set(_subclasses(keras.metrics.Metric)):
+        for name, replacement in (("update_state", _update_state), ("result", _result)):
+            if name in vars(cls):
+                setattr(cls, name, replacement(vars(cls)[name]))
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for below in cls.__subclasses__():
+        yield below
+        yield from _subclasses(below)
+
+
+def _update_state(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def update_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.is_inside() or not tf.executing_eagerly():
+            return original(self, *args, **kwargs)
+        with recorder.inside():
+            if reason := _summed(self, signature, *args, **kwargs):
+                recorder.beside(reason)
+                return original(self, *args, **kwargs)
+        recorder.went_through()
+        return None
+
+    return update_state
+
+
+def _summed(metric: Any, signature: inspect.Signature, *args: Any, **kwargs: Any) -> str:
+    """Update the metric as a step does, or say why a step would not."""
+    if list(signature.parameters)[1:4] == ["y_true", "y_pred"]:
+        return "its metric takes no `sample_weight`, which `fit` and a step pass"
+    if list(signature.parameters)[1:4] != list(OUTPUT):
+        return "its metric takes values, not targets and outputs: a step takes none such"
+    given = signature.bind(metric, *args, **kwargs).arguments
+    output = Output(None, *(_tensor(given.get(name)) for name in OUTPUT))
+    if not (output.y.shape.rank and output.y_pred.shape.rank):
+        return "its targets or outputs are a scalar, without rows"
+    if output.y_pred.shape.rank == 1 and getattr(metric, "top_k", None):
+        return "it takes the `top_k` of all rows: on several replicas a step refuses it at the first batch"
+    if any(np.any(np.abs(v) >= EXACT) for v in metric.variables if not tf.as_dtype(v.dtype).is_floating):
+        return "it counts beyond 16,777,216 in whole numbers, and a step's totals are float32"
+    try:
+        _add(metric, output)
+    except StepError as error:
+        if "could not be computed of targets" in str(error):
+            return "a step refuses its metric for targets and outputs of these shapes and types"
+        return f"a step refuses its metric: {error}"
+    return ""
+
+
+def _tensor(value: Any) -> tf.Tensor | None:
+    return None if value is None else tf.convert_to_tensor(value)
+
+
+def _add(metric: Any, output: Output) -> None:
+    """Add to the state of a metric what the rows of all replicas add."""
+    before = [(variable, tf.convert_to_tensor(variable)) for variable in metric.variables]
+    metrics = _resolved[metric] = Metrics(None, [metric], [output])  # tries the metric, and leaves it empty
+    for variable, value in before:
+        variable.assign(value)
+    sums = _flat(metric)
+    for replica in range(REPLICAS):
+        if share := _share(output, replica):
+            sums += tf.concat(metrics.sums([share]), 0)
+    sizes = [tf.size(variable) for variable in metric.variables]
+    for variable, value in zip(metric.variables, tf.split(sums, sizes), strict=True):
+        variable.assign(tf.cast(tf.reshape(value, variable.shape), variable.dtype))
+
+
+def _flat(metric: Any) -> tf.Tensor:
+    return tf.concat([tf.reshape(tf.cast(v, tf.float32), [-1]) for v in metric.variables], 0)
+
+
+def _share(output: Output, replica: int) -> Output | None:
+    """Return the rows of a replica; None where it has none, and adds zeros."""
+    first, end = bounds(len(output.y_pred), replica, REPLICAS)
+
+    def rows(value: tf.Tensor | None) -> tf.Tensor | None:
+        is_by_row = value is not None and value.shape.rank and len(value) == len(output.y_pred)
+        return value[first:end] if is_by_row else value  # weights that are one for all rows
+
+    return Output(None, *map(rows, output[1:])) if first < end else None
+
+
+def _result(original: Any) -> Any:
+    @functools.wraps(original)
+    def result(self: Any) -> Any:
+        if recorder.is_inside() or self not in _resolved or not tf.executing_eagerly():
+            return original(self)
+        with recorder.inside():
+            results = _resolved[self].results(_flat(self))
+        return results.get(self.name, results)
+
+    return result

@@ -1,0 +1,100 @@
+"""Other projects' tests with mirrorkit inside: they pass, and fail where mirrorkit computes something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import run
+from run import SUITES, Outcome, Suite
+
+WRONG_UPDATE = """
+from mirrorkit import optim
+
+right = optim.functional_apply
+
+def wrong(*given, **options):
+    weights, slots = right(*given, **options)
+    return [weight * 1.0001 for weight in weights], slots
+
+optim.functional_apply = wrong
+"""
+WRONG_SUMS = """
+from mirrorkit.train.totals import metrics
+
+right = metrics._update
+metrics._update = lambda metric, state, y, y_pred, weight: right(metric, state, y, y_pred, None)
+"""
+WRONG_LOOP = """
+from mirrorkit.train.step import replicated_optimizer
+
+right = replicated_optimizer.functional_apply
+
+def wrong(optimizer, weights, slots, gradients, **options):
+    return right(optimizer, weights, slots, [1.001 * gradient for gradient in gradients], **options)
+
+replicated_optimizer.functional_apply = wrong
+"""
+OPTIMIZERS = SUITES["optimizers"]
+METRICS = SUITES["metrics"]._replace(files="keras/src/metrics/regression_metrics_test.py", needs=())
+
+
+def _broken(suite: Suite, only: str, code: str, folder: Path) -> Outcome:
+    (folder / "broken.py").write_text(code)
+    return run.run(suite, only, plugins=["broken"], paths=[folder])
+
+
+@pytest.mark.slow
+def test_keras_optimizer_tests() -> None:
+    found = run.run(OPTIMIZERS)
+    assert not found.failed
+    assert found.passed >= 80  # of Keras 3.15; earlier ones have fewer
+    assert found.calls > 3 * found.passed
+
+
+@pytest.mark.slow
+def test_keras_optimizer_tests_fail_where_the_update_is_wrong(tmp_path: Path) -> None:
+    found = _broken(OPTIMIZERS._replace(files="keras/src/optimizers/sgd_test.py"), "", WRONG_UPDATE, tmp_path)
+    assert found.failed
+    assert not found.passed
+
+
+@pytest.mark.slow
+def test_keras_metric_tests(tmp_path: Path) -> None:
+    found = run.run(METRICS)
+    assert not found.failed
+    assert found.passed >= 15
+    assert _broken(METRICS, "weighted", WRONG_SUMS, tmp_path).failed
+
+
+@pytest.mark.slow
+def test_the_harness_of_tf_keras(tmp_path: Path) -> None:
+    suite = SUITES["correctness"]
+    if lacks := run.missing(suite):
+        pytest.skip(f"{', '.join(lacks)} is not installed: pip install -e '.[foreign]'")
+    found = run.run(suite, "DenseTest and smaller_last_batch0")
+    assert (found.passed, found.failed) == (1, {})
+    assert _broken(suite, "DenseTest and smaller_last_batch0", WRONG_LOOP, tmp_path).failed
+
+
+def test_what_counts_as_passed() -> None:
+    def test(outcome: str = "passed", calls: int = 2, reasons: tuple[str, ...] = (), message: str = "") -> dict:
+        return {"outcome": outcome, "calls": calls, "reasons": list(reasons), "message": message}
+
+    tests = {
+        "one": test(),
+        "without a call": test(calls=0),
+        "left to Keras": test(reasons=["it is refused"]),
+        "skipped": test("skipped", 0, message="Skipped: no JAX"),
+        "failed": test("failed", message="1 is not 2"),
+        "failed beside": test("failed", 0, ["it is refused"], "2 is not 3"),
+    }
+    found = run.outcome(OPTIMIZERS, tests)
+    assert found.passed == 1
+    assert found.failed == {"failed": "1 is not 2", "failed beside": "2 is not 3"}
+    assert found.beside == {
+        OPTIMIZERS.unless_called: 1,
+        "it is refused": 1,
+        "skipped by the suite: no JAX": 1,
+    }
+    assert found.tests == len(tests)
