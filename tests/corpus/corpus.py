@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import nets_dense
+import nets_hub
 import nets_options
 import nets_own_steps
 import nets_pictures
@@ -39,6 +40,7 @@ KINDS = {
     "sequences": nets_sequences,
     "tables, several inputs and outputs": nets_tables,
     "options of layers and training": nets_options,
+    "KerasHub": nets_hub,
     "custom training steps": nets_own_steps,
     "refused": nets_refused,
 }

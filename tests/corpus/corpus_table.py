@@ -63,7 +63,7 @@ def as_markdown(rows: Rows, kept: Mapping[str, Sequence[str]] | None = None) -> 
     sections = []
     for kind in KINDS:
         names = [name for name in ENTRIES if name in lines and ENTRIES[name].kind == kind]
-        sections.append(f"### {kind.capitalize()}\n\n{_table(HEAD, [lines[name][0] for name in names])}")
+        sections.append(f"### {kind[0].upper()}{kind[1:]}\n\n{_table(HEAD, [lines[name][0] for name in names])}")
     said = [line for name in ENTRIES for line in lines.get(name, [])[1:]]
     return "\n\n".join([*sections, "### What the refusals say\n\n" + "\n".join(said)])
 

@@ -21,6 +21,7 @@ SAMPLE = [
     "bag of words: Embedding, mean under a mask, SGD",
     "StringLookup in the pipeline",
     "a Loss subclass that is not registered",
+    "Gemma language model, LoRA",
     "siamese net, contrastive pairs",
     "Step.from_loss: the hardest negative of the batch",
 ]
