@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FIRST_READ = ("README.md",)  # the other pages run in the slow set
-OWN_PROCESS = ("devices.md",)  # settings that only work before TensorFlow has started
+OWN_PROCESS = ("devices.md", "watching.md")  # settings before TensorFlow has started; what MLflow and W&B leave behind
 NOT_RUN = {  # blocks marked `py`, and where their code is run instead
     "checkpoints.md": "addresses of buckets: tests/train/checkpoints/test_bucket.py, tests/kills/test_bucket_kills.py",
     "checks.md": "it changes the whole process: tests/test_reproducible.py",
