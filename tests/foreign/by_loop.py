@@ -97,7 +97,7 @@ def dense(kind: str = "sequential") -> Any:
     if kind == "sequential":
         return keras.Sequential([keras.Input((1,)), *layers])
     model = Subclass(layers)
-    model.build((None, 1))
+    model(np.zeros((1, 1), "float32"))
     return model
 
 
@@ -155,6 +155,7 @@ class _OnReplicas:
     def get_model(self, initial_weights: Any = None, distribution: Any = None, input_shapes: Any = None) -> Any:
         with harness.MaybeDistributionScope(distribution):
             model, optimizer = self.net(), keras.optimizers.SGD(self.rate)
+            assert model.weights  # else the harness would not make both begin alike
             if initial_weights:
                 model.set_weights(initial_weights)
             model.compile(optimizer, self.loss, metrics=[self.metric], auto_scale_loss=False)
