@@ -99,4 +99,5 @@ def copied_pages(tmp_path: Path, script: Callable[[str], Any]) -> Path:
         (root / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, root / path.relative_to(ROOT))
     shutil.copytree(ROOT / "docs/figures", root / "docs/figures")
+    shutil.copy(ROOT / "docs/equivalence-table.md", root / "docs")  # which the picture of equality is made from
     return root
