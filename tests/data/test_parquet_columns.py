@@ -86,7 +86,7 @@ def test_missing_values_are_filled_as_asked(tmp_path):
         value = wrong[column] if isinstance(wrong, dict) else wrong
         with pytest.raises(RecipeError, match=re.escape(f"fill={value}") + f".*{column}"):
             data.parquet(tmp_path, **{"fill": wrong, **SIZE})
-    with pytest.raises(RecipeError, match="fill names the columns nothing, of which there is none"):
+    with pytest.raises(RecipeError, match="fill names the columns nothing, which do not exist"):
         data.parquet(tmp_path, y="label", fill={**fill, "nothing": 0}, **SIZE)
 
 

@@ -103,7 +103,7 @@ def test_a_worker_that_is_elsewhere_is_told_whatever_the_sizes(workers_of, size)
 
     workers = workers_of(3)
     for text in workers.run(call):
-        assert "same place of the program: Loop.evaluate on worker 0 and Loop.fit on worker 1, worker 2. What" in text
+        assert "same place of the program: Loop.evaluate on worker 0 and Loop.fit on worker 1, worker 2. All" in text
     assert workers.messages == 1
 
 

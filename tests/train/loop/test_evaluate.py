@@ -78,7 +78,7 @@ def test_outputs_that_are_not_one_array_are_named(make_loop: Any) -> None:
 
     data = tf.data.Dataset.from_generator(sequences, output_signature=tf.TensorSpec([None, None, 3]))
     loop = make_loop(("mirrored", 2), lambda: sequential((None, 3), L.Dense(2)))
-    with pytest.raises(StepError, match=r"\[None, 5, 2\], of others \[None, 7, 2\].*Pad the data"):
+    with pytest.raises(StepError, match=r"\[None, 5, 2\] for some batches and \[None, 7, 2\] for others.*Pad the data"):
         loop.predict(data)
     assert loop.predict(data.skip(1).take(1)).shape == (8, 7, 2)
 

@@ -247,5 +247,5 @@ def test_a_recipe_that_holds_less_than_it_says_is_an_error(line: Any, recipe: An
             return super().dataset(epoch, start).take(3 - start)
 
     fewer = Fewer(**{f.name: getattr(recipe, f.name) for f in dataclasses.fields(recipe) if f.init})
-    with pytest.raises(StepError, match="holds 5 batches, but ended before"):
+    with pytest.raises(StepError, match="claims to hold 5 batches, but ended before"):
         line.fit(fewer, verbose=0)

@@ -102,7 +102,7 @@ def test_the_end_of_data_of_unknown_length_ends_the_call() -> None:
 def test_data_that_end_early_are_named() -> None:
     data = _read(12, steps=5, position=0)
     data.advance(1)
-    with pytest.raises(StepError, match=r"holds 5 batches, but ended after 4\. Fix its cardinality"):
+    with pytest.raises(StepError, match=r"claims to hold 5 batches, but ended after 4\. Fix its cardinality"):
         _cut(data, 4, 1, 2)
 
 
