@@ -77,7 +77,7 @@ def _summed(metric: Any, signature: inspect.Signature, *args: Any, **kwargs: Any
     try:
         _add(metric, output)
     except StepError as error:
-        if "could not be computed of targets" in str(error):
+        if "could not be computed for targets" in str(error):
             return "a step refuses its metric for targets and outputs of these shapes and types"
         return f"a step refuses its metric: {error}"
     return ""
