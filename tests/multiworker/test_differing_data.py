@@ -27,7 +27,7 @@ ENDS = "The data ended after 3 batches on worker 1, but not on worker 0."
 SAYS_IN_PASSES = {
     "fit ends earlier": ENDS,
     "evaluate ends earlier": ENDS,
-    "validation of other data": "must read the same global batches of the validation, of which",
+    "validation of other data": "must read the same global batches of the validation, and each trains on",
     "predict ends earlier": ENDS,
     "predict fewer batches": "an epoch's number of batches is one on worker 0, and another on worker 1",
     "predict other data": "the first batch is one on worker 0, and another on worker 1",
