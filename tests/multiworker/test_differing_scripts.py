@@ -39,12 +39,12 @@ SAYS = {
     "weights of its own": "/kernel' has different values on worker 1 than on worker 0, before the first step;",
     "a callback that writes noise": "/kernel' has different values on worker 1 than on worker 0, after epoch 0",
     "a callback that sets the rate": "/learning_rate' has different values on worker 1 than on worker 0, after epoch 0",
-    "evaluate between fits": PLACE + "Loop.evaluate on worker 0 and Loop.fit on worker 1. All of them",
-    "evaluate after an epoch": PLACE + "Loop.evaluate within Loop.fit on worker 0 and Loop.fit on worker 1. All of them",
-    "predict after an epoch": PLACE + "Loop.predict within Loop.fit on worker 0 and Loop.fit on worker 1. All of them",
-    "evaluate after a batch": PLACE + "Loop.evaluate within Loop.fit on worker 0 and Loop.fit on worker 1. All of them",
-    "export": PLACE + "a wait for the chief on worker 0 and Loop.fit on worker 1. All of them",
-    "a number of its own": PLACE + "a call of your own on worker 0 and Loop.fit on worker 1. All of them",
+    "evaluate between fits": PLACE + "Loop.evaluate on worker 0 and Loop.fit on worker 1. All of",
+    "evaluate after an epoch": PLACE + "Loop.evaluate within Loop.fit on worker 0 and Loop.fit on worker 1. All of",
+    "predict after an epoch": PLACE + "Loop.predict within Loop.fit on worker 0 and Loop.fit on worker 1. All of",
+    "evaluate after a batch": PLACE + "Loop.evaluate within Loop.fit on worker 0 and Loop.fit on worker 1. All of",
+    "export": PLACE + "a wait for the chief on worker 0 and Loop.fit on worker 1. All of",
+    "a number of its own": PLACE + "a call of your own on worker 0 and Loop.fit on worker 1. All of",
 }
 
 

@@ -115,9 +115,11 @@ def test_a_callback_that_cannot_take_its_state_is_named() -> None:
     class Fixed(C.Callback):  # type: ignore[name-defined, misc]
         fixed = property(lambda self: 1)
 
-    with pytest.raises(CheckpointError, match=r"callback Picky cannot restore its state .*: set_state raised KeyError: 0"):
+    with pytest.raises(CheckpointError, match=r"callback Picky cannot restore .*: set_state raised KeyError: 0"):
         _states(Picky()).restore([("Picky", "state", 1)])
-    with pytest.raises(CheckpointError, match=r"callback Fixed cannot restore its state .*: setting 'fixed' raised AttributeError"):
+    with pytest.raises(
+        CheckpointError, match=r"callback Fixed cannot restore .*: setting 'fixed' raised AttributeError"
+    ):
         _states(Fixed()).restore([("Fixed", "attributes", {"fixed": 2})])
 
 
