@@ -47,7 +47,7 @@ def inside() -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: Any) -> None:
-    """Begin to count anew."""
+    """Start counting from zero again."""
     _now.clear()
     _now.update(outcome="passed", calls=0, reasons=[], message="")
     _tests[item.nodeid] = dict(_now)

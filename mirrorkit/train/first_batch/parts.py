@@ -22,7 +22,7 @@ import tensorflow as tf
 from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch.functions import of_loss, of_metric
-from mirrorkit.train.first_batch.results import Results, differences
+from mirrorkit.train.first_batch.results import Results, differences, largest_apart
 from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN, differ, numbers
 from mirrorkit.train.first_batch.rows import PARTS, Computed, InParts, rows_differ
 from mirrorkit.train.first_batch.sampled_rows import (
@@ -45,6 +45,7 @@ from mirrorkit.variables import native, unchanged
 
 _log = logging.getLogger("mirrorkit")
 
+_ROUNDED = 30  # times what the last digits of the weights change: as much may be rounding
 _CALLS = 1e-4  # rounding of what models compute for batches of different sizes, in parts of a number's size
 
 Checks = Mapping[str, Callable[[], Iterable[str]]]  # by the name under which one can be left out
@@ -154,8 +155,9 @@ class _Parts:
         whole, parts = (results(*found) for found in computed(of_both))
         found = differences(step, parts, whole._replace(state=parts.state), "on all rows")
         if found and training:
-            nudged = results(*computed(lambda weights, *given: of_all([_nudged(one) for one in weights], *given)))
-            if differences(step, whole._replace(gradients=nudged.gradients), whole, ""):  # they are rounding alone
+            nudge = functools.partial(_nudged, eps=2.0**-7 if has_sixteen_bits(step.model) else 2.0**-22)
+            nudged = results(*computed(lambda weights, *given: of_all([nudge(one) for one in weights], *given)))
+            if largest_apart(parts, whole) <= _ROUNDED * largest_apart(nudged, whole):
                 parts = parts._replace(gradients=whole.gradients)
                 found = differences(step, parts, whole._replace(state=parts.state), "on all rows")
         before = computed.values.state
@@ -264,10 +266,9 @@ class _Parts:
         return SIXTEEN if has_sixteen_bits(self._step.model) else _CALLS
 
 
-def _nudged(weight: tf.Tensor) -> tf.Tensor:
+def _nudged(weight: tf.Tensor, eps: float) -> tf.Tensor:
     """Change the last digits: of a converged model, the gradient is what rounding leaves, and changes as a whole."""
-    noise = tf.random.stateless_normal(weight.shape, [0, 0], dtype=weight.dtype)
-    return weight * (1 + 2 * np.finfo(weight.dtype.as_numpy_dtype).eps * noise)
+    return weight * (1 + eps * tf.random.stateless_normal(weight.shape, [0, 0], dtype=weight.dtype))
 
 
 def _number(tensor: tf.Tensor) -> float:

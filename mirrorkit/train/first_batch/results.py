@@ -35,6 +35,12 @@ def differences(step: Supervised, ours: Results, theirs: Results, where: str) ->
     return [text for text in found if text]
 
 
+def largest_apart(ours: Results, theirs: Results) -> float:
+    """Return the largest difference of any number in the gradients."""
+    pairs = [pair for pair in zip(ours.gradients, theirs.gradients, strict=True) if all(g is not None for g in pair)]
+    return max((float(np.max(np.abs(one - other), initial=0.0)) for one, other in map(numbers, pairs)), default=0.0)
+
+
 def _in_gradients(step: Supervised, ours: Results, theirs: Results, share: float, where: str) -> str:
     """Compare by the largest number of all gradients: that of a bias before a normalization is rounding alone."""
     largest, worst = 0.0, ("", 0.0, np.zeros(0), np.zeros(0))

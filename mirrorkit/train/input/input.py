@@ -88,7 +88,7 @@ class Input:
         self.global_batch_size = source.global_batch_size
         workers = 1 if self._context is None else self._context.num_input_pipelines
         self.order_workers = workers if source.order_depends_on_workers else None
-        self.begins_anew = source.begins_anew
+        self.starts_over = source.starts_over
         if self.global_batch_size is not None:
             batching.check_split(self.global_batch_size, strategy.num_replicas_in_sync)
         if self._context is None and is_chief(strategy):

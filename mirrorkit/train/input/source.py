@@ -24,7 +24,7 @@ class Source:
     Attributes:
         can_be_read_twice: whether reading it changes nothing.
         is_endless: whether it never ends.
-        begins_anew: whether a resumed run reads and skips what came before, in an order that may be another one.
+        starts_over: whether a resumed run reads and skips what came before, in an order that may be another one.
         has_known_end: whether the number of batches that it states can be relied on.
         steps: batches of an epoch; None where that is unknown.
         num_examples: examples of an epoch; None where that is unknown.
@@ -36,7 +36,7 @@ class Source:
     """
 
     can_be_read_twice = has_known_end = True
-    is_endless = begins_anew = False
+    is_endless = starts_over = False
     order: str | None = None
     labels: Nest = None
 
@@ -167,7 +167,7 @@ class DatasetSource(Source):
         batches = int(self.data.cardinality())
         self.is_endless = batches == tf.data.INFINITE_CARDINALITY
         self.steps = batches if batches >= 0 else None
-        self.begins_anew = not self.is_endless
+        self.starts_over = not self.is_endless
         self.global_batch_size = tf.nest.flatten(self.element_spec)[0].shape[0]
 
     def batches(

@@ -98,9 +98,9 @@ def _require_same_order(position: Position, data: Input, where: str) -> None:
             f"{where}; found data with {data.steps} batches per epoch. Finish the epoch with as many as it began with "
             f"(steps_per_epoch), or {_AT_ITS_END}."
         )
-    if data.begins_anew:
+    if data.starts_over:
         _log.warning(
-            "%s. Now the dataset begins anew and its first %d batches are skipped. If it shuffles, the rest of the "
+            "%s. Now the dataset starts over and its first %d batches are skipped. If it shuffles, the rest of the "
             "epoch repeats some examples and leaves out others. Recipes (mk.data.batches, records, source, ...) go on "
             "exactly.",
             where,

@@ -143,7 +143,7 @@ def test_a_dataset_that_may_shuffle_again_is_named_when_its_epoch_goes_on(
     options = {"steps_per_epoch": 5} if kind == "endless dataset" else {}
     break_off(line, data, mk.train.Checkpoints(tmp_path, every=7), at=8, epochs=2, **options)
     line.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0, **options)
-    said = [record.getMessage() for record in caplog.records if "begins anew" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "starts over" in record.getMessage()]
     assert len(said) == (kind == "dataset")
     assert all("after 2 batches of epoch 1" in text and "first 2 batches are skipped" in text for text in said)
 

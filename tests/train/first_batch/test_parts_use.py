@@ -196,3 +196,16 @@ def test_a_model_that_has_converged_is_not_refused(make_loop: Any) -> None:
         x = np.repeat(draws.normal(size=(1, 4)), 24, axis=0).astype("float32")
         loop.step.for_loop(loop.strategy).checked.clear()
         check(loop, x, np.asarray(loop.step.model(x[:1])).repeat(24, axis=0))
+
+
+def test_gradients_alone_that_differ_by_more_than_rounding_are_refused(make_loop: Any) -> None:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def counted(x: Any) -> Any:
+        return tf.identity(x), lambda upstream: upstream * tf.cast(tf.shape(x)[0], x.dtype)
+
+    def net() -> Any:
+        return sequential((4,), L.Dense(3), L.Lambda(counted), L.Dense(1))
+
+    loop = make_loop(TWO, net, unchecked=("keras",))
+    with pytest.raises(StepError, match=r"the gradient of '\S+' has the norm"):
+        check(loop, X, X[:, :1])
