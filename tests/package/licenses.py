@@ -33,7 +33,7 @@ def extras() -> list[str]:
 def packages(extra: str) -> dict[str, Mapping[str, object]]:
     """The metadata of each package that an extra brings, or mirrorkit alone for ""."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
-    done = subprocess.run([*command, f"{ROOT}[{extra}]"], check=True, stdout=subprocess.PIPE)
+    done = subprocess.run([*command, f"{ROOT}[{extra}]" if extra else str(ROOT)], check=True, stdout=subprocess.PIPE)
     found = [package["metadata"] for package in json.loads(done.stdout)["install"]]
     return {metadata["name"].lower(): metadata for metadata in found if metadata["name"] != "mirrorkit"}
 
