@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import watching
 from kill_series import MOMENTS, kills, series
-from strikes import STEP, STOP, TERM, Strike
+from strikes import STEP, TERM, Strike
 
 
 @pytest.mark.slow
@@ -37,12 +36,10 @@ def test_so_it_is_with_a_model_on_several_devices(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_whatever_happens_to_one_of_two_workers_changes_no_bit(tmp_path: Path) -> None:
     """The launcher ends the other one and starts both again."""
-    plan = [*kills("workers", 1), Strike("a worker", TERM, STEP), Strike("a worker", STOP, STEP)]
+    plan = [*kills("workers", 1), Strike("a worker", TERM, STEP)]  # one that stops answering: tests/faults
     lives, problems = series("workers", plan, 4, tmp_path)
     assert not problems
     assert [life.starts for life in lives] == [1] * len(plan)
-    *_, stopped = lives
-    assert re.match(r"ClusterError: worker \d \(ADDRESS\) has stopped answering, and the other workers", stopped.said)
     said = (tmp_path / "said").read_text()
     assert all(f"worker {worker} | SIGTERM: saved in" in said for worker in (0, 1))
     assert "ended with exit code 143 (SIGTERM)" in said

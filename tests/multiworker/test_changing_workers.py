@@ -86,8 +86,8 @@ def test_a_worker_lost_two_added_one_taken_away(run: Run, undisturbed: list[dict
 
 def test_nodes_of_ray_lost_and_added(run: Run, undisturbed: list[dict[str, np.ndarray]], nodes: RayNodes) -> None:
     options = ("--on", "ray", "--workers", "1:3")
-    found, job = run(*options, at=("100:nodes:1", "200:nodes:3", "300:nodes:2"), room=2, nodes=nodes)
-    assert [workers for workers, *_ in changes(job)] == [1, 3, 2], job.text
+    found, job = run(*options, at=("100:nodes:1", "200:nodes:3"), room=2, nodes=nodes)
+    assert [workers for workers, *_ in changes(job)] == [1, 3], job.text
     assert changes(job)[0][1] == 90
     assert changes(job)[1][2] == 0  # added nodes: the job saved first
     require_each_example_once(found, undisturbed)

@@ -32,8 +32,9 @@ def fetched(folder: Path, worker: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("options", [(), ("--processes", 2)], ids=["threads", "processes"])
-def test_a_killed_job_of_two_goes_on_in_one_process(options, tmp_path):
+def test_a_killed_job_of_two_goes_on_in_one_process(tmp_path):
+    """Each has processes that fetch, which are to end with it."""
+    options = ("--processes", 2)
     path = {"PYTHONPATH": os.pathsep.join(map(str, SCRIPT.parents[1:3]))}
     folder, whole = tmp_path / "killed", tmp_path / "whole"
     folder.mkdir()

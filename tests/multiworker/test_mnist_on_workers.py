@@ -1,4 +1,4 @@
-"""The MNIST examples as they stand, on two workers: >= 97 % in one epoch, and the weights of two replicas."""
+"""The MNIST example with a custom loop, on two workers: >= 97 % in one epoch, and the weights of two replicas."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ def weights(folder: Path, step: int, worker: int = 0) -> list[np.ndarray]:
 
 
 @pytest.mark.usefixtures("with_onednn")
-@pytest.mark.parametrize("name", ["mnist_loop.py", "mnist_custom_loop.py"])
-def test_two_workers_learn_mnist_and_equal_two_replicas(name: str, tmp_path: Path) -> None:
+def test_two_workers_learn_mnist_and_equal_two_replicas(tmp_path: Path) -> None:
     workers, one = tmp_path / "workers", tmp_path / "one"
     workers.mkdir()
     one.mkdir()
-    arguments = [STEPS, ROOT / "examples" / name, "--data", "mnist", "--epochs", "1"]
+    arguments = [STEPS, ROOT / "examples" / "mnist_custom_loop.py", "--data", "mnist", "--epochs", "1"]
     printed = finished(tmp_path, SCRIPT, workers, *arguments, limit=500).text
     accuracies = [float(value) for value in re.findall(r"worker \d .*test accuracy (\d\.\d+)", printed)]
     assert len(accuracies) >= 2

