@@ -14,7 +14,6 @@ from placement_table import BEGIN, END, EXAMPLES, as_markdown, rows
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "placement-figures.md"
 
-
 _FAST = [name for name in FEATURES if name in ("all at once", "pad_and_crop")]
 _SUBJECTS = [pytest.param(place, FEATURES[name], id=name) for place, name in enumerate(_FAST)]
 
