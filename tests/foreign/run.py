@@ -3,7 +3,7 @@
 Run: pip install -e '.[test,foreign]' && python tests/foreign/run.py [--write docs/foreign.md] [--only NAME ...]
 
 The tests come from the installed packages. Prints the table, and writes it into the page, between the lines that mark
-it. The exit code is 1 when a test fails that mirrorkit takes part in.
+it. The exit code is 1 when a test fails.
 """
 
 from __future__ import annotations
