@@ -2,8 +2,8 @@
 
 Run: python examples/compare_strategies.py --plot strategies.png
 
-Virtual CPU devices share the same cores: on them the table shows what a strategy costs, not how it scales. Beside GPUs,
-the second row is one CPU.
+Virtual CPU devices share the cores, so their table shows what a strategy costs, not how it scales. If GPUs are
+measured, the second row is one CPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Contrastive learning (SimCLR): every image against all others of the global batch, on however many replicas.
+"""Contrastive learning (SimCLR): every image against all others of the global batch, on any number of replicas.
 
-Two crops of an image are to have similar codes, and other codes than the crops of all other images (Chen et al. 2020,
-arXiv:2002.05709). The others are on other replicas too: `mk.train.all_gather` brings their codes, with their gradient.
+Two crops of an image should have similar codes, which differ from those of all other images (Chen et al. 2020,
+arXiv:2002.05709). Other images are also on other replicas: `mk.train.all_gather` gathers their codes with gradients.
 
 Run: python examples/contrastive.py --devices cpu:4 --epochs 1
      python -m mirrorkit launch --workers 2 examples/contrastive.py

@@ -1,4 +1,4 @@
-"""A transformer on the rows of MNIST's images, its first half on one device and its second half on another.
+"""A transformer on the rows of MNIST's images, with the first half on one device and the second half on another.
 
 Run: python examples/model_parallel.py --devices cpu:2 --limit 2048 --epochs 1
      python examples/model_parallel.py --devices cpu:4   # two replicas of two devices each

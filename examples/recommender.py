@@ -1,8 +1,9 @@
-"""A recommender of two towers: large tables of embeddings, of which a batch looks up few rows.
+"""A two-tower recommender: large embedding tables, of which each batch looks up few rows.
 
-Users and items are drawn by Zipf's law: the k-th most popular of them with a probability proportional to 1/k. Each has
-a hidden taste, one of two; a user likes an item of the same taste four times out of five, another once. With Adagrad or
-SGD a step updates only the rows that its batch looks up; with Adam all rows change (docs/large-tables.md).
+Users and items are drawn by Zipf's law: the k-th most popular has a probability proportional to 1/k. Each has one of
+two hidden tastes. A user likes an item of the same taste with probability 4/5, and other items with probability 1/5.
+With Adagrad or SGD a step updates only the rows that its batch looks up; with Adam all rows change
+(docs/large-tables.md).
 
 Run: python examples/recommender.py --devices cpu:2
      python -m mirrorkit launch --workers 2 examples/recommender.py --epochs 1

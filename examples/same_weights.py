@@ -1,4 +1,4 @@
-"""One script, the same weights under every strategy: train a small net and compare its weights with one device's.
+"""One script, the same weights under every strategy: train a small net, compare its weights with those of one device.
 
 Run: python examples/same_weights.py --epochs 2
      python examples/same_weights.py --strategy mirrored --devices cpu:2 --save mirrored.npz

@@ -1,10 +1,10 @@
-"""The bytes of a training step between two workers, counted: a recommender whose gradients are rows, or dense.
+"""Count the bytes that a training step sends between two workers: a recommender with sparse or dense gradients.
 
     python examples/benchmarks/bytes_between_workers.py --optimizers adagrad adam --rounds 3
 
-Two processes on this machine train the recommender of kinds/models.py by `multi_worker`. Before and after an epoch each
-asks the system how many bytes its connections to the other have sent (Linux: `tcpi_bytes_acked` of tcp(7)); all that
-the workers tell each other counts, what gRPC adds too. An epoch before them is not counted.
+Two processes on this machine train the recommender of kinds/models.py under `multi_worker`. Before and after an epoch,
+each asks the system how many bytes its connections to the other have sent (Linux: `tcpi_bytes_acked` of tcp(7)). All
+traffic counts, including gRPC's own. A warm-up epoch is not counted.
 """
 
 from __future__ import annotations

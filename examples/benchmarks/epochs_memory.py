@@ -1,4 +1,4 @@
-"""Whether the memory of a process grows with its epochs: it trains, validates, saves and runs callbacks 1,000 times.
+"""Measure whether a process's memory grows with its epochs: it trains, validates, saves and runs callbacks 1,000 times.
 
     python examples/benchmarks/epochs_memory.py
 

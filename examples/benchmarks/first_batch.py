@@ -1,10 +1,10 @@
-"""What the checks of the first batch cost, beside eager steps of Keras on as few rows, and beside the first step.
+"""The cost of the checks of the first batch, compared with eager steps of Keras on as few rows and with the first step.
 
     python examples/benchmarks/first_batch.py --replicas 2 --rounds 5
 
-A step is compared with Keras, and a batch with its parts, before the first update, once in a process. Beside it are the
-first three eager training steps of Keras on four rows, in a fresh process too; three later ones; and, in the process of
-the checks and without them, the first step, which holds its trace, and a first epoch of 100 batches.
+Before the first update of a process, a step is compared with Keras, and a batch with its parts. For comparison, the
+table has the first three eager training steps of Keras on four rows, also in a fresh process, and three later ones. It
+also has the first step without the checks, which includes its trace, and a first epoch of 100 batches.
 """
 
 from __future__ import annotations

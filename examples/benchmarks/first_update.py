@@ -1,12 +1,12 @@
-"""Seconds to the first update, beside Keras's fit, and of synchronized beside plain BatchNormalization.
+"""The time to the first update: Loop and Keras's fit, and Loop with synchronized and with plain BatchNormalization.
 
     python examples/benchmarks/first_update.py --replicas 1 2 4 8 --layers 8 16 32 64 --rounds 3
 
-As in kinds_of_work.py, each round starts a fresh process for each contender, and takes the seconds from the start of
-the first fit to the end of its one update; of `Loop` also those of the checks of the first batch, and of tracing. A
-few steps follow. The nets of BatchNormalization run on `--beside-plain` replicas.
+As in kinds_of_work.py, each round starts a fresh process for each contender and measures the time from the start of the
+first fit to the end of its only update; for `Loop` also the time of the checks of the first batch and of tracing. A few
+steps follow. The nets with BatchNormalization run on `--beside-plain` replicas.
 
-`--write docs/speed-details.md` stores the run in docs/figures, and makes the tables of that page from it.
+`--write docs/speed-details.md` stores the run in docs/figures and makes the tables of that page from it.
 """
 
 from __future__ import annotations

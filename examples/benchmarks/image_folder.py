@@ -1,4 +1,4 @@
-"""Images per second and peak memory of reading a folder of JPEG files, beside Keras's function and TFRecord files.
+"""Images per second and peak memory of reading a folder of JPEG files, against Keras's function and TFRecord files.
 
     python examples/benchmarks/image_folder.py --json docs/figures/image-folder.json
     python examples/benchmarks/image_folder.py --large --json docs/figures/image-folder-large.json
@@ -8,7 +8,8 @@ files in class folders, and the same bytes as TFRecord files. Each contender rea
 own, in turns and without training: shuffled, decoded, in batches. Peak memory is that of a fresh process that reads one
 epoch; it does not count the system's page cache.
 
-With --large they are drawn pictures of 3000x4000 pixels, which image_folder reads at 224x224 with each max_jpeg_ratio.
+With --large, the images are drawn and have 3000x4000 pixels; image_folder reads them at 224x224, with each
+max_jpeg_ratio.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A job that its input holds up, on several workers, beside as many independent jobs with their part of the data each.
+"""An input-bound job on several workers, compared with as many independent jobs, each with its part of the data.
 
     python examples/benchmarks/input_bound.py --workers 2
 
-JPEG decoding and augmentation in front of a linear model; every process has a core of its own. The workers train one
-model together and read their own rows of each global batch; the jobs apart train each a model of its own, on its part
-of the files. In turns (workers, apart, workers, ...): the ratio of images/s says what is lost to reading together.
+JPEG images are decoded and augmented for a linear model; every process has its own core. The workers train one model
+together and read their own rows of each global batch. Each independent job trains its own model on its part of the
+files. They run in turns (workers, apart, workers, ...); the ratio of images/s shows the cost of reading together.
 """
 
 from __future__ import annotations

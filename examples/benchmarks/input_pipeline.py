@@ -1,9 +1,9 @@
-"""What map in parallel, prefetch, cache and shuffle do for an input pipeline, one after the other.
+"""The effect of a parallel map, prefetch, cache and shuffle on an input pipeline, one after the other.
 
 Run: python examples/benchmarks/input_pipeline.py
 
 JPEG images are read from a TFRecord file, decoded and flipped. A wait of 20 ms per batch stands for a step on a device
-that computes while the CPU is free. The variants are measured in turns. It needs no GPU, and a minute.
+that computes while the CPU is free. The variants are measured in turns. This takes a minute and needs no GPU.
 """
 
 from __future__ import annotations

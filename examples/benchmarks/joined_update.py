@@ -1,4 +1,4 @@
-"""What joining small weights in the update gains on this machine: the time of the update, by the size limit.
+"""The gain from joining small weights in the update on this machine: the time of the update by size limit.
 
     python examples/benchmarks/joined_update.py --nets resnet20 resnet56 --optimizer sgd --limits 0 16 64
 

@@ -4,7 +4,7 @@
 
 No GPU is needed: functions are traced and not run.
 
-A launch takes the host about 5 us whatever it does, so the number of launches limits the speed of a small net on a GPU.
+Every launch takes the host about 5 us, so the number of launches limits the speed of a small net on a GPU.
 Counts the operations of the traced functions that have a kernel on the device, as `mk.checks.placement` does: before
 Grappler, which merges some, and without XLA (which fit turns on by default on one GPU, not on several). Input is in
 host memory. orbit's loop runs the hand-written step in a tf.while_loop. "passes" are forward and backward pass only.

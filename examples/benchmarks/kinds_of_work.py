@@ -1,21 +1,21 @@
-"""Speed and memory of Loop beside Keras's fit, on the kinds of work that people have.
+"""Compare the speed and memory of Loop with those of Keras's fit, on several kinds of work.
 
     python examples/benchmarks/kinds_of_work.py --replicas 1 2 4 --rounds 3
 
-Both train the same model with the same optimizer on the same `tf.data.Dataset` of global batches, which repeats without
-an end. On several replicas both run under the strategy of `mk.strategy.create("mirrored", devices="cpu:N")`, a
-tf.distribute.MirroredStrategy of virtual CPU devices; on one, `fit` has none, as Keras's users write it.
+Both train the same model with the same optimizer on the same `tf.data.Dataset` of global batches, which repeats
+endlessly. On several replicas, both run under the strategy of `mk.strategy.create("mirrored", devices="cpu:N")`, a
+tf.distribute.MirroredStrategy of virtual CPU devices. On one replica, `fit` runs without a strategy.
 
-A round starts a fresh process for each contender and takes the seconds from the start of the first fit to the end of
-its one update, and of them the checks of the first batch; then epochs in turns; at last the peak memory of each
-process. A contender that fails has a row with the first line of its error.
+A round starts a fresh process for each contender. It measures the time from the start of the first fit to the end of
+its only update, and the part of it that the checks of the first batch take; then epochs in turns; finally the peak
+memory of each process. The row of a contender that fails shows the first line of its error.
 
 "batch-norm" is another comparison: `Loop` on a net with synchronized and with plain BatchNormalization.
 
-`--also XLA rows` measures what may not be a step's default too: XLA, messages of 32 MiB, and tables that are updated by
-rows, densely or lazily. On GPUs (`--device gpu`) the peak memory is that of the first.
+`--also XLA rows` also measures options that may not be a step's default: XLA, messages of 32 MiB, and tables that are
+updated by rows, densely or lazily. On GPUs (`--device gpu`) the peak memory is that of the first GPU.
 
-`--write docs/speed-kinds.md` stores the run in docs/figures, and makes the tables and the picture of that page from it.
+`--write docs/speed-kinds.md` stores the run in docs/figures and makes the tables and the picture of that page from it.
 """
 
 from __future__ import annotations

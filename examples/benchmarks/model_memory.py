@@ -1,10 +1,10 @@
-"""Memory of a transformer on each device: divided by a layout, by sharded slots, and with activations recomputed.
+"""Memory of a transformer on each device: with a layout, with sharded slots, and with recomputed activations.
 
     python examples/benchmarks/model_memory.py
 
-Prints the bytes of weights and Adam's slots on each device, which depend on no kind of device, and the memory by which
-a process grows at most while it trains on the CPU, with and without `mk.parallel.Recompute`; every training in a fresh
-process, in turns.
+Prints the bytes of weights and Adam's slots on each device, which do not depend on the kind of device. Also prints how
+much the memory of a process grows at most while it trains on the CPU, with and without `mk.parallel.Recompute`. Every
+training runs in a fresh process, in turns.
 """
 
 from __future__ import annotations

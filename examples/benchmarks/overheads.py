@@ -1,4 +1,4 @@
-"""What the progress bar, checkpoints and the sync check cost: epochs with and without each, in turns in one run.
+"""The cost of the progress bar, checkpoints and the sync check: epochs with and without each, in turns in one run.
 
     python examples/benchmarks/overheads.py --devices cpu:4 --rounds 5
 

@@ -1,10 +1,11 @@
-"""A Keras model's own train_step, a WGAN-GP, as it is in a Loop against a training loop written by hand for it.
+"""A Keras model's own train_step, a WGAN-GP, unchanged in a Loop, compared with a hand-written training loop.
 
     python examples/benchmarks/own_train_step.py --replicas 1 2 4 --rounds 5
 
-Both make the same three updates per batch, on the same data; the loop by hand is `strategy.run` in a `tf.function`, and
-Keras's optimizer sums the gradients. Each has a process of its own. First come the seconds from the created model to
-the end of the first step, in fresh processes; then blocks of steps, in turns. Ratios are those of medians.
+Both make the same three updates per batch, on the same data. The hand-written loop is `strategy.run` in a
+`tf.function`, and Keras's optimizer sums the gradients. Each has its own process. The first measurement is the time
+from the created model to the end of the first step, in fresh processes; then follow blocks of steps, in turns. Ratios
+are those of medians.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python examples/benchmarks/parquet_table.py --rows 500000 5000000
 
 Writes tables of 30 columns (28 of float32, one of int64, one of strings) in 8 files, and reads an epoch of each in a
-fresh process, shuffled, without training. Beside it, in turns, pyarrow alone reads the same row groups one after the
-other: what it gives is neither shuffled nor in tensors. Peak memory does not count the system's page cache.
+fresh process, shuffled, without training. For comparison, in turns, pyarrow alone reads the same row groups one after
+the other, neither shuffled nor as tensors. Peak memory does not count the system's page cache.
 """
 
 from __future__ import annotations

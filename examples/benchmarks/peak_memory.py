@@ -1,4 +1,4 @@
-"""The peak memory of a process; loads neither TensorFlow nor mirrorkit, whose modules would count."""
+"""The peak memory of a process. Loads neither TensorFlow nor mirrorkit, since their modules would count."""
 
 from __future__ import annotations
 

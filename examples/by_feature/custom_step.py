@@ -1,7 +1,7 @@
 """A step of your own: least squares by gradient descent, with `compute` on each replica and one `update` of the sums.
 
 Run: python examples/by_feature/custom_step.py
-Prints how far the weights are from those of the same steps in NumPy, on one replica and on two: by rounding alone.
+Prints how much the weights differ from those of the same steps in NumPy, on one and on two replicas: only by rounding.
 """
 
 import numpy as np

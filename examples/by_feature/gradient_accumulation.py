@@ -1,7 +1,7 @@
 """Gradient accumulation: one update of four batches of 32 is the update of one batch of 128, in the memory of 32.
 
 Run: python examples/by_feature/gradient_accumulation.py
-Prints how many updates each run made, and how much their weights differ: by rounding alone.
+Prints how many updates each run made, and how much their weights differ: only by rounding.
 """
 
 import keras

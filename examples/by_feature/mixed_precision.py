@@ -1,8 +1,8 @@
 """Mixed precision: computation in float16, weights in float32, and a loss scale so that small gradients do not vanish.
 
 Run: python examples/by_feature/mixed_precision.py
-Prints the dtypes, and what the dynamic loss scale did: it starts too high here, so the first steps overflow and are
-skipped on all replicas alike, and each halves the scale. With "mixed_bfloat16" no loss scale is needed.
+Prints the dtypes and the dynamic loss scale. The scale starts too high here: the first steps overflow, are skipped on
+all replicas, and each halves the scale. With "mixed_bfloat16" no loss scale is needed.
 """
 
 import keras

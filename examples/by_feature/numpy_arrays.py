@@ -1,7 +1,7 @@
 """Your own NumPy arrays: two inputs by name and a regression target, trained on two replicas.
 
 Run: python examples/by_feature/numpy_arrays.py
-Prints the weights that it learned, which are known here, and the error that arrays of different lengths give.
+Prints the learned weights, whose true values are known here, and the error for arrays of different lengths.
 """
 
 import keras

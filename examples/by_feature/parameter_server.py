@@ -1,8 +1,8 @@
 """Parameter servers: a table of vectors, split by rows over two servers, trained by two asynchronous workers.
 
 Run: python examples/by_feature/parameter_server.py
-Prints the shards of the table, and how near the vectors came to what was to be learned. All servers and workers are in
-this process here; for one process each, and for a cluster, leave `cluster=` out (docs/parameter-server.md).
+Prints the shards of the table, and the error of the learned vectors. All servers and workers run in this process here;
+to run each in its own process, or on a cluster, leave out `cluster=` (docs/parameter-server.md).
 """
 
 import numpy as np

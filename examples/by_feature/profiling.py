@@ -1,8 +1,8 @@
 """Profiling: a trace of ten training steps for TensorBoard's profile page, and where the time of a step goes.
 
 Run: python examples/by_feature/profiling.py
-Prints the steps that were traced, the size of the trace, whether the model's operations are in it, and a table. To look
-at a trace, install xprof and start tensorboard --logdir with its folder.
+Prints the steps that were traced, the size of the trace, whether it has the model's operations, and a table of the
+parts of a step. To view the trace, install xprof and start tensorboard --logdir with its folder.
 """
 
 import tempfile

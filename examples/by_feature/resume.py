@@ -1,7 +1,7 @@
-"""Resume: a run is stopped in the middle of an epoch, is started again, and ends with the weights of an unbroken run.
+"""Resume: a run is stopped in the middle of an epoch, restarts, and ends with the weights of an uninterrupted run.
 
 Run: python examples/by_feature/resume.py
-Prints where the run was stopped, where it went on, and that the weights are equal, bit for bit.
+Prints where the run stopped, where it continued, and that the weights are equal, bit for bit.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""TF_CONFIG written by hand: two workers on this machine, each a process that is told who the others are and who it is.
+"""TF_CONFIG written by hand: two worker processes on this machine, each with the addresses of both and its own index.
 
 Run: python examples/by_feature/tf_config.py
-Prints what each worker found out, and that both end with the weights that one process trains alone. On a cluster each
-machine has its own address. Under Slurm TF_CONFIG is not needed; `python -m mirrorkit launch` writes it for you.
+Prints the strategy of each worker, and that both end with the weights that one process trains alone. On a cluster, each
+machine has its own address. Under Slurm, TF_CONFIG is not needed; `python -m mirrorkit launch` writes it for you.
 """
 
 import json

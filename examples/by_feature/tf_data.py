@@ -1,7 +1,7 @@
-"""Your own tf.data.Dataset: its batches are the global ones, and each replica takes its share of each.
+"""Your own tf.data.Dataset: its batches are the global batches, and each replica takes its share of each.
 
 Run: python examples/by_feature/tf_data.py
-Prints the rows that each of two replicas gets, and that `evaluate` counts every row once, also of a smaller last batch.
+Prints the rows that each of two replicas gets, and that `evaluate` counts every row once, even in a smaller last batch.
 """
 
 import keras

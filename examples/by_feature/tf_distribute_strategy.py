@@ -1,7 +1,7 @@
-"""A strategy of your own: `Loop` also trains under one that tf.distribute made, without `mk.strategy.create`.
+"""Your own strategy: `Loop` also trains under a tf.distribute strategy that was created without `mk.strategy.create`.
 
 Run: python examples/by_feature/tf_distribute_strategy.py
-Prints the replicas, and that the weights are those of a strategy by `mk.strategy.create`, bit for bit.
+Prints the replicas, and that the weights equal those of a strategy of `mk.strategy.create`, bit for bit.
 """
 
 import keras

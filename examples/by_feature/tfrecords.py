@@ -1,8 +1,8 @@
-"""Sharded TFRecord files: write a set once, from a generator, then train on more than fits into memory.
+"""Sharded TFRecord files: write a data set once, from a generator, then train on more than fits into memory.
 
 Run: python examples/by_feature/tfrecords.py
-Prints the files, that a shuffled epoch holds every example once, and that the order of an epoch can be had again from
-any step on, which is what lets a run resume in the middle of an epoch without reading what it has done.
+Prints the files, that a shuffled epoch holds every example once, and that the order of an epoch can be repeated from
+any step on. So a run can resume in the middle of an epoch without reading the first half again.
 """
 
 import tempfile

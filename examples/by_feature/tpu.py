@@ -1,8 +1,8 @@
 """A TPU where there is one, otherwise all GPUs or the CPU, with the same script.
 
 Run: python examples/by_feature/tpu.py
-Prints why there is no TPU (as a warning), the strategy that was taken, and the shapes of the batches: all are equal and
-known in advance, as a TPU needs them. mirrorkit has not been run on a TPU yet (docs/tpu.md).
+Prints why there is no TPU (as a warning), the strategy in use, and the shapes of the batches, which are all equal and
+known in advance, as a TPU requires. mirrorkit has not been run on a TPU yet (docs/tpu.md).
 """
 
 import keras

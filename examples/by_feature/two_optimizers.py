@@ -1,8 +1,8 @@
 """Two optimizers: a GAN in one dimension, whose generator learns the mean and the spread of the data.
 
 Run: python examples/by_feature/two_optimizers.py
-Prints mean and spread of what the generator makes, before and after, and the updates of each optimizer. examples/gan.py
-draws digits in the same way, with checkpoints and pictures.
+Prints the mean and the spread of the generator's output, before and after training, and the updates of each optimizer.
+examples/gan.py draws digits in the same way, with checkpoints and pictures.
 """
 
 import keras

@@ -3,7 +3,7 @@
 Run: python tests/corpus/corpus_table.py [--write docs/corpus.md] [--only NAME ...]
 
 Prints the table, and writes it into the page, between the lines that mark it; with --only, the other rows stay there.
-The exit code is 1 when a cell is neither equal within rounding nor refused in the words expected.
+The exit code is 1 when a cell is neither equal up to rounding nor refused with the expected message.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ def _reason(optimizer: Any, variables: Sequence[Any]) -> str:
     if optimizer.gradient_accumulation_steps:
         return "it sets `gradient_accumulation_steps`, which a step refuses"
     if hasattr(optimizer.assign, "mock"):
-        return "it counts the writes of rows into a variable, and `functional_apply` writes none"
+        return "it counts the writes of rows into a variable; `functional_apply` does not write into variables"
     if not all(isinstance(variable, keras.Variable) for variable in variables):
-        return "it trains a plain `tf.Variable`, which no Keras model has for a weight"
+        return "it trains a plain `tf.Variable`; the weights of Keras models are Keras variables"
     return ""
 
 

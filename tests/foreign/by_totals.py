@@ -63,22 +63,22 @@ def _update_state(original: Any) -> Any:
 def _summed(metric: Any, signature: inspect.Signature, *args: Any, **kwargs: Any) -> str:
     """Update the metric as a step does, or say why a step would not."""
     if list(signature.parameters)[1:4] == ["y_true", "y_pred"]:
-        return "its metric takes no `sample_weight`, which `fit` and a step pass"
+        return "its metric takes no `sample_weight`; `fit` and a step pass one"
     if list(signature.parameters)[1:4] != list(OUTPUT):
-        return "its metric takes values, not targets and outputs: a step takes none such"
+        return "its metric takes values, not targets and outputs; a step does not support such metrics"
     given = signature.bind(metric, *args, **kwargs).arguments
     output = Output(None, *(_tensor(given.get(name)) for name in OUTPUT))
     if not (output.y.shape.rank and output.y_pred.shape.rank):
         return "its targets or outputs are a scalar, without rows"
     if output.y_pred.shape.rank == 1 and getattr(metric, "top_k", None):
-        return "it takes the `top_k` of all rows: on several replicas a step refuses it at the first batch"
+        return "its metric takes the `top_k` of all rows; on several replicas a step refuses it at the first batch"
     if any(np.any(np.abs(v) >= EXACT) for v in metric.variables if not tf.as_dtype(v.dtype).is_floating):
-        return "it counts beyond 16,777,216 in whole numbers, and a step's totals are float32"
+        return "its metric counts beyond 16,777,216 in integers; a step's totals are float32"
     try:
         _add(metric, output)
     except StepError as error:
         if "could not be computed for targets" in str(error):
-            return "a step refuses its metric for targets and outputs of these shapes and types"
+            return "a step refuses its metric for targets and outputs of these shapes and dtypes"
         return f"a step refuses its metric: {error}"
     return ""
 

@@ -1,9 +1,9 @@
-"""The table of docs/foreign.md: other projects' own tests, with the arithmetic in them taken by mirrorkit.
+"""The table of docs/foreign.md: other projects' own tests, with mirrorkit's arithmetic in place of theirs.
 
 Run: pip install -e '.[test,foreign]' && python tests/foreign/run.py [--write docs/foreign.md] [--only NAME ...]
 
 The tests come from the installed packages. Prints the table, and writes it into the page, between the lines that mark
-it. The exit code is 1 when a test fails that mirrorkit takes part in.
+it. The exit code is 1 when a test fails.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Suite(NamedTuple):
 SUITES = {
     "optimizers": Suite(
         "keras",
-        "optimizers: every update by `mk.optim.functional_apply`",
+        "optimizers: `mk.optim.functional_apply` computes every update",
         "by_functional_apply",
         "keras/src/optimizers/*_test.py",
         unless_called="it makes no update (configurations, arguments, files, one part of an update)",
     ),
     "metrics": Suite(
         "keras",
-        "metrics: each update summed over the shares of three replicas",
+        "metrics: each update is summed over the shares of three replicas",
         "by_totals",
         "keras/src/metrics/*_test.py",
         needs=("scipy",),
@@ -61,7 +61,7 @@ SUITES = {
     ),
     "correctness": Suite(
         "tf-keras",
-        "the harness of the correctness tests: each training on replicas by `mk.train.Loop`, or by a step in a loop",
+        "the harness of the correctness tests: `mk.train.Loop`, or a step in a custom loop, trains on the replicas",
         "recorder",
         "by_loop.py",
     ),

@@ -261,7 +261,7 @@ def as_markdown(runs: dict[str, dict[str, Any]]) -> str:
             repeated = f"0 to {most_of}" if (most_of := max(one.repeated for one in ones)) else "0"
             lines.append([on, deed, str(len(ones)), most, *phases, repeated])
         about = run["about"]
-        end = "; ".join(run["wrong"]) or "the end was right"
+        end = "; ".join(run["wrong"]) or "with the expected result"
         where = f"{machine.in_a_line(about)}; {about['time'][:10]}, `{about['command']}`"
         made.append(f"{on}: {len(struck)} strikes, {end} ({where}, seed {run['seed']}).")
     return "\n".join([*made, "", *(f"| {' | '.join(cells)} |" for cells in lines)])

@@ -113,7 +113,7 @@ PAIRS = f"tables of {USERS:,} x {FEATURES} and {ITEMS:,} x {FEATURES}, an MLP of
 ROWS = f"{FEATURES} columns, an MLP of 2 x 128 units"
 WEIGHTS = "an MLP of 5 x 2,048 units, 21 M weights"
 BLOCKS = f"2 blocks of attention, width 64, over {LENGTH} words"
-PICTURES = f"pictures of {SIDE} x {SIDE}"
+PICTURES = f"images of {SIDE} x {SIDE}"
 tabular, large = partial(mlp, FEATURES, [128] * 2, 1, "sigmoid"), partial(mlp, 2048, [2048] * 5, CLASSES, "softmax")
 KINDS = {
     "recommender": Kind(PAIRS, recommender, pairs_of_ids, 1024, 20, loss=BINARY, batches=64),
