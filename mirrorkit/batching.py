@@ -90,6 +90,11 @@ def scale_learning_rate(
 def check_split(global_batch_size: int, replicas: int) -> None:
     """Warn, once per pair of numbers, when the replicas cannot share the global batch equally.
 
+    ```python
+    mk.batching.check_split(256, 4)   # 64 each: no warning
+    mk.batching.check_split(250, 4)   # warns: they get 63, 63, 63, 61
+    ```
+
     The result is still correct; every step takes as long as the largest share.
 
     Raises:

@@ -27,6 +27,10 @@ _enabled = False
 def enable(seed: int = 0) -> None:
     """Seed Python, NumPy, TensorFlow and Keras, and turn on TensorFlow's op determinism.
 
+    ```python
+    mk.reproducible.enable(seed=0)   # at the top of the program
+    ```
+
     After this call, two runs of the same program, with the same versions on the same kind of machine and the same
     number of replicas, give bit-identical results. The mode stays on until the process ends. It costs speed where
     TensorFlow uses a slower operation, and where tf.data can no longer run random functions in parallel (mirrorkit's

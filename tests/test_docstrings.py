@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import keras
 import numpy as np
@@ -18,6 +19,12 @@ import mirrorkit as mk
 ROOT = Path(mk.__file__).parent
 NOT_RUN = {  # and where their code is run instead
     "bench/__init__.py": "minutes: tests/bench",
+    "bench/allreduce_speed.py collectives": "processes: tests/bench",
+    "bench/breakdown.py Anatomy": "seconds: docs/speed.md",
+    "bench/gpu_suite.py gpu": "a GPU: tests/bench",
+    "bench/report.py Report": "processes: tests/bench",
+    "bench/training_speed.py scaling": "processes: tests/bench",
+    "bench/training_speed.py strategies": "processes: tests/bench",
     "checks/__init__.py": "parts of it: the examples of the functions",
     "checks/non_finite.py find_non_finite": "nothing is to be found: tests/checks",
     "cluster/__init__.py": "a cluster: tests/cluster",
@@ -30,6 +37,8 @@ NOT_RUN = {  # and where their code is run instead
     "data/sources.py load": "MNIST: tests/data",
     "data/tfrecords.py Records": "files: docs/data.md",
     "devices/__init__.py": "a GPU: tests/devices",
+    "devices/layout.py set_memory_growth": "the first line of a program: docs/devices.md",
+    "launch/launcher.py on_ray": "Ray: tests/launch",
     "models/registry.py register": "a sketch of a model: docs/models.md",
     "optim/__init__.py": "the example of the function",
     "parallel/balance.py balanced_rules": "GPUs: tests/parallel",
@@ -39,6 +48,7 @@ NOT_RUN = {  # and where their code is run instead
     "placement/inspection.py placement": "seconds for each number of GPUs: docs/placement.md",
     "remote/caller.py": "processes: tests/remote",
     "reproducible.py": "it changes the whole process: tests/test_reproducible.py",
+    "reproducible.py enable": "it changes the whole process: tests/test_reproducible.py",
     "strategy/__init__.py": "parts of it: the examples of the functions",
     "strategy/barrier.py wait_for_all": "workers: tests/multiworker",
     "strategy/lost.py naming_lost_workers": "a custom loop: tests/multiworker",
@@ -51,6 +61,10 @@ NOT_RUN = {  # and where their code is run instead
     "train/reduce/update.py Update": "part of a step: docs/custom-loop.md",
     "train/step/step.py Step.from_loss": "part of a script: docs/step.md",
     "__init__.py": "the first lines of a program: README.md",
+}
+WITHOUT = {  # public names without an example
+    "data.augment.Augmentation": "an alias of a type: functions such as those of mk.data.augment",
+    "devices.Devices": "an alias of types: the argument of mk.devices.resolve",
 }
 
 
@@ -81,6 +95,10 @@ def given(strategy_of) -> dict[str, object]:
         model, optimizer = mk.models.create("mlp", units=[8]), keras.optimizers.Adam()
         optimizer.build(model.trainable_variables)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def make_step():
+        return mk.train.Step(mk.models.create("linear"), keras.optimizers.SGD(0.1), loss=loss, metrics=["accuracy"])
+
     step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
     return {
         **{"keras": keras, "mk": mk, "np": np, "tf": tf, "Timer": mk.timing.Timer, "Throughput": mk.timing.Throughput},
@@ -89,7 +107,7 @@ def given(strategy_of) -> dict[str, object]:
         **{"images": digits.train.images, "labels": digits.train.labels, "split": digits.train},
         **{name: np.zeros((256, 3), np.float32) for name in ("left", "right", "tokens", "days")},
         **{"same": np.zeros(256, np.int64), "x": np.ones((32, 4), np.float32), "y": np.ones((32, 1), np.float32)},
-        **{"step_fn": lambda batch: None, "train_one_epoch": lambda: None},
+        **{"step_fn": lambda batch: None, "train_one_epoch": lambda: None, "make_step": make_step},
         "gradients": [tf.ones(weight.shape) for weight in model.trainable_variables],
     }
 
@@ -108,3 +126,20 @@ def test_an_example_that_is_not_run_is_python_and_is_known():
     assert NOT_RUN.keys() <= EXAMPLES.keys()
     for name in NOT_RUN:
         compile(EXAMPLES[name], name, "exec")
+
+
+def public_names(module: ModuleType) -> Iterator[tuple[str, object]]:
+    """Each public name, such as "train.Step", and what it names."""
+    own = [name for name, of in vars(module).items() if getattr(of, "__module__", None) == module.__name__]
+    for name in getattr(module, "__all__", [name for name in own if not name.startswith("_")]):
+        of = getattr(module, name)
+        if isinstance(of, ModuleType):
+            yield from public_names(of)
+        else:
+            yield f"{module.__name__}.{name}".removeprefix("mirrorkit."), of
+
+
+def test_every_public_name_has_an_example():
+    modules = [getattr(mk, name) for name in mk.__all__ if not name.startswith("_")]
+    names = dict(pair for module in modules for pair in public_names(module))
+    assert {name for name, of in names.items() if "```python\n" not in (of.__doc__ or "")} == WITHOUT.keys()

@@ -41,6 +41,10 @@ def collectives(
 ) -> Report:
     """Time `mk.train.all_reduce` of float32 messages, each implementation in its own processes.
 
+    ```python
+    print(mk.bench.collectives(replicas=2, sizes=[4096, 2**20], implementations=["auto", "ring"]))
+    ```
+
     GB/s is the size of the message divided by the time of one all-reduce (1 GB is 1e9 bytes). The last column
     multiplies it by 2 (n - 1) / n, as a ring sends that much over each link, to compare with the hardware's bandwidth
     (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). Between more than two workers, "auto" gathers

@@ -38,6 +38,12 @@ _BOUND = {
 class Anatomy:
     """The parts of one training step (one update), in seconds. `str(anatomy)` is a table.
 
+    ```python
+    anatomy = mk.bench.anatomy(loop, train)
+    if anatomy.bound == "input":
+        print(f"waits for data: {anatomy.shares['input']:.0%} of {1e3 * anatomy.seconds:.1f} ms")
+    ```
+
     Attributes:
         seconds: the time of a step in a loop.
         parts: the seconds of each part: waiting for the input, computing the replicas' sums, all-reducing them, writing

@@ -72,6 +72,10 @@ def gpu(
 ) -> Report:
     """Measure a machine with one GPU or several within `minutes`: speed, precision, scaling, equivalence, all-reduce.
 
+    ```python
+    print(mk.bench.gpu(minutes=20, each=lambda report: report.save_json("gpu.json")))
+    ```
+
     All devices are verified first. One GPU: `Loop` against Keras's `fit`, with XLA and without, resident and streaming
     data, float32 and mixed precision. The GPU is also split into 2 and 4 logical GPUs. Several GPUs: strong and weak
     scaling, and their all-reduces. N GPUs against one: how far the weights are apart after 20 steps. Everything runs in

@@ -38,6 +38,13 @@ SECONDS_COLUMNS = (
 class Report:
     """What a benchmark found. `str(report)` is a table.
 
+    ```python
+    report = mk.bench.scaling(model="mlp", replicas=[1, 2])
+    print(report)
+    print([row["median"] for row in report.rows if "error" not in row])   # examples per second
+    report.save_json("scaling.json")
+    ```
+
     Attributes:
         benchmark: its name.
         title: what was measured, on what.

@@ -42,6 +42,10 @@ def scaling(
 ) -> Report:
     """Train on 1, 2, ... replicas, each layout in its own process, in turns.
 
+    ```python
+    print(mk.bench.scaling(model="mlp", devices="cpu", replicas=[1, 2], mode="strong"))
+    ```
+
     Strong scaling fixes the global batch, weak scaling the batch of a replica. Speed-up is the ratio of examples per
     second to those of one replica, by medians over the repeats. Efficiency is speed-up divided by the number of
     replicas (Gustafson 1988, https://doi.org/10.1145/42411.42415, for weak scaling). Where replicas share hardware, as
@@ -101,6 +105,10 @@ def strategies(
     resident: bool = True,
 ) -> Report:
     """Train the same model for the same epochs under every strategy, an epoch of each in turns.
+
+    ```python
+    print(mk.bench.strategies(model="mlp", devices="cpu", replicas=[2], epochs=2))
+    ```
 
     Args:
         model, data, data_dir, examples, resident: as in `scaling`.

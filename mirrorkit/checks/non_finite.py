@@ -24,6 +24,13 @@ Range = tuple[float, float]
 class NonFinite:
     """The first number that is not finite.
 
+    ```python
+    bad = images[:64].astype("float32")
+    bad[3] = np.nan
+    found = mk.checks.find_non_finite(model, (bad, labels[:64]))
+    print(found.what, found.nan, found.size)  # input 784 50176
+    ```
+
     Attributes:
         what: "variable", "input", "target", "sample weight", "output" (of a layer), "loss", "gradient" or "sum" (of a
             custom step).

@@ -22,6 +22,13 @@ from mirrorkit.variables import copies, is_sharded, native, path
 class Difference:
     """How one replica's copy of a variable differs from replica 0's.
 
+    ```python
+    copies = strategy.experimental_local_results(model.layers[-1].bias.value)
+    copies[1].assign_add(tf.ones(10))   # of replica 1
+    found = mk.checks.in_sync(strategy, model).first
+    print(found)  # 'logits/bias' on replica 1: 10 of 10 elements differ from replica 0, by at most 1
+    ```
+
     Attributes:
         variable: its path.
         replica: the first replica that differs.
@@ -47,6 +54,12 @@ class Difference:
 @dataclass(frozen=True)
 class SyncReport:
     """The result of a check; true if all replicas hold the same bits.
+
+    ```python
+    report = mk.checks.in_sync(strategy, model)
+    print(bool(report), report.differing)  # True ()
+    print(report)  # 2 replicas hold the same bits in 4 variables
+    ```
 
     Attributes:
         replicas: how many replicas were compared.
@@ -101,6 +114,13 @@ def in_sync(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
 
 def repair(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
     """Copy the values of replica 0 to every replica that differs; return the report of `in_sync` before the copy.
+
+    ```python
+    copies = strategy.experimental_local_results(model.layers[-1].bias.value)
+    copies[1].assign_add(tf.ones(10))   # of replica 1
+    report = mk.checks.repair(strategy, model)
+    print(report.differing, bool(mk.checks.in_sync(strategy, model)))  # ('logits/bias',) True
+    ```
 
     Takes the arguments of `in_sync` and raises the same errors.
     """

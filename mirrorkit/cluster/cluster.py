@@ -16,6 +16,12 @@ TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 class Cluster:
     """The tasks that train together. An invalid cluster raises a `ClusterError` when it is created.
 
+    ```python
+    cluster = mk.cluster.Cluster(workers=("gpu01:2222", "gpu02:2222"), task_index=1)
+    print(cluster)  # worker 1 of 2 workers (given), gpu02:2222
+    print(cluster.is_chief, cluster.addresses["worker 0"])  # False gpu01:2222
+    ```
+
     Attributes:
         workers: address "host:port" of each worker, in the order of their indices.
         ps: address of each parameter server.
@@ -121,7 +127,12 @@ def jobs(cluster: Cluster) -> dict[str, list[str]]:
 
 
 def task_name(task_type: str, index: int) -> str:
-    """Return "chief", "worker 0", "ps 1": the name of a task in messages and log lines."""
+    """Return "chief", "worker 0", "ps 1": the name of a task in messages and log lines.
+
+    ```python
+    print(mk.cluster.task_name("worker", 2))  # worker 2
+    ```
+    """
     return "chief" if task_type == "chief" and index == 0 else f"{task_type} {index}"
 
 

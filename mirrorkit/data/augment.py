@@ -122,6 +122,11 @@ def pad_and_crop(pixels: int = 4, *, mode: str = "constant") -> Augmentation:
 def cutout(size: int = 8, *, fill: float = 0) -> Augmentation:
     """Cover a square of each image. Its center is anywhere in the image, so part of the square may be outside.
 
+    ```python
+    cutout = mk.data.augment.cutout(8, fill=127)
+    train = mk.data.batches(digits.train, global_batch_size=64, shuffle=True, augment=[cutout])
+    ```
+
     DeVries and Taylor 2017, https://arxiv.org/abs/1708.04552.
 
     Args:
@@ -149,6 +154,12 @@ def cutout(size: int = 8, *, fill: float = 0) -> Augmentation:
 
 def normalize(mean: float | Sequence[float], std: float | Sequence[float]) -> Augmentation:
     """Subtract `mean` and divide by `std`, per channel or for all; the result is float32.
+
+    ```python
+    normalize = mk.data.augment.normalize(mean=33.3, std=78.6)
+    train = mk.data.batches(digits.train, global_batch_size=64, augment=[normalize])
+    print(train.element_spec[0].dtype)  # <dtype: 'float32'>
+    ```
 
     Both are on the images' own scale: for uint8 pixels between 0 and 255. The models of `mk.models` begin with a
     Rescaling layer and do not need it.
@@ -208,6 +219,12 @@ def apply(
     rows: RowsToMake | None = None,
 ) -> tf.Tensor:
     """Run augmentations on the batch of one step. Each gets its own seed, derived from (seed, epoch, step).
+
+    ```python
+    flip, crop = mk.data.augment.flip(), mk.data.augment.pad_and_crop(4)
+    augmented = mk.data.augment.apply([flip, crop], tf.constant(images[:64]), seed=0, epoch=0, step=0)
+    print(augmented.shape, augmented.dtype)  # (64, 28, 28, 1) <dtype: 'uint8'>
+    ```
 
     `step` may be any int64 that identifies the batch. With `rows`, `images` are only those rows of the batch.
     """

@@ -17,6 +17,13 @@ from mirrorkit.whole import whole_number
 class Recipe(abc.ABC):
     """Makes the global batches of any epoch, from any step on. It keeps no position: equal calls give equal batches.
 
+    ```python
+    train = mk.data.batches(digits.train, global_batch_size=100, shuffle=True)   # or resident, records, parquet, ...
+    print(isinstance(train, mk.data.Recipe), train.steps_per_epoch, list(train.batch_sizes()))  # True 3 [100, 100, 56]
+    for x, y in train.dataset(epoch=2, start=1):
+        print(x.shape)  # (56, 28, 28, 1)
+    ```
+
     The order of the examples is a pure function of (seed, epoch, position). Subclasses set `global_batch_size` and
     `drop_remainder`, and define `num_examples` and `dataset`; if `dataset` takes an `input_context`, they set
     `reads_own_rows`.

@@ -15,6 +15,11 @@ from mirrorkit.whole import whole_number
 class Split:
     """One part of a data set, held in memory. Make one with `mk.data.arrays`, which checks it.
 
+    ```python
+    part = digits.train[:100]
+    print(part)  # Split(100 examples, inputs uint8 [100, 28, 28, 1], labels int64 [100], 10 classes)
+    ```
+
     Attributes:
         images: array [N, ...], usually uint8 [N, H, W, C]; a tuple or a dict of such arrays for a model with several
             inputs. `inputs` is the same under a general name, for sets that are not images.
@@ -69,6 +74,11 @@ class Split:
 @dataclass(frozen=True, eq=False)
 class Splits:
     """A training and a test split, and where they came from: what `mk.data.load` returns.
+
+    ```python
+    digits = mk.data.synthetic(train=256, test=64)
+    print(len(digits.train), len(digits.test), digits.num_classes, digits.source)  # 256 64 10 synthetic
+    ```
 
     Attributes:
         name: the name it was loaded by, such as "mnist".

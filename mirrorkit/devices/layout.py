@@ -22,6 +22,10 @@ KIND_AND_COUNT = re.compile(r"(cpu|gpu|tpu)(?::(\d+))?", re.IGNORECASE)
 def find(kind: str | None = None) -> tuple[str, ...]:
     """Names of the logical devices, such as `("/device:CPU:0", "/device:GPU:0")`.
 
+    ```python
+    print(mk.devices.find("cpu")[:2])  # ('/device:CPU:0', '/device:CPU:1')
+    ```
+
     This starts TensorFlow, so split the CPU and set memory growth before.
 
     Args:
@@ -38,6 +42,11 @@ def find(kind: str | None = None) -> tuple[str, ...]:
 
 def split_cpu(n: int) -> tuple[str, ...]:
     """Split the CPU into `n` virtual devices and return their names. Does nothing if there are `n` already.
+
+    ```python
+    names = mk.devices.split_cpu(4)   # at the top of the program
+    print(names[-1])  # /device:CPU:3
+    ```
 
     The virtual devices share the same cores and memory: they are for rehearsing and testing several replicas.
     Operations of several replicas would slow each other down if each took all cores. So each gets its replica's share
@@ -68,6 +77,10 @@ def split_cpu(n: int) -> tuple[str, ...]:
 def set_memory_growth(enabled: bool = True) -> int:
     """Let each GPU's memory grow as needed, instead of taking all of it at the start; return the number of GPUs.
 
+    ```python
+    gpus = mk.devices.set_memory_growth()   # at the top of the program
+    ```
+
     Does nothing where there is no GPU. https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth
 
     Raises:
@@ -95,6 +108,10 @@ def share_physical_device(names: Sequence[str]) -> bool:
 
 def resolve(devices: Devices) -> tuple[str, ...]:
     """Return the logical device names for a `devices` argument.
+
+    ```python
+    print(mk.devices.resolve("cpu:2"))  # ('/device:CPU:0', '/device:CPU:1')
+    ```
 
     | written | means |
     |---|---|

@@ -17,7 +17,14 @@ from mirrorkit.errors import DeviceArgumentError, DeviceError
 
 @dataclass(frozen=True)
 class Device:
-    """One verified logical device. Memory in bytes; None where it is not known."""
+    """One verified logical device. Memory in bytes; None where it is not known.
+
+    ```python
+    first = mk.devices.verify().devices[0]
+    print(first.name, first.kind)  # /device:CPU:0 CPU
+    print(first.model, first.memory)
+    ```
+    """
 
     name: str
     kind: str
@@ -30,6 +37,12 @@ class Device:
 class Verification:
     """The devices that passed `verify`, the versions they run on (None where there is none), and whether TensorFlow
     uses oneDNN on the CPU (None where it does not say).
+
+    ```python
+    found = mk.devices.verify()
+    print([device.name for device in found.devices][:2])  # ['/device:CPU:0', '/device:CPU:1']
+    print(found.tensorflow, found.keras, found.cuda, found.driver)
+    ```
     """
 
     devices: tuple[Device, ...]

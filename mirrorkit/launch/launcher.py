@@ -50,6 +50,12 @@ def launch(
 ) -> int:
     """Run a Python script once for every task of a cluster on this machine, or on Ray, and return its exit code.
 
+    ```python
+    with open("train.py", "w") as script:
+        script.write("import os; print(os.environ['TF_CONFIG'])")
+    print(mk.launch.launch("train.py", workers=2))  # 0
+    ```
+
     When a task fails, the others get SIGTERM, and SIGKILL 5 s later, since TensorFlow swallows SIGTERM. Then the whole
     job is restarted on new ports, up to `max_restarts` times; a script with checkpoints goes on from the newest.
     SIGTERM, SIGHUP and Ctrl-C are passed on to every task, and nothing is restarted. Tasks that still run `grace`
@@ -142,6 +148,15 @@ def on_ray(
     grace: float = 30.0,
 ) -> Any:
     """Call a function on every worker of a job on a Ray cluster, and return worker 0's result.
+
+    ```python
+    def train():
+        ...   # a strategy, a step and a loop, as in a script
+        return loop.fit(data, epochs=5).history
+
+
+    history = mk.launch.on_ray(train, workers=(1, 16), max_restarts=3)
+    ```
 
     The function takes no arguments (use `functools.partial`). Ray pickles it, so it may come from a notebook. Each
     worker is a new process. If this process is not yet connected to Ray (`ray.init()`), it is connected as by `launch`.

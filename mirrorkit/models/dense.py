@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 def linear(*, input_shape: tuple[int, ...] = (28, 28, 1), num_classes: int = 10) -> Model:
     """Softmax regression: the pixels of an example, flattened, and one dense layer.
 
+    ```python
+    model = mk.models.linear(input_shape=(20,), num_classes=3)
+    print(model.count_params())  # 63
+    ```
+
     Parameters: 7,850
     FLOPs per image: 15,680
     Accuracy on MNIST: not measured; 88.0 % in the paper (one-layer network, error 12.0 %).
@@ -42,6 +47,11 @@ def mlp(
     dropout: float = 0.0,
 ) -> Model:
     """A multilayer perceptron: dense layers with ReLU between the flattened pixels and the logits.
+
+    ```python
+    model = mk.models.mlp(input_shape=(20,), num_classes=3, units=(64, 32), dropout=0.2)
+    print(model.count_params())  # 3523
+    ```
 
     Parameters: 266,610
     FLOPs per image: 532,400

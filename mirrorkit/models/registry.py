@@ -62,7 +62,12 @@ def register(name: str) -> Callable[[Builder], Builder]:
 
 
 def names() -> list[str]:
-    """The names that `create` knows, sorted."""
+    """The names that `create` knows, sorted.
+
+    ```python
+    print("resnet20" in mk.models.names())  # True
+    ```
+    """
     return sorted(_builders)
 
 

@@ -55,6 +55,11 @@ def _resnet(name: str, blocks: int, input_shape: tuple[int, ...], num_classes: i
 def resnet20(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10) -> Model:
     """The 20-layer residual network in its CIFAR form, with the parameter-free shortcuts (option A).
 
+    ```python
+    model = mk.models.resnet20(num_classes=100)
+    print(model.output_shape)  # (None, 100)
+    ```
+
     Parameters: 269,722
     FLOPs per image: 81,102,080
     Accuracy on CIFAR-10: not measured; 91.25 % in the paper (table 6, error 8.75 %).
@@ -73,6 +78,11 @@ def resnet20(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 1
 def resnet32(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10) -> Model:
     """The 32-layer residual network in its CIFAR form, with the parameter-free shortcuts (option A).
 
+    ```python
+    model = mk.models.resnet32(input_shape=(64, 64, 3))
+    print(model.input_shape)  # (None, 64, 64, 3)
+    ```
+
     Parameters: 464,154
     FLOPs per image: 137,725,184
     Accuracy on CIFAR-10: not measured; 92.49 % in the paper (table 6, error 7.51 %).
@@ -88,6 +98,11 @@ def resnet32(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 1
 @register("resnet56")
 def resnet56(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10) -> Model:
     """The 56-layer residual network in its CIFAR form, with the parameter-free shortcuts (option A).
+
+    ```python
+    model = mk.models.resnet56()
+    print(sum(isinstance(layer, keras.layers.Conv2D) for layer in model.layers))  # 55
+    ```
 
     Parameters: 853,018
     FLOPs per image: 250,971,392
@@ -122,6 +137,11 @@ def wide_resnet(
     dropout: float = 0.0,
 ) -> Model:
     """Wide ResNet: few pre-activation residual blocks at 16, 32 and 64 times `width` filters ("WRN-depth-width").
+
+    ```python
+    model = mk.models.wide_resnet(depth=16, width=4, dropout=0.3)   # WRN-16-4
+    print(model.count_params())  # 2752506
+    ```
 
     Parameters: 36,479,194
     FLOPs per image: 10,486,657,536
@@ -166,6 +186,11 @@ def _conv_norm_relu(x: KerasTensor, filters: int, *, pool: bool = False) -> Kera
 @register("speed_net")
 def speed_net(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, width: int = 32) -> Model:
     """A residual network with nine 3x3 convolutions, for a fair accuracy on CIFAR-10 within ten epochs.
+
+    ```python
+    model = mk.models.speed_net(width=64)
+    print(model.count_params())  # 761312
+    ```
 
     A narrow convolution at full size, then three stages of `width`, 2 `width` and 2 `width` filters. Each begins with a
     convolution and 2x2 max pooling and continues with residual convolutions, so that little work is done at the full

@@ -21,6 +21,12 @@ _PASSES = ("forward", "backward", "update")
 class OnDevices:
     """What each device holds and computes. `str(report)` is a table.
 
+    ```python
+    report = mk.checks.on_devices(loop, train)
+    print({device: parts["weights"] for device, parts in report.memory.items()})  # {'CPU:0': 25480, 'CPU:1': 25480}
+    print(list(report.operations["CPU:1"]))  # ['forward', 'backward', 'update']
+    ```
+
     Attributes:
         memory: for each device, such as "GPU:1", bytes of "weights", "layer state", "optimizer" and "other" variables.
         operations: for each device, the number of a step's operations in the "forward" pass, the "backward" pass and

@@ -16,6 +16,11 @@ _SHOWN = 5  # copies of a kind, the largest
 class CallPlacement:
     """One compiled function of a loop. Figures are per step, or per update if it takes several batches.
 
+    ```python
+    call = mk.checks.placement(make_step, train)["train"]
+    print(call.to_host, call.between_devices, call.problems)  # 0 0 []
+    ```
+
     Attributes:
         name: "train", "evaluate" or "predict", and whether it is for a smaller batch at the end of an epoch.
         step: what a step runs.
@@ -73,6 +78,12 @@ def _grouped(findings: Sequence[FlaggedOperation]) -> list[str]:
 @dataclass(frozen=True)
 class Placement:
     """Where a step's operations and bytes would be on GPUs. `str(report)` is a table.
+
+    ```python
+    report = mk.checks.placement(make_step, train)
+    print([call.name for call in report.calls])  # ['train', 'evaluate', 'predict']
+    print(report.is_clean, report.memory["GPU:0"]["weights"])  # True 31400
+    ```
 
     Attributes:
         devices: "GPU:0", "GPU:1", ...

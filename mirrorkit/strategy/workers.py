@@ -41,7 +41,12 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 
 def worker_index(strategy: tf.distribute.Strategy) -> int:
-    """Return this process's number among the workers, from 0; a chief that is a separate task is number 0."""
+    """Return this process's number among the workers, from 0; a chief that is a separate task is number 0.
+
+    ```python
+    print(f"worker {mk.strategy.worker_index(strategy)} of {mk.strategy.num_workers(strategy)}")  # worker 0 of 1
+    ```
+    """
     cluster = _cluster(strategy)
     if cluster is None:
         return 0

@@ -23,6 +23,12 @@ _USELESS_CONTROL = 1e-3  # a step whose own runs differ by this much proves noth
 class Equivalence:
     """What `assert_equivalent` measured; a difference is the largest over all variables and logs.
 
+    ```python
+    found = mk.testing.assert_equivalent(make_step, train, replicas=[2], steps=4)
+    print(found)   # such as: after 4 steps: 2 replicas 5.1e-08; allowed 1.0e-06 (control 5.1e-08)
+    print(list(found.differences), found.differences[2] <= found.bar)  # [2] True
+    ```
+
     Differences of floats are divided by the largest value of their variable if that is above 1.
 
     Attributes:

@@ -15,6 +15,11 @@ from mirrorkit.strategy import start_server
 def virtual_replicas(n: int, *, kind: str = "mirrored") -> tf.distribute.Strategy:
     """Return a strategy with `n` replicas on virtual CPU devices; split the CPU if TensorFlow has not started.
 
+    ```python
+    strategy = mk.testing.virtual_replicas(2)
+    print(strategy.num_replicas_in_sync)  # 2
+    ```
+
     Call it at the top of the program with the largest number needed; a later call with fewer takes the first of them.
 
     Raises:

@@ -22,7 +22,13 @@ _RUN_FILE = "runpy.run_path(sys.argv[1], run_name='__main__')"
 
 @dataclass(frozen=True)
 class ProcessResult:
-    """What a process left when it exited: exit code, standard output and standard error."""
+    """What a process left when it exited: exit code, standard output and standard error.
+
+    ```python
+    result = mk.testing.run_in_fresh_process("import json; print(json.dumps({'loss': 0.5}))")
+    print(result.returncode, result.json()["loss"])  # 0 0.5
+    ```
+    """
 
     returncode: int
     stdout: str
@@ -45,6 +51,11 @@ def run_in_fresh_process(
     check: bool = True,
 ) -> ProcessResult:
     """Run code (a string) or a file (a Path) in a new Python process and wait until it exits.
+
+    ```python
+    code = "import os; print('OMP_NUM_THREADS is', os.environ['OMP_NUM_THREADS'])"
+    print(mk.testing.run_in_fresh_process(code, env={"OMP_NUM_THREADS": "1"}).stdout)  # OMP_NUM_THREADS is 1
+    ```
 
     The process runs in an empty temporary folder and in its own process group. Everything that it started is ended with
     it, and nothing is left behind, whether it finishes, fails or runs out of time.

@@ -19,6 +19,12 @@ _MOST = 2**53
 class Position:
     """What a run needs, together with the step's variables, to go on as if it had not stopped.
 
+    ```python
+    loop.fit(train, epochs=2, verbose=0, callbacks=[mk.train.Checkpoints("runs/first")])
+    position = loop.restore("runs/first")
+    print(position.epoch, position.batch, position.steps)  # 2 0 8
+    ```
+
     Attributes:
         epoch: the current epoch, counted from 0.
         batch: how many of its global batches are done.

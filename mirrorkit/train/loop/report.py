@@ -9,7 +9,13 @@ from mirrorkit.timing import Throughput
 
 @dataclass
 class Epoch:
-    """One epoch of training, without validation and callbacks; the first epoch's time includes compilation."""
+    """One epoch of training, without validation and callbacks; the first epoch's time includes compilation.
+
+    ```python
+    for epoch in loop.fit(train, epochs=2, verbose=0).epochs:
+        print(epoch.steps, epoch.examples)  # 4 256
+    ```
+    """
 
     examples: int
     steps: int

@@ -32,6 +32,26 @@ from mirrorkit.train.step.loop_step import Need, Pass
 class TrainStep(Protocol):
     """What `Loop` needs of a step; `mk.train.Step` is one, and custom steps, such as a GAN's, work too.
 
+    ```python
+    class OnNegatives:   # trains another step, with black and white exchanged
+        def __init__(self, step):
+            self.step = step
+
+        def build(self, strategy):
+            self.step.build(strategy)
+
+        def compute(self, batch):
+            images, labels = batch
+            return self.step.compute((255 - images, labels))
+
+        def update(self, strategy, sums):
+            return self.step.update(strategy, sums)
+
+
+    report = mk.train.Loop(strategy, OnNegatives(step)).fit(train, verbose=0)
+    print(sorted(report.history))  # ['accuracy', 'loss']
+    ```
+
     A step may also have
 
     - `train(strategy, batch)` in place of `compute` and `update`, for several updates per batch: called in
