@@ -122,9 +122,11 @@ def test_a_sample_of_a_set_is_small_and_leaves_rounding_out_of_account(compare: 
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the `Input` of one of two workers compares: the first batch, and what it says of the data."""
+    """What the `Input` of one of two workers compares: the first batch, what it says of the data, and any sample."""
     seen: list[Any] = []
-    monkeypatch.setattr(source, "require_same_data", lambda _, first, steps, of, **sample: seen.append((first, of)))
+    monkeypatch.setattr(
+        source, "require_same_data", lambda _, first, steps, of, **sample: seen.append((first, of, *sample.values()))
+    )
     monkeypatch.setattr(input_module, "num_workers", lambda strategy: 2)
     return seen
 
@@ -167,7 +169,7 @@ def test_what_each_worker_reads_by_itself_is_compared_once(strategy_of: Any, com
     data = Input(strategy_of("one_device", 1), recipe)
     for epoch in range(3):
         data.epoch(epoch, look_at=1)
-    assert [first[1].tolist() for first, _ in compared] == [[0, 1]]
+    assert [(first[1].tolist(), sample[-1].tolist()) for first, _, sample in compared] == [([0, 1], [0, 1, 2, 3])]
 
 
 @pytest.mark.parametrize("together", [1, 2])
