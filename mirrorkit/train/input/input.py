@@ -121,9 +121,9 @@ class Input:
         """
         before = (epoch - self.first_epoch) * (self.steps or 0) + start if self._source.is_endless else start
         if self._endless is not None and before == self._next:
-            iterator = self._endless
+            iterator: EpochIterator = self._endless
             iterator.position = start
-            self._look(iterator, epoch, look_at, None)
+            self._look(self._endless, epoch, look_at, None)
         else:
             iterator = self._iterator(epoch, start, before, look_at, check)
         if self._source.is_endless:
