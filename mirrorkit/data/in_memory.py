@@ -40,7 +40,8 @@ class Batches(Numbered):
         shuffle: draw a new order for every epoch: a pure function of (seed, epoch).
         seed: fixes the orders and the augmentations.
         augment: augmentations of `mk.data.augment`, run one after the other on the whole global batch. Their random
-            numbers depend only on (seed, epoch, step), not on the replicas, workers, threads or `start`.
+            numbers depend only on (seed, epoch, step), not on the replicas, workers, threads or `start`. Of several
+            inputs, the one that is images [N, H, W, C] is augmented.
         map: your own function of a batch, `(x, y) -> (x, y)` in TensorFlow operations; it must treat each example
             independently of the others. Without labels it is `x -> x`, or `x -> (x, y)` to add some. Runs in parallel.
         one_hot: return labels as float32 [B, num_classes].
@@ -50,7 +51,7 @@ class Batches(Numbered):
 
     Raises:
         RecipeError: a batch size that is not positive, or larger than the set with `drop_remainder`; a negative seed;
-            `augment` on anything but images [N, H, W, C] (use `map` for the rest); `one_hot` on labels that are not
+            `augment` without images [N, H, W, C], or with several inputs of them; `one_hot` on labels that are not
             class indices.
     """
 

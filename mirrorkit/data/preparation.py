@@ -82,11 +82,11 @@ class PreparedRecipe(Recipe):
         made, of which the wanted ones are returned: the same, bit for bit, as in the whole batch.
         """
         x, *others = self._mapped(*element) if self._maps_batches else element
-        if self.augment and tf.nest.is_nested(x):
-            raise RecipeError(
-                f"augment works on images [N, H, W, C]; map returned {kind(x)} of inputs. Augment in map."
-            )
-        x = apply(self.augment or (), x, seed=self.seed, epoch=epoch, step=step, rows=rows)
+        if self.augment:
+            parts = tf.nest.flatten(x)
+            place = _place_of_images(x) if tf.nest.is_nested(x) else 0
+            parts[place] = apply(self.augment, parts[place], seed=self.seed, epoch=epoch, step=step, rows=rows)
+            x = tf.nest.pack_sequence_as(x, parts)
         if self.one_hot and not others:
             raise RecipeError("one_hot=True was asked for, but the examples have no labels. Leave it out.")
         if self.one_hot:
@@ -191,6 +191,18 @@ def _check_augment(augment: Sequence[Augmentation] | None, inputs: Sequence[int 
         if one in (cutout, flip, normalize, pad_and_crop):
             name = one.__name__
             raise RecipeError(f"augment holds {name} itself, which makes the augmentation. Call it: [{name}(...)].")
-    if augment and inputs is not None and (isinstance(inputs, str) or len(inputs) != 4):
-        found = f"{inputs} of inputs" if isinstance(inputs, str) else f"shape {list(inputs)}"
-        raise RecipeError(f"augment works on images [N, H, W, C]; found {found}. Use map= for anything else.")
+    if augment and inputs is not None and not isinstance(inputs, str) and len(inputs) != 4:
+        raise RecipeError(
+            f"augment works on images [N, H, W, C]; found shape {list(inputs)}. Use map= for anything else."
+        )
+
+
+def _place_of_images(x: Any) -> int:
+    """Return which one of several inputs is images."""
+    found = [place for place, part in enumerate(tf.nest.flatten(x)) if part.shape.rank == 4]
+    if len(found) != 1:
+        raise RecipeError(
+            f"augment works on one input of images [N, H, W, C]; {kind(x)} of inputs holds {len(found)} of that rank. "
+            "Leave it out: put layers such as keras.layers.RandomFlip into the model, or change the inputs in map=."
+        )
+    return found[0]

@@ -26,7 +26,7 @@ class Split:
         labels: int64 [N] class indices, or floats [N, ...] (one-hot rows, regression targets); a tuple or a dict of
             arrays for a model with several outputs; None where there are no labels.
         num_classes: the number of classes, None where the labels are not class indices.
-        sample_weight: float32 [N], or None.
+        sample_weight: float32 [N], or [N, T] for labels [N, T] or [N, T, ...]; or None.
 
     `len(split)` is N; `split[:1000]` and `split[indices]` are splits of those examples.
     """
@@ -129,7 +129,8 @@ def arrays(
             or per token), floats [N, ...] (one-hot rows or regression targets); or a tuple or a dict of arrays, which
             stay as they are. None for a set without labels, whose batches are `(x,)`.
         num_classes: the number of classes; None takes the largest label + 1 (None for float labels).
-        sample_weight: numbers [N], how much each example counts; becomes float32.
+        sample_weight: numbers [N], how much each example counts; or [N, T], how much each position of labels [N, T] or
+            [N, T, ...] does; becomes float32.
 
     Raises:
         RecipeError: `num_classes` below 1; `num_classes` or `sample_weight` without labels.
@@ -144,9 +145,13 @@ def arrays(
     made = checked({name: value for name, value in given.items() if value is not None or name == "images"})
     images, labels, sample_weight = (made.get(name) for name in given)
     if sample_weight is not None:
-        if not isinstance(sample_weight, np.ndarray) or sample_weight.ndim != 1:
-            found = sample_weight.shape if isinstance(sample_weight, np.ndarray) else kind(sample_weight)
-            raise DataError(f"sample_weight must have shape [N], one number per example; found {found}.")
+        found = sample_weight.shape if isinstance(sample_weight, np.ndarray) else kind(sample_weight)
+        positions = labels.shape[1:] if isinstance(labels, np.ndarray) else ()
+        if isinstance(found, str) or found[1:] != positions[: len(found) - 1]:
+            raise DataError(
+                "sample_weight must have shape [N], one number per example, or one per position of the labels, [N, T] "
+                f"for labels [N, T]; found {found}."
+            )
         sample_weight = sample_weight.astype(np.float32)
     all_leaves = [leaf for name, value in made.items() for leaf in leaves(name, value)]
     first, length = all_leaves[0][0], len(all_leaves[0][1])

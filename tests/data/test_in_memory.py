@@ -157,15 +157,14 @@ def test_augmentation_depends_on_seed_epoch_and_step_alone():
     [
         ((SMALL.images, SMALL.labels), {}, "needs a split, found tuple"),
         (numbered(5), {"augment": AUGMENT}, r"found shape \[5, 1\]"),
-        (data.arrays({"a": SMALL.images}), {"augment": AUGMENT}, "found a dict"),
-        (data.arrays((SMALL.images, SMALL.images)), {"augment": AUGMENT}, "found a tuple of inputs"),
+        (data.arrays((SMALL.images, SMALL.images)), {"augment": AUGMENT}, "a tuple of inputs holds 2 of that rank"),
         (data.arrays(SMALL.images, (SMALL.labels,)), {"one_hot": True}, "one_hot=True needs class indices"),
         (data.arrays(SMALL.images, np.zeros(50)), {"one_hot": True}, "one_hot=True needs class indices"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(split, options, words):
     with pytest.raises(RecipeError, match=words):
-        data.batches(split, global_batch_size=5, **options)
+        data.batches(split, global_batch_size=5, **options).dataset()
 
 
 def test_a_position_outside_of_the_epoch_is_refused():

@@ -216,7 +216,7 @@ def test_a_damaged_file_is_named(tmp_path):
         ({"y": "label", "num_classes": 0}, "num_classes must be a whole number from 1 on"),
         ({"num_classes": 7}, "num_classes=7 was given, but y is not one column"),
         ({"shuffle_buffer": 0}, "shuffle_buffer must be a whole number from 1 on"),
-        ({"augment": [data.augment.flip()]}, "augment works on images"),
+        ({"x": "number", "augment": [data.augment.flip()]}, "augment works on images"),
     ],
 )
 def test_bad_arguments_are_refused(tmp_path, options, words):

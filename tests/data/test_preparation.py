@@ -97,11 +97,15 @@ def test_examples_without_labels(make, source):
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_several_inputs_out_of_map_are_not_augmented(make, source):
-    place = source(make)
-    for several, word in ((lambda x, y: ((x, x), y), "tuple"), (lambda x, y: ({"a": x}, y), "dict")):
-        with pytest.raises(Exception, match=f"augment works on images .*map returned a {word} of inputs"):
-            make(place, global_batch_size=8, map=several, augment=[data.augment.flip()]).dataset()
+def test_of_several_inputs_the_images_are_augmented(make, source):
+    place, options = source(make), {"global_batch_size": 8, "seed": 3, "augment": [data.augment.flip()]}
+    alone = collect(make(place, **options).dataset(1))
+    assert (joined(alone)[0] != SMALL.inputs).any()
+    several = make(place, map=lambda x, y: ({"number": y, "image": x}, y), **options)
+    assert_same(collect(several.dataset(1)), [({"number": y, "image": x}, y) for x, y in alone])
+    for other, found in ((lambda x, y: ((x, x), y), "a tuple .* 2"), (lambda x, y: ({"a": y}, y), "a dict .* 0")):
+        with pytest.raises(Exception, match=f"augment works on one input .*{found} of that rank"):
+            make(place, map=other, **options).dataset()
 
 
 @pytest.mark.parametrize("make", MAKERS)

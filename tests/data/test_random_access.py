@@ -188,7 +188,6 @@ class Table(dict):
         ),
         ([(1, 2, [3])], {}, r"sample_weight must be one number for each example; item 0 has int64 \[1\]"),
         ([1, 2], {"augment": [data.augment.flip()]}, r"augment works on images .* found shape \[None\]"),
-        ([{"a": 1}], {"augment": [data.augment.flip()]}, "found a dict of inputs"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import run
 from run import SUITES, Outcome, Suite
 
+TESTS = Path(__file__).parents[1]
+PAGE = TESTS.parent / "docs" / "foreign.md"
 WRONG_UPDATE = """
 from mirrorkit import optim
 
@@ -74,6 +77,14 @@ def test_the_harness_of_tf_keras(tmp_path: Path) -> None:
     found = run.run(suite, "DenseTest and smaller_last_batch0")
     assert (found.passed, found.failed) == (1, {})
     assert _broken(suite, "DenseTest and smaller_last_batch0", WRONG_LOOP, tmp_path).failed
+
+
+def test_the_tests_that_the_page_names_exist() -> None:
+    """Those of the same situations as TensorFlow's tests of lost workers."""
+    named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", PAGE.read_text())
+    assert len(named) == 5
+    for file, name in named:
+        assert re.search(rf"^def {name}\(", (TESTS / file).read_text(), re.MULTILINE), f"{file} has no {name}"
 
 
 def test_what_counts_as_passed() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ SAYS = {
     "a shuffle without a seed": "the first batch is one on worker 0, and another on worker 1",
     "another seed": "the first batch is one on worker 0, and another on worker 1",
     "another seed, resident": "the first batch is one on worker 0, and another on worker 1",
+    "other examples at the end": "the set in memory is one on worker 0, and another on worker 1",
     "other files": "the first batch is one on worker 0, and another on worker 1",
     "no batch": "worker 1 found no batch, and the others did",
     "fewer batches": "an epoch's number of batches is one on worker 0, and another on worker 1",
@@ -30,6 +32,7 @@ SAYS_IN_PASSES = {
     "validation of other data": "must read the same global batches of the validation, and each trains on",
     "predict ends earlier": ENDS,
     "predict fewer batches": "an epoch's number of batches is one on worker 0, and another on worker 1",
+    "another order from the second epoch on": "the same global batches in epoch 1 (counted from 0), and each trains on",
     "predict other data": "the first batch is one on worker 0, and another on worker 1",
 }
 EXAMPLES, BATCH = 64, 16
@@ -58,6 +61,24 @@ def augmented() -> tf.data.Dataset:
 
 def of_unknown_length(batches: int) -> tf.data.Dataset:
     return shuffled(3).take(batches).filter(lambda x, y: True)
+
+
+def in_another_order_later(me: int) -> tf.data.Dataset:
+    """Each epoch has another order, and the worker draws all but the first by itself."""
+    (x, y), passes = numbers(), itertools.count()
+
+    def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        order = np.random.default_rng(me * next(passes)).permutation(EXAMPLES)
+        yield from ((x[rows], y[rows]) for rows in order.reshape(-1, BATCH))
+
+    spec = tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None, 1], tf.float32)
+    return tf.data.Dataset.from_generator(batches, output_signature=spec)
+
+
+def ending_otherwise(me: int) -> mk.data.Batches:
+    x, y = numbers()
+    y[-1] += me
+    return mk.data.batches(mk.data.arrays(x, y), global_batch_size=BATCH)
 
 
 def recipe(seed: int, *, resident: bool = False) -> mk.data.Batches:
@@ -97,6 +118,7 @@ def differing(me: int, folder: Path) -> dict[str, Callable[[], Any]]:
         "a shuffle without a seed": lambda: tf.random.set_seed(me) or shuffled(None),  # as clocks would seed it
         "another seed": lambda: recipe(me),
         "another seed, resident": lambda: recipe(me, resident=True),
+        "other examples at the end": lambda: ending_otherwise(me),
         "other files": lambda: records(folder / f"records{me}", shift=me),
         "no batch": lambda: of_unknown_length(0 if me else 2),
         "fewer batches": lambda: shuffled(0).take(4 - me),
@@ -109,6 +131,7 @@ def in_passes(loop: mk.train.Loop, me: int) -> dict[str, Callable[[], Any]]:
         "fit ends earlier": lambda: loop.fit(of_unknown_length(4 - me), verbose=0),
         "evaluate ends earlier": lambda: loop.evaluate(of_unknown_length(4 - me)),
         "validation of other data": lambda: loop.fit(recipe(0), validation_data=recipe(me), verbose=0),
+        "another order from the second epoch on": lambda: loop.fit(in_another_order_later(me), epochs=3, verbose=0),
         "predict ends earlier": lambda: loop.predict(of_unknown_length(4 - me)),
         "predict fewer batches": lambda: loop.predict(shuffled(0).take(4 - me)),
         "predict other data": lambda: loop.predict(recipe(me)),

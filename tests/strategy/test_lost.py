@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import traceback
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,16 @@ def test_a_worker_that_does_not_listen_is_gone(listening):
     listening.remove("worker 2")
     with pytest.raises(ClusterError, match=r"^worker 2 \(127\.0\.0\.1:\d+\) is gone, and"):
         fail_with(tf.errors.InternalError(None, None, "NCCL"))
+
+
+@pytest.mark.parametrize("kind", [tf.errors.UnavailableError, tf.errors.InternalError])
+def test_a_closed_connection_adds_no_lines_to_a_worker_that_is_gone(listening, kind):
+    listening.remove("worker 1")
+    error = kind(None, None, "Socket closed")
+    with pytest.raises(ClusterError) as caught:
+        fail_with(error)
+    printed = "".join(traceback.format_exception(caught.value))
+    assert ("Socket closed" in printed) is (kind is tf.errors.InternalError)
 
 
 def test_a_worker_without_heartbeats_has_stopped_answering(listening):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from training_helpers import fit_both, line_net, linear, plain_dataset, sequential
 
+import mirrorkit as mk
 from mirrorkit._keras import keras
 
 L = keras.layers
@@ -41,6 +42,19 @@ def test_sample_weights_count_as_in_keras(make_loop: Any, classes: Any) -> None:
     found = _fit_both(make_loop, _probabilities, plain_dataset(x, y, weight, batch=20), **options)
     assert "weighted_accuracy" in found
     assert found["weighted_accuracy"] != found["accuracy"]
+
+
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 3)])
+def test_weights_of_positions_count_as_in_keras(where: tuple[str, int], make_loop: Any) -> None:
+    def net() -> Any:
+        return sequential((5, 4), L.Dense(3, activation="softmax"))
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 5, 4)).astype("float32"), rng.integers(0, 3, (30, 5))
+    split = mk.data.arrays(x, y, sample_weight=rng.uniform(0, 2, (30, 5)))
+    data = mk.data.batches(split, global_batch_size=20).dataset()  # the last batch is a smaller one
+    options = {"loss": "sparse_categorical_crossentropy", "weighted_metrics": ["accuracy"]}
+    _fit_both(make_loop, net, data, where=where, **options)
 
 
 def test_class_weights_of_real_targets_count_as_in_keras(make_loop: Any, classes: Any) -> None:

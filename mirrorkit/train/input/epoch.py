@@ -134,10 +134,6 @@ def _dropped_at_exit() -> weakref.WeakSet[HostIterator]:
 class HostIterator(EpochIterator):
     """Batches that tf.data makes on the host; `place` are the other arguments of `EpochIterator`.
 
-    The batches of the first update may be looked at before it takes them, to be compared or checked. Reading them a
-    second time would advance a shuffle or a generator of the user's, so they are kept for the update. `look_at` is
-    their number, 0 for none.
-
     With `context` the batches hold the rows of this worker alone.
     """
 
@@ -145,29 +141,33 @@ class HostIterator(EpochIterator):
         self,
         dataset: tf.data.Dataset,
         *,
-        look_at: int = 0,
         context: tf.distribute.InputContext | None = None,
         **place: Any,
     ) -> None:
-        iterator = iter(untuned(dataset))
         if context is not None:
             self.kind = "rows of a worker"
         self._context = context
         self.first: Batch | None = None
         self._rest: Any = None  # the batches after those that were looked at
-        if look_at:
-            batches = list(itertools.islice(iterator, look_at))
-            self.first = batches[0] if batches else None
-            kept = dataset.take(0)  # for its shapes, which a batch by itself does not tell
-            for batch in reversed(batches):
-                kept = tf.data.Dataset.from_tensors(batch).concatenate(kept)
-            iterator, self._rest = iter(untuned(kept)), iterator
-        super().__init__(iterator, **place)
+        self._none = dataset.take(0)  # for its shapes, which a batch by itself does not tell
+        super().__init__(iter(untuned(dataset)), **place)
         _dropped_at_exit().add(self)
+
+    def look_at(self, number: int) -> None:
+        """Read the batches of the next update, to be compared or checked, and keep them for it.
+
+        Reading them a second time would advance a shuffle or a generator of the user's.
+        """
+        batches = list(itertools.islice(self.source, number))
+        self.first = batches[0] if batches else None
+        kept = self._none
+        for batch in reversed(batches):
+            kept = tf.data.Dataset.from_tensors(batch).concatenate(kept)
+        self.source, self._rest = iter(untuned(kept)), self.source
 
     def drop(self) -> None:
         """Let tf.data end what it is doing."""
-        self.source = self._rest = self.first = None
+        self.source = self._rest = self.first = self._none = None
 
     def parts(self, steps: int, accumulate: int = 1) -> Iterator[UpdateRun]:
         """Divide the next batches; those that were looked at form a run of their own."""

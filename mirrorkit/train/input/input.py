@@ -64,7 +64,7 @@ class Input:
         self._context = input_context(strategy) if source.reads_own_rows else None
         self._labels = source.labels  # until they are checked
         self.first_epoch = 0  # the epoch that begins with the first batch of endless data
-        self._endless: EpochIterator | None = None
+        self._endless: HostIterator | None = None
         self._next = 0  # number of the batch, of all epochs together, that it gives next
         spec = source.element_spec
         if any(map(is_none, tf.nest.flatten(spec))):
@@ -115,17 +115,19 @@ class Input:
     ) -> EpochIterator:
         """Return the epoch's batches from the `start`-th on.
 
-        Up to `look_at` batches, those of the first update, may be read before the training begins: several workers then
-        see that theirs are the same, and `check` is called with the first one, which is still used for training. Where
-        each worker reads its own rows alone, `check` is called with a sample that all of them read.
+        Up to `look_at` batches, those of the first update, may be read before it: several workers then see that theirs
+        are the same, and `check` is called with the first one, which is still used for training. Where each worker
+        reads its own rows alone, this is done once, and `check` is called with a sample that all of them read.
         """
         before = (epoch - self.first_epoch) * (self.steps or 0) + start if self._source.is_endless else start
         if self._endless is not None and before == self._next:
-            self._endless.position = start
-            iterator = self._endless
+            iterator: EpochIterator = self._endless
+            iterator.position = start
+            self._look(self._endless, epoch, look_at, None)
         else:
             iterator = self._iterator(epoch, start, before, look_at, check)
         if self._source.is_endless:
+            assert isinstance(iterator, HostIterator)
             self._endless, self._next = iterator, before - start + (self.steps or 0)
         return iterator
 
@@ -133,7 +135,7 @@ class Input:
         self, epoch: int, start: int, before: int, look_at: int, check: Callable[[Batch], None] | None
     ) -> EpochIterator:
         if look_at and self._source.has_identity:
-            self._compare(lambda: self._source.identity(epoch, start))
+            self._compare(lambda: self._source.identity(epoch, start), epoch)
         if held := self._held(epoch, start, check):
             return held
         dataset = self._batches(epoch, start, before)
@@ -141,7 +143,9 @@ class Input:
             if check is not None and start != self.steps:
                 check(self.first())
             look_at, check = 0, None
-        return self._on_host(dataset, position=start, look_at=look_at, check=check)
+        iterator = self._on_host(dataset, start)
+        self._look(iterator, epoch, look_at, check)
+        return iterator
 
     def batches(self) -> Iterator[tuple[Batch, int | None]]:
         """Return an iterator over the batches on the host, from the beginning, each with the size of the whole batch.
@@ -191,11 +195,12 @@ class Input:
         if end:
             yield self._rehearsal(end), end
 
-    def _compare(self, first: Callable[[], Batch | None]) -> None:
-        """Check once that all workers begin with the same batch."""
+    def _compare(self, first: Callable[[], Batch | None], epoch: int = 0) -> None:
+        """Check that all workers begin with the same batch: in each epoch of what all of them read whole, else once."""
         if not self._compared:
-            self._source.require_same(self._strategy, first(), self.steps, self._of)
-            self._compared = True
+            of = self._of or (f" in epoch {epoch} (counted from 0)" if epoch else "")
+            self._source.require_same(self._strategy, first(), self.steps, of)
+            self._compared = self._source.reads_own_rows
 
     def _whole(self) -> int:
         """Return how many batches of a recipe's epoch have the global batch size."""
@@ -228,26 +233,19 @@ class Input:
             check(self.first(epoch, start))
         return holder(epoch, weigh=self._weigh, **self._place(start))
 
-    def _on_host(
-        self,
-        dataset: tf.data.Dataset,
-        *,
-        position: int = 0,
-        look_at: int = 0,
-        check: Callable[[Batch], None] | None = None,
-    ) -> EpochIterator:
-        looks = look_at > 0 and not (self._compared and check is None)
-        if looks and self.steps is not None:
-            look_at = min(look_at, self.steps - position)
-        iterator = HostIterator(
-            dataset, look_at=look_at if looks else 0, context=self._context, **self._place(position)
-        )
-        if looks:
-            self._compare(lambda: iterator.first)
-            require_same_rows(iterator.first, position)
-            if check is not None and iterator.first is not None:
-                check(iterator.first)
-        return iterator
+    def _on_host(self, dataset: tf.data.Dataset, position: int = 0) -> HostIterator:
+        return HostIterator(dataset, context=self._context, **self._place(position))
+
+    def _look(self, iterator: HostIterator, epoch: int, look_at: int, check: Callable[[Batch], None] | None) -> None:
+        left = self.left(iterator.position)
+        look_at = look_at if left is None else min(look_at, left)
+        if not look_at or (self._compared and check is None):
+            return
+        iterator.look_at(look_at)
+        self._compare(lambda: iterator.first, epoch)
+        require_same_rows(iterator.first, iterator.position)
+        if check is not None and iterator.first is not None:
+            check(iterator.first)
 
     def _weighed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset if self._weigh is None else dataset.map(self._weigh, num_parallel_calls=tf.data.AUTOTUNE)
@@ -267,7 +265,7 @@ class Input:
             whole = self._own_rows_of(batch, self.global_batch_size)
             if end and self.steps != self._whole():
                 whole = whole.repeat(self._whole() - start).concatenate(self._own_rows_of(batch, self._last()))
-            return self._on_host(whole.repeat(), position=start)
+            return self._on_host(whole.repeat(), start)
         size = self.global_batch_size or _STAND_IN_SIZE * self._strategy.num_replicas_in_sync
         spec = self.element_spec
         zeros = tf.nest.map_structure(

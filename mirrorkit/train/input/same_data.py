@@ -1,4 +1,4 @@
-"""Whether all workers read the same data: seen from the first batch, before the first step.
+"""Whether all workers read the same data: seen from first batches, and from examples of a set in memory.
 
 Every worker cuts its own rows out of the same global batches. Where these differ, by a shuffle without a seed, say,
 some examples are trained on twice and others never, and no number shows it.
@@ -14,29 +14,36 @@ import tensorflow as tf
 
 from mirrorkit.data import Batches
 from mirrorkit.errors import DataError
-from mirrorkit.strategy import addresses, num_workers, of_all_workers
+from mirrorkit.strategy import addresses, arrays_of_all_workers, num_workers
 
 _NOTHING = -1.0
+_SAMPLED = 64  # examples of a set in memory
 
 
-def require_same_data(strategy: tf.distribute.Strategy, first: Any, steps: int | None, of: str = "") -> None:
-    """Compare the first global batch of all workers, and how many they have; `of` names the data. Collective.
+def require_same_data(
+    strategy: tf.distribute.Strategy, first: Any, steps: int | None, of: str = "", *, sample: Any = None
+) -> None:
+    """Compare the first global batch of all workers, how many they have, and a `sample`. Collective.
+
+    `of` names the data.
 
     Where a batch has targets, these alone are compared: an augmentation of the inputs may draw other random numbers on
     every worker, and does no harm, since only one worker uses each row. A worker without a batch gives None as `first`.
     """
     if num_workers(strategy) == 1:
         return
-    names, prints, lengths = _of_all(strategy, first, steps)
-    if len(set(prints)) == 1 and len(set(lengths)) == 1:
+    names, prints, lengths, samples = _of_all(strategy, first, steps, sample)
+    if len(set(prints)) == len(set(lengths)) == len(set(samples)) == 1:
         return
     if _NOTHING in prints and len(set(prints)) > 1:
         has_none = [name for name, value in zip(names, prints, strict=True) if value == _NOTHING]
         found = f"{', '.join(has_none)} found no batch, and the others did"
     elif len(set(prints)) > 1:
         found = f"the first batch is one on {_groups(names, prints)}"
-    else:
+    elif len(set(lengths)) > 1:
         found = f"an epoch's number of batches is one on {_groups(names, lengths)}"
+    else:
+        found = f"the set in memory is one on {_groups(names, samples)}"
     raise DataError(
         f"All workers must read the same global batches{of}, and each trains on its own rows; but {found}. Set the "
         "same seed on every worker (keras.utils.set_random_seed(0), dataset.shuffle(..., seed=0)), let all read the "
@@ -54,7 +61,7 @@ def require_own_data(strategy: tf.distribute.Strategy, first: Any, steps: int | 
     """
     if num_workers(strategy) == 1:
         return
-    names, prints, lengths = _of_all(strategy, None if first is None else [first], steps)
+    names, prints, lengths, _ = _of_all(strategy, None if first is None else [first], steps)
     if len(set(lengths)) > 1:
         raise DataError(
             f"An epoch's number of batches is one on {_groups(names, lengths)}. Give from_function the same "
@@ -93,12 +100,25 @@ def first_rows(data: Batches, epoch: int, start: int) -> Any:
     return tf.nest.map_structure(lambda array: array[places], data.split.as_element()) if len(places) else None
 
 
+def sample_of(data: Batches) -> list[Any]:
+    """Return what workers compare of a whole set in memory: its size, and examples from all over it.
+
+    Of inputs in floats it is where each feature is largest: processors that round differently agree on that.
+    """
+    size = data.num_examples
+    places = np.linspace(0, size - 1, min(size, _SAMPLED), dtype=np.int64)
+    inputs, *others = tf.nest.map_structure(lambda array: array[places], data.split.as_element())
+    inputs = tf.nest.map_structure(lambda rows: rows.argmax(0) if rows.dtype.kind == "f" else rows, inputs)
+    return [np.array(size), inputs, *others]
+
+
 def _of_all(
-    strategy: tf.distribute.Strategy, first: Any, steps: int | None
-) -> tuple[list[str], list[float], list[float]]:
-    """Return the workers' names, and for each a number that stands for its first batch and the number of batches."""
-    prints = of_all_workers(strategy, _NOTHING if first is None else _fingerprint(first))
-    return list(addresses(strategy)), prints, of_all_workers(strategy, _NOTHING if steps is None else steps)
+    strategy: tf.distribute.Strategy, first: Any, steps: int | None, sample: Any = None
+) -> tuple[list[str], list[float], list[float], list[float]]:
+    """Return the workers' names, and numbers of each: of its first batch, its number of batches, its sample."""
+    prints = [_NOTHING if part is None else _fingerprint(part) for part in (first, sample)]
+    own = np.array([prints[0], _NOTHING if steps is None else steps, prints[1]])
+    return list(addresses(strategy)), *arrays_of_all_workers(strategy, own).T.tolist()
 
 
 def _fingerprint(batch: Any) -> float:

@@ -15,7 +15,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
-from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data
+from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data, sample_of
 
 
 class Source:
@@ -115,6 +115,10 @@ class BatchesSource(PreparedSource):
     def identity(self, epoch: int, start: int) -> Batch | None:
         """Return the examples of the batch as they lie in the split."""
         return first_rows(self.data, epoch, start)
+
+    def require_same(self, strategy: tf.distribute.Strategy, first: Batch | None, steps: int | None, of: str) -> None:
+        """Refuse workers that do not begin with the same batch, or hold other examples somewhere in the set."""
+        require_same_data(strategy, first, steps, of, sample=sample_of(self.data))
 
     def holder(self, strategy: tf.distribute.Strategy) -> Callable[..., EpochIterator] | None:
         """See `Source`."""

@@ -72,6 +72,7 @@ def callback_list(
             "again, on the restored weights. Use mk.train.Checkpoints(folder), which also goes on within an epoch."
         )
     require_writable(given)
+    _refuse_without_averages(given, getattr(model, "optimizer", None))
     if history and getattr(model, "optimizer", None) is None:
         _refuse_without_optimizer(given)
     if not is_chief(loop.strategy):
@@ -123,6 +124,18 @@ def _refuse_without_optimizer(given: Sequence[Any]) -> None:
                 "(model.compile(optimizer)) and make it the step's attribute `model`. With several, give each a "
                 "schedule (keras.optimizers.schedules), or set optimizer.learning_rate in a callback of your own."
             )
+
+
+def _refuse_without_averages(given: Sequence[Any], optimizer: Any) -> None:
+    """Refuse `SwapEMAWeights` where the optimizer has no averages: Keras says so only after the first epoch."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    has_averages = any(getattr(one, "use_ema", False) for one in getattr(inner, "optimizers", [inner]))
+    if not has_averages and any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in given):
+        raise StepError(
+            "SwapEMAWeights swaps in the averages of an optimizer with use_ema=True, and this optimizer has none. Set "
+            "use_ema=True. The averages of Step(ema=...) need no callback: fit(..., validation_averaged=True) "
+            "validates on them, and within step.averaged() the model holds them."
+        )
 
 
 def _is_chiefs(callback: Any) -> bool:

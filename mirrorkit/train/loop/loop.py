@@ -39,7 +39,6 @@ from mirrorkit.train.loop.resumed import call_epoch_begin
 from mirrorkit.train.loop.validation import Validation
 from mirrorkit.train.parameter_server.calls import RemoteCalls
 from mirrorkit.train.reduce.xla import AUTO
-from mirrorkit.train.requirements.data import check_class_targets
 from mirrorkit.train.requirements.model import variables_of
 from mirrorkit.train.step.custom import Custom, TrainStep
 from mirrorkit.train.step.loop_step import LoopStep, Need
@@ -48,7 +47,7 @@ from mirrorkit.whole import whole_number
 
 Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
 _ALSO: tuple[Need, ...] = ("evaluate", "predict")
-_OF_FIT: tuple[Need, ...] = ("train", "evaluate", "averaged", "class_weight")
+_OF_FIT: tuple[Need, ...] = ("train", "evaluate", "averaged")
 
 
 class Loop:
@@ -178,16 +177,14 @@ class Loop:
         initial_epoch = whole_number("initial_epoch", initial_epoch, StepError, least=0)
         passes = self._built(data)
         step, model = passes.step, passes.step.model
-        asks = [True, validation_data is not None, validation_averaged, bool(class_weight)]
+        asks = [True, validation_data is not None, validation_averaged]
         for need in itertools.compress(_OF_FIT, asks):
             step.require(need)
-        training = Input(self.strategy, data, steps=steps_per_epoch, carry_on=True, class_weight=class_weight)
+        training = passes.training(data, class_weight, steps=steps_per_epoch, carry_on=True)
         given = validation_steps, validation_freq, validate_every, validation_averaged
         validation = Validation.of(self.strategy, validation_data, *given)
         asked = {"epochs": epochs, "class_weight": class_weight, **validation.asked}
         report = Report(throughput=Throughput(warm=self._warm))
-        if class_weight:
-            check_class_targets(model, training.element_spec)
         model.stop_training = False
         if self._restored is None:
             self.position = Position(epoch=initial_epoch, steps=self.position.steps)
@@ -271,7 +268,9 @@ class Loop:
         return tf.nest.map_structure(lambda *part: joined([p.numpy() for p in part]), *parts)
 
     @one_at_a_time
-    def warm_up(self, data: Data, *, validation_data: Data | None = None) -> None:
+    def warm_up(
+        self, data: Data, *, validation_data: Data | None = None, class_weight: Mapping[int, float] | None = None
+    ) -> None:
         """Compile and run every function on batches of the real shape, and leave everything as it was.
 
         Afterwards weights, optimizer state, random generators and the position in the data are bit for bit what they
@@ -281,12 +280,13 @@ class Loop:
         Args:
             data: what `fit` will be given.
             validation_data: what `evaluate` will be given; `data` by default.
+            class_weight: what `fit` will be given.
         """
         passes = self._built(data)
         variables_of(self.step, "warm_up could not put it back")
         with explained(self.strategy, data, validation_data):
             evaluated = data if validation_data is None else validation_data
-            passes.rehearse(self._whole(data), self._whole_of("evaluate", evaluated))
+            passes.rehearse(passes.training(data, class_weight, rehearses=True), self._whole_of("evaluate", evaluated))
         self._warm = True
 
     @one_at_a_time

@@ -29,6 +29,7 @@ from mirrorkit.train.loop.resumed import begin_epoch, require_same_epoch
 from mirrorkit.train.loop.validation import Validation
 from mirrorkit.train.parameter_server.calls import RemoteCallLength, RemoteCalls
 from mirrorkit.train.reduce.xla import AUTO, is_one_gpu
+from mirrorkit.train.requirements.data import check_class_targets
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 from mirrorkit.variables import unchanged
 
@@ -74,6 +75,15 @@ class Passes:
     def steps_per_call(self) -> int:
         """How many steps the next whole call takes."""
         return self._length.next(None)
+
+    def training(self, data: Any, class_weight: Mapping[int, float] | None, **options: Any) -> Input:
+        """Return the data of a fit or of its rehearsal; `options` are those of `Input`."""
+        if class_weight:
+            self.step.require("class_weight")
+        made = Input(self._strategy, data, class_weight=class_weight, **options)
+        if class_weight:
+            check_class_targets(self.step.model, made.element_spec)
+        return made
 
     def train(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply, trainable_variables
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.replica_code.scope import ReplicaScope, this_scope
+from mirrorkit.variables import path
 
 Found = dict[int, tuple[KerasOptimizer, list[KerasVariable]]]  # by the id of the optimizer, in order of use
 
@@ -148,6 +150,10 @@ def _update(scope: ReplicaScope, optimizer: KerasOptimizer, grads: list[Any], va
         changing = [*own_variables, *optimizer.variables]
         key = (id(optimizer), *(id(variable) for _, variable in pairs))
         if key not in scope.updates:
+            if missing := [path(variable) for g, variable in zip(grads, given, strict=True) if g is None]:
+                warnings.warn(  # as Keras's `apply` does
+                    f"Gradients do not exist for variables {missing} when minimizing the loss.", stacklevel=2
+                )
             scope.updates[key] = TraceOnce(_pure_update(optimizer, [variable for _, variable in pairs]), reads=True)
         own = [scope.own(variable) for variable in changing]
         new = scope.updates[key]([tf.convert_to_tensor(variable) for variable in own], means)

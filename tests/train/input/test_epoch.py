@@ -50,7 +50,10 @@ def test_the_place_in_the_epoch() -> None:
 
 def test_batches_that_were_looked_at_are_a_part_of_their_own() -> None:
     def data(look_at: int) -> HostIterator:
-        return HostIterator(tf.data.Dataset.range(48).batch(8), look_at=look_at, steps=6, size=8, whole=6)
+        made = HostIterator(tf.data.Dataset.range(48).batch(8), steps=6, size=8, whole=6)
+        if look_at:
+            made.look_at(look_at)
+        return made
 
     assert list(data(0).parts(6, 2)) == [UpdateRun(0, 3, (8, 8))]
     assert list(data(2).parts(6, 2)) == [UpdateRun(0, 1, (8, 8)), UpdateRun(2, 2, (8, 8))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,24 +12,31 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit.errors import DataError
-from mirrorkit.train.input import same_data
+from mirrorkit.train.input import input as input_module
+from mirrorkit.train.input import same_data, source
 from mirrorkit.train.input.epoch import HostIterator
+from mirrorkit.train.input.input import Input
 
 X = np.zeros((4, 2), np.float32)
 
 
 @pytest.fixture
 def compare(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`compare((first, steps), ...)` of three workers, as each of them sees it."""
+    """`compare((first, steps), ...)` of three workers, as each of them sees it; a `sample` may come third."""
 
-    def compare(*seen: tuple[Any, int | None]) -> None:
-        values: list[float] = []
-        monkeypatch.setattr(same_data, "of_all_workers", lambda strategy, value: [values.append(value)])
-        for first, steps in seen:
-            same_data.require_same_data(None, first, steps)
-        gathered = [values[::2], values[1::2]]
-        monkeypatch.setattr(same_data, "of_all_workers", lambda strategy, value: gathered.pop(0))
-        same_data.require_same_data(None, *seen[0])
+    def compare(*seen: tuple[Any, ...]) -> None:
+        values: list[np.ndarray] = []
+
+        def alone(first: Any, steps: int | None, sample: Any = None) -> None:
+            same_data.require_same_data(None, first, steps, sample=sample)
+
+        monkeypatch.setattr(
+            same_data, "arrays_of_all_workers", lambda strategy, value: (values.append(value), value[np.newaxis])[1]
+        )
+        for one in seen:
+            alone(*one)
+        monkeypatch.setattr(same_data, "arrays_of_all_workers", lambda strategy, value: np.stack(values))
+        alone(*seen[0])
 
     monkeypatch.setattr(same_data, "num_workers", lambda strategy: 3)
     monkeypatch.setattr(same_data, "addresses", lambda strategy: dict.fromkeys(("chief", "worker 0", "worker 1")))
@@ -76,6 +84,94 @@ def test_other_data_are_refused_by_name(compare: Any, seen: Any, says: str) -> N
         compare(*seen)
 
 
+def _set(change: int | None = None, *, inputs: Any = None, size: int = 1000) -> mk.data.Batches:
+    """A set in memory whose example `change` has another input or, without `inputs`, another label."""
+    x = np.random.default_rng(0).normal(size=(size, 3)).astype("float32") if inputs is None else inputs.copy()
+    y = np.arange(size) % 7
+    if change is not None:
+        (y if inputs is None else x)[change] += 1
+    return mk.data.batches(mk.data.arrays({"x": x}, y, num_classes=9), global_batch_size=8)
+
+
+def _three(data: mk.data.Batches, of_last: mk.data.Batches) -> list[tuple[Any, ...]]:
+    return [(same_data.first_rows(one, 0, 0), 5, same_data.sample_of(one)) for one in (data, data, of_last)]
+
+
+@pytest.mark.parametrize(
+    ("data", "of_last"),
+    [
+        (_set(), _set(999)),  # a label of the last example
+        (_set(inputs=X[:1].repeat(1000, 0).astype("uint8")), _set(999, inputs=X[:1].repeat(1000, 0).astype("uint8"))),
+        (_set(), _set(inputs=_set().split.inputs["x"][::-1])),  # the files of each label in another order
+        (_set(), _set(size=1001)),
+    ],
+    ids=["label", "pixel", "order of inputs", "size"],
+)
+def test_sets_in_memory_that_differ_after_the_first_batch(compare: Any, data: Any, of_last: Any) -> None:
+    says = "; but the set in memory is one on chief, worker 0, and another on worker 1. Set the same seed"
+    with pytest.raises(DataError, match=re.escape(says)):
+        compare(*_three(data, of_last))
+
+
+def test_a_sample_of_a_set_is_small_and_leaves_rounding_out_of_account(compare: Any) -> None:
+    x = _set().split.inputs["x"]
+    data, rounded = _set(), _set(inputs=np.nextafter(x, np.float32(9)))
+    compare(*_three(data, rounded))
+    assert [len(part) for part in tf.nest.flatten(same_data.sample_of(data)[1:])] == [3, 64]
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the `Input` of one of two workers compares: the first batch, what it says of the data, and any sample."""
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        source, "require_same_data", lambda _, first, steps, of, **sample: seen.append((first, of, *sample.values()))
+    )
+    monkeypatch.setattr(input_module, "num_workers", lambda strategy: 2)
+    return seen
+
+
+_KINDS: dict[str, tuple[Callable[[tf.data.Dataset], tf.data.Dataset], int, int | None]] = {
+    "known length": (lambda data: data, 1, None),
+    "accumulated": (lambda data: data, 2, None),
+    "unknown length": (lambda data: data.filter(lambda x: True), 1, None),
+    "endless": (lambda data: data.repeat(), 1, 3),
+}
+
+
+@pytest.mark.parametrize(("change", "together", "steps"), _KINDS.values(), ids=_KINDS)
+def test_data_that_all_workers_read_whole_are_compared_in_each_epoch(
+    change: Any, together: int, steps: int | None, strategy_of: Any, compared: list[Any]
+) -> None:
+    """And each batch that was looked at is still taken."""
+    expected = iter(change(_shuffled()).repeat(3).as_numpy_iterator())
+    data = Input(strategy_of("one_device", 1), change(_shuffled()), steps=steps, carry_on=True)
+    for epoch in range(3):
+        wanted = [next(expected).tolist() for _ in range(steps or 5)]
+        batches, taken = data.epoch(epoch, look_at=together), []
+        for calls in (together, (steps or 5) - together):
+            for part in batches.parts(calls, together):
+                taken += [next(batches.source).numpy().tolist() for _ in range(part.batches)]
+            batches.advance(calls)
+        assert taken == wanted
+        of = f" in epoch {epoch} (counted from 0)" if epoch else ""
+        assert [(first.numpy().tolist(), said) for first, said in compared] == [(wanted[0], of)]
+        compared.clear()
+
+
+def _shuffled() -> tf.data.Dataset:
+    tf.random.set_seed(1)
+    return tf.data.Dataset.range(10).shuffle(10, seed=1).batch(2)
+
+
+def test_what_each_worker_reads_by_itself_is_compared_once(strategy_of: Any, compared: list[Any]) -> None:
+    recipe = mk.data.batches(mk.data.arrays(X, np.arange(4)), global_batch_size=2)
+    data = Input(strategy_of("one_device", 1), recipe)
+    for epoch in range(3):
+        data.epoch(epoch, look_at=1)
+    assert [(first[1].tolist(), sample[-1].tolist()) for first, _, sample in compared] == [([0, 1], [0, 1, 2, 3])]
+
+
 @pytest.mark.parametrize("together", [1, 2])
 @pytest.mark.parametrize("batch", [4, 5])
 def test_what_was_looked_at_is_trained_on_too(batch: int, together: int) -> None:
@@ -83,7 +179,8 @@ def test_what_was_looked_at_is_trained_on_too(batch: int, together: int) -> None
         return tf.data.Dataset.range(10).shuffle(10, seed=1).batch(batch)
 
     expected = [part.numpy().tolist() for part in dataset()]
-    stream = HostIterator(dataset(), look_at=together, steps=len(expected), size=None, whole=0)
+    stream = HostIterator(dataset(), steps=len(expected), size=None, whole=0)
+    stream.look_at(together)
     assert stream.first.numpy().tolist() == expected[0]
     assert stream.element_spec == dataset().element_spec
     got = []
@@ -96,12 +193,15 @@ def test_what_was_looked_at_is_trained_on_too(batch: int, together: int) -> None
 
 
 def test_data_of_unknown_length_are_looked_at_too() -> None:
-    stream = HostIterator(tf.data.Dataset.range(6).batch(4), look_at=1, steps=None, size=None, whole=0)
+    stream = HostIterator(tf.data.Dataset.range(6).batch(4), steps=None, size=None, whole=0)
+    stream.look_at(1)
     assert next(stream.source).numpy().tolist() == [0, 1, 2, 3]
     assert not stream.source.get_next_as_optional().has_value()  # a call ends here
     stream.advance(1)
     assert next(stream.source).numpy().tolist() == [4, 5]
-    assert HostIterator(tf.data.Dataset.range(0), look_at=1, steps=None, size=None, whole=0).first is None
+    nothing = HostIterator(tf.data.Dataset.range(0), steps=None, size=None, whole=0)
+    nothing.look_at(1)
+    assert nothing.first is None
 
 
 def test_rows_of_a_set_in_memory_are_those_of_its_batch() -> None:

@@ -267,6 +267,39 @@ def test_swap_ema_weights_evaluates_the_average(make_loop: Any, data: Any, asser
     assert_replicas_equal(loop)
 
 
+def test_swap_ema_weights_in_fit_is_keras_own(strategy_of: Any, numbers: Any, tmp_path: Path) -> None:
+    """Validation sees the averages, and so does what saves behind it; 2 replicas against Keras on one device."""
+    data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12)
+    x, y = next(iter(data.dataset().unbatch().batch(10_000)))
+    found = []
+    for kind, strategy in (("keras", strategy_of("one_device", 1)), ("loop", strategy_of("mirrored", 2))):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), L.Dense(3, activation="tanh"), L.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.8), "mse", jit_compile=False)
+        saved = tmp_path / f"{kind}.keras"
+        callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), keras.callbacks.ModelCheckpoint(saved)]
+        if kind == "keras":
+            report = model.fit(
+                x, y, batch_size=12, epochs=2, shuffle=False, validation_data=(x, y), callbacks=callbacks, verbose=0
+            )
+        else:
+            loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+            report = loop.fit(data, epochs=2, validation_data=data, callbacks=callbacks, verbose=0)
+        again = keras.models.load_model(saved)
+        found.append([report.history["val_loss"], *model.get_weights(), *again.get_weights()])
+    assert largest_difference(*found) < 1e-5
+
+
+@pytest.mark.parametrize("options", [{}, {"ema": 0.9}])
+def test_swap_ema_weights_without_averages_is_refused(make_loop: Any, data: Any, options: Any) -> None:
+    loop = make_loop(("mirrored", 2), line_net, **options)
+    swap = [keras.callbacks.SwapEMAWeights()]
+    for call in (loop.fit, loop.evaluate):
+        with pytest.raises(mk.errors.StepError, match=r"use_ema=True.*validation_averaged=True"):
+            call(data, callbacks=swap)
+
+
 def test_stopped_as_an_epoch_begins(make_loop: Any) -> None:
     """As in Keras, one more update is made, however many steps a call has."""
 

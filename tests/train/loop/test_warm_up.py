@@ -181,6 +181,15 @@ def test_the_users_dataset_is_not_read(line: Any, numbers: Any) -> None:
     assert read == [1]
 
 
+def test_class_weights_are_rehearsed_too(make_loop: Any, numbers: Any) -> None:
+    data = plain_dataset(numbers[0], (numbers[1][:, 0] > 0).astype("int64"), batch=14)
+    loop = make_loop(("mirrored", 2), line_net, loss="binary_crossentropy")
+    loop.warm_up(data, class_weight={0: 2.0, 1: 1.0})
+    compiled = loop._passes.calls.traces
+    loop.fit(data, class_weight={0: 2.0, 1: 1.0}, verbose=0)
+    assert loop._passes.calls.traces == compiled
+
+
 def test_the_report_counts_a_warm_first_call(make_loop: Any, numbers: Any) -> None:
     data = plain_dataset(*numbers, batch=12)
     loop = make_loop(("one_device", 1), lambda: keras.Sequential([keras.Input((4,)), L.Dense(1)]), steps_per_call=5)

@@ -31,11 +31,16 @@ def _cut(data: EpochIterator, steps: int, accumulate: int, at_once: int) -> list
     return found
 
 
-def _read(examples: int, *, size: int | None = 4, steps: int | None = None, **options: Any) -> HostIterator:
+def _read(
+    examples: int, *, size: int | None = 4, steps: int | None = None, look_at: int = 0, **options: Any
+) -> HostIterator:
     """Batches of 4 that the chief reads: those of a recipe, or with `size=None` of a user's dataset."""
     whole = 0 if size is None else examples // 4
     dataset = tf.data.Dataset.range(examples).batch(4)
-    return HostIterator(dataset, steps=steps, size=size, whole=whole, **options)
+    made = HostIterator(dataset, steps=steps, size=size, whole=whole, **options)
+    if look_at:
+        made.look_at(look_at)
+    return made
 
 
 def _sent(recipe: mk.data.Batches, epoch: int, **place: Any) -> SentIterator:

@@ -192,6 +192,26 @@ def test_layers_frozen_behind_its_back(strategy_of: Any) -> None:
         loop.fit(_dataset(), verbose=0)
 
 
+class _Unused(faulty_models.Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = keras.layers.Dense(2, name="unused")
+        self.unused.build((None, 6))
+
+
+def test_weights_without_a_gradient_are_named_as_by_keras(strategy_of: Any) -> None:
+    loop = loop_of(lambda: faulty_models.compiled(_Unused), strategy_of("mirrored", 2))
+    with pytest.warns(UserWarning, match="Gradients do not exist") as ours:
+        loop.fit(_dataset(), epochs=2, verbose=0)  # with a smaller last batch
+    keras.utils.set_random_seed(0)
+    model = faulty_models.compiled(_Unused)
+    with pytest.warns(UserWarning, match="Gradients do not exist") as theirs:
+        model.fit(_dataset(), verbose=0)
+    said, expected = ([str(w.message) for w in found if "Gradients" in str(w.message)] for found in (ours, theirs))
+    assert len(said) == 1
+    assert expected[0].startswith(said[0])
+
+
 def test_options_of_a_step_are_refused(strategy_of: Any) -> None:
     with strategy_of("mirrored", 2).scope():
         model = own_models.wgan()
