@@ -18,10 +18,16 @@ from mirrorkit.strategy import addresses, arrays_of_all_workers, num_workers
 
 _NOTHING = -1.0
 _SAMPLED = 64  # examples of a set in memory
+_ROUNDING = 0.01  # of the scale of an input; other examples differ by about all of it
 
 
 def require_same_data(
-    strategy: tf.distribute.Strategy, first: Any, steps: int | None, of: str = "", *, sample: Any = None
+    strategy: tf.distribute.Strategy,
+    first: Any,
+    steps: int | None,
+    of: str = "",
+    *,
+    sample: tuple[Any, np.ndarray] | None = None,
 ) -> None:
     """Compare the first global batch of all workers, how many they have, and a `sample`. Collective.
 
@@ -100,25 +106,47 @@ def first_rows(data: Batches, epoch: int, start: int) -> Any:
     return tf.nest.map_structure(lambda array: array[places], data.split.as_element()) if len(places) else None
 
 
-def sample_of(data: Batches) -> list[Any]:
+def sample_of(data: Batches) -> tuple[Any, np.ndarray]:
     """Return what workers compare of a whole set in memory: its size, and examples from all over it.
 
-    Of inputs in floats it is where each feature is largest: processors that round differently agree on that.
+    Inputs in floats come as second, [inputs, examples + 1]: of each a number for each example, and their scale, since
+    processors round differently.
     """
     size = data.num_examples
-    places = np.linspace(0, size - 1, min(size, _SAMPLED), dtype=np.int64)
+    places = np.linspace(0, size - 1, _SAMPLED, dtype=np.int64)
     inputs, *others = tf.nest.map_structure(lambda array: array[places], data.split.as_element())
-    inputs = tf.nest.map_structure(lambda rows: rows.argmax(0) if rows.dtype.kind == "f" else rows, inputs)
-    return [np.array(size), inputs, *others]
+    parts = tf.nest.flatten(inputs)
+    exact = [part for part in parts if part.dtype.kind != "f"]
+    levels = [_levels(part) for part in parts if part.dtype.kind == "f"]
+    return [np.array(size), exact, *others], np.array(levels).reshape(-1, _SAMPLED + 1)
+
+
+def _levels(rows: np.ndarray) -> np.ndarray:
+    """Return the sums of rows over the root of their length, and the root mean square of all their elements."""
+    flat = np.nan_to_num(rows.reshape(len(rows), -1).astype(np.float64), posinf=0, neginf=0)
+    return np.append(flat.sum(1) / np.sqrt(flat.shape[1]), np.sqrt(np.mean(flat**2)))
+
+
+def _alike(levels: np.ndarray) -> list[int]:
+    """Return for each worker the first whose levels, [workers, inputs, examples + 1], are the same but for rounding."""
+    first: list[int] = []
+    for one in levels:
+        found = (n for n, other in enumerate(levels) if np.all(np.abs(one - other) <= _ROUNDING * other[:, -1:]))
+        first.append(next(found))
+    return first
 
 
 def _of_all(
-    strategy: tf.distribute.Strategy, first: Any, steps: int | None, sample: Any = None
-) -> tuple[list[str], list[float], list[float], list[float]]:
-    """Return the workers' names, and numbers of each: of its first batch, its number of batches, its sample."""
-    prints = [_NOTHING if part is None else _fingerprint(part) for part in (first, sample)]
-    own = np.array([prints[0], _NOTHING if steps is None else steps, prints[1]])
-    return list(addresses(strategy)), *arrays_of_all_workers(strategy, own).T.tolist()
+    strategy: tf.distribute.Strategy, first: Any, steps: int | None, sample: tuple[Any, np.ndarray] | None = None
+) -> tuple[list[str], list[float], list[float], list[Any]]:
+    """Return the workers' names, and of each its first batch, its number of batches and its sample, as numbers."""
+    exact, levels = sample or (None, np.empty((0, _SAMPLED + 1)))
+    prints = [_NOTHING if part is None else _fingerprint(part) for part in (first, exact)]
+    own = np.array([prints[0], _NOTHING if steps is None else steps, prints[1], *levels.ravel()])
+    found = arrays_of_all_workers(strategy, own)
+    batches, lengths, samples = found[:, :3].T.tolist()
+    alike = _alike(found[:, 3:].reshape(len(found), *levels.shape))
+    return list(addresses(strategy)), batches, lengths, list(zip(samples, alike, strict=True))
 
 
 def _fingerprint(batch: Any) -> float:
@@ -131,9 +159,9 @@ def _fingerprint(batch: Any) -> float:
     return float(number)
 
 
-def _groups(names: list[str], values: list[float]) -> str:
+def _groups(names: list[str], values: list[Any]) -> str:
     """Name the workers that agree: "worker 0, worker 2, and another on worker 1"."""
-    groups: dict[float, list[str]] = {}
+    groups: dict[Any, list[str]] = {}
     for name, value in zip(names, values, strict=True):
         groups.setdefault(value, []).append(name)
     return ", and another on ".join(", ".join(group) for group in groups.values())
