@@ -2,7 +2,7 @@
 
     python examples/benchmarks/first_batch.py --replicas 2 --rounds 5
 
-Before the first update of a process, a step is compared with Keras, and a batch with its parts. For comparison, the
+Before the first update, a step is compared with Keras, and a batch with its parts, once. For comparison, the
 table has the first three eager training steps of Keras on four rows, also in a fresh process, and three later ones. It
 also has the first step without the checks, which includes its trace, and a first epoch of 100 batches.
 """

@@ -1,8 +1,9 @@
 """TF_CONFIG written by hand: two worker processes on this machine, each with the addresses of both and its own index.
 
 Run: python examples/by_feature/tf_config.py
-Prints the strategy of each worker, and that both end with the weights that one process trains alone. On a cluster, each
-machine has its own address. Under Slurm, TF_CONFIG is not needed; `python -m mirrorkit launch` writes it for you.
+Prints the cluster that each worker detected, and that both end with the weights that one process trains alone. On a
+cluster, each machine has its own address. Under Slurm, TF_CONFIG is not needed; `python -m mirrorkit launch` writes it
+for you.
 """
 
 import json

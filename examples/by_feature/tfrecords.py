@@ -2,7 +2,7 @@
 
 Run: python examples/by_feature/tfrecords.py
 Prints the files, that a shuffled epoch holds every example once, and that the order of an epoch can be repeated from
-any step on. So a run can resume in the middle of an epoch without reading the first half again.
+any step on. So a run can resume in the middle of an epoch without reading the batches before that again.
 """
 
 import tempfile
