@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+
+
+class ValueScope(keras.StatelessScope):  # type: ignore[name-defined]
+    """Keras's own; no gradient flows through an assigned value, as none flows through a variable that is read again."""
+
+    def add_update(self, update: tuple[Any, tf.Tensor]) -> None:
+        """See `keras.StatelessScope`."""
+        super().add_update((update[0], tf.stop_gradient(update[1])))
 
 
 def native(variable: Any) -> Any:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Json, KerasLayer, Nest
 from mirrorkit.errors import StepError
+from mirrorkit.variables import ValueScope
 
 
 @keras.saving.register_keras_serializable("mirrorkit")
@@ -76,7 +77,7 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
                 if masks[i] is not None:
                     tensor._keras_mask = masks[i]
             again = tf.nest.pack_sequence_as((x, options), [tensors.get(i, value) for i, value in enumerate(given)])
-            with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            with ValueScope(state_mapping=mapping, collect_losses=True) as scope:
                 # `training` by name, since the backward pass takes place outside of Keras's call.
                 outputs = self.block(again[0], training=training, **again[1])
             if not found:

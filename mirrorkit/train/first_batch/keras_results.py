@@ -21,6 +21,7 @@ from mirrorkit.train.first_batch.results import Results, differences
 from mirrorkit.train.first_batch.sampled_rows import take
 from mirrorkit.train.first_batch.shards import on_one_shard, seeded, small
 from mirrorkit.train.keras_model.custom_gradients import with_weights
+from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.kept import kept_by
 from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
 from mirrorkit.train.keras_model.outputs import UnpackedBatch
@@ -28,7 +29,7 @@ from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.replica_code.step_function import flat_logs
 from mirrorkit.train.step.supervised import Supervised
-from mirrorkit.variables import unchanged
+from mirrorkit.variables import ValueScope, unchanged
 
 _log = logging.getLogger("mirrorkit")
 
@@ -91,8 +92,8 @@ def _of_keras(
     given = [*zip(model.trainable_variables, weights, strict=True)]
     given += zip(model.non_trainable_variables, state, strict=True)
     with_weights()
-    scope = keras.StatelessScope(state_mapping=given, collect_losses=True)
-    with tf.GradientTape() as tape, keeping(kept_by(layers_of(model))), scope:
+    scope = ValueScope(state_mapping=given, collect_losses=True)
+    with tf.GradientTape() as tape, functions_inlined(), keeping(kept_by(layers_of(model))), scope:
         tape.watch(list(weights))
         y_pred = model(batch.x, **training_argument(model, training))
         loss = trainer.compute_loss(batch.x, batch.y, y_pred, batch.weight, training=training)

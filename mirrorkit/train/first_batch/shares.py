@@ -21,9 +21,9 @@ from mirrorkit.strategy import first_replica, local_replica, num_workers
 from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN, near, shown
 from mirrorkit.train.first_batch.rows import at_rest
 from mirrorkit.train.first_batch.same_results import rows_of_chief
+from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
 from mirrorkit.train.keras_model.row_draws import RowDraws
-from mirrorkit.train.replica_code.keras_calls import functions_inlined
 from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.step.global_batch import this_replica
 from mirrorkit.train.step.keras_step import KerasStep

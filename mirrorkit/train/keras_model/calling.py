@@ -16,12 +16,14 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasVariable, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.custom_gradients import with_weights
+from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.kept import kept_by
 from mirrorkit.train.keras_model.keras_operations import without_waits
 from mirrorkit.train.keras_model.layer_state import is_generator, layers_of, training_argument
 from mirrorkit.train.keras_model.seeds import seeds_on_host
 from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.reduce.tracing import foreign_state
+from mirrorkit.variables import ValueScope
 
 
 def call_model(
@@ -36,7 +38,7 @@ def call_model(
     given = list(zip(model.trainable_variables, weights, strict=True))
     given += zip(model.non_trainable_variables, state, strict=True)
     scope = _Scope(state_mapping=given, collect_losses=True)
-    with seeds_on_host(), without_waits(), keeping(kept_by(layers_of(model))), scope:
+    with seeds_on_host(), without_waits(), functions_inlined(), keeping(kept_by(layers_of(model))), scope:
         before = dict(scope.state_mapping)
         outputs, added = read((model(x, **training_argument(model, training)), list(model.losses)))
     assigned = {key for key, value in scope.state_mapping.items() if value is not before.get(key)}
@@ -49,8 +51,8 @@ def read(values: Nest) -> Nest:
     return tf.nest.map_structure(lambda one: one.value if isinstance(one, keras.Variable) else one, values)
 
 
-class _Scope(keras.StatelessScope):  # type: ignore[name-defined, misc]
-    """Keras's own, which knows an assigned variable by its id, and also its path."""
+class _Scope(ValueScope):
+    """One that knows an assigned variable by its id, and also its path."""
 
     def __init__(self, **options: Any) -> None:
         with_weights()
@@ -67,7 +69,9 @@ class _Scope(keras.StatelessScope):  # type: ignore[name-defined, misc]
                 "let Python unroll it (`for`, RNN(unroll=True))."
             )
         self.paths[id(update[0])] = update[0].path
-        super().add_update(update)
+        super().add_update(
+            (update[0], tf.stop_gradient(update[1]))
+        )  # as of a variable that is read after it was assigned
 
 
 def _in_loop(around: tf.Graph) -> bool:
@@ -90,7 +94,7 @@ def with_values(
     """
     given = [*zip(model.trainable_variables, weights, strict=True)]
     given += zip(model.non_trainable_variables, state, strict=True)
-    with _Scope(state_mapping=given) as scope:
+    with functions_inlined(), _Scope(state_mapping=given) as scope:
         yield scope.paths
 
 
@@ -101,7 +105,7 @@ def predict_with(model: KerasModel, x: Nest) -> Nest:
 
 def predicting(predict: Callable[[], Nest]) -> Nest:
     """Call what predicts, as a pass through a model is made."""
-    with seeds_on_host(), without_waits():
+    with seeds_on_host(), without_waits(), functions_inlined():
         return predict()
 
 

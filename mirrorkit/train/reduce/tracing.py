@@ -17,6 +17,7 @@ import tensorflow as tf
 from mirrorkit._types import ConcreteFunction, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce import xla
+from mirrorkit.variables import copies
 
 T = TypeVar("T")
 
@@ -71,6 +72,18 @@ class TraceOnce:
                 )
             self._traces[key] = trace
         return self._traces[key]
+
+
+def require_only_read(read: Iterable[tf.Variable], written: Iterable[tf.Variable]) -> None:
+    """Refuse an update that reads a variable which it also writes: another replica's update may see the new value."""
+    own = {id(copy.handle) for variable in written for copy in copies(variable)}
+    if found := sorted({variable.name for variable in read if id(variable.handle) in own}):
+        raise StepError(
+            f"The update reads the variable {', '.join(found)}, which the step also writes: replicas would see the old "
+            "value or the new one. A learning rate that follows the number of updates is a "
+            "keras.optimizers.schedules.LearningRateSchedule, which is given that number. What else an update is to "
+            "follow belongs in a variable of yours that a callback sets."
+        )
 
 
 def _spec(value: tf.Tensor | tf.TensorSpec | tf.Variable) -> tf.TensorSpec | tf.Variable:

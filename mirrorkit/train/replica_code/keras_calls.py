@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,14 +19,13 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply, trainable_variables
-from mirrorkit.train.reduce.tracing import TraceOnce
+from mirrorkit.train.keras_model.inlining import wrap
+from mirrorkit.train.reduce.tracing import TraceOnce, require_only_read
 from mirrorkit.train.replica_code.scope import ReplicaScope, this_scope
 from mirrorkit.variables import path
 
 Found = dict[int, tuple[KerasOptimizer, list[KerasVariable]]]  # by the id of the optimizer, in order of use
 
-_lock = threading.Lock()  # replicas are traced in turns, each in a thread
-_inlining = 0  # blocks of `functions_inlined` that are open
 _noted: list[Found] = []  # of the innermost `noting_optimizers`
 
 
@@ -43,68 +41,15 @@ def noting_optimizers() -> Iterator[Found]:
         _noted.pop()
 
 
-@contextmanager
-def functions_inlined() -> Iterator[None]:
-    """Let the user's tf.functions become part of the function that is traced.
-
-    Within one of their own replicas could not wait for each other, and one that is traced asks no more where it runs.
-    """
-    global _inlining
-    _wrap_functions()
-    with _lock:
-        _inlining += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _inlining -= 1
-
-
-def call_inlined(function: Any, *args: Any, **options: Any) -> Any:
-    """Call what a tf.function was made of, converted by AutoGraph as in a trace of its own."""
-    return _converted_call()(function.python_function, args, options)
-
-
-def _call(function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    return function(*args, **options)
-
-
-@functools.cache
-def _converted_call() -> Callable[..., Any]:
-    converted: Callable[..., Any] = tf.autograph.to_graph(_call)  # and whatever it calls
-    return converted
-
-
-@functools.cache
-def _wrap_functions() -> None:
-    """Let tf.functions ask whether they are to be inlined."""
-
-    def called(original: Any, function: Any, *args: Any, **options: Any) -> Any:
-        inlined = _inlining and not function.python_function.__module__.startswith("tensorflow.")  # vectorized loops
-        return (call_inlined if inlined else original)(function, *args, **options)
-
-    _wrap(type(tf.function(_call)), "__call__", called)
-
-
 @functools.cache
 def wrap_keras() -> None:
     """Let optimizers, means and losses ask for the `ReplicaScope` around them."""
     for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-        _wrap(kind, "apply", _apply)
-    _wrap(keras.metrics.Mean, "update_state", _update_state)
+        wrap(kind, "apply", _apply)
+    wrap(keras.metrics.Mean, "update_state", _update_state)
     losses = importlib.import_module("keras.src.losses.loss")
     for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
-        _wrap(losses, name, lambda original, value: original(value) if this_scope() is None else value)
-
-
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **options: Any) -> Any:
-        return wrapper(original, *args, **options)
-
-    setattr(owner, name, wrapped)
+        wrap(losses, name, lambda original, value: original(value) if this_scope() is None else value)
 
 
 def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = None) -> Any:
@@ -157,6 +102,7 @@ def _update(scope: ReplicaScope, optimizer: KerasOptimizer, grads: list[Any], va
             scope.updates[key] = TraceOnce(_pure_update(optimizer, [variable for _, variable in pairs]), reads=True)
         own = [scope.own(variable) for variable in changing]
         new = scope.updates[key]([tf.convert_to_tensor(variable) for variable in own], means)
+        require_only_read(scope.updates[key].variables, changing)
         for variable, value in zip(own, new, strict=True):
             if value is not None:
                 variable.assign(value)

@@ -13,9 +13,10 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.building import build, require_in_scope
+from mirrorkit.train.keras_model.inlining import call_inlined, functions_inlined
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import unpack_batch
-from mirrorkit.train.replica_code.keras_calls import call_inlined, functions_inlined, noting_optimizers
+from mirrorkit.train.replica_code.keras_calls import noting_optimizers
 
 
 def step_of(model: KerasModel, what: str) -> Callable[..., Any]:

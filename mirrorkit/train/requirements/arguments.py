@@ -23,6 +23,12 @@ def check_optimizer(optimizer: KerasOptimizer) -> None:
                 f"{type(optimizer).__name__} overrides {name}, which Keras's own training calls and a mirrorkit step "
                 "does not: it would be ignored. Change the gradients in update_step, or in a step of your own."
             )
+    replaced = [name for name in vars(optimizer) if callable(getattr(type(optimizer), name, None))]
+    if replaced:
+        raise StepError(
+            f"{', '.join(replaced)} was replaced on this {type(optimizer).__name__} itself, which a step would ignore. "
+            "Define it in a subclass: what changes gradients or rates belongs in update_step."
+        )
     check_switches(optimizer)
 
 

@@ -14,13 +14,13 @@ import tensorflow as tf
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined
-from mirrorkit.train.keras_model.calling import call_model, require_no_foreign_weights
+from mirrorkit.train.keras_model.calling import call_model, require_no_foreign_weights, with_values
 from mirrorkit.train.keras_model.layer_state import LayerState, is_seed
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples, match, unpack_batch
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.rows import Rows, SummedRows, as_rows, dense_of
-from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
+from mirrorkit.train.reduce.tracing import TraceOnce, foreign_state, outside_replica, require_only_read
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.changing import Changing, dense
 from mirrorkit.train.step.clock import Clock
@@ -249,7 +249,10 @@ class Functions:
             y_pred, new_state, added = call_model(self._model, weights, state, batch.x, training=training)
             require_no_foreign_weights(tape, weights)
             outputs = match(self.totals.names, batch.y, y_pred, batch.weight)
-            terms, totals = self.totals.of(outputs, tf.cast(count_examples(batch), tf.float32), added)
+            with with_values(self._model, weights, new_state) as assigned:  # which a loss or a metric may read
+                terms, totals = self.totals.of(outputs, tf.cast(count_examples(batch), tf.float32), added)
+            if assigned:
+                raise foreign_state([f"the Keras variable {path!r} (assigned in a loss)" for path in assigned.values()])
         return terms, totals, new_state
 
     def _scaled(
@@ -266,7 +269,10 @@ class Functions:
     def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
         rate = [] if self._clock.rate is None else [self._clock.rate]
-        return self._apply.update(self._new_values, sums, flat, rate)
+        found = self._apply.update(self._new_values, sums, flat, rate)
+        if isinstance(self._new_values, TraceOnce):
+            require_only_read(self._new_values.variables, self._variables.flat)
+        return found
 
     def _pure_new_values(
         self, sums: Sums, flat: Sequence[tf.Tensor], rate: Sequence[tf.Tensor]

@@ -24,6 +24,12 @@ def require_compiled(model: KerasModel) -> None:
 def compiled_parts(model: KerasModel) -> dict[str, Any]:
     """Return optimizer, loss, metrics and loss scale of a compiled model as keyword arguments of `Step`."""
     require_compiled(model)
+    if model.run_eagerly:
+        raise StepError(
+            "The model was compiled with run_eagerly=True, and a step is compiled: what a loss or a layer does in "
+            "Python, it would do once. Compile without run_eagerly; keep in a variable what changes, and print with "
+            "tf.print."
+        )
     # private to Keras; the public get_compile_config has copies, of registered functions and classes only
     given = model._compile_config.config
     names = ("loss", "metrics", "weighted_metrics", "loss_weights")

@@ -15,6 +15,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, ConcreteFunction, KerasModel, KerasOptimizer, Logs, Nest, Spec, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name, first_replica, has_copies, local_replica, require_same
+from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.kept import kept_by
 from mirrorkit.train.keras_model.keras_operations import without_waits
 from mirrorkit.train.keras_model.layer_state import layers_of
@@ -23,7 +24,7 @@ from mirrorkit.train.reduce.gathering import gathering
 from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.replica_code.draws import drawing, require_repeatable
-from mirrorkit.train.replica_code.keras_calls import functions_inlined, noting_optimizers, wrap_keras
+from mirrorkit.train.replica_code.keras_calls import noting_optimizers, wrap_keras
 from mirrorkit.train.replica_code.scope import OfModel, ReplicaScope, Share, on_share
 from mirrorkit.train.replica_code.step_function import as_keras, checked_logs, flat_logs, overrides, step_of
 from mirrorkit.train.replica_code.written import plain_variables, require_not_read_again, written_variables

@@ -183,7 +183,7 @@ def _resolve(member: Metric, output: Output) -> tuple[KerasMetric, str]:
 
 def _log_name(function: Callable[..., Any]) -> str:
     """Return the name that Keras gives to the log of a metric function: `MeanError` is "mean_error"."""
-    name = re.sub(r"\W+", "", getattr(function, "__name__", "metric"))
+    name = re.sub(r"\W+", "", getattr(function, "__name__", type(function).__name__))
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()
 
 

@@ -1,0 +1,162 @@
+"""Layers whose call is a tf.function, or assigns a variable and reads it; updates that read what they write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+
+L = keras.layers
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(36, 4)).astype("float32")
+Y = np.tanh(X[:, :1] * X[:, 1:2]).astype("float32")
+
+
+class Traced(L.Layer):
+    """A dense layer, as many tutorials speed one up."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(shape[-1], 5), name="kernel")
+
+    @tf.function
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.tanh(x @ self.kernel)
+
+
+class Centered(L.Layer):
+    """Subtracts a moving mean that this batch has moved."""
+
+    def build(self, shape: Any) -> None:
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="mean")
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        if training:
+            self.mean.assign(0.5 * self.mean + 0.5 * keras.ops.mean(x, 0))
+        return x - self.mean
+
+
+def _compiled(layer: Any, optimizer: Any = lambda: keras.optimizers.SGD(0.1), **options: Any) -> Any:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), L.Dense(5, "tanh"), layer(), L.Dense(1, **options)])
+    model.compile(optimizer(), "mse")
+    return model
+
+
+def _apart(strategy: tf.distribute.Strategy, layer: Any, batch: int) -> float:
+    """How far weights and history are from those of Keras's `fit` without a strategy."""
+    found = []
+    data = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=batch)
+    model = _compiled(layer)
+    history = model.fit(
+        X, Y, batch_size=batch, epochs=2, shuffle=False, validation_data=(X[:12], Y[:12]), verbose=0
+    ).history
+    found.append([*model.get_weights(), history["loss"], history["val_loss"]])
+    with strategy.scope():
+        model = _compiled(layer)
+    few = mk.data.batches(mk.data.arrays(X[:12], Y[:12]), global_batch_size=12)
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    history = loop.fit(data, epochs=2, validation_data=few, verbose=0).history
+    found.append([*model.get_weights(), history["loss"], history["val_loss"]])
+    return max(float(np.max(np.abs(np.subtract(a, b)))) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(("where", "batch"), [(("one_device", 1), 4), (("mirrored", 3), 12)])
+def test_a_layer_whose_call_is_a_tf_function_is_trained(where: Any, batch: int, strategy_of: Any) -> None:
+    """A replica has four rows, as the sample that was checked before: the trace for these is not used again."""
+    assert _apart(strategy_of(*where), Traced, batch) < 1e-6
+
+
+def test_it_predicts_with_the_present_weights(strategy_of: Any) -> None:
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        model = _compiled(Traced)
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    data = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=12)
+    before = loop.predict(data)
+    loop.fit(data, verbose=0)
+    after = loop.predict(data)
+    np.testing.assert_allclose(after, keras.ops.convert_to_numpy(model(X)), atol=1e-6)
+    assert np.abs(after - before).max() > 1e-3
+
+
+def test_no_gradient_flows_through_an_assigned_variable(strategy_of: Any) -> None:
+    assert _apart(strategy_of("one_device", 1), Centered, 12) < 1e-6
+
+
+class Tied(keras.constraints.Constraint):
+    """Draws a weight towards another one."""
+
+    def __init__(self, other: Any) -> None:
+        self._other = other
+
+    def __call__(self, weight: tf.Tensor) -> tf.Tensor:
+        return 0.5 * (weight + tf.reduce_mean(tf.convert_to_tensor(self._other.kernel)))
+
+
+@pytest.mark.parametrize("what", ["rate", "constraint"])
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 3)])
+def test_an_update_that_reads_what_it_writes_is_refused(what: str, where: Any, strategy_of: Any) -> None:
+    """The replicas' weights would drift apart: one of them reads the other's new value."""
+    strategy = strategy_of(*where)
+    with strategy.scope():
+        other = L.Dense(5, "tanh")
+        if what == "rate":
+            made: list[Any] = []
+
+            def rate() -> Any:
+                return 0.01 * (1 + tf.cast(tf.convert_to_tensor(made[0].iterations), tf.float32)) if made else 0.01
+
+            model = _compiled(lambda: other, lambda: made.append(keras.optimizers.Adam(rate)) or made[0])
+        else:
+            model = _compiled(lambda: other, kernel_constraint=Tied(other))
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    with pytest.raises(StepError, match=r"The update reads the variable .*(iteration|kernel).*LearningRateSchedule"):
+        loop.fit(mk.data.batches(mk.data.arrays(X, Y), global_batch_size=12), verbose=0)
+
+
+@pytest.mark.parametrize("name", ["apply", "apply_gradients", "update_step"])
+def test_a_method_that_was_replaced_on_the_optimizer_itself_is_refused(name: str) -> None:
+    optimizer = keras.optimizers.SGD(0.1)
+    setattr(optimizer, name, lambda *args: None)
+    with pytest.raises(StepError, match=f"{name} was replaced on this SGD itself.* Define it in a subclass"):
+        mk.train.Step(_compiled(L.Identity), optimizer, loss="mse")
+
+
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 3)])
+def test_a_loss_may_read_the_weights_of_the_model(where: Any, strategy_of: Any) -> None:
+    """A small penalty, which the comparison of the first batch would let pass."""
+
+    def trained(strategy: Any, *, by_keras: bool = False) -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), L.Dense(5, "tanh"), L.Dense(1)])
+            optimizer = keras.optimizers.SGD(0.1)
+
+        def loss(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+            penalty = sum(keras.ops.sum(layer.kernel**2) for layer in model.layers)
+            return keras.ops.mean((y - y_pred) ** 2, -1) + 1e-4 * penalty
+
+        model.compile(optimizer, loss)
+        if by_keras:
+            model.fit(X, Y, batch_size=12, epochs=20, shuffle=False, verbose=0)
+        else:
+            data = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=12)
+            mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data, epochs=20, verbose=0)
+        return list(model.get_weights())
+
+    found = trained(strategy_of(*where))
+    expected = trained(tf.distribute.get_strategy(), by_keras=True)
+    assert max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True)) < 2e-6
+
+
+def test_a_model_that_runs_eagerly_is_refused() -> None:
+    model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(StepError, match=r"run_eagerly=True.* Compile without run_eagerly"):
+        mk.train.Step.from_compiled(model)
