@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer
-from mirrorkit.errors import MirrorkitError
 from mirrorkit.optim import Packed, functional_apply, trainable_variables
 from mirrorkit.train.first_batch.rounding import LARGEST, near, shown
 
@@ -40,9 +39,7 @@ def update_faults(optimizer: KerasOptimizer) -> Iterator[str]:
         values = _after(ours, gradients)
         for of_update in gradients:
             theirs.apply_gradients(zip(map(tf.constant, of_update), kept, strict=True))
-    except MirrorkitError:
-        raise
-    except Exception as error:  # whatever a user's optimizer may raise
+    except Exception as error:  # whatever a user's optimizer may raise, made from its configuration alone
         _log.info(
             "%s could not be compared with its apply_gradients: %s: %s", kind.__name__, type(error).__name__, error
         )

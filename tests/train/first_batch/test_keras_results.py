@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from training_helpers import line_net, plain_dataset, sequential
 
+import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch.keras_results import compare_with_keras
@@ -146,6 +147,24 @@ class Momentum(keras.optimizers.Optimizer):  # type: ignore[name-defined, misc]
         kept = self.kept[self._get_variable_index(variable)]
         self.assign(kept, 0.9 * kept + gradient)
         self.assign_sub(variable, learning_rate * kept)
+
+
+class ByRank(keras.optimizers.SGD):  # type: ignore[name-defined, misc]
+    """Has an argument that its configuration leaves out."""
+
+    def __init__(self, learning_rate: float, factors: Any = None, **options: Any) -> None:
+        super().__init__(learning_rate, **options)
+        self.factors = factors
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient, variable, learning_rate * self.factors[len(variable.shape)])
+
+
+def test_an_optimizer_that_its_configuration_does_not_make_again_is_not_compared(make_loop: Any, caplog: Any) -> None:
+    loop = make_loop(("mirrored", 2), _dense("relu"), optimizer=lambda: ByRank(0.1, {1: 2.0, 2: 1.0}))
+    with caplog.at_level("INFO", "mirrorkit"):
+        loop.fit(mk.data.batches(mk.data.arrays(X, NUMBERS), global_batch_size=4), verbose=0)
+    assert "ByRank could not be compared with its apply_gradients" in caplog.text
 
 
 def test_an_optimizer_of_the_users_own(judge: Any) -> None:
