@@ -43,7 +43,12 @@ def call_model(
         outputs, added = read((model(x, **training_argument(model, training)), list(model.losses)))
     assigned = {key for key, value in scope.state_mapping.items() if value is not before.get(key)}
     _require_kept(model, {key: scope.paths.get(key, "?") for key in assigned})
-    return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
+    return outputs, [_shaped(scope.get_current_value(v), v) for v in model.non_trainable_variables], added
+
+
+def _shaped(value: tf.Tensor, variable: KerasVariable) -> tf.Tensor:
+    """Return a new value with the variable's shape, which a batch of unknown size leaves open; others as they are."""
+    return value if value.shape.is_fully_defined() else tf.ensure_shape(value, variable.shape)
 
 
 def read(values: Nest) -> Nest:

@@ -48,10 +48,12 @@ def _compiled(layer: Any, optimizer: Any = lambda: keras.optimizers.SGD(0.1), **
     return model
 
 
-def _apart(strategy: tf.distribute.Strategy, layer: Any, batch: int) -> float:
+def _apart(strategy: tf.distribute.Strategy, layer: Any, batch: int, *, unknown: bool = False) -> float:
     """How far weights and history are from those of Keras's `fit` without a strategy."""
     found = []
     data = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=batch)
+    if unknown:
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch)
     model = _compiled(layer)
     history = model.fit(
         X, Y, batch_size=batch, epochs=2, shuffle=False, validation_data=(X[:12], Y[:12]), verbose=0
@@ -87,6 +89,23 @@ def test_it_predicts_with_the_present_weights(strategy_of: Any) -> None:
 
 def test_no_gradient_flows_through_an_assigned_variable(strategy_of: Any) -> None:
     assert _apart(strategy_of("one_device", 1), Centered, 12) < 1e-6
+
+
+class Queue(L.Layer):
+    """Keeps the last four rows; of a batch of unknown size the shape of the new value is not known."""
+
+    def build(self, shape: Any) -> None:
+        self.rows = self.add_weight(shape=(4, shape[-1]), initializer="zeros", trainable=False, name="rows")
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        y = x + tf.reduce_mean(tf.convert_to_tensor(self.rows), 0)
+        if training:
+            self.rows.assign(keras.ops.concatenate([tf.stop_gradient(x), self.rows], 0)[:4])
+        return y
+
+
+def test_a_state_whose_new_shape_is_not_known_is_one_too(strategy_of: Any) -> None:
+    assert _apart(strategy_of("one_device", 1), Queue, 12, unknown=True) < 1e-6
 
 
 class Tied(keras.constraints.Constraint):
