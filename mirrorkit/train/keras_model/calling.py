@@ -74,9 +74,7 @@ class _Scope(ValueScope):
                 "let Python unroll it (`for`, RNN(unroll=True))."
             )
         self.paths[id(update[0])] = update[0].path
-        super().add_update(
-            (update[0], tf.stop_gradient(update[1]))
-        )  # as of a variable that is read after it was assigned
+        super().add_update(update)
 
 
 def _in_loop(around: tf.Graph) -> bool:

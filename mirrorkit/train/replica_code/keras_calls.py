@@ -20,7 +20,7 @@ from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply, trainable_variables
 from mirrorkit.train.keras_model.inlining import wrap
-from mirrorkit.train.reduce.tracing import TraceOnce, require_only_read
+from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.replica_code.scope import ReplicaScope, this_scope
 from mirrorkit.variables import path
 
@@ -102,7 +102,6 @@ def _update(scope: ReplicaScope, optimizer: KerasOptimizer, grads: list[Any], va
             scope.updates[key] = TraceOnce(_pure_update(optimizer, [variable for _, variable in pairs]), reads=True)
         own = [scope.own(variable) for variable in changing]
         new = scope.updates[key]([tf.convert_to_tensor(variable) for variable in own], means)
-        require_only_read(scope.updates[key].variables, changing)
         for variable, value in zip(own, new, strict=True):
             if value is not None:
                 variable.assign(value)

@@ -139,6 +139,36 @@ def test_an_update_that_reads_what_it_writes_is_refused(what: str, where: Any, s
         loop.fit(mk.data.batches(mk.data.arrays(X, Y), global_batch_size=12), verbose=0)
 
 
+class OwnStep(keras.Sequential):  # type: ignore[name-defined, misc]
+    """Makes its update on each replica, by that replica's own variables."""
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((data[1] - self(data[0], training=True)) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_an_own_train_step_may_read_what_its_update_writes(strategy_of: Any) -> None:
+    found = []
+    for strategy in (None, strategy_of("mirrored", 3)):
+        keras.utils.set_random_seed(0)
+        with tf.distribute.get_strategy().scope() if strategy is None else strategy.scope():
+            other = L.Dense(5, "tanh")
+            model = OwnStep([keras.Input((4,)), other, L.Dense(5, "tanh", kernel_constraint=Tied(other)), L.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.1))
+        if strategy is None:
+            model.fit(X, Y, batch_size=12, epochs=3, shuffle=False, verbose=0)
+        else:
+            data = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=12)
+            mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data, epochs=3, verbose=0)
+            for weight in model.weights:
+                first, *others = [copy.numpy() for copy in strategy.experimental_local_results(weight.value)]
+                assert all(np.array_equal(first, one) for one in others)
+        found.append(model.get_weights())
+    assert max(np.abs(a - b).max() for a, b in zip(*found, strict=True)) < 1e-6
+
+
 @pytest.mark.parametrize("name", ["apply", "apply_gradients", "update_step"])
 def test_a_method_that_was_replaced_on_the_optimizer_itself_is_refused(name: str) -> None:
     optimizer = keras.optimizers.SGD(0.1)
