@@ -67,7 +67,7 @@ def exposure(cluster: Cluster, environ: Mapping[str, str]) -> Iterator[Finding]:
         found = f"{listens} all interfaces ({', '.join(outside[:4])}), and does not ask who connects"
         cure = (
             "Close the ports to all but the job's hosts: whoever reaches them runs operations, and reads and writes "
-            "files, as this user. On one machine: launch --isolate. See docs/security.md."
+            "files, as this user. docs/security.md says how, for one machine and for several."
         )
         yield Finding("exposure", "warning", found, cure)
     else:

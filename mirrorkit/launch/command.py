@@ -31,9 +31,6 @@ def add(commands: Any) -> None:
         "--devices-per-worker", metavar="cpu|gpu:N", help="by default the GPUs are divided among the workers"
     )
     parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS", help="time between SIGTERM and SIGKILL")
-    parser.add_argument(
-        "--isolate", action="store_true", help="without a network: the tasks reach each other, and nobody else them"
-    )
     parser.add_argument("--on", choices=["ray"], help="run the workers on the nodes of a Ray cluster")
     on_ray = "CPU cores that Ray keeps free for each worker; 1 by default"
     parser.add_argument("--cpus-per-worker", type=int, default=1, metavar="N", help=on_ray)

@@ -1,8 +1,7 @@
 """Run a task's script for the launcher, so that the script cannot outlive it.
 
-Run as `python -I -S keeper.py LIFELINE NAMESPACES COMMAND...`, as the leader of a process group. LIFELINE is the
-reading end of a pipe that only the launcher holds open: it closes when the launcher exits, for whatever reason, SIGKILL
-included. NAMESPACES are descriptors of those that isolation.py has made, to enter first: "5,6", or "".
+Run as `python -I -S keeper.py LIFELINE COMMAND...`, as the leader of a process group. LIFELINE is the reading end of a
+pipe that only the launcher holds open: it closes when the launcher exits, for whatever reason, SIGKILL included.
 """
 
 from __future__ import annotations
@@ -20,16 +19,13 @@ _PR_SET_PDEATHSIG = 1  # Linux: the signal that this process gets when its paren
 
 def main() -> None:
     """Run the command; exit with its exit code, 128 + n where signal n killed it."""
-    lifeline, namespaces, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    lifeline, command = int(sys.argv[1]), sys.argv[2:]
     # The whole group gets these; the script decides what to do. Not SIG_IGN, which the script would inherit.
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     for number in numbers:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # Ray starts its processes with SIGINT blocked
-    libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-    for descriptor in filter(None, namespaces.split(",")):
-        if libc is None or libc.setns(int(descriptor), 0):
-            sys.exit(f"The script was not started: its namespace cannot be entered: {os.strerror(ctypes.get_errno())}.")
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def end_with_the_keeper() -> None:
         if libc is not None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from mirrorkit import stop_signals
 from mirrorkit.cluster import outside_interfaces
 from mirrorkit.errors import ArgumentError, ClusterError, JobError
-from mirrorkit.launch import isolation, ray_nodes
+from mirrorkit.launch import ray_nodes
 from mirrorkit.launch.job import Job
 from mirrorkit.launch.progress import Progress
 from mirrorkit.launch.slots import Slots
@@ -42,7 +42,6 @@ def launch(
     devices_per_worker: str | None = None,
     grace: float = 30.0,
     module: bool = False,
-    isolate: bool = False,
     on: str | None = None,
     cpus_per_worker: int = 1,
     gpus_per_worker: int = 0,
@@ -73,9 +72,7 @@ def launch(
     Every `Loop.fit` of such a job needs `Checkpoints`. When training resumes, a log line says after how many seconds,
     and how many steps were repeated.
 
-    TensorFlow's servers listen on all interfaces of this machine, without authentication; a warning says so. With
-    `isolate` the tasks run in their own network namespace, which has only the loopback interface: they reach each other
-    and nothing else, and nothing else reaches them.
+    TensorFlow's servers listen on all interfaces of this machine, without authentication; a warning says so.
 
     With `on="ray"` the workers run on the nodes of a Ray cluster: the one that RAY_ADDRESS names, or this machine's.
     Each worker has a Ray actor with its share of a node. `workers=(1, 16)` takes as many as Ray has room for: a node
@@ -94,7 +91,6 @@ def launch(
         devices_per_worker: "cpu", or "gpu:1" for one GPU each; None divides the GPUs where there are enough.
         grace: seconds between a signal that is passed on and SIGKILL.
         module: whether `script` is a module, as in `python -m module`.
-        isolate: whether the tasks have their own network. Only on Linux, if the kernel allows it.
         on: None for this machine, "ray" for a Ray cluster, with workers alone (no `ps`, `chief`, `slots`).
         cpus_per_worker: CPUs that Ray reserves for each worker, and its number of TensorFlow threads.
         gpus_per_worker: GPUs that each worker sees. Only with Ray.
@@ -105,8 +101,7 @@ def launch(
 
     Raises:
         JobError: no such script, no worker, or not enough room within `wait` seconds.
-        ClusterError: not enough GPUs, no Ray cluster, a system without process groups (Windows), or `isolate` where the
-            kernel refuses.
+        ClusterError: not enough GPUs, no Ray cluster, or a system without process groups (Windows).
         ArgumentError: called outside of the main thread.
     """
     if not hasattr(os, "killpg"):
@@ -122,16 +117,15 @@ def launch(
         raise JobError(f"slots={slots!r} needs a minimum and a maximum of workers, such as workers=(1, {most}).")
     of_this_machine = {"ps": ps, "chief": chief, "slots": slots, "devices_per_worker": devices_per_worker}
     share = ray_nodes.Share(cpus_per_worker, gpus_per_worker, spread)
-    _require_fitting(on, {**of_this_machine, "isolate": isolate}, share)
+    _require_fitting(on, of_this_machine, share)
 
     if on == "ray":
         return _run_on_ray(command, None, (least, most), share, max_restarts=max_restarts, wait=wait, grace=grace).code
-    with _signals() as events, isolation.namespaces(isolate) as namespaces, contextlib.ExitStack() as stack:
+    with _signals() as events, contextlib.ExitStack() as stack:
         room = None if slots is None else stack.enter_context(contextlib.closing(Slots(slots, events)))
         progress = stack.enter_context(_progress_of(least, most))
-        if not isolate:
-            _warn_of_servers()
-        engine = ThisMachine([sys.executable, *command], events, ps, chief, devices_per_worker, namespaces)
+        _warn_of_servers()
+        engine = ThisMachine([sys.executable, *command], events, ps, chief, devices_per_worker)
         widths = Widths(least, most, room, wait)
         return Job(engine, events, widths, progress, max_restarts, has_servers=ps > 0, grace=grace).run()
 
@@ -242,7 +236,7 @@ def _warn_of_servers() -> None:
         warning = (
             f"warning: TensorFlow's servers in the tasks listen at all interfaces of this machine ({named}), without "
             "authentication: whoever reaches their ports can run operations, and read and write files, as this user. "
-            "--isolate keeps them to this machine's tasks; or close the ports: docs/security.md"
+            "docs/security.md says how to close them"
         )
         say("launch", warning, sys.stderr)
 

@@ -30,8 +30,8 @@ class Events(Protocol):
 class Task:
     """A script that runs until it exits or is ended; the name goes in front of each line that it prints.
 
-    `namespaces` are descriptors of the namespaces that it enters first. When it exits, `(task, exit code)` is put into
-    `events`; the exit code is 128 + n where signal n killed it. `tell` is given the name, each line, and the stream.
+    When it exits, `(task, exit code)` is put into `events`; the exit code is 128 + n where signal n killed it.
+    `tell` is given the name, each line, and the stream.
     """
 
     is_lost = False  # see `job.Running`
@@ -42,7 +42,6 @@ class Task:
         command: Sequence[str],
         environment: Mapping[str, str],
         events: Events,
-        namespaces: Sequence[int] = (),
         tell: Callable[[str, str, TextIO], None] | None = None,
         folder: Path | None = None,
     ) -> None:
@@ -52,12 +51,12 @@ class Task:
         lifeline, self._lifeline = os.pipe()
         try:
             self._process = subprocesses.start(
-                [sys.executable, "-I", "-S", str(_KEEPER), str(lifeline), ",".join(map(str, namespaces)), *command],
+                [sys.executable, "-I", "-S", str(_KEEPER), str(lifeline), *command],
                 environment=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=(lifeline, *namespaces),
+                pass_fds=(lifeline,),
                 cwd=folder,
             )
         finally:

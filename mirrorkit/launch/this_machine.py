@@ -20,7 +20,6 @@ class ThisMachine:
         ps: number of parameter servers.
         chief: whether there is a chief that trains.
         devices_per_worker: see `layout.environments`.
-        namespaces: descriptors of the namespaces that the tasks enter.
     """
 
     command: Sequence[str]
@@ -28,7 +27,6 @@ class ThisMachine:
     ps: int
     chief: bool
     devices_per_worker: str | None
-    namespaces: Sequence[int]
 
     def environments(self, width: int) -> dict[str, dict[str, str]]:
         """See `job.Engine`."""
@@ -37,4 +35,4 @@ class ThisMachine:
 
     def start(self, name: str, environment: Mapping[str, str]) -> Task:
         """See `job.Engine`."""
-        return Task(name, self.command, environment, self.events, self.namespaces)
+        return Task(name, self.command, environment, self.events)

@@ -199,7 +199,7 @@ def test_a_port_that_others_reach_is_a_warning_and_without_a_token_there_is_a_no
     monkeypatch.setattr(network, "outside_interfaces", lambda: ["eth0"])
     result = examined(**environment, MIRRORKIT_JOB_TOKEN="open sesame")
     said = rf"TensorFlow's server will listen at port {port} of all interfaces \(eth0\), and does not ask who connects"
-    assert_named(result, "exposure", "warning", said, "Close the ports .* launch --isolate")
+    assert_named(result, "exposure", "warning", said, r"Close the ports .* docs/security\.md")
     assert next(f.found for f in result[1] if f.name == "job token").startswith("set: ")
 
 

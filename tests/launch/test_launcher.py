@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from test_isolation import needs_namespaces
 
 from mirrorkit.__main__ import main
 from mirrorkit.errors import ArgumentError, ClusterError, JobError
@@ -33,13 +32,9 @@ STAYS = TELLS + "for _ in range(3000): time.sleep(0.1)\n"
 IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
-# With and without a network of its own a job starts, restarts and ends in the same way (test_isolation.py).
-either = pytest.mark.parametrize("isolated", [[], pytest.param(["--isolate"], marks=needs_namespaces)], ids=str)
-
-
 @pytest.fixture(autouse=True)
 def _no_warning(monkeypatch):
-    """As on a machine that nobody reaches: test_isolation.py is about the warning."""
+    """As on a machine that nobody reaches: the test of the warning sets its own."""
     monkeypatch.setattr(launcher, "outside_interfaces", list)
 
 
@@ -103,14 +98,13 @@ def test_a_task_that_is_killed_gives_128_and_the_signal(script, capsys):
     assert "worker 0 ended with exit code 137 (SIGKILL)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("isolate", [False, pytest.param(True, marks=needs_namespaces)])
-def test_a_failed_job_starts_again_on_new_ports_until_it_is_through(script, capsys, tmp_path, monkeypatch, isolate):
+def test_a_failed_job_starts_again_on_new_ports_until_it_is_through(script, capsys, tmp_path, monkeypatch):
     code = TASK + (
         "print('ports', json.loads(os.environ['TF_CONFIG'])['cluster']['worker'])\n"
         "if task == 1: seen = open('seen', 'a'); seen.write('x'); sys.exit(5 if seen.tell() < 3 else 0)\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert launch(script(code), workers=2, max_restarts=3, isolate=isolate) == 0
+    assert launch(script(code), workers=2, max_restarts=3) == 0
     out, err = capsys.readouterr()
     assert [line for line in err.splitlines() if "restart" in line] == [
         "launch | restart 1 of 3",
@@ -207,17 +201,10 @@ def test_a_ps_or_a_chief_that_fails_ends_the_job_which_starts_again_as_a_whole(s
     assert len(clusters) == 2
 
 
-@pytest.mark.parametrize(
-    ("number", "isolated"),
-    [
-        (signal.SIGINT, []),
-        (signal.SIGHUP, []),
-        pytest.param(signal.SIGTERM, ["--isolate"], marks=needs_namespaces),
-    ],
-)
-def test_a_signal_is_passed_on_once_and_nothing_starts_again(script, started, number, isolated):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_is_passed_on_once_and_nothing_starts_again(script, started, number):
     leave = f"signal.signal({int(number)}, lambda *_: (print('saved'), os._exit(9)))"
-    process = started("--workers", 2, *isolated, "--max-restarts", 3, script(STAYS.format(before=leave)))
+    process = started("--workers", 2, "--max-restarts", 3, script(STAYS.format(before=leave)))
     tasks = pids(process, 2)
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
@@ -265,17 +252,15 @@ def test_the_second_ctrl_c_kills(script, started):
     assert_gone(tasks[0])
 
 
-@either
-def test_nothing_outlives_a_launcher_that_is_killed(script, started, isolated):
-    process = started("--workers", 2, *isolated, script(STAYS.format(before=IGNORES)))
+def test_nothing_outlives_a_launcher_that_is_killed(script, started):
+    process = started("--workers", 2, script(STAYS.format(before=IGNORES)))
     tasks = pids(process, 2)
     process.kill()
     assert_gone([pid for task in tasks for pid in task])
 
 
-@either
-def test_a_script_does_not_outlive_its_keeper(script, started, isolated):
-    process = started("--workers", 2, *isolated, script(STAYS.format(before="pass")))
+def test_a_script_does_not_outlive_its_keeper(script, started):
+    process = started("--workers", 2, script(STAYS.format(before="pass")))
     (own, keeper, child), other = pids(process, 2)
     process.send_signal(signal.SIGSTOP)  # so that it is not the launcher which ends the script
     os.kill(keeper, signal.SIGKILL)
@@ -326,3 +311,14 @@ def test_numbers_that_mean_nothing_are_refused(options, script):
 def test_launch_from_another_thread_is_refused(script):
     with ThreadPoolExecutor() as pool, pytest.raises(ArgumentError, match="main thread"):
         pool.submit(launch, script("pass"), workers=1).result()
+
+
+def test_a_machine_that_nobody_reaches_is_not_warned_about(monkeypatch, script, capsys):
+    assert launch(script("pass"), workers=1) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(launcher, "outside_interfaces", lambda: ["eth0", "ib0"])
+    assert launch(script("pass"), workers=1) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("launch | warning: TensorFlow's servers in the tasks listen at all interfaces")
+    assert "(eth0, ib0), without authentication" in line
+    assert "docs/security.md" in line

@@ -222,6 +222,7 @@ def test_a_line_says_when_the_training_went_on(script: Any, capsys: Any) -> None
     code = """
 from mirrorkit import journal
 path = os.environ["MIRRORKIT_JOURNAL"]
+if task: wait()
 journal.write(path, "began", 0)
 journal.write(path, "restored", 8 * (attempt - 1))
 time.sleep(0.5 * (attempt - 1))

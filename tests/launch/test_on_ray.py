@@ -176,7 +176,6 @@ def test_a_function(on_ray: Any, nodes: RayNodes, tmp_path: Path) -> None:
         ({"on": "spark"}, "on='spark' is not known"),
         ({"on": "ray", "ps": 1}, "leave out ps."),
         ({"on": "ray", "chief": True}, "leave out chief."),
-        ({"on": "ray", "isolate": True}, "leave out isolate."),
         ({"on": "ray", "slots": "room", "workers": (1, 2)}, "leave out slots."),
         ({"on": "ray", "devices_per_worker": "gpu:1"}, "leave out devices_per_worker."),
         ({"gpus_per_worker": 1}, "gpus_per_worker and spread need on='ray'"),
