@@ -45,7 +45,6 @@ NOT_RUN = {  # and where their code is run instead
     "parallel/layout.py Layout": "GPUs: docs/model-parallel.md",
     "parallel/partitioned_table.py PartitionedTable": "a cluster: tests/train/parameter_server/test_page.py",
     "parallel/recompute.py Recompute": "a sketch of a model: docs/model-parallel.md",
-    "placement/inspection.py placement": "seconds for each number of GPUs: docs/placement.md",
     "remote/caller.py": "processes: tests/remote",
     "reproducible.py": "it changes the whole process: tests/test_reproducible.py",
     "reproducible.py enable": "it changes the whole process: tests/test_reproducible.py",

@@ -23,11 +23,11 @@ LAYERS = [
     *("cluster", "launch", "devices", "strategy", "batching", "timing"),
     *("data", "models", "optim", "parallel", "train"),
     # The upper storey, which looks at a training from outside.
-    *(TOOLS := ("placement", "checks", "testing", "bench", "doctor")),
+    *(TOOLS := ("checks", "testing", "bench", "doctor")),
     "__main__",
 ]
 # The only tools that use another one; what more of them need lies in the lower storey.
-TOOLS_OF_TOOLS = {("checks", "placement"), ("bench", "testing")}
+TOOLS_OF_TOOLS = {("bench", "testing")}
 
 # The same within train.
 ROOMS_OF_TRAIN = [

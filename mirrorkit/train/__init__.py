@@ -17,7 +17,6 @@ from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.exporting import export
 from mirrorkit.train.input.epoch import EpochIterator as EpochIterator
 from mirrorkit.train.input.input import Input as Input
-from mirrorkit.train.input.resident import ResidentIterator as ResidentIterator
 from mirrorkit.train.keras_model.layer_state import layers_of as layers_of
 from mirrorkit.train.keras_model.layer_state import training_argument as training_argument
 from mirrorkit.train.keras_model.outputs import UnpackedBatch as UnpackedBatch
@@ -30,7 +29,6 @@ from mirrorkit.train.reduce.gathering import all_gather
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce as TraceOnce
 from mirrorkit.train.reduce.update import Update
-from mirrorkit.train.reduce.xla import xla_left_off as xla_left_off
 from mirrorkit.train.requirements.model import variables_of as variables_of
 from mirrorkit.train.step.custom import TrainStep
 from mirrorkit.train.step.global_batch import OwnRows as OwnRows

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_placement import Placement, placement
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -27,10 +28,10 @@ class Subject:
     data: Callable[[str], Any]
     policy: str = "float32"
 
-    def placement(self, source: str, *, devices: str) -> Any:
+    def placement(self, source: str, *, devices: str) -> Placement:
         """Return the report for one of the sources."""
         with policy(self.policy):
-            return mk.checks.placement(self.make_step, self.data(source), devices=devices)
+            return placement(self.make_step, self.data(source), devices=devices)
 
 
 def _of_case(case: Case) -> Subject:

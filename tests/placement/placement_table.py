@@ -1,9 +1,9 @@
-"""The tables of docs/placement-figures.md: the examples and every feature, on GPUs that are not there.
+"""Where the examples and every feature would run on GPUs: `figures.md` beside this file.
 
-Run: python tests/placement/placement_table.py [--write docs/placement-figures.md] [--only NAME ...]
+Run: python tests/placement/placement_table.py [--write] [--only NAME ...]
 
-Prints the tables, and writes them into the page, between the lines that mark them. The exit code is 1 when something
-has no kernel on its device, waits, or brings more to the devices than its batch.
+Prints the table; `--write` writes it into figures.md. The exit code is 1 when an operation has no kernel on its device,
+a step waits, or brings more to the devices than its batch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+from gpu_placement import CallPlacement, Tally, gpu_strategy, memory_of, of_loop, walk
 from placement_subjects import FEATURES
 
 import mirrorkit as mk
-from mirrorkit.placement import CallPlacement, Tally, gpu_strategy, memory_of, of_loop, walk
 
+PAGE = Path(__file__).with_name("figures.md")
 BEGIN, END = "<!-- table: written by tests/placement/placement_table.py -->", "<!-- end of the table -->"
 EXAMPLES = {
     "mnist_loop.py": ["--data", "synthetic"],
@@ -65,7 +66,7 @@ class _Found(BaseException):
 
 def example(name: str) -> list[CallPlacement]:
     """Run an example as it stands, up to its first training step, with four GPUs in place of what it asks for."""
-    strategy, _ = gpu_strategy("gpu:4")
+    strategy = gpu_strategy("gpu:4")
     found: list[CallPlacement] = []
 
     def trained(loop: Any, data: Any, validation_data: Any = None, **rest: Any) -> None:
@@ -118,16 +119,18 @@ def as_markdown(found: list[Row]) -> str:
 def main() -> int:
     """Print, write, and judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, metavar="PAGE")
+    parser.add_argument("--write", action="store_true", help="write the whole table into figures.md")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
     options = parser.parse_args()
+    if options.write and options.only:
+        parser.error("--write writes the whole table: leave out --only")
     found = list(rows(options.only))
     table = as_markdown(found)
     print(table)
     if options.write:
-        page = options.write.read_text()
+        page = PAGE.read_text()
         before, after = page.partition(BEGIN)[0], page.partition(END)[2]
-        options.write.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+        PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
     problems = [f"{row.name}: {problem}" for row in found for problem in row.call.problems]
     print("\n".join(problems), file=sys.stderr)
     return int(bool(problems))

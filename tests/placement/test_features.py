@@ -1,18 +1,14 @@
 """Every feature of the equivalence table on GPUs that are not there: nothing without a kernel, nothing that waits.
 
-Each feature once, streamed and resident in turns. `placement_table.py` makes the table of
-docs/placement-figures.md from all of them and from the examples, and a slow test compares a third with the page.
+`placement_table.py` makes the table of figures.md from all of them and from the examples; a slow test compares a third
+with it.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from placement_subjects import FEATURES, Subject
-from placement_table import BEGIN, END, EXAMPLES, as_markdown, rows
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "placement-figures.md"
+from placement_table import BEGIN, END, EXAMPLES, PAGE, as_markdown, rows
 
 _FAST = [name for name in FEATURES if name in ("all at once", "pad_and_crop")]
 _SUBJECTS = [pytest.param(place, FEATURES[name], id=name) for place, name in enumerate(_FAST)]

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-
-from mirrorkit.placement import kernels
+from gpu_placement import kernels
 
 
 def _op(make: Any) -> tf.Operation:

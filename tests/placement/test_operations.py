@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-
-from mirrorkit.placement.operations import walk
-from mirrorkit.placement.tally import HOST_PLACE, Walk
+from gpu_placement.operations import walk
+from gpu_placement.tally import HOST_PLACE, Walk
 
 GPU0, GPU1, CPU = "/device:GPU:0", "/device:GPU:1", "/device:CPU:0"
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from gpu_placement import placement
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -43,7 +44,7 @@ def _data(source: str) -> Any:
 
 
 def _report(name: str, source: str = "batches", **options: Any) -> Any:
-    return mk.checks.placement(_made(name, **options), _data(source), devices="gpu:2")
+    return placement(_made(name, **options), _data(source), devices="gpu:2")
 
 
 @pytest.mark.parametrize(

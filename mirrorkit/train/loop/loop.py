@@ -291,7 +291,7 @@ class Loop:
 
     @one_at_a_time
     def traced(self, data: Data, *, validation_data: Data | None = None, also: Sequence[str] = _ALSO) -> list[Traced]:
-        """Trace the functions that `fit` and those in `also` would call, and run none; see `mk.checks.placement`."""
+        """Trace the functions that `fit` and those in `also` would call, and run none; see `mk.checks.on_devices`."""
         passes = self._built(data)
         evaluated = data if validation_data is None else validation_data
         others = [self._whole_of(what, evaluated) if what in also else None for what in _ALSO]

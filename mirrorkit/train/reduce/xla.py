@@ -6,12 +6,11 @@ is left to TensorFlow: N replicas and another device would draw other numbers. O
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -28,23 +27,10 @@ _CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2"}  # which XLA leaves out
 _OF_THE_ATTEMPT = ("get_compiler_ir", "located in device")
 _log = logging.getLogger("mirrorkit")
 
-_left_off = False
-
-
-@contextlib.contextmanager
-def xla_left_off() -> Iterator[None]:
-    """Leave XLA off in the block where nobody asks for it, so that each operation can be looked at."""
-    global _left_off
-    before, _left_off = _left_off, True
-    try:
-        yield
-    finally:
-        _left_off = before
-
 
 def is_one_gpu(strategy: tf.distribute.Strategy) -> bool:
     """Return whether the strategy has a single replica, which is on a GPU."""
-    if _left_off or is_parameter_server(strategy) or strategy.num_replicas_in_sync > 1:
+    if is_parameter_server(strategy) or strategy.num_replicas_in_sync > 1:
         return False
     return all("GPU" in device for device in replica_devices(strategy))
 

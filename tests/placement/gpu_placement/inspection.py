@@ -3,76 +3,50 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import tensorflow as tf
 
+from gpu_placement.operations import place_of, walk
+from gpu_placement.report import CallPlacement, Placement
+from gpu_placement.tally import HOST_PLACE
 from mirrorkit import strategy as _strategy
-from mirrorkit.errors import DeviceError, StepError
-from mirrorkit.placement.operations import place_of, walk
-from mirrorkit.placement.report import CallPlacement, Placement
-from mirrorkit.placement.tally import HOST_PLACE
+from mirrorkit.checks.by_device import by_kind
 from mirrorkit.strategy import replica_devices
-from mirrorkit.train import EpochIterator, Loop, ResidentIterator, Step, xla_left_off
+from mirrorkit.train import EpochIterator, Loop, Step
+from mirrorkit.train.input.resident import ResidentIterator
+from mirrorkit.train.reduce import xla
 from mirrorkit.variables import copies, unchanged
 
-NOTES = (
-    "Not known here: speed, memory of activations, how collectives communicate, and what Grappler and XLA change "
-    "(kernels are counted before them).",
-)
 _SIZE = 32  # rows of a replica, where the data does not say
 
 
 def placement(
-    make_step: Callable[[], Any],
-    data: Any,
-    *,
-    devices: str = "gpu",
-    validation_data: Any = None,
-    require: str | None = None,
+    make_step: Callable[[], Any], data: Any, *, devices: str = "gpu", validation_data: Any = None
 ) -> Placement:
     """Report where the operations of a training run would run on GPUs, and what would be copied; needs no GPU.
 
-    ```python
-    def make_step():
-        model = mk.models.create("mnist_cnn")
-        return mk.train.Step(model, keras.optimizers.SGD(0.1), loss=loss, metrics=["accuracy"])
-
-    print(mk.checks.placement(make_step, train, devices="gpu:4"))
-    ```
-
     The step is built in the scope of a strategy on these GPUs, and every function that `Loop` would call is traced but
-    not run. TensorFlow knows its GPU kernels on every machine. Random generators are restored; Keras's counter for the
-    names of layers is not.
+    not run. Random generators are restored; Keras's counter for the names of layers is not.
 
     Args:
         make_step: called in the strategy's scope; returns `mk.train.Step(...)` or a custom step.
         data: what `Loop.fit` will be given.
         devices: "gpu" for one, "gpu:4" for four under `MirroredStrategy`.
         validation_data: what `evaluate` will be given; `data` by default.
-        require: "clean" raises when an operation has no kernel on its device or calls Python, the host waits for a
-            device within a call, or more than the batch and 64 KiB are copied to the devices in a step.
-
-    Raises:
-        DeviceError: `require="clean"` and there is a problem; the message holds the report.
-        StepError: invalid `devices` or `require`, and whatever `Loop` raises.
     """
-    if require not in (None, "clean"):
-        raise StepError(f'require must be "clean" or None, found {require!r}.')
-    strategy, are_here = gpu_strategy(devices)
-    with unchanged([]), xla_left_off():
+    strategy = gpu_strategy(devices)
+    # XLA, the default on one GPU, would hide the operations.
+    with unchanged([]), mock.patch.object(xla, "replica_devices", return_value=["CPU:0"]):
         with strategy.scope():
             step = make_step()
-        report = of_loop(Loop(strategy, step), data, validation_data=validation_data, are_here=are_here)
-    if require == "clean" and not report.is_clean:
-        raise DeviceError(f"The step is not ready for GPUs.\n{report}")
-    return report
+        return of_loop(Loop(strategy, step), data, validation_data=validation_data)
 
 
-def of_loop(loop: Loop, data: Any, *, validation_data: Any = None, are_here: bool = False) -> Placement:
+def of_loop(loop: Loop, data: Any, *, validation_data: Any = None) -> Placement:
     """Inspect what a loop under a strategy on GPUs would call; see `placement`."""
     names = [_name(device) for device in replica_devices(loop.strategy)]
     replicas = len(names)
@@ -96,7 +70,7 @@ def of_loop(loop: Loop, data: Any, *, validation_data: Any = None, are_here: boo
         if isinstance(stream, ResidentIterator) and what == "train":
             for name, arrays in zip(names, stream.source["arrays"], strict=False):
                 memory[name]["data"] = sum(map(bytes_of, tf.nest.flatten(arrays)))
-    return Placement(names, calls, memory, are_here, NOTES)
+    return Placement(names, calls, memory)
 
 
 def _batch_bytes(stream: EpochIterator | None, signature: Any, size: int) -> int:
@@ -126,7 +100,7 @@ def memory_of(step: Any, names: Sequence[str]) -> tuple[dict[str, dict[str, int]
     """Return the bytes of a step's variables on each device, and where each variable lies, by the id of its handle."""
     memory: dict[str, Counter[str]] = {name: Counter() for name in names}
     resources = {}
-    for what, variables in groups_of(step).items():
+    for what, variables in by_kind(step).items():
         for variable in variables:
             for name, copy in zip(names, copies(variable), strict=False):
                 memory[name][what] += bytes_of(copy)
@@ -140,27 +114,11 @@ def memory_of(step: Any, names: Sequence[str]) -> tuple[dict[str, dict[str, int]
     return {name: dict(parts) for name, parts in memory.items()}, resources
 
 
-def groups_of(step: Any) -> dict[str, list[Any]]:
-    """Return the variables of a step by what they are."""
-    if not isinstance(step, Step):
-        return {"variables": list(getattr(step, "variables", []))}
-    groups = {
-        "weights": step.model.trainable_variables,
-        "layer state": step.model.non_trainable_variables,
-        "optimizer": [] if step.optimizer is None else step.optimizer.variables,
-    }
-    known = {id(variable) for group in groups.values() for variable in group}
-    return {**groups, "other": [variable for variable in step.variables if id(variable) not in known]}
-
-
-def gpu_strategy(devices: str) -> tuple[tf.distribute.Strategy, bool]:
-    """Return a strategy on GPUs, and whether they are in this machine."""
-    asked = re.fullmatch(r"gpu(:([1-9]\d*))?", devices) if isinstance(devices, str) else None
-    if asked is None:
-        raise StepError(f'placement looks at GPUs: devices="gpu" or "gpu:4"; found {devices!r}.')
-    count = int(asked[2] or 1)
+def gpu_strategy(devices: str) -> tf.distribute.Strategy:
+    """Return a strategy on GPUs, which need not be in this machine."""
+    count = int(devices.partition(":")[2] or 1)
     if len(tf.config.list_logical_devices("GPU")) >= count:
-        return _strategy.create("one_device" if count == 1 else "mirrored", devices=f"gpu:{count}"), True
+        return _strategy.create("one_device" if count == 1 else "mirrored", devices=f"gpu:{count}")
     names = [f"/device:GPU:{i}" for i in range(count)]
     # Nothing is run: TensorFlow's collectives would wait forever for devices that are not there.
-    return (tf.distribute.OneDeviceStrategy(names[0]) if count == 1 else tf.distribute.MirroredStrategy(names)), False
+    return tf.distribute.OneDeviceStrategy(names[0]) if count == 1 else tf.distribute.MirroredStrategy(names)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+import mirrorkit
 from mirrorkit._keras import keras
 
 # Here mirrorkit calls Keras, and the operation's name, with the layer's in it, says more.
@@ -24,7 +25,7 @@ _OF_THE_MODEL = {
         "optim/functional",
     )
 }
-_HERE = str(Path(__file__).resolve().parents[1]) + os.sep
+_HERE = str(Path(mirrorkit.__file__).resolve().parent) + os.sep
 
 
 @functools.cache

@@ -1,12 +1,12 @@
-"""What `mk.checks.placement` found: a table for people, and the figures for a test."""
+"""What `placement` found: a table for people, and the figures for a test."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from mirrorkit.placement.tally import HOST_PLACE, FlaggedOperation, Tally
+from gpu_placement.tally import HOST_PLACE, FlaggedOperation, Tally
 
 SMALL = 64 * 1024  # bytes to the devices in a step, beside the batch: learning rate, seeds, indices
 _SHOWN = 5  # copies of a kind, the largest
@@ -17,7 +17,7 @@ class CallPlacement:
     """One compiled function of a loop. Figures are per step, or per update if it takes several batches.
 
     ```python
-    call = mk.checks.placement(make_step, train)["train"]
+    call = placement(make_step, train)["train"]
     print(call.to_host, call.between_devices, call.problems)  # 0 0 []
     ```
 
@@ -80,7 +80,7 @@ class Placement:
     """Where a step's operations and bytes would be on GPUs. `str(report)` is a table.
 
     ```python
-    report = mk.checks.placement(make_step, train)
+    report = placement(make_step, train)
     print([call.name for call in report.calls])  # ['train', 'evaluate', 'predict']
     print(report.is_clean, report.memory["GPU:0"]["weights"])  # True 31400
     ```
@@ -89,16 +89,12 @@ class Placement:
         devices: "GPU:0", "GPU:1", ...
         calls: one for each function that a loop compiles.
         memory: bytes on each device by kind: "weights", "layer state", "optimizer", "other", "accumulated" (the sums of
-            `accumulate`), "data"; "variables" for a step of your own.
-        are_here: whether the devices are in this machine.
-        notes: what the report does not know.
+            `accumulate`), "data".
     """
 
     devices: Sequence[str]
     calls: Sequence[CallPlacement]
     memory: dict[str, dict[str, int]]
-    are_here: bool
-    notes: Sequence[str] = field(default=())
 
     @property
     def problems(self) -> list[str]:
@@ -115,15 +111,14 @@ class Placement:
         return next(call for call in self.calls if call.name == name)
 
     def __str__(self) -> str:
-        """The table, the problems, and what is not known."""
-        where = "in this machine" if self.are_here else "not in this machine: looked up, not run"
+        """The table and the problems."""
         n = len(self.devices)
-        lines = [f"Placement on {n} GPU{'s' if n > 1 else ''} ({where}), per step", *self._table(), *self._memory()]
+        lines = [f"Placement on {n} GPU{'s' if n > 1 else ''}, per step", *self._table(), *self._memory()]
         lines += ["clean: every operation has a kernel on its device, and the host never waits within a call"]
         if problems := self.problems:
             lines[-1] = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:"
             lines += [f"  {problem}" for problem in problems]
-        return "\n".join([*lines, *self.notes])
+        return "\n".join(lines)
 
     def _table(self) -> list[str]:
         head = ["call", "kernels", "no kernel", "waits", "host to GPU", "GPU to host", "GPU to GPU", "all-reduce"]

@@ -15,17 +15,18 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from mirrorkit.placement import kernels
-from mirrorkit.placement.source import line_of
-from mirrorkit.placement.tally import HOST_PLACE, Copy, FlaggedOperation, Tally, Walk
+from gpu_placement import kernels
+from gpu_placement.source import line_of
+from gpu_placement.tally import HOST_PLACE, Copy, FlaggedOperation, Tally, Walk
+from mirrorkit.checks.by_device import WITHOUT_COMPUTATION
 
-FUNCTIONS = {  # the attributes that name an operation's functions
+_FUNCTIONS = {  # the attributes that name an operation's functions
     "PartitionedCall": ("f",),
     "While": ("cond", "body"),
     "If": ("then_branch", "else_branch"),
     "Case": ("branches",),
 }
-FUNCTIONS |= {f"State{kind}{op}": names for op, names in FUNCTIONS.items() for kind in ("ful", "less")}
+_FUNCTIONS |= {f"State{kind}{op}": names for op, names in _FUNCTIONS.items() for kind in ("ful", "less")}
 _BLOCKING = {
     **dict.fromkeys(["PyFunc", "PyFuncStateless", "EagerPyFunc"], "calls Python in every step"),
     **dict.fromkeys(
@@ -39,12 +40,6 @@ _BLOCKING = {
 _PASS_ON = {"Identity", "IdentityN", "StopGradient", "PreventGradient", "PlaceholderWithDefault", "EnsureShape"}
 _COLLECTIVES = ("Collective", "NcclAllReduce")
 _OF_THE_SHAPE = {"Shape", "ShapeN", "Size", "Rank"}
-# They launch nothing on a device: another view of the same memory, a reference, or a look at a shape.
-WITHOUT_LAUNCH = {
-    *("Const", "Placeholder", "NoOp", "Reshape", "Squeeze", "ExpandDims", "Bitcast", "Shape", "ShapeN", "Rank", "Size"),
-    *("ReadVariableOp", "VarHandleOp", "AssignVariableOp", "VariableShape", "BroadcastGradientArgs", "Snapshot"),
-    *_PASS_ON,
-}
 _NOT_COPIED = (tf.resource, tf.variant)
 
 
@@ -115,7 +110,7 @@ class _Walker:
 
     def _op(self, op: Any, given: list[Value], caller: str | None) -> list[Value]:
         explicit = place_of(op.device)
-        if op.type in FUNCTIONS:
+        if op.type in _FUNCTIONS:
             return self._call(op, given, explicit or caller)
         if _is_constant(op, given):  # TensorFlow works it out before the function runs
             device = explicit or caller or "GPU:0"
@@ -143,7 +138,7 @@ class _Walker:
             if tensor.dtype not in _NOT_COPIED:
                 self._copy(op, value, HOST_PLACE if on_host else device)
         launches = device != HOST_PLACE and (not op.outputs or not all(kernel.host_outputs))
-        if launches and op.type not in WITHOUT_LAUNCH:
+        if launches and op.type not in WITHOUT_COMPUTATION:
             self._tally.kernels[device, op.type] += 1
         if op.type.startswith(_COLLECTIVES):
             self._tally.reduced[device] += given[0].size
@@ -151,7 +146,7 @@ class _Walker:
         return [self._new(t, device if t.dtype in _NOT_COPIED or not on_host else HOST_PLACE) for t, on_host in outputs]
 
     def _call(self, op: Any, given: list[Value], device: str | None) -> list[Value]:
-        bodies = [op.graph._get_function(name) for name in function_names(op)]  # the graphs hold the lines of code
+        bodies = [op.graph._get_function(name) for name in _function_names(op)]  # the graphs hold the lines of code
         if op.type.endswith("While"):
             return self._loop(op, [body.graph for body in bodies], given, device)
         if op.type.endswith(("If", "Case")):
@@ -254,10 +249,10 @@ def place_of(device: str) -> str | None:
     return f"GPU:{spec.device_index or 0}" if spec.device_type.upper() == "GPU" else HOST_PLACE
 
 
-def function_names(op: Any) -> list[str]:
+def _function_names(op: Any) -> list[str]:
     """Return the names of the functions that an operation calls."""
     names = []
-    for attribute in FUNCTIONS[op.type]:
+    for attribute in _FUNCTIONS[op.type]:
         value = op.node_def.attr[attribute]
         names += [f.name for f in value.list.func] if value.list.func else [value.func.name]
     return names

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit.placement.inspection import bytes_of, groups_of
-from mirrorkit.placement.operations import FUNCTIONS, WITHOUT_LAUNCH, function_names
-from mirrorkit.train import Loop
+from mirrorkit.train import Loop, Step
 from mirrorkit.variables import copies
 
+_KINDS = ("weights", "layer state", "optimizer", "other")
 _PASSES = ("forward", "backward", "update")
+# Operations that return another view of the same memory, a reference or a shape.
+WITHOUT_COMPUTATION = {
+    *("Const", "Placeholder", "NoOp", "Reshape", "Squeeze", "ExpandDims", "Bitcast", "Shape", "ShapeN", "Rank", "Size"),
+    *("ReadVariableOp", "VarHandleOp", "AssignVariableOp", "VariableShape", "BroadcastGradientArgs", "Snapshot"),
+    *("Identity", "IdentityN", "StopGradient", "PreventGradient", "PlaceholderWithDefault", "EnsureShape"),
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class OnDevices:
 
     def __str__(self) -> str:
         """The table."""
-        kinds = [kind for kind in ("weights", "layer state", "optimizer", "other") if self._has(kind)]
+        kinds = [kind for kind in _KINDS if self._has(kind)]
         rows = [["device", *(f"{kind}, bytes" for kind in kinds), *(f"{name}, operations" for name in _PASSES)]]
         for device in sorted({*self.memory, *self.operations}):
             numbers = [self.memory.get(device, {}).get(kind, 0) for kind in kinds]
@@ -65,32 +70,55 @@ def on_devices(loop: Loop, data: Any) -> OnDevices:
         loop: a loop with a `mk.train.Step`, on the devices to report on.
         data: what `fit` will be given.
     """
-    function = loop.traced(data, also=())[0].function
+    graph = loop.traced(data, also=())[0].function.graph.as_graph_def()
+    functions = {function.signature.name: function.node_def for function in graph.library.function}
     operations: dict[str, Counter[str]] = defaultdict(Counter)
-    _count(function.graph, "", "", operations)
+    _count(graph.node, "", "", functions, operations)
     memory: dict[str, Counter[str]] = defaultdict(Counter)
-    for kind, variables in groups_of(loop.step).items():
+    for kind, variables in by_kind(loop.step).items():
         for copy in (copy for variable in variables for copy in copies(variable)):
-            memory[_short(copy.device)][kind] += bytes_of(copy)
+            memory[_short(copy.device)][kind] += copy.shape.num_elements() * copy.dtype.size
     return OnDevices(memory, operations)
 
 
-def _count(graph: Any, device: str, function: str, found: dict[str, Counter[str]]) -> None:
-    for op in graph.get_operations():
-        here = _short(op.device) or device
-        if op.type in FUNCTIONS:
-            for name in function_names(op):
-                _count(graph._get_function(name).graph, here, f"{function} {name}", found)
-        elif op.type not in WITHOUT_LAUNCH and (what := _pass_of(op.name, function)):
+def by_kind(step: Any) -> dict[str, list[Any]]:
+    """Return the variables of a step by what they are; all variables of a custom step are "other"."""
+    if not isinstance(step, Step):
+        return {"other": list(getattr(step, "variables", []))}
+    groups = {
+        "weights": step.model.trainable_variables,
+        "layer state": step.model.non_trainable_variables,
+        "optimizer": [] if step.optimizer is None else step.optimizer.variables,
+    }
+    known = {id(variable) for group in groups.values() for variable in group}
+    return {**groups, "other": [variable for variable in step.variables if id(variable) not in known]}
+
+
+def _count(
+    nodes: Iterable[Any], device: str, caller: str, functions: Mapping[str, Any], found: dict[str, Counter[str]]
+) -> None:
+    """Count the operations of a function that is called on `device`, and of those that it calls, a loop's body once."""
+    for node in nodes:
+        here = _short(node.device) or device
+        if called := _functions_of(node):
+            for name in called:
+                _count(functions[name], here, f"{caller} {name}", functions, found)
+        elif node.op not in WITHOUT_COMPUTATION and (what := _pass_of(node.name, caller)):
             found[here][what] += 1
 
 
-def _pass_of(name: str, function: str) -> str:
-    if "new_values" in function:
+def _functions_of(node: Any) -> list[str]:
+    """Return the names of the functions that a node calls, such as both branches of a condition."""
+    values = node.attr.values()
+    return [function.name for value in values for function in (value.func, *value.list.func) if function.name]
+
+
+def _pass_of(name: str, caller: str) -> str:
+    if "new_values" in caller:
         return "update"
     if "gradient_tape/" in name:
         return "backward"
-    return "forward" if "shard_sums" in function else ""
+    return "forward" if "shard_sums" in caller else ""
 
 
 def _short(device: str) -> str:
