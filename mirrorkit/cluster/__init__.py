@@ -20,8 +20,6 @@ from mirrorkit.cluster.detection import detect
 from mirrorkit.cluster.network import free_ports as free_ports
 from mirrorkit.cluster.network import host_and_port as host_and_port
 from mirrorkit.cluster.network import outside_interfaces as outside_interfaces
-from mirrorkit.cluster.network import require_free_port as require_free_port
-from mirrorkit.cluster.network import require_hosts as require_hosts
 from mirrorkit.cluster.network import require_network as require_network
 from mirrorkit.cluster.network import unreachable as unreachable
 from mirrorkit.cluster.rendezvous import wait_for_all as wait_for_all

@@ -1,7 +1,7 @@
-"""`python -m mirrorkit doctor`: what goes wrong before the first step, found before the first step.
+"""`python -m mirrorkit doctor`: checks of versions, GPUs, network and storage before the first step.
 
-Each file holds checks of one kind; a check returns `Finding`s. What needs TensorFlow runs in a child process with a
-time limit (`probe.py`), so the settings are checked even where TensorFlow cannot be imported.
+Each file holds the checks of one kind; a check yields `Finding`s. What needs TensorFlow runs in a child process with a
+time limit (`probe.py`), so the other checks work even if TensorFlow cannot be imported.
 """
 
 from __future__ import annotations

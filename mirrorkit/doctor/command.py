@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 from collections import Counter
 from dataclasses import asdict
@@ -12,8 +11,10 @@ from types import FrameType
 from typing import Any
 
 from mirrorkit import stop_signals
+from mirrorkit.doctor.finding import Finding
 
 _SIGNS = {"ok": "ok  ", "warning": "warn", "failure": "FAIL"}
+_INDENT = " " * 24
 
 
 def add(commands: Any) -> None:
@@ -21,12 +22,11 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
         help="find what goes wrong before the first step, and say how to cure it",
-        description="Check versions, settings, the cluster, the disks, the devices, and an all-reduce. In a cluster "
-        "start it as the script: in every task. The exit code is 1 when a check fails; a warning leaves it 0.",
+        description="Check versions, the cluster, the disks and the devices. In a cluster start it as the script: in "
+        "every task. The exit code is 1 when a check fails; a warning leaves it 0.",
     )
     parser.add_argument("--data", metavar="FOLDER", help="where the data lies (default: $MIRRORKIT_DATA)")
     parser.add_argument("--checkpoints", metavar="FOLDER", help="where checkpoints are to be written, or s3://...")
-    parser.add_argument("--devices", metavar="cpu:N", help="as in mk.strategy.create; cpu:2 rehearses an all-reduce")
     parser.add_argument("--require", metavar="KIND[:N]", help="fail unless there are such devices: gpu, or gpu:4")
     parser.add_argument(
         "--start-timeout", type=float, default=30.0, metavar="SECONDS", help="to wait for the other workers (30)"
@@ -36,6 +36,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    # An exit of Python, unlike a signal, also ends the child process.
     before = stop_signals.catch((signal.SIGTERM, signal.SIGINT), _leave)
     try:
         return _examine(options)
@@ -44,36 +45,28 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    # Temporary files are removed at the exit of Python; child processes end when they see that this one has gone.
     raise SystemExit(128 + number)
 
 
 def _examine(options: argparse.Namespace) -> int:
-    from mirrorkit.doctor import settings
     from mirrorkit.doctor.examination import findings
 
     found = []
     for finding in findings(options):
         found.append(finding)
         if not options.json:
-            print(in_lines(finding), flush=True)
+            print(_in_lines(finding), flush=True)
     by_status = Counter(finding.status for finding in found)
     failures = by_status["failure"]
-    variables = settings.variables(os.environ)
     if options.json:
-        print(json.dumps({"ok": not failures, "findings": [asdict(f) for f in found], "environment": variables}))
+        print(json.dumps({"ok": not failures, "findings": [asdict(f) for f in found]}))
     else:
-        for name, value in variables.items():
-            print(f"set   {name}={value}")
         print(f"{len(found)} checks: {failures} failed, {by_status['warning']} with a warning")
     return 1 if failures else 0
 
 
-def in_lines(finding: Any) -> str:
+def _in_lines(finding: Finding) -> str:
     """Return a finding as the command prints it: a line, and below it the cure."""
-    indent = " " * 24
-    found = finding.found.replace("\n", f"\n{indent}")
-    lines = [f"{_SIGNS[finding.status]}  {finding.name:<16}  {found}"]
-    if finding.cure:
-        lines.append(f"{indent}cure: {finding.cure}")
-    return "\n".join(lines)
+    found = finding.found.replace("\n", f"\n{_INDENT}")
+    cure = f"\n{_INDENT}cure: {finding.cure}" if finding.cure else ""
+    return f"{_SIGNS[finding.status]}  {finding.name:<16}  {found}{cure}"

@@ -24,7 +24,7 @@ class Finding:
 
 
 def of_message(name: str, status: Status, message: str, *, cure: str = "Correct it, and try again.") -> Finding:
-    """Return what a message of mirrorkit says: its first sentence is what was found, the others what to do.
+    """Return a message of mirrorkit as a finding: its first sentence is what was found, the others what to do.
 
     `cure` is for a message of a single sentence.
     """
@@ -32,8 +32,8 @@ def of_message(name: str, status: Status, message: str, *, cure: str = "Correct 
     return Finding(name, status, first, rest[0] if rest else cure)
 
 
-def guarded(name: str, check: Callable[[], Iterable[Finding]], *, seconds: float) -> list[Finding]:
-    """Run a check; one that raises, or does not return within the time, is a failure of that name."""
+def guarded(name: str, check: Callable[[], Iterable[Finding]], *, seconds: float | None = None) -> list[Finding]:
+    """Run a check. If it raises, or does not end within `seconds`, the last finding is a failure that says so."""
     found: list[Finding] = []
 
     def run() -> None:
@@ -45,10 +45,10 @@ def guarded(name: str, check: Callable[[], Iterable[Finding]], *, seconds: float
             cure = "The doctor did not expect this: fix what the error names, and report it if that does not help."
             found.append(Finding(name, "failure", f"the check ended with {type(error).__name__}: {error}", cure))
 
-    thread = threading.Thread(target=run, daemon=True)  # a file system or a name server may never answer
+    thread = threading.Thread(target=run, daemon=True)  # a network file system may never answer
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        cure = "Something that the check asks does not answer: a network file system, a name server, a driver?"
+        cure = "What the check asks does not answer. Is it a network file system?"
         return [*found, Finding(name, "failure", f"the check did not end within {seconds:g} s", cure)]
     return found

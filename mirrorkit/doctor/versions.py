@@ -1,13 +1,11 @@
-"""The versions that are installed, and the settings of Keras; read without importing TensorFlow or Keras."""
+"""The versions that are installed, read without importing TensorFlow or Keras."""
 
 from __future__ import annotations
 
-import json
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
 
 from mirrorkit.doctor.finding import Finding
 from mirrorkit.supported import KERAS, TENSORFLOW, Version, __version__, written
@@ -88,30 +86,3 @@ def _requirements(*distributions: str) -> Iterator[Finding]:
             yield Finding("requirements", "warning" if version else "failure", found, f"pip install '{asked}'")
     if not wrong:
         yield Finding("requirements", "ok", f"what {', '.join(distributions)} need is installed")
-
-
-def keras_settings(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check that Keras will be Keras 3 on TensorFlow: two variables, and Keras's configuration file."""
-    wrong = False
-    if environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
-        wrong = True
-        found = f"TF_USE_LEGACY_KERAS={environ['TF_USE_LEGACY_KERAS']} switches tf.keras to Keras 2"
-        yield Finding("Keras's settings", "failure", found, "unset TF_USE_LEGACY_KERAS")
-    backend, where, cure = _backend(environ)
-    if backend != "tensorflow":
-        wrong = True
-        yield Finding("Keras's settings", "failure", f"{where} selects {backend!r}, not TensorFlow", cure)
-    if not wrong:
-        yield Finding("Keras's settings", "ok", "Keras 3 on TensorFlow")
-
-
-def _backend(environ: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return Keras's backend, what selects it, and how to change that."""
-    if environ.get("KERAS_BACKEND"):
-        return environ["KERAS_BACKEND"], "KERAS_BACKEND", "export KERAS_BACKEND=tensorflow, or unset it"
-    file = Path(environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras.json"
-    try:
-        backend = json.loads(file.read_text()).get("backend", "tensorflow")
-    except (OSError, ValueError, AttributeError):  # Keras goes on without a file that it cannot read
-        backend = "tensorflow"
-    return str(backend), str(file), f'write "backend": "tensorflow" in {file}, or export KERAS_BACKEND=tensorflow'

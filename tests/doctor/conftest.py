@@ -38,4 +38,5 @@ def distribution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..
         return folder
 
     monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)  # of a child process
     return install

@@ -67,7 +67,7 @@ def setups(folder: Path, disk: Path, taken: int) -> list[Setup]:
     here, other, third = (f"127.0.0.1:{port}" for port in free_ports(3))
     driver = folder / "bin"
     driver.mkdir()
-    (driver / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA X, 1000, 0\n")
+    (driver / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA X\n")
     (driver / "nvidia-smi").chmod(0o755)
     gpu = {"PATH": f"{driver}{os.pathsep}{os.environ['PATH']}"}
     unloadable = "raise ImportError('libcublas.so.12: cannot open shared object file')"
@@ -79,8 +79,8 @@ def setups(folder: Path, disk: Path, taken: int) -> list[Setup]:
         Setup("one address for two workers", "cluster settings", (), tf_config(here, here)),
         Setup("a left-over `TF_CONFIG` in a Slurm step", "cluster settings", (), SLURM | tf_config(here)),
         Setup("a Slurm job without `srun`", "cluster settings", (), {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}),
-        Setup("the port is taken", "port", (), tf_config(f"127.0.0.1:{taken}", other)),
-        Setup("a host name that nobody knows", "hosts", (), tf_config(here, "gpu-07.invalid:2222")),
+        Setup("the port is taken", "network", (), tf_config(f"127.0.0.1:{taken}", other)),
+        Setup("a host name that nobody knows", "network", (), tf_config(here, "gpu-07.invalid:2222")),
         Setup("a worker that did not start", "workers", ("--start-timeout", 3), tf_config(third, other)),
         Setup("a GPU whose libraries do not load", "GPUs", (), gpu),
         Setup("hidden GPUs: `CUDA_VISIBLE_DEVICES=`", "GPUs", (), {**gpu, "CUDA_VISIBLE_DEVICES": ""}),
@@ -91,6 +91,7 @@ def setups(folder: Path, disk: Path, taken: int) -> list[Setup]:
         Setup("no data folder", "data", ("--data", folder / "nowhere")),
         Setup("an empty data folder", "data", (), {"MIRRORKIT_DATA": str(folder / "empty")}),
         Setup("TensorFlow is too old", "TensorFlow", (), installed(folder, "tensorflow", "2.10.1")),
+        Setup("two TensorFlows", "TensorFlow", (), installed(folder, "tensorflow_cpu", "2.21.0")),
         Setup(
             "TensorFlow's libraries are missing",
             "import",
@@ -98,8 +99,8 @@ def setups(folder: Path, disk: Path, taken: int) -> list[Setup]:
             installed(folder, "tensorflow", "2.21.0", unloadable),
         ),
         Setup("protobuf is too old", "requirements", (), installed(folder, "protobuf", "3.20.3")),
-        Setup("Keras 2: `TF_USE_LEGACY_KERAS=1`", "Keras's settings", (), {"TF_USE_LEGACY_KERAS": "1"}),
-        Setup("`KERAS_BACKEND=jax`", "Keras's settings", (), {"KERAS_BACKEND": "jax"}),
+        Setup("Keras 2: `TF_USE_LEGACY_KERAS=1`", "Keras", (), {"TF_USE_LEGACY_KERAS": "1"}),
+        Setup("`KERAS_BACKEND=jax`", "Keras", (), {"KERAS_BACKEND": "jax"}),
     ]
 
 

@@ -26,7 +26,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_named_and_left_as_it_was(small_disk):
-    (found,) = storage.checkpoints(small_disk / "runs")
+    (found,) = storage.checkpoints(str(small_disk / "runs"))
     assert (found.name, found.status) == ("checkpoints", "failure")
     assert f"{small_disk} cannot be written to" in found.found
     assert "No space left" in found.found
