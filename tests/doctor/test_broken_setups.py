@@ -175,6 +175,14 @@ def test_a_worker_that_does_not_start(examined, own, missing):
     assert any(f"worker {missing} ({address})" in f.found and "0.5 s" in f.found for f in result[1])
 
 
+def test_tasks_beside_parameter_servers_wait_for_nobody(examined):
+    worker, chief, server = (f"127.0.0.1:{port}" for port in free_ports(3))
+    cluster = {"chief": [chief], "worker": [worker, "127.0.0.1:1"], "ps": [server]}
+    code, findings = examined(TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}))
+    assert code == 0
+    assert "workers" not in {finding.name for finding in findings}
+
+
 @pytest.mark.parametrize(
     ("cluster", "here"),
     [

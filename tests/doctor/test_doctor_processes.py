@@ -94,19 +94,6 @@ def test_workers_find_each_other():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("plain")
-def test_parameter_servers_do_not_wait_for_each_other():
-    done = command("launch", "--workers", 1, "--ps", 1, "-m", "mirrorkit", "doctor", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = dict(line.split(" | ", 1) for line in done.stdout.splitlines())
-    assert len(lines) == 3
-    for line in lines.values():
-        found = by_name(line)
-        says(found["network"][0], "ok", "this task's port is free", "")
-        assert "workers" not in found
-
-
-@pytest.mark.slow
 @NO_GPU
 @pytest.mark.usefixtures("plain")
 def test_all_that_is_wrong_is_named_in_one_run(tmp_path):
