@@ -97,7 +97,7 @@ def test_workers_find_each_other():
 @NO_GPU
 @pytest.mark.usefixtures("plain")
 def test_all_that_is_wrong_is_named_in_one_run(tmp_path):
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA X, 1000, 0\n")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\ncase $1 in *,*) echo NVIDIA X, 1000, 555;; *) echo NVIDIA X;; esac\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     (tmp_path / "runs").touch()
     code, found = doctor(

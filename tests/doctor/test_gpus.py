@@ -40,7 +40,11 @@ def conclusions(
         (NONE_USED, {"log": LOG}, ("GPUs", "failure", "uses 0 of 2; it says: Cannot dlopen", "and-cuda")),
         (NONE_USED, {"log": NO_DRIVER}, ("GPUs", "failure", "Could not .*; failed call", "--gpus all")),
         ({**NONE_USED, "driver": 0}, {"log": LOG}, ("GPUs", "failure", "uses 0 of 2", "Elsewhere repair the driver")),
-        ({**NO_GPU, "device_files": 1, "built_with_cuda": False}, {}, ("GPUs", "failure", "0 of 1; .* CPU", "and-cuda")),
+        (
+            {**NO_GPU, "device_files": 1, "built_with_cuda": False},
+            {},
+            ("GPUs", "failure", "0 of 1; .* CPU", "and-cuda"),
+        ),
         ({**NONE_USED, "built_with_cuda": False}, {}, ("GPUs", "failure", "for the CPU alone", "and-cuda")),
         (NONE_USED, {"visible": ""}, ("GPUs", "warning", "='' hides 2 of 2", "Unset CUDA_VIS")),
         (NONE_USED, {"visible": "-1"}, ("GPUs", "warning", "hides 2 of 2", "Unset")),
