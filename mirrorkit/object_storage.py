@@ -28,7 +28,8 @@ T = TypeVar("T")
 _random = random.Random()  # Keras draws the seeds of layers from the one of the module
 
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before a call is made again
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/.*)", re.DOTALL)  # of two letters or more: C:/ is a drive
+# "s3:" in s3://bucket, perhaps after filecache::; of two letters or more, since C:/ is a drive
+_SCHEME = re.compile(r"(?:\w+::)*([A-Za-z][A-Za-z0-9+.-]+):(/.*)", re.DOTALL)
 _COPY = "Name a local path, and copy what is written there to the address."
 _SILENCE = 120.0  # seconds after which a store counts as one that does not answer
 _FINAL = (MirrorkitError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
@@ -189,6 +190,8 @@ def opened(address: str) -> tuple[Any, str]:
         ArgumentError: fsspec, or its package for this kind of address, is not installed, or it knows no such kind.
         FileError: an address that cannot be read.
     """
+    if "::" in address:
+        raise ArgumentError(f"{address}: only data is read through a cache. Write {address.rpartition('::')[2]}.")
     try:
         import fsspec  # type: ignore[import-untyped]
     except ImportError as error:

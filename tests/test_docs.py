@@ -58,7 +58,6 @@ def test_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, ca
     script = tmp_path / f"{page.stem}.py"  # a file, not exec: tf.function reads the source of what it converts
     script.write_text(source)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MIRRORKIT_CACHE", str(tmp_path))
     monkeypatch.delenv("MIRRORKIT_DATA", raising=False)  # digits are drawn: fewer than MNIST has
     if page.name in OWN_PROCESS:
         printed = mirrorkit.testing.run_in_fresh_process(script).stdout.splitlines()

@@ -18,10 +18,8 @@ from mirrorkit.data.image_decoding import ImageFormat
 from mirrorkit.data.image_listing import Listing, list_classes, list_images
 from mirrorkit.data.nests import Arrays, checked, leaves, pick
 from mirrorkit.data.order import Numbered
-from mirrorkit.data.remote_files import RemoteFile, described, is_remote, versions
+from mirrorkit.data.remote_files import RemoteFile, described, in_parallel, is_remote, read, versions
 from mirrorkit.data.splits import Split, arrays
-from mirrorkit.data.staged_ahead import contents
-from mirrorkit.data.staging import Piece
 from mirrorkit.errors import DataError, RecipeError
 
 _log = logging.getLogger("mirrorkit")
@@ -107,7 +105,7 @@ class ImageFolder(Numbered):
     skipped: tuple[str, ...] = field(init=False, default=())
     _format: ImageFormat = field(init=False, repr=False)
     _paths: tf.Tensor = field(init=False, repr=False)  # strings [N]
-    _pieces: tf.Tensor | None = field(init=False, repr=False)  # of files at addresses, as texts [N]
+    _files: Sequence[str] = field(init=False, repr=False)
     _split: Split = field(init=False, repr=False)  # whose inputs are the places of the paths
     _crc: int = field(init=False, repr=False)  # of the names and labels
 
@@ -128,7 +126,7 @@ class ImageFolder(Numbered):
             split = self._readable(listing.paths, split)
         paths = [listing.paths[place] for place in split.inputs]
         with tf.init_scope(), tf.device("CPU:0"):
-            self._set(_paths=tf.constant([*map(str, paths)], tf.string), _pieces=_pieces(paths), _split=split)
+            self._set(_paths=tf.constant([*map(str, paths)], tf.string), _files=paths, _split=split)
         self._set(labels=split.labels, class_names=listing.class_names)
         self._set(_crc=self._crc_of(paths))
         self._settle(len(split), [None, *self._format.shape])
@@ -180,8 +178,7 @@ class ImageFolder(Numbered):
         return (self._images(tf.range(number)).numpy(), *rows[1:])
 
     def _images(self, places: tf.Tensor) -> tf.Tensor:
-        contents = None if self._pieces is None else _contents(tf.gather(self._pieces, places))
-        return self._format.batch(tf.gather(self._paths, places), contents)
+        return self._format.batch(tf.gather(self._paths, places), _contents(self._files, places))
 
     def _listed(self) -> Listing:
         inferred = isinstance(self.labels, str)
@@ -219,8 +216,7 @@ class ImageFolder(Numbered):
         numbers = []
         for first in range(0, len(split), _TOGETHER):
             some = [paths[place] for place in split.inputs[first : first + _TOGETHER]]
-            pieces = _pieces(some)
-            contents = None if pieces is None else _contents(pieces)  # a file that does not come is not a corrupt one
+            contents = _contents(some, tf.range(len(some)))  # a file that does not come is not a corrupt one
             found = self._format.damaged(tf.constant([*map(str, some)], tf.string), contents)
             numbers += [first + number for number in found]
         if not numbers:
@@ -248,17 +244,20 @@ class ImageFolder(Numbered):
 image_folder = ImageFolder
 
 
-def _pieces(paths: Sequence[str]) -> tf.Tensor | None:
-    """Return files at addresses as texts; None for others."""
-    if not isinstance(paths[0], RemoteFile):
+def _contents(files: Sequence[str], places: tf.Tensor) -> tf.Tensor | None:
+    """Return the contents of some files at addresses; None of others, which TensorFlow reads."""
+    if not isinstance(files[0], RemoteFile):
         return None
-    return tf.constant([Piece.whole(path).as_text() for path in paths if isinstance(path, RemoteFile)], tf.string)
+
+    def contents(places: np.ndarray) -> np.ndarray:
+        return np.array(in_parallel(_content, [files[place] for place in places]), object)
+
+    found = tf.numpy_function(contents, [places], tf.string, stateful=False)
+    return tf.ensure_shape(found, places.shape)
 
 
-def _contents(pieces: tf.Tensor) -> tf.Tensor:
-    """Return the contents of files at addresses, in the cache or from their store."""
-    found = tf.numpy_function(lambda texts: np.array(contents(texts), object), [pieces], tf.string, stateful=False)
-    return tf.ensure_shape(found, pieces.shape)
+def _content(file: RemoteFile) -> bytes:
+    return read(file, 0, file.size)
 
 
 def _check_subset(validation_split: float | None, subset: str | None) -> None:

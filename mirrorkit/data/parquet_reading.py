@@ -6,17 +6,15 @@ whole files where these are gzip; each is read in small pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mirrorkit.data.parquet_columns import Column, pyarrow
-from mirrorkit.data.parquet_staging import piece_of, readable
 from mirrorkit.data.record_streams import MOST, EqualBatches, FileRange, Streams
-from mirrorkit.data.staged_ahead import stage_ahead
-from mirrorkit.data.staging import Piece
+from mirrorkit.data.remote_files import RemoteFile, RemoteReader, in_parallel
 from mirrorkit.errors import DataError, MirrorkitError
 
 _OPEN = 256 << 20  # bytes of the row groups that are read at the same time
@@ -47,18 +45,14 @@ class Table:
     row_bytes: int
 
     @property
+    def is_remote(self) -> bool:
+        """Whether the files are at addresses."""
+        return isinstance(self.files[0], RemoteFile)
+
+    @property
     def most_streams(self) -> int:
         """How many row groups may be read at the same time, so that memory holds them."""
         return max(1, min(MOST, _OPEN // max(1, self.row_bytes * max(self.counts))))
-
-    def piece_of(self, group: int) -> Piece | None:
-        """Return what has to be staged to read a row group; None of a local file."""
-        file, number = self.groups[group]
-        return piece_of(self.files[file], self.footers[file], number, [column.name for column in self.columns])
-
-    def stage_ahead(self, groups: Iterable[int]) -> None:
-        """Let row groups of files at addresses be downloaded, while others are read."""
-        stage_ahead(filter(None, map(self.piece_of, groups)))
 
     def as_written(self) -> Cursor:
         """Return all rows as they lie."""
@@ -76,15 +70,10 @@ class Cursor:
     def __init__(self, table: Table, pieces: Sequence[FileRange]) -> None:
         self._table = table
         self._streams = Streams((tuple(pieces),), _NONE, _NONE)
-        self._groups = [piece.file for piece in pieces]
         self._group = -1
         self._batches: Iterator[Any] = iter(())  # what follows of the open group
         self._held: Any = None  # a record batch
         self._begin = self._end = 0  # which rows of the group it has
-
-    def prepare(self, first: int) -> None:
-        """Let the row group that holds a row be staged, if its file is at an address, while others are read."""
-        self._table.stage_ahead(piece.file for piece in self._streams.part(0, first, first + 1))
 
     def read(self, first: int, end: int) -> Arrays:
         """Return the rows from `first` to `end`, column by column.
@@ -98,7 +87,6 @@ class Cursor:
     def _of_group(self, group: int, first: int, size: int) -> Iterator[Arrays]:
         if group != self._group or first < self._begin:
             self._batches, self._held = _opened(self._table, group), None
-            self._table.stage_ahead(self._groups[self._groups.index(group) + 1 :][:1])
             self._group, self._begin, self._end = group, 0, 0
         end = first + size
         while first < end:
@@ -136,10 +124,11 @@ def _opened(table: Table, group: int) -> Iterator[Any]:
     rows = max(1, _PIECE // max(1, table.row_bytes))
     open_file = pyarrow("pyarrow.parquet").ParquetFile
     names, footer = [column.name for column in table.columns], table.footers[file]
-    with (
-        readable(table.files[file], table.piece_of(group)) as source,
-        open_file(source, metadata=footer, buffer_size=_BUFFER, pre_buffer=False) as opened,
-    ):
+    path = table.files[file]
+    is_remote = isinstance(path, RemoteFile)
+    # of a file at an address the columns of a row group are read at once, in few requests
+    how = {"metadata": footer, "buffer_size": 0 if is_remote else _BUFFER, "pre_buffer": is_remote}
+    with open_file(RemoteReader(path) if isinstance(path, RemoteFile) else path, **how) as opened:
         yield from opened.iter_batches(rows, row_groups=[number], columns=names, use_threads=False)
 
 
@@ -181,8 +170,12 @@ def shuffled(
             for stream in block.streams:
                 if stream not in cursors:
                     cursors[stream] = Cursor(table, streams.pieces[stream])
-                    cursors[stream].prepare(block.span(stream)[0])
-            parts = [cursors[stream].read(*block.span(stream)) for stream in block.streams]
+
+            def rows_of(stream: int, block: _Block = block) -> Arrays:
+                return cursors[stream].read(*block.span(stream))
+
+            # a store is asked for several row groups at the same time
+            parts = (in_parallel if table.is_remote else map)(rows_of, block.streams)
             held = [np.concatenate(column) for column in zip(*parts, strict=True)]
             for places in block.places()[max(0, first - begin) :]:
                 yield [column[places] for column in held]

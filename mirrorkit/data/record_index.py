@@ -1,8 +1,4 @@
-"""How many examples TFRecord files hold, and where in a file an example begins.
-
-Of a file at an address, consecutive examples are staged together: a segment then lies in a piece, which is a file of
-records itself.
-"""
+"""How many examples TFRecord files hold, and where in a file an example begins."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ from mirrorkit.data.record_lengths import (
     unpacked_size,
 )
 from mirrorkit.data.remote_files import PIECE, RemoteFile, in_parallel, size_of
-from mirrorkit.data.staging import Piece
 from mirrorkit.errors import DataError
 
 _log = logging.getLogger("mirrorkit")
@@ -36,11 +31,11 @@ class Segment(NamedTuple):
     """Consecutive examples of one file, and how to read them.
 
     Attributes:
-        path: of the file; of one at an address, the piece as a text (see `staging.Piece`).
+        path: of the file; of one at an address, what `RemoteFile.as_text` returns.
         offset: the byte at which to begin.
         skip: how many examples to pass over from there.
         size: how many to read then.
-        buffer: how many bytes to read at a time.
+        buffer: how many bytes to read at a time; of a file at an address, how many there are to read.
     """
 
     path: str
@@ -95,7 +90,7 @@ class RecordIndex:
 
     @property
     def is_remote(self) -> bool:
-        """Whether what is read has to be staged on this machine."""
+        """Whether TensorFlow reads copies, since the files are at addresses."""
         return isinstance(self.files[0], RemoteFile)
 
     @property
@@ -139,6 +134,8 @@ class RecordIndex:
         Raises:
             DataError: a file that holds more or fewer examples; what comes after the last one would never be read.
         """
+        if self.is_remote and not self.compression:
+            in_parallel(self._agrees, range(len(self.files)))
         for file, (path, count) in enumerate(zip(self.files, self.counts, strict=True)):
             if self.compression:
                 first, held = first_length(path, self.compression), unpacked_size(path)
@@ -165,28 +162,36 @@ class RecordIndex:
         return Segment(self.files[file], offset, skip, count, max(1 << 10, -(-length // buffers)))
 
     def segments(self, file: int, first: int, count: int) -> list[Segment]:
-        """How to read `count` examples of a file from the `first` on, which lie in several pieces if it is remote."""
+        """How to read `count` examples of a file from the `first` on; of one at an address, several small segments."""
         path = self.files[file]
         if not isinstance(path, RemoteFile):
             return [self.segment(file, first, count)]
         if self.compression:
-            return [self.segment(file, first, count)._replace(path=Piece.whole(path).as_text())]
+            return [self.whole(file)._replace(skip=first, size=count)]
         found = []
         records, offsets = self._cuts(file)
         for place in range(bisect.bisect_right(records, first) - 1, bisect.bisect_left(records, first + count)):
             begin, end = max(first, records[place]), min(first + count, records[place + 1])
-            piece = Piece(path, ((offsets[place], offsets[place + 1]),))
-            found.append(Segment(piece.as_text(), 0, begin - records[place], end - begin, BUFFER))
+            # what is known of places within the cut: exact ones, or every 32nd
+            offset, skip = max((offsets[place], begin - records[place]), self._place(file, begin))
+            after = min(offsets[place + 1], self._after(file, end))
+            found.append(Segment(path.as_text(), offset, skip, end - begin, after - offset))
         return found
 
     def whole(self, file: int) -> Segment:
-        """How to read a remote file of which nobody knows how many examples it holds."""
+        """How to read a whole file at an address."""
         path = self.files[file]
         assert isinstance(path, RemoteFile)
-        return Segment(Piece.whole(path).as_text(), 0, 0, np.iinfo(np.int64).max, BUFFER)
+        return Segment(path.as_text(), 0, 0, np.iinfo(np.int64).max, path.size)
+
+    def _after(self, file: int, record: int) -> int:
+        """An offset in a file behind all examples before the one with the number `record`."""
+        if self._one_size and self._agrees(file):
+            return record * (self._size(file) // self.counts[file])
+        return self._find(file)[1][-(-record // _EVERY)]
 
     def _cuts(self, file: int) -> tuple[list[int], list[int]]:
-        """Where an uncompressed file is cut into pieces: the numbers of the first examples and their offsets."""
+        """Where an uncompressed file is cut into segments: the numbers of the first examples and their offsets."""
         count, size = self.counts[file], self._size(file)
         if self._one_size and self._agrees(file):
             per_piece = max(1, PIECE * count // size)
@@ -239,7 +244,7 @@ class RecordIndex:
             for count, length in enumerate(lengths, 1):
                 if count % _EVERY == 1:
                     offsets.append(offset)
-                if offset + length - cuts[-1] > PIECE and offset > cuts[-1]:  # a piece has at least one record
+                if offset + length - cuts[-1] > PIECE and offset > cuts[-1]:  # at least one record
                     records.append(count - 1)
                     cuts.append(offset)
                 offset += length

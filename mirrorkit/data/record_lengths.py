@@ -14,13 +14,11 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
 from mirrorkit.data.disk import CURE, DISK_ERRORS, file_errors, reason
-from mirrorkit.data.remote_files import PIECE, RemoteFile, opened
-from mirrorkit.data.staging import Piece, cache, local
+from mirrorkit.data.remote_files import PIECE, RemoteFile, copied, local, opened
 from mirrorkit.errors import DataError, FileError
 
 BUFFER = 256 << 10  # bytes read at a time, as tf.data.TFRecordDataset does
@@ -30,20 +28,20 @@ _UNPACKED = 1032  # bytes at most that gzip packs into one
 _BAD_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
-def count_by_reading(file: str, compression: str) -> int:
-    """Read a file through and return the number of its examples; every checksum is compared.
+def count_by_reading(file: str, compression: str, copy: str = "") -> int:
+    """Read a file, or a copy of it, through and return the number of its examples; every checksum is compared.
 
     Raises:
         DataError: a file that is cut short or damaged, by its name.
         FileError: a file that cannot be read.
     """
-    with local(file) as path:
-        try:
-            if is_local(path):  # the lengths first: TensorFlow takes as much memory as one says
-                collections.deque(lengths_of(path, compression), maxlen=0)
-            return sum(1 for _ in _read_lengths(path, compression))
-        except (DataError, FileError) as error:
-            raise type(error)(str(error).replace(path, file)) from error  # of a copy, the address
+    path = copy or file
+    try:
+        if is_local(path):  # the lengths first: TensorFlow takes as much memory as one says
+            collections.deque(lengths_of(path, compression), maxlen=0)
+        return sum(1 for _ in _read_lengths(path, compression))
+    except (DataError, FileError) as error:
+        raise type(error)(str(error).replace(path, file)) from error  # of a copy, the address
 
 
 def first_record(file: str, compression: str) -> bytes | None:
@@ -54,10 +52,9 @@ def first_record(file: str, compression: str) -> bytes | None:
         FileError: a file that cannot be read.
         tf.errors.OpError: a file that is damaged there.
     """
-    where: AbstractContextManager[str] = local(file)
+    where = local(file)
     if isinstance(file, RemoteFile) and not compression:
-        first = (0, min(file.size, first_length(file, compression) or 0))
-        where = cache().staged(Piece(file, (first,)))
+        where = copied(file, 0, min(file.size, first_length(file, compression) or 0))
     with where as path:
         record = next(iter(tf.data.TFRecordDataset(path, compression, 4096).take(1)), None)
     return None if record is None else record.numpy()

@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from mirrorkit.data.augment import RowsToMake
 from mirrorkit.data.record_index import RecordIndex, Segment, columns
+from mirrorkit.data.record_lengths import BUFFER
 from mirrorkit.data.record_streams import Streams, remaining
-from mirrorkit.data.staged_ahead import staged_in_order
+from mirrorkit.data.remote_files import RemoteFile, copied
 
 _OPEN_FILES = 16  # read at the same time, unshuffled
 
@@ -58,7 +59,7 @@ def as_written(index: RecordIndex, rows: Rows, batches: int, start: int) -> tf.d
 
 
 def _remote_as_written(index: RecordIndex, together: int, first: int) -> tf.data.Dataset:
-    """Give the examples of files that have to be staged, one example of each in turn."""
+    """Give the examples of files at addresses, one example of each in turn."""
     if index.known:
         by_file = [index.segments(*piece) for piece in remaining(index.counts, together, first)]
     else:  # to know where an example begins is to read everything through
@@ -68,7 +69,7 @@ def _remote_as_written(index: RecordIndex, together: int, first: int) -> tf.data
 
     @tf.autograph.experimental.do_not_convert
     def of_file(begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
-        own = staged(*(column[begin:end] for column in segments))
+        own = _copies(*(column[begin:end] for column in segments))
         return own.flat_map(functools.partial(_read_segment, index.compression))
 
     ranges = tf.data.Dataset.from_tensor_slices((begins[:-1], begins[1:]))
@@ -182,7 +183,7 @@ def _make(plan: _Plan, *, is_remote: bool) -> tf.data.Dataset:
 
     def stream(begin: tf.Tensor, end: tf.Tensor, halves: tf.Tensor) -> tf.data.Dataset:
         if is_remote:
-            own = staged(*(column[begin:end] for column in plan.segments))
+            own = _copies(*(column[begin:end] for column in plan.segments))
         else:
             own = segments.skip(begin).take(end - begin)
         examples = own.flat_map(functools.partial(_read_segment, plan.compression))
@@ -223,14 +224,15 @@ _read_remote = _traced_once(functools.partial(_make, is_remote=True))
 
 
 @tf.autograph.experimental.do_not_convert
-def staged(*segments: tf.Tensor) -> tf.data.Dataset:
-    """Give segments, whose columns are the arguments, with the paths of copies; each stays while it is read."""
+def _copies(*segments: tf.Tensor) -> tf.data.Dataset:
+    """Give segments of copies for those at addresses, whose columns are the arguments; each stays while it is read."""
 
-    def give(texts: np.ndarray, *columns: np.ndarray) -> Iterator[tuple[Any, ...]]:
-        yield from zip(staged_in_order(texts), *columns, strict=True)
+    def give(*columns: np.ndarray) -> Iterator[tuple[Any, ...]]:
+        for text, offset, skip, size, length in zip(*columns, strict=True):
+            with copied(RemoteFile.of_text(text.decode()), offset, offset + length) as path:
+                yield path, 0, skip, size, BUFFER
 
-    numbers = [tf.TensorSpec([], tf.int64)] * (len(segments) - 1)
-    signature = (tf.TensorSpec([], tf.string), *numbers)
+    signature = (tf.TensorSpec([], tf.string), *[tf.TensorSpec([], tf.int64)] * (len(segments) - 1))
     return tf.data.Dataset.from_generator(give, args=segments, output_signature=signature)
 
 

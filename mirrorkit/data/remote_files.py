@@ -1,4 +1,7 @@
-"""Data files at an address such as s3://bucket/folder: find them, read parts, and see that they are still the same."""
+"""Data files at an address such as s3://bucket/folder: find them, read parts, and see that they are still the same.
+
+What is read of filecache::s3://bucket/folder goes through fsspec's cache of whole files.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,26 @@ import functools
 import io
 import os
 import posixpath
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
 from mirrorkit import object_storage
-from mirrorkit.data.disk import reason
-from mirrorkit.errors import DataError, FileError, MirrorkitError
-from mirrorkit.object_storage import answered, is_address
+from mirrorkit.data.disk import file_errors, reason
+from mirrorkit.errors import ArgumentError, DataError, FileError, MirrorkitError
+from mirrorkit.files import one_at_a_time
+from mirrorkit.object_storage import answered, is_address, tried
 
 T = TypeVar("T")
 
+CACHED = "filecache::"  # begins an address that is read through fsspec's cache
+_CACHES = 64  # folders of the cache, each of which is used by one thread at a time
 _THREADS = 16  # files that are looked up at the same time
 PIECE = 8 << 20  # bytes of a file that are asked for at a time
 
@@ -51,6 +59,16 @@ class RemoteFile(str):
     def __getnewargs__(self) -> tuple[Any, ...]:
         """Return what a copy is made from."""
         return str(self), self.size, self.mark
+
+    def as_text(self) -> str:
+        """Return it as a text that a tensor can hold."""
+        return f"{self.size}\n{self.mark}\n{self}"
+
+    @classmethod
+    def of_text(cls, text: str) -> RemoteFile:
+        """Return the file that `as_text` made a text of."""
+        size, mark, address = text.split("\n", 2)
+        return cls(address, int(size), mark)
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -133,7 +151,7 @@ def in_parallel(call: Callable[[Any], T], files: Iterable[Any]) -> tuple[T, ...]
 
 
 def read(file: RemoteFile, first: int, end: int) -> bytes:
-    """Return the bytes of a file from `first` to `end`.
+    """Return the bytes of a file from `first` to `end`; the store is asked afterwards whether it is still the same.
 
     Raises:
         DataError: the file is not there any more, or was replaced.
@@ -141,18 +159,26 @@ def read(file: RemoteFile, first: int, end: int) -> bytes:
     """
     if first >= end:
         return b""
+    if (known := _from_known(file, first, end)) is not None:
+        return known
     system, path = _opened(file)
+    copy = None
     with store_errors(file):
         try:
-            content = bytes(answered(file, system.cat_file, path, start=first, end=end))
+            if file.startswith(CACHED):
+                content, copy = tried(file, _from_cache, system, path, file, first, end)
+            else:
+                content = bytes(answered(file, system.cat_file, path, start=first, end=end))
         except (FileNotFoundError, MirrorkitError):
             raise
         except Exception:  # perhaps since it is shorter now
             require_unchanged(file)
             raise
+    require_unchanged(file)
     if len(content) != end - first:
-        require_unchanged(file)
         raise FileError(f"{file}: bytes {first} to {end} were asked for; its store sent {len(content)}.")
+    if copy is not None:
+        _copies[file.as_text()] = copy
     return content
 
 
@@ -236,6 +262,28 @@ def opened(file: str) -> Any:
     return RemoteReader(file) if isinstance(file, RemoteFile) else tf.io.gfile.GFile(file, "rb")
 
 
+@contextmanager
+def copied(file: RemoteFile, first: int, end: int) -> Iterator[str]:
+    """Give the path of a temporary copy of the bytes from `first` to `end`, for TensorFlow, which reads only files.
+
+    Raises:
+        DataError: the file is not there any more, or was replaced.
+        FileError: a store that does not give it; a full disk.
+    """
+    with ExitStack() as stack:
+        with file_errors(f"{tempfile.gettempdir()} cannot hold a copy of {file}", "Let TMPDIR name a larger disk."):
+            copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="mirrorkit-"))
+            for at in range(first, end, PIECE):
+                copy.write(read(file, at, min(at + PIECE, end)))
+            copy.flush()
+        yield copy.name
+
+
+def local(file: str) -> AbstractContextManager[str]:
+    """Give the path of a file that TensorFlow can read: the file itself, or of one at an address a copy."""
+    return copied(file, 0, file.size) if isinstance(file, RemoteFile) else nullcontext(file)
+
+
 def size_of(file: str) -> int:
     """Return how many bytes a file has."""
     return file.size if isinstance(file, RemoteFile) else int(tf.io.gfile.stat(file).length)
@@ -264,7 +312,80 @@ def store_errors(address: str) -> Iterator[None]:
 
 @functools.lru_cache(1024)
 def _opened(address: str) -> tuple[Any, str]:
-    return object_storage.opened(address)
+    """The file system of an address without its cache, and the path in it."""
+    before, chain, target = address.rpartition("::")
+    if before + chain not in ("", CACHED):
+        # simplecache takes half a file for a whole one, and blockcache zeros for what did not come
+        raise ArgumentError(f"{address}: of fsspec's caches only {CACHED} is supported. Write {CACHED}{target}.")
+    return object_storage.opened(target)
+
+
+@functools.lru_cache(1024)
+def _cache_of(system: Any, number: int) -> Any:
+    """One of the caches of a file system, which compares a copy with the version that the store has now.
+
+    There are several, in folders of their own: each has one lock, and one list of its files, which fsspec writes again
+    for each that comes.
+    """
+    import fsspec  # type: ignore[import-untyped]
+
+    if os.name != "posix":
+        raise ArgumentError(f"{CACHED} needs file locks, which this system does not have. Leave it out.")
+    folder = fsspec.config.conf.get("filecache", {}).get("cache_storage")
+    own = {"cache_storage": os.path.join(folder, str(number))} if folder else {}
+    return fsspec.filesystem("filecache", fs=system, check_files=True, **own)
+
+
+def _from_cache(system: Any, path: str, file: RemoteFile, first: int, end: int) -> tuple[bytes, _Copy | None]:
+    """Return bytes of the copy in the cache, and the copy; nothing of a file that has another size by now.
+
+    fsspec downloads to the place where the copy will be, and counts it as there from the beginning. So nobody reads
+    while another thread or process downloads, and what is not whole is removed.
+    """
+    cache = _cache_of(system, zlib.crc32(path.encode()) % _CACHES)
+    os.makedirs(cache.storage[-1], exist_ok=True)  # somebody may have deleted it
+    with one_at_a_time(Path(cache.storage[-1])):
+        cache.load_cache()  # what other processes have downloaded
+        for _ in range(2):  # a copy that is not whole is downloaded again
+            is_whole = False
+            try:
+                with cache.open(path) as opened:
+                    copy = _Copy(opened.name, _state(opened))
+                    is_whole = opened.seek(0, os.SEEK_END) == file.size
+                    if is_whole:
+                        opened.seek(first)
+                        return opened.read(end - first), copy
+            finally:
+                if not is_whole:
+                    cache.pop_from_cache(path)
+    return b"", None
+
+
+def _from_known(file: RemoteFile, first: int, end: int) -> bytes | None:
+    """Return bytes of a copy that was compared with the store before; None where another one has come since."""
+    if (copy := _copies.get(file.as_text())) is None:
+        return None
+    with suppress(FileNotFoundError), open(copy.path, "rb") as opened:
+        opened.seek(first)
+        content = opened.read(end - first)
+        if _state(opened) == copy.state:  # afterwards: a download writes over the old copy
+            return content
+    return None
+
+
+class _Copy(NamedTuple):
+    """A file in the cache: where it is, and what is another one after each download."""
+
+    path: str
+    state: tuple[int, int, int]
+
+
+_copies: dict[str, _Copy] = {}  # by `RemoteFile.as_text`: those that this process has compared with the store
+
+
+def _state(opened: Any) -> tuple[int, int, int]:
+    found = os.fstat(opened.fileno())
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _files(given: str, path: str, found: Mapping[str, Mapping[str, Any]]) -> list[RemoteFile]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
 import zlib
@@ -20,8 +21,7 @@ from mirrorkit.data.record_index import RecordIndex
 from mirrorkit.data.record_lengths import count_by_reading, first_length, first_record
 from mirrorkit.data.record_reading import Rows, as_written, shuffled
 from mirrorkit.data.record_streams import Streams, draw_streams
-from mirrorkit.data.remote_files import opened, size_of, versions
-from mirrorkit.data.staging import local
+from mirrorkit.data.remote_files import local, opened, size_of, versions
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.whole import is_whole, whole_number
 
@@ -156,20 +156,22 @@ class Records(PreparedRecipe):
                 another number of examples than the given one.
             FileError: a file that cannot be read.
         """
-        found = tuple(count_by_reading(file, self.compression) for file in self.files)
-        if found != self.counts and (sum(found),) != self.counts:
+        found, others = [], []
+        for file, crc in itertools.zip_longest(self.files, self._crcs):
+            with local(file) as path:
+                found.append(count_by_reading(file, self.compression, path))
+                if crc is not None and crc32(path) != crc:
+                    others.append(file)
+        if tuple(found) != self.counts and (sum(found),) != self.counts:
             raise DataError(
                 f"The files of {self.source} should hold {self.num_examples} examples ({list(self.counts)}), found "
-                f"{sum(found)} ({list(found)}). Correct num_examples, or write the set again."
+                f"{sum(found)} ({found}). Correct num_examples, or write the set again."
             )
-        for file, crc in zip(self.files, self._crcs, strict=False):
-            with local(file) as path:
-                is_another = crc is not None and crc32(path) != crc
-            if is_another:
-                raise DataError(
-                    f"{file} is whole, but not the file that was written under this name: a copy of another, or of "
-                    "another version of the set. Copy the whole set again, or write it again."
-                )
+        if others:
+            raise DataError(
+                f"{others[0]} is whole, but not the file that was written under this name: a copy of another, or of "
+                "another version of the set. Copy the whole set again, or write it again."
+            )
 
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None

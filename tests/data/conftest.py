@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mirrorkit._keras import keras
+from mirrorkit.data import remote_files
 
 
 @pytest.fixture(scope="session")
@@ -36,12 +37,14 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A store in memory, empty at the beginning: memory://bucket; what is read of it is staged in a new cache."""
+    """A store in memory, empty at the beginning: memory://bucket; filecache::memory://bucket has a new cache."""
     fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
-    monkeypatch.setenv("MIRRORKIT_CACHE", str(tmp_path / "staged"))
-    monkeypatch.delenv("MIRRORKIT_CACHE_SIZE", raising=False)
+    monkeypatch.setitem(fsspec.config.conf, "filecache", {"cache_storage": str(tmp_path / "filecache")})
+    remote_files._cache_of.cache_clear()
     system = fsspec.filesystem("memory")
     system.store.clear()
     system.pseudo_dirs[:] = [""]
     yield system
     system.store.clear()
+    remote_files._cache_of.cache_clear()
+    remote_files._copies.clear()

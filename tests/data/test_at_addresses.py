@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
+import glob
 import logging
-import os
-import threading
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ import tensorflow as tf
 from recipe_helpers import collect
 
 from mirrorkit import data
-from mirrorkit.data import record_index, remote_files, staged_ahead, staging
-from mirrorkit.data.remote_files import RemoteFile
-from mirrorkit.errors import DataError
+from mirrorkit.data import record_index, remote_files
+from mirrorkit.errors import DataError, FileError
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
 pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
@@ -39,34 +37,34 @@ def on_disk(tmp_path_factory: Any) -> Path:
 
 
 @pytest.fixture
-def reads(on_disk: Path, bucket: Any, monkeypatch: Any) -> Iterator[Counter[tuple[str, int, int]]]:
-    """What is downloaded; pieces are small."""
+def reads(on_disk: Path, bucket: Any, monkeypatch: Any, tmp_path: Path) -> Counter[tuple[str, int, int]]:
+    """What the store is asked for: a path, the first byte, and the one after the last; pieces are small."""
     asked: Counter[tuple[str, int, int]] = Counter()
+    cat_file, get_file = type(bucket).cat_file, type(bucket).get_file
 
-    def read(file: RemoteFile, first: int, end: int) -> bytes:
-        asked[file, first, end] += 1
-        return remote_files.read(file, first, end)
+    def cat(self: Any, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        asked[path, start or 0, end or 0] += 1
+        return cat_file(self, path, start, end)
 
-    monkeypatch.setattr(staging, "read", read)
-    for module in (record_index, staging):
-        monkeypatch.setattr(module, "PIECE", 2000)
+    def get(self: Any, path: str, *args: Any, **options: Any) -> None:
+        asked[path, 0, self.size(path)] += 1
+        get_file(self, path, *args, **options)
+
     bucket.put(str(on_disk), "/bucket/sets", recursive=True)
-    yield asked
-    finish_what_is_staged()
+    monkeypatch.setattr(type(bucket), "cat_file", cat)
+    monkeypatch.setattr(type(bucket), "get_file", get)
+    for module in (record_index, remote_files):
+        monkeypatch.setattr(module, "PIECE", 2000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return asked
 
 
-def finish_what_is_staged() -> None:
-    """Wait for what is staged ahead."""
-    barrier = threading.Barrier(staged_ahead.THREADS + 1)
-    for _ in range(staged_ahead.THREADS):
-        staged_ahead.in_background(barrier.wait)
-    barrier.wait(60)
+def total(reads: Counter[tuple[str, int, int]]) -> int:
+    return sum(times * (end - first) for (_, first, end), times in reads.items())
 
 
-def staged() -> dict[str, int]:
-    finish_what_is_staged()
-    folder = staging.cache().folder
-    return {path.name: path.stat().st_size for path in folder.iterdir() if path.name != "bytes"}
+def copies() -> list[str]:
+    return glob.glob(f"{glob.escape(tempfile.gettempdir())}/mirrorkit-*")
 
 
 @pytest.mark.parametrize("shuffle", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -74,60 +72,50 @@ def staged() -> dict[str, int]:
 def test_the_same_batches_as_on_disk(kind, shuffle, on_disk, reads):
     options = {"global_batch_size": BATCH, "shuffle": shuffle, "seed": 3}
     local, remote = KINDS[kind](on_disk, **options), KINDS[kind](ROOT, **options)
-    assert digest(remote) == digest(local)
+    expected = digest(local)
+    assert digest(remote) == expected
     assert remote.element_spec == local.element_spec
-    assert max(reads.values()) == 1, "each piece came once"
-    assert sum(staged().values()) == sum(end - first for _, first, end in reads)
+    cached = KINDS[kind](f"filecache::{ROOT}", **options)
+    reads.clear()
+    for _ in range(2):
+        assert digest(cached) == expected
+    assert max(reads.values(), default=1) == 1, "each file came once"
+    assert not copies()
 
 
 @pytest.mark.parametrize("kind", MANY)
-def test_a_set_larger_than_the_cache(kind, on_disk, reads, monkeypatch):
-    options = {"global_batch_size": BATCH, "shuffle": kind != "records"}
-    expected = digest(KINDS[kind](on_disk, **options), None, 0)
-    recipe = KINDS[kind](ROOT, **options)
-    assert digest(recipe, None, 0) == expected
-    needed = sum(staged().values())
-    monkeypatch.setenv("MIRRORKIT_CACHE_SIZE", str(needed * 3 // 4))
-    assert sum(staged().values()) <= needed * 3 // 4, "the cache was larger before"
-    assert digest(recipe, None, 0) == expected
-    assert sum(staged().values()) <= needed * 3 // 4
-    assert max(reads.values()) > 1, "pieces came and went"
-
-
-@pytest.mark.parametrize("kind", MANY)
-def test_a_worker_of_two_stages_what_it_reads(kind, reads, monkeypatch, tmp_path):
+def test_a_worker_of_two_downloads_what_it_reads(kind, on_disk, reads, monkeypatch):
     parts = []
     monkeypatch.setattr(record_index, "PIECE", 900)  # one example or two
-    for worker in (1, 2):
-        monkeypatch.setenv("MIRRORKIT_CACHE", str(tmp_path / str(worker)))
+    for worker in (0, 1, 2):
         recipe = KINDS[kind](ROOT, global_batch_size=BATCH, shuffle=True)
+        recipe.dataset(1)  # of records from elsewhere, finds out where examples begin
         reads.clear()
         digest(recipe, CONTEXTS[worker], 0)
-        finish_what_is_staged()
-        parts.append(dict(reads))
-    own = [sum(end - first for _, first, end in part) for part in parts]
-    both = sum(end - first for _, first, end in {**parts[0], **parts[1]})
-    # a stream begins and ends within a piece, and both need the one whose rows both have
-    assert own[0] + own[1] <= 1.2 * both
-    assert max(own) < 0.65 * both
+        parts.append(total(reads))
+    # both need the row group or the examples whose rows both have
+    assert parts[1] + parts[2] <= 1.2 * parts[0], parts
+    assert max(parts[1:]) < 0.65 * parts[0], parts
+    files = [path for path in on_disk.glob(f"{kind.partition(',')[0]}*/**/*") if path.is_file()]
+    assert parts[0] < 1.1 * sum(path.stat().st_size for path in files), "nothing twice"
 
 
-def test_pieces_are_given_back_where_an_epoch_is_broken_off(reads):
-    for kind in FAST:
-        iterator = iter(KINDS[kind](ROOT, global_batch_size=BATCH, shuffle=True).dataset())
-        next(iterator)
-        del iterator
+def test_copies_are_removed_where_an_epoch_is_broken_off(reads):
+    iterator = iter(KINDS["records"](ROOT, global_batch_size=BATCH, shuffle=True).dataset())
+    next(iterator)
+    assert copies()
+    del iterator
     gc.collect()
-    assert staged()
-    for name in staged():
-        assert staging._removed(str(staging.cache().folder / name)), "somebody still holds it"
+    assert not copies()
 
 
-def test_nothing_is_staged_of_records_before_they_are_read(reads):
+def test_records_are_not_downloaded_before_they_are_read(reads, on_disk):
+    size = sum(path.stat().st_size for path in (on_disk / "records").iterdir())
     recipe = KINDS["records"](ROOT, global_batch_size=BATCH, shuffle=True)
-    assert len(reads) == 1, "the first example"
+    before = total(reads)
+    assert before < size / 10, "the index, headers and the first example"
     recipe.dataset()
-    assert len(reads) == 1
+    assert total(reads) == before
 
 
 def test_workers_that_found_other_versions_of_a_file_have_other_data(reads, bucket):
@@ -170,14 +158,13 @@ def test_corrupt_images_are_told_from_those_that_do_not_come(reads, bucket, monk
     monkeypatch.setattr("mirrorkit.data.image_decoding.content_of", content_of)
     assert "is not there" in str(data.undecodable_image(str(raised.value)))
 
-    def fails(file: RemoteFile, first: int, end: int) -> bytes:
-        if file.endswith("b/001.png"):
+    def fails(self: Any, path: str, **options: Any) -> bytes:
+        if path.endswith("b/001.png"):
             raise PermissionError("denied")
-        return remote_files.read(file, first, end)
+        return self.store[path].getvalue()
 
-    monkeypatch.setattr(staging, "read", fails)
-    monkeypatch.setenv("MIRRORKIT_CACHE", os.environ["MIRRORKIT_CACHE"] + "2")
-    with pytest.raises((tf.errors.OpError, PermissionError), match="denied"):
+    monkeypatch.setattr(type(bucket), "cat_file", fails)
+    with pytest.raises(FileError, match=r"images/b/001\.png cannot be read: PermissionError: denied"):
         data.image_folder(f"{ROOT}/images", **options, skip_corrupt=True)
 
 
@@ -196,17 +183,19 @@ def test_a_damaged_table_is_named(reads, bucket):
 
 
 def test_only_the_chosen_columns_travel(reads, bucket):
-    collect(KINDS["one column"](ROOT, global_batch_size=BATCH).dataset())
-    finish_what_is_staged()
-    one = sum(end - first for _, first, end in reads)
-    reads.clear()
-    collect(data.parquet(f"{ROOT}/tables", global_batch_size=BATCH).dataset())
-    finish_what_is_staged()
-    assert 2 * one < sum(end - first for _, first, end in reads)
+    recipes = (
+        KINDS["one column"](ROOT, global_batch_size=BATCH),
+        data.parquet(f"{ROOT}/tables", global_batch_size=BATCH),
+    )
+    sizes = []
+    for recipe in recipes:
+        reads.clear()
+        collect(recipe.dataset())
+        sizes.append(total(reads))
+    assert 2 * sizes[0] < sizes[1]
 
 
 def test_what_reads_files_through_says_so(reads, caplog):
     with caplog.at_level(logging.WARNING, "mirrorkit"):
         KINDS["foreign"](ROOT, global_batch_size=BATCH)
     assert any("Reading 4 files through to count" in record.message for record in caplog.records)
-    assert len(reads) == 1, "nothing of that is staged"

@@ -1,15 +1,19 @@
-"""Files in a bucket of an S3 server: through a bad network, and read by two processes that share a cache."""
+"""Files in a bucket of an S3 server: through a bad network, through a shared cache, replaced while they are read."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from jobs import ROOT, process
 
 pytest.importorskip("s3fs", reason="s3fs is not installed")
@@ -24,6 +28,12 @@ SCRIPT = Path(reading_remote_sets.__file__)
 PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "data")))
 
 READ = reading_remote_sets.READ
+CACHED = "filecache::s3://sets/all"
+REPLACED = {
+    "one index": "records/data-00003-of-00005.tfrecord",
+    "images": "images/c/128.png",
+    "table": "tables/2.parquet",
+}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -45,9 +55,11 @@ def served(tmp_path_factory: Any) -> Iterator[tuple[int, Path, list[str]]]:
 
 
 @contextlib.contextmanager
-def reader(folder: Path, network: Network, *more: object, **variables: str) -> Iterator[Any]:
+def reader(
+    folder: Path, network: Network, *more: object, root: str = "s3://sets/all", **variables: str
+) -> Iterator[Any]:
     server = {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{network.port}"}
-    command = [sys.executable, SCRIPT, "s3://sets/all", *more]
+    command = [sys.executable, SCRIPT, root, *more]
     with process(folder, *command, PYTHONPATH=PATH, **server, **variables) as job:
         yield job
 
@@ -62,24 +74,56 @@ def test_a_bad_network_changes_no_bit(served, tmp_path):
     with contextlib.closing(Network(port, broken=0.05, busy=0.05)) as network, reader(tmp_path, network) as job:
         assert said(job) == expected
         assert network.faults > 10
-    assert list(tmp_path.glob("mirrorkit-cache-*/*")), "in the temporary folder, by default"
 
 
-def test_two_processes_that_share_a_cache_download_each_piece_once(served, tmp_path):
-    port, folder, expected = served
-    cache = {"MIRRORKIT_CACHE": str(tmp_path), "MIRRORKIT_CACHE_SIZE": "50MB"}
+@pytest.mark.parametrize("network", [{}, {"broken": 0.05, "busy": 0.05}])
+def test_two_processes_at_once_share_a_cold_cache_of_which_a_third_was_killed(served, tmp_path, network):
+    port, _, expected = served
+    cache = {"FSSPEC_FILECACHE": json.dumps({"cache_storage": str(tmp_path / "cache")}), "root": CACHED}
     go = tmp_path / "go"
-    with (
-        contextlib.closing(Network(port)) as network,
-        reader(tmp_path, network, go, **cache) as one,
-        reader(tmp_path, network, go, **cache) as other,
-    ):
-        for job in (one, other):
-            job.wait_for("ready")
-        go.touch()
-        assert said(one) == said(other) == expected
-        asked = {(path.rpartition("/all/")[2], which): times for (path, which), times in network.asked.items()}
-    whole = [path for path in folder.rglob("*") if path.suffix == ".png" or path.suffix == ".tfrecord"]
-    for path in whole:  # smaller than a piece
-        assert asked[str(path.relative_to(folder)), f"bytes=0-{path.stat().st_size - 1}"] == 1
-    assert len(whole) == 140
+    with contextlib.closing(Network(port, **network)) as between:
+        with reader(tmp_path, between, **cache) as killed:
+            while sum(path.is_file() for path in tmp_path.glob("cache/*/*")) < 8:
+                time.sleep(0.01)
+            killed.process.kill()
+        with reader(tmp_path, between, go, **cache) as one, reader(tmp_path, between, go, **cache) as other:
+            for job in (one, other):
+                job.wait_for("ready")
+            go.touch()
+            assert said(one) == said(other) == expected
+    downloaded = sum(times for (path, which), times in between.asked.items() if path.endswith(".png"))
+    assert network or downloaded <= 130 + 16, "once, but for what the killed one was about to keep"
+
+
+@pytest.mark.parametrize("root", ["s3://replaced/all", "filecache::s3://replaced/all"])
+def test_a_file_that_is_replaced_during_an_epoch_is_named_or_the_old_one_is_read(served, monkeypatch, tmp_path, root):
+    import fsspec
+
+    port, folder, _ = served
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}.items():
+        monkeypatch.setenv(name, value)
+    system = fsspec.filesystem("s3", skip_instance_cache=True)
+    if not system.exists("replaced"):
+        system.mkdir("replaced")
+    system.put(str(folder), "replaced/all", recursive=True)
+    for kind, replaced in REPLACED.items():
+        recipe = KINDS[kind](root, global_batch_size=8, shuffle=False)
+        expected = list(KINDS[kind](folder, global_batch_size=8, shuffle=False).dataset().as_numpy_iterator())
+        faults = []
+        for epoch in range(2):
+            batches = recipe.dataset().as_numpy_iterator()
+            found = [next(batches)] if not epoch else []
+            if not epoch:
+                content = bytearray(system.cat_file(f"replaced/all/{replaced}"))
+                content[len(content) // 2] ^= 1  # of the same length
+                system.pipe_file(f"replaced/all/{replaced}", bytes(content))
+            try:
+                found += batches
+                assert len(found) == len(expected)
+            except tf.errors.OpError as error:
+                faults.append(str(error))
+            for batch, same in zip(found, expected, strict=False):
+                tf.nest.map_structure(np.testing.assert_array_equal, batch, same)
+        assert faults or root.startswith("filecache"), "only a copy on this machine is still the old one"
+        for fault in faults:
+            assert f"DataError: {root}/{replaced} was replaced while in use: found" in fault

@@ -1,11 +1,10 @@
-"""Trains on files of each kind, on disk or at an address, with a cache for each worker; run by the tests.
+"""Trains on files of each kind, on disk or at an address; run by the tests.
 
 Run: python -m mirrorkit launch --workers 2 remote_training.py ROOT OUT
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -36,7 +35,6 @@ def main() -> None:
     root, out = sys.argv[1], Path(sys.argv[2])
     strategy = mk.strategy.create("auto", start_timeout=120)
     me = mk.strategy.worker_index(strategy)
-    os.environ["MIRRORKIT_CACHE"] = str(out / f"cache{me}")
     for kind in READ:
         train = KINDS[kind](root, global_batch_size=BATCH, shuffle=True)
         keras.utils.set_random_seed(0)  # here, since botocore draws from Python's random where it tries again
