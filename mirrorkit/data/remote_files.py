@@ -14,22 +14,19 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from mirrorkit import object_storage
+from mirrorkit.data import filecache
 from mirrorkit.data.disk import file_errors, reason
 from mirrorkit.errors import ArgumentError, DataError, FileError, MirrorkitError
-from mirrorkit.files import one_at_a_time
 from mirrorkit.object_storage import answered, is_address, tried
 
 T = TypeVar("T")
 
-CACHED = "filecache::"  # begins an address that is read through fsspec's cache
-_CACHES = 64  # folders of the cache, each of which is used by one thread at a time
 _THREADS = 16  # files that are looked up at the same time
 PIECE = 8 << 20  # bytes of a file that are asked for at a time
 
@@ -159,14 +156,14 @@ def read(file: RemoteFile, first: int, end: int) -> bytes:
     """
     if first >= end:
         return b""
-    if (known := _from_known(file, first, end)) is not None:
+    if (known := filecache.of_known(file.as_text(), first, end)) is not None:
         return known
     system, path = _opened(file)
     copy = None
     with store_errors(file):
         try:
-            if file.startswith(CACHED):
-                content, copy = tried(file, _from_cache, system, path, file, first, end)
+            if file.startswith(filecache.PREFIX):
+                content, copy = tried(file, filecache.read, system, path, file.size, first, end)
             else:
                 content = bytes(answered(file, system.cat_file, path, start=first, end=end))
         except (FileNotFoundError, MirrorkitError):
@@ -178,7 +175,7 @@ def read(file: RemoteFile, first: int, end: int) -> bytes:
     if len(content) != end - first:
         raise FileError(f"{file}: bytes {first} to {end} were asked for; its store sent {len(content)}.")
     if copy is not None:
-        _copies[file.as_text()] = copy
+        filecache.remember(file.as_text(), copy)
     return content
 
 
@@ -314,78 +311,11 @@ def store_errors(address: str) -> Iterator[None]:
 def _opened(address: str) -> tuple[Any, str]:
     """The file system of an address without its cache, and the path in it."""
     before, chain, target = address.rpartition("::")
-    if before + chain not in ("", CACHED):
+    if before + chain not in ("", filecache.PREFIX):
         # simplecache takes half a file for a whole one, and blockcache zeros for what did not come
-        raise ArgumentError(f"{address}: of fsspec's caches only {CACHED} is supported. Write {CACHED}{target}.")
+        cached = filecache.PREFIX + target
+        raise ArgumentError(f"{address}: of fsspec's caches only {filecache.PREFIX} is supported. Write {cached}.")
     return object_storage.opened(target)
-
-
-@functools.lru_cache(1024)
-def _cache_of(system: Any, number: int) -> Any:
-    """One of the caches of a file system, which compares a copy with the version that the store has now.
-
-    There are several, in folders of their own: each has one lock, and one list of its files, which fsspec writes again
-    for each that comes.
-    """
-    import fsspec  # type: ignore[import-untyped]
-
-    if os.name != "posix":
-        raise ArgumentError(f"{CACHED} needs file locks, which this system does not have. Leave it out.")
-    folder = fsspec.config.conf.get("filecache", {}).get("cache_storage")
-    own = {"cache_storage": os.path.join(folder, str(number))} if folder else {}
-    return fsspec.filesystem("filecache", fs=system, check_files=True, **own)
-
-
-def _from_cache(system: Any, path: str, file: RemoteFile, first: int, end: int) -> tuple[bytes, _Copy | None]:
-    """Return bytes of the copy in the cache, and the copy; nothing of a file that has another size by now.
-
-    fsspec downloads to the place where the copy will be, and counts it as there from the beginning. So nobody reads
-    while another thread or process downloads, and what is not whole is removed.
-    """
-    cache = _cache_of(system, zlib.crc32(path.encode()) % _CACHES)
-    os.makedirs(cache.storage[-1], exist_ok=True)  # somebody may have deleted it
-    with one_at_a_time(Path(cache.storage[-1])):
-        cache.load_cache()  # what other processes have downloaded
-        for _ in range(2):  # a copy that is not whole is downloaded again
-            is_whole = False
-            try:
-                with cache.open(path) as opened:
-                    copy = _Copy(opened.name, _state(opened))
-                    is_whole = opened.seek(0, os.SEEK_END) == file.size
-                    if is_whole:
-                        opened.seek(first)
-                        return opened.read(end - first), copy
-            finally:
-                if not is_whole:
-                    cache.pop_from_cache(path)
-    return b"", None
-
-
-def _from_known(file: RemoteFile, first: int, end: int) -> bytes | None:
-    """Return bytes of a copy that was compared with the store before; None where another one has come since."""
-    if (copy := _copies.get(file.as_text())) is None:
-        return None
-    with suppress(FileNotFoundError), open(copy.path, "rb") as opened:
-        opened.seek(first)
-        content = opened.read(end - first)
-        if _state(opened) == copy.state:  # afterwards: a download writes over the old copy
-            return content
-    return None
-
-
-class _Copy(NamedTuple):
-    """A file in the cache: where it is, and what is another one after each download."""
-
-    path: str
-    state: tuple[int, int, int]
-
-
-_copies: dict[str, _Copy] = {}  # by `RemoteFile.as_text`: those that this process has compared with the store
-
-
-def _state(opened: Any) -> tuple[int, int, int]:
-    found = os.fstat(opened.fileno())
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _files(given: str, path: str, found: Mapping[str, Mapping[str, Any]]) -> list[RemoteFile]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mirrorkit._keras import keras
-from mirrorkit.data import remote_files
+from mirrorkit.data import filecache
 
 
 @pytest.fixture(scope="session")
@@ -40,11 +40,11 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A store in memory, empty at the beginning: memory://bucket; filecache::memory://bucket has a new cache."""
     fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
     monkeypatch.setitem(fsspec.config.conf, "filecache", {"cache_storage": str(tmp_path / "filecache")})
-    remote_files._cache_of.cache_clear()
+    filecache._cache_of.cache_clear()
     system = fsspec.filesystem("memory")
     system.store.clear()
     system.pseudo_dirs[:] = [""]
     yield system
     system.store.clear()
-    remote_files._cache_of.cache_clear()
-    remote_files._copies.clear()
+    filecache._cache_of.cache_clear()
+    filecache._known.clear()

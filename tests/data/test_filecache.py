@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mirrorkit import data, object_storage, subprocesses
-from mirrorkit.data import remote_files
+from mirrorkit.data import filecache
 from mirrorkit.data.remote_files import RemoteFile, matching, read
 from mirrorkit.errors import ArgumentError, DataError
 from mirrorkit.train import Checkpoints
@@ -70,7 +70,7 @@ def downloads(bucket: Any, monkeypatch: Any) -> list[str]:
 
 def copy_of(file: RemoteFile) -> Path:
     """Where the cache holds a file."""
-    return Path(remote_files._copies[file.as_text()].path)
+    return Path(filecache._known[file.as_text()].path)
 
 
 def test_a_file_is_downloaded_once_and_then_no_request_is_made(downloads, bucket, monkeypatch):
@@ -84,9 +84,9 @@ def test_a_file_is_downloaded_once_and_then_no_request_is_made(downloads, bucket
 def test_another_process_finds_the_copy(downloads, bucket):
     file = put(bucket)
     read(file, 0, 10)
-    remote_files._cache_of.cache_clear()  # as in a new process
-    remote_files._copies.clear()
-    type(remote_files._cache_of(bucket, 0)).clear_instance_cache()
+    filecache._cache_of.cache_clear()  # as in a new process
+    filecache._known.clear()
+    type(filecache._cache_of(bucket, 0)).clear_instance_cache()
     assert read(file, 0, 1000) == CONTENT
     assert len(downloads) == 1
 
