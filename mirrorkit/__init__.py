@@ -20,7 +20,6 @@ from mirrorkit.supported import __version__ as __version__
 
 if TYPE_CHECKING:  # so that an editor and a type checker know what `mk.train` holds
     from mirrorkit import batching as batching
-    from mirrorkit import bench as bench
     from mirrorkit import checks as checks
     from mirrorkit import cluster as cluster
     from mirrorkit import data as data
@@ -38,7 +37,6 @@ if TYPE_CHECKING:  # so that an editor and a type checker know what `mk.train` h
 
 _SUBMODULES = (
     "batching",
-    "bench",
     "checks",
     "cluster",
     "data",

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mirrorkit.bench import command as bench
 from mirrorkit.doctor import command as doctor
 from mirrorkit.doctor import in_a_line as versions
 from mirrorkit.errors import MirrorkitError
@@ -48,7 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     devices.set_defaults(run=_devices)
     doctor.add(commands)
     launch.add(commands)
-    bench.add(commands)
     return parser
 
 

@@ -12,7 +12,6 @@ import os
 import tensorflow as tf
 
 from mirrorkit import devices
-from mirrorkit.bench.training import split_first_gpu
 from mirrorkit.devices.verification import nvidia_smi
 
 DEVICE = os.environ.get("MIRRORKIT_TEST_DEVICE", "cpu")
@@ -23,7 +22,8 @@ _MEBIBYTES = 1024  # of each part; several processes share the GPU
 def split() -> None:
     """Split the CPU, and the GPU where it is tested."""
     if DEVICE == "gpu":
-        split_first_gpu(PARTS, mebibytes=_MEBIBYTES)
+        part = tf.config.LogicalDeviceConfiguration(memory_limit=_MEBIBYTES)
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("GPU")[0], [part] * PARTS)
         tf.config.experimental.enable_tensor_float_32_execution(False)
         tf.config.experimental.enable_op_determinism()
     devices.split_cpu(PARTS)

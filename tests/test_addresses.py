@@ -12,8 +12,6 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.bench.chart import Chart
-from mirrorkit.bench.report import Report, check_places
 from mirrorkit.doctor import storage
 from mirrorkit.doctor.finding import guarded
 from mirrorkit.errors import ArgumentError
@@ -21,13 +19,9 @@ from mirrorkit.object_storage import require_local
 from mirrorkit.train.loop.callback_paths import require_writable
 
 ROWS = np.ones((4, 2), "float32")
-REPORT = Report("kind", "title", [], [], Chart("title", [], {}))
 LOCAL = {  # which write to local paths alone
     "CSVLogger": lambda path: require_writable([keras.callbacks.CSVLogger(path + ".csv")]),
     "write_records": lambda path: mk.data.write_records(mk.data.arrays(ROWS), path),
-    "save_json": lambda path: REPORT.save_json(path + ".json"),
-    "A plot": lambda path: REPORT.save_plot(path + ".svg"),
-    "A benchmark": lambda path: check_places(path + ".json", None),
 }
 BY_TENSORFLOW = {  # which take what TensorFlow opens
     "TensorBoard": lambda path: require_writable([keras.callbacks.TensorBoard(path)]),

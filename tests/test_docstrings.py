@@ -18,13 +18,6 @@ import mirrorkit as mk
 
 ROOT = Path(mk.__file__).parent
 NOT_RUN = {  # and where their code is run instead
-    "bench/__init__.py": "minutes: tests/bench",
-    "bench/allreduce_speed.py collectives": "processes: tests/bench",
-    "bench/breakdown.py Anatomy": "seconds: docs/speed.md",
-    "bench/gpu_suite.py gpu": "a GPU: tests/bench",
-    "bench/report.py Report": "processes: tests/bench",
-    "bench/training_speed.py scaling": "processes: tests/bench",
-    "bench/training_speed.py strategies": "processes: tests/bench",
     "checks/__init__.py": "parts of it: the examples of the functions",
     "checks/non_finite.py find_non_finite": "nothing is to be found: tests/checks",
     "cluster/__init__.py": "a cluster: tests/cluster",

@@ -18,16 +18,14 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Imports point up this list only: a module imports from its own line and the lines above.
 LAYERS = [
     *("errors", "_types", "supported", "_keras", "processor"),
-    *("stop_signals", "subprocesses", "remote", "journal"),
+    *("stop_signals", "subprocesses", "journal"),
     *("whole", "files", "object_storage", "fetching", "reproducible", "variables"),
     *("cluster", "launch", "devices", "strategy", "batching", "timing"),
     *("data", "models", "optim", "parallel", "train"),
     # The upper storey, which looks at a training from outside.
-    *(TOOLS := ("checks", "testing", "bench", "doctor")),
+    *(TOOLS := ("checks", "testing", "doctor")),
     "__main__",
 ]
-# The only tools that use another one; what more of them need lies in the lower storey.
-TOOLS_OF_TOOLS = {("bench", "testing")}
 
 # The same within train.
 ROOMS_OF_TRAIN = [
@@ -100,16 +98,15 @@ def test_imports_point_up_only():
     assert not imports_of_lower_ones(PACKAGE / "train", ROOMS_OF_TRAIN)
 
 
-def test_no_training_needs_a_tool_and_hardly_a_tool_another():
+def test_no_training_needs_a_tool_and_no_tool_another():
     imported = {(layer(path), name) for path in FILES for name in imported_layers(tree_of(path))}
     users = {(here, name) for here, name in imported if name in TOOLS and name != here}
-    assert {use for use in users if use[0] not in ("__init__", "__main__")} == TOOLS_OF_TOOLS
+    assert not {use for use in users if use[0] not in ("__init__", "__main__")}, "what more of them need lies lower"
 
 
 # Inner files of a package that another one may import: the command line starts without TensorFlow, which a package's
 # face would load; `onednn` is a module whose functions say little without its name.
 INNER = {
-    ("__main__.py", "bench/command.py"),
     ("__main__.py", "doctor/command.py"),
     ("__main__.py", "launch/command.py"),
     ("doctor/probe.py", "devices/onednn.py"),

@@ -22,19 +22,16 @@ from functools import partial
 from typing import Any
 
 from contenders import CONTENDERS
-
-from mirrorkit.bench.measure import Job, Measured, measure_in_turns
-from mirrorkit.bench.report import Column, figures
-from mirrorkit.bench.script import parsed, parser_of, present, report_of
-from mirrorkit.bench.topology import Topology
-from mirrorkit.bench.turns import in_turns
-from mirrorkit.remote import Remote
+from harness.measure import Job, Measured, in_turns, measure_in_turns
+from harness.processes import Group
+from harness.report import Column, figures, parsed, parser_of, present, report_of
+from harness.topology import Topology
 
 
 def main() -> None:
     options = parse()
     with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
-        with Remote("contenders.preparation:Preparation") as preparation:
+        with Group("contenders.preparation:Preparation") as preparation:
             data, examples = preparation.call(
                 "write",
                 folder=folder,
@@ -111,7 +108,7 @@ def first_steps(jobs: dict[str, Job], options: argparse.Namespace) -> dict[str, 
     """Seconds from a made model to the end of the first step (optimizer, compile, trace, run), in fresh processes."""
 
     def measure(of: Job) -> float:
-        with Remote(of.target, *of.members, timeout=1800) as contender:
+        with Group(of.target, *of.members, timeout=1800) as contender:
             return contender.call("first_step")
 
     turns = in_turns({name: partial(measure, of) for name, of in jobs.items()}, options.rounds)

@@ -15,13 +15,12 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from harness.processes import Group
+from harness.report import Column, figures, parsed, parser_of, present, report_of
+from harness.topology import Topology
 from kinds.contenders import Loop
 
 import mirrorkit as mk
-from mirrorkit.bench.report import Column, figures
-from mirrorkit.bench.script import parsed, parser_of, present, report_of
-from mirrorkit.bench.topology import Topology
-from mirrorkit.remote import Remote
 
 GRADIENTS = {"rows": "auto", "dense": False}  # as in Step(sparse_embeddings=)
 _SENT, _RECEIVED = 120, 128  # where the kernel's struct tcp_info has tcpi_bytes_acked and tcpi_bytes_received
@@ -79,7 +78,7 @@ def connections() -> dict[tuple[Any, Any], tuple[int, int]]:
 def measured(gradients: str, optimizer: str, *, steps: int, epochs: int) -> list[tuple[float, float]]:
     """Return the bytes of a step that the first worker has sent and received, for each epoch."""
     members = Topology.of("workers", 2).members(gradients=gradients, optimizer=optimizer, steps=steps)
-    with Remote("bytes_between_workers:Worker", *members) as workers:
+    with Group("bytes_between_workers:Worker", *members) as workers:
         return workers.call("count", epochs=epochs)
 
 

@@ -10,10 +10,9 @@ to compare only the seconds per epoch.
 import time
 
 import keras
+from harness.report import SECONDS_COLUMNS, Column, figures, parsed, parser_of, present, report_of
 
 import mirrorkit as mk
-from mirrorkit.bench.report import SECONDS_COLUMNS, Column, figures
-from mirrorkit.bench.script import parsed, parser_of, present, report_of
 
 
 def main():

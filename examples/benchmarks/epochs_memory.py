@@ -17,11 +17,10 @@ from typing import Any
 
 import keras
 import numpy as np
+from harness.processes import Group
+from harness.report import Column, figures, parsed, parser_of, present, report_of
 
 import mirrorkit as mk
-from mirrorkit.bench.report import Column, figures
-from mirrorkit.bench.script import parsed, parser_of, present, report_of
-from mirrorkit.remote import Remote
 
 TENTHS = 10
 
@@ -62,7 +61,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1000)
     options = parsed(parser)
     rows, each = [], max(1, options.epochs // TENTHS)
-    with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder, Remote("epochs_memory:Trains") as process:
+    with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder, Group("epochs_memory:Trains") as process:
         for turn in range(TENTHS):
             megabytes = process.call("train", epochs=each, turn=turn, folder=folder)
             rows.append({"epochs": (turn + 1) * each, "megabytes": megabytes, **figures([megabytes])})

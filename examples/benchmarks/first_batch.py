@@ -16,12 +16,11 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from harness.measure import values_in_turns
+from harness.processes import Group, Member
+from harness.report import Column, figures, parsed, parser_of, present, report_of
 
 import mirrorkit as mk
-from mirrorkit.bench.report import Column, figures
-from mirrorkit.bench.script import parsed, parser_of, present, report_of
-from mirrorkit.bench.turns import values_in_turns
-from mirrorkit.remote import Member, Remote
 from mirrorkit.train.first_batch.check import first_batch_check
 
 L = keras.layers
@@ -113,7 +112,7 @@ def main() -> None:
     def measured(net: str) -> dict[str, float]:
         found: dict[str, float] = {}
         for part in ("of_keras", "of_checks"):
-            with Remote("first_batch:Measured", Member({"net": net, "replicas": options.replicas})) as process:
+            with Group("first_batch:Measured", Member({"net": net, "replicas": options.replicas})) as process:
                 found |= process.call(part)
         return found
 

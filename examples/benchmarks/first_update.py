@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from figures import write
+from harness.measure import Job, check_work
+from harness.report import Column, parsed, parser_of, present, report_of
+from harness.topology import check
 from kinds.models import BATCH_NORM, FIRST, LAYERS
 from kinds_of_work import has_blocks, job, measured, rows_of
 from stored import first_update
 from stored.runs import FOLDER, Run
 
-from mirrorkit.bench.measure import Job, check_work
-from mirrorkit.bench.report import Column
-from mirrorkit.bench.script import parsed, parser_of, present, report_of
-from mirrorkit.bench.topology import check
 from mirrorkit.errors import MirrorkitError
 
 

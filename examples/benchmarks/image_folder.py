@@ -23,13 +23,12 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from harness.measure import values_in_turns
+from harness.processes import Group, Member
+from harness.report import SPEED_COLUMNS, Column, figures, parsed, parser_of, present, report_of
 from peak_memory import peak_bytes
 
 import mirrorkit as mk
-from mirrorkit.bench.report import SPEED_COLUMNS, Column, figures
-from mirrorkit.bench.script import parsed, parser_of, present, report_of
-from mirrorkit.bench.turns import values_in_turns
-from mirrorkit.remote import Member, Remote
 
 SIZE, BATCH = (32, 32), 256
 LARGE, READ_AT, LARGE_BATCH = (3000, 4000), (224, 224), 16
@@ -127,8 +126,8 @@ class Reader:
         return peak_bytes() / 1e6
 
 
-def reader(folder: str, contender: str) -> Remote:
-    return Remote("image_folder:Reader", Member({"folder": folder, "contender": contender}), timeout=3600)
+def reader(folder: str, contender: str) -> Group:
+    return Group("image_folder:Reader", Member({"folder": folder, "contender": contender}), timeout=3600)
 
 
 def main() -> None:
@@ -144,7 +143,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="mirrorkit-") as folder, ExitStack() as stack:
         for count in counts:
             place = str(Path(folder, str(count)))
-            with Remote("image_folder:Writer", timeout=3600) as writer:
+            with Group("image_folder:Writer", timeout=3600) as writer:
                 writer.call("write", folder=place, count=count, are_large=options.large)
             for contender, found in peaks.items():
                 with reader(place, contender) as one:

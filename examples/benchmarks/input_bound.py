@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from mirrorkit.bench.report import SPEED_COLUMNS, Column, figures
-from mirrorkit.bench.script import parsed, parser_of, present, report_of
-from mirrorkit.bench.topology import Topology, alone
-from mirrorkit.bench.turns import values_in_turns
-from mirrorkit.remote import Remote
+from harness.measure import values_in_turns
+from harness.processes import Group
+from harness.report import SPEED_COLUMNS, Column, figures, parsed, parser_of, present, report_of
+from harness.topology import Topology, alone
 
 
 class Job:
@@ -118,7 +116,7 @@ def main() -> None:
             "workers": together.members(**arguments(whole, whole_counts, options.batch_size)),
             "apart": [alone(i, **arguments(part, counts[i], batch)) for i, part in enumerate(parts)],
         }
-        jobs = {name: stack.enter_context(Remote("input_bound:Job", *own)) for name, own in processes.items()}
+        jobs = {name: stack.enter_context(Group("input_bound:Job", *own)) for name, own in processes.items()}
         # what one process says: of the workers all images, of the jobs apart its own part
         times = {"workers": 1, "apart": options.workers}
         calls = {name: lambda name=name: times[name] * jobs[name].call("train") for name in jobs}

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from harness.measure import values_in_turns
+from harness.report import Column, figures, parsed, parser_of, present, report_of, table
 
 import mirrorkit as mk
-from mirrorkit.bench.report import Column, figures, table
-from mirrorkit.bench.script import parsed, parser_of, present, report_of
-from mirrorkit.bench.turns import values_in_turns
 
 BATCH, SIZE, STEP = 64, 224, 0.020
 AUTOTUNE = tf.data.AUTOTUNE

@@ -27,16 +27,15 @@ from pathlib import Path
 from typing import Any
 
 from figures import pages, write
+from harness.chart import check_plot
+from harness.machine import about, about_with_gpus
+from harness.measure import Job, check_work, measure_in_turns
+from harness.report import Column, Report, figures, parsed, parser_of, present
+from harness.topology import Topology, check
 from kinds.models import BATCH_NORM, KINDS
 from stored import kinds
 from stored.runs import FOLDER, Run
 
-from mirrorkit.bench.chart import check_plot
-from mirrorkit.bench.machine import about, about_with_gpus
-from mirrorkit.bench.measure import Job, check_work, measure_in_turns
-from mirrorkit.bench.report import Column, Report, figures
-from mirrorkit.bench.script import parsed, parser_of, present
-from mirrorkit.bench.topology import Topology, check
 from mirrorkit.errors import MirrorkitError
 
 EVERY = [*KINDS, "batch-norm"]

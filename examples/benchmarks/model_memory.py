@@ -15,13 +15,12 @@ from functools import partial
 
 import keras
 import numpy as np
+from harness.measure import values_in_turns
+from harness.processes import Group, Member
+from harness.report import SECONDS_COLUMNS, Column, figures, parsed, parser_of, present, report_of
 from keras import layers as L
 
 import mirrorkit as mk
-from mirrorkit.bench.report import SECONDS_COLUMNS, Column, figures
-from mirrorkit.bench.script import parsed, parser_of, present, report_of
-from mirrorkit.bench.turns import values_in_turns
-from mirrorkit.remote import Member, Remote
 from mirrorkit.variables import copies
 
 WHERE = ("one device", "2 replicas", "layout", "2 replicas with a layout", "2 sharded", "4 sharded")
@@ -34,12 +33,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=1024, help="for the activations")
     parser.add_argument("--rounds", type=int, default=5, help="processes for each row of activations")
     options = parsed(parser)
-    with Remote("model_memory:Bytes", Member({"width": options.width})) as remote:
+    with Group("model_memory:Bytes", Member({"width": options.width})) as remote:
         held = {where: remote.call("of", where=where) for where in WHERE}
 
     def peak(recompute: bool) -> float:
         member = Member({"width": options.width, "batch": options.batch_size, "recompute": recompute})
-        with Remote("model_memory:Peak", member) as remote:
+        with Group("model_memory:Peak", member) as remote:
             return remote.call("train")
 
     calls = {name: partial(peak, bool(i)) for i, name in enumerate(("all activations kept", "Recompute of each block"))}

@@ -12,11 +12,10 @@ import tempfile
 import time
 
 import keras
+from harness.measure import values_in_turns
+from harness.report import SECONDS_COLUMNS, Column, figures, parsed, parser_of, present, report_of
 
 import mirrorkit as mk
-from mirrorkit.bench.report import SECONDS_COLUMNS, Column, figures
-from mirrorkit.bench.script import parsed, parser_of, present, report_of
-from mirrorkit.bench.turns import values_in_turns
 
 
 def main():

@@ -18,12 +18,11 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from harness.measure import values_in_turns
+from harness.processes import Group, Member
+from harness.report import Column, figures, parsed, parser_of, present, report_of
 
 import mirrorkit as mk
-from mirrorkit.bench.report import Column, figures
-from mirrorkit.bench.script import parsed, parser_of, present, report_of
-from mirrorkit.bench.turns import values_in_turns
-from mirrorkit.remote import Member, Remote
 
 NOISE, PIXELS = 16, 784
 
@@ -156,8 +155,8 @@ def main() -> None:
     for replicas in options.replicas:
         arguments = {"replicas": replicas, "batch_size": options.batch_size, "units": options.units}
 
-        def remote(kind: str, arguments: dict[str, int] = arguments) -> Remote:
-            return Remote(f"own_train_step:{kind}", Member(arguments))
+        def remote(kind: str, arguments: dict[str, int] = arguments) -> Group:
+            return Group(f"own_train_step:{kind}", Member(arguments))
 
         def first(kind: str, remote: Any = remote) -> float:
             with remote(kind) as process:

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness.measure import values_in_turns
+from harness.processes import Group, Member
+from harness.report import SPEED_COLUMNS, Column, figures, parsed, parser_of, present, report_of
 from peak_memory import peak_bytes
 
 import mirrorkit as mk
-from mirrorkit.bench.report import SPEED_COLUMNS, Column, figures
-from mirrorkit.bench.script import parsed, parser_of, present, report_of
-from mirrorkit.bench.turns import values_in_turns
-from mirrorkit.remote import Member, Remote
 
 FLOATS, FILES = 28, 8
 
@@ -99,12 +98,12 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for count in options.rows:
         with tempfile.TemporaryDirectory(dir=options.folder, prefix="mirrorkit-") as folder:
-            with Remote("parquet_table:Writer", timeout=3600) as writer:
+            with Group("parquet_table:Writer", timeout=3600) as writer:
                 size = writer.call("write", folder=folder, rows=count, group=options.group)
             member = Member({"folder": folder, "batch": options.batch_size})
             with (
-                Remote("parquet_table:Reader", member, timeout=3600) as reader,
-                Remote("parquet_table:Bare", Member({"folder": folder}), timeout=3600) as bare,
+                Group("parquet_table:Reader", member, timeout=3600) as reader,
+                Group("parquet_table:Bare", Member({"folder": folder}), timeout=3600) as bare,
             ):
                 calls = {"mk.data.parquet": reader, "pyarrow alone": bare}
                 reads = {name: lambda one=one: one.call("read") for name, one in calls.items()}

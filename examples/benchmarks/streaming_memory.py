@@ -16,12 +16,11 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from harness.processes import Group, Member
+from harness.report import Column, figures, parsed, parser_of, present, report_of
 from peak_memory import peak_bytes
 
 import mirrorkit as mk
-from mirrorkit.bench.report import Column, figures
-from mirrorkit.bench.script import parsed, parser_of, present, report_of
-from mirrorkit.remote import Member, Remote
 
 SHAPE = (64, 64, 3)
 
@@ -35,10 +34,10 @@ def main() -> None:
     rows = []
     for megabytes in options.megabytes:
         with tempfile.TemporaryDirectory(dir=options.folder, prefix="mirrorkit-") as folder:
-            with Remote("streaming_memory:Writer", timeout=3600) as writer:
+            with Group("streaming_memory:Writer", timeout=3600) as writer:
                 examples = writer.call("write", folder=folder, megabytes=megabytes)
             member = Member({"folder": folder, "batch": options.batch_size})
-            with Remote("streaming_memory:Reader", member, timeout=3600) as reader:
+            with Group("streaming_memory:Reader", member, timeout=3600) as reader:
                 found = reader.call("train")
         rows.append({"megabytes": megabytes, "examples": examples, **found, **figures([found["peak_mb"]])})
     peaks = [row["peak_mb"] for row in rows]

@@ -13,7 +13,7 @@ import numpy as np
 from mirrorkit.errors import DataError, MirrorkitError, RecipeError
 from mirrorkit.fetching.fetcher import Fetcher, Fill
 from mirrorkit.fetching.forms import Form, empty
-from mirrorkit.remote import Member, Remote
+from mirrorkit.fetching.remote import Remote
 
 _CURE = (
     "Define its class in a module of its own that the script imports, and open files in __getitem__, once in each "
@@ -68,7 +68,8 @@ class Processes:
         remotes = list[Remote]()
         with contextlib.ExitStack() as stack:
             for _ in range(self._number):
-                remote = Remote("mirrorkit.fetching.served:Served", Member(arguments, _ENVIRONMENT), timeout=_LONGEST)
+                target = "mirrorkit.fetching.served:Served"
+                remote = Remote(target, arguments, environment=_ENVIRONMENT, timeout=_LONGEST)
                 idle.put(stack.enter_context(remote))
                 remotes.append(remote)
 

@@ -138,7 +138,7 @@ def test_nothing_is_left_of_a_script_that_is_killed(tmp_path):
 
 
 def children() -> list[str]:
-    """The command of each child that runs `mirrorkit.remote.serve`."""
+    """The command of each child that runs `mirrorkit.fetching.serve`."""
     pids = [pid for thread in Path("/proc/self/task").glob("*/children") for pid in thread.read_text().split()]
     commands = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids]
-    return [command for command in commands if "mirrorkit.remote.serve" in command]
+    return [command for command in commands if "mirrorkit.fetching.serve" in command]

@@ -29,14 +29,13 @@ from typing import Any
 
 import numpy as np
 
-sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "faults")]
+sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "faults", "../examples/benchmarks")]
 
 import fault_table
 import watching
+from harness import machine
 from jobs import Process, launched, pid_of, processes
 from ray_nodes import RayNodes
-
-from mirrorkit.bench import machine
 
 TRAINING = Path(__file__).resolve().parents[1] / "multiworker" / "changing_training.py"
 EPOCHS, BATCH, STEPS = 8, 100, 1600

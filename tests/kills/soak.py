@@ -28,18 +28,17 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "faults")]
+sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "faults", "../examples/benchmarks")]
 
 import faults
 import soak_table
 import strikes
 import watching
+from harness import machine
 from jobs import Seen, environment, processes, until
 from soak_table import End, Struck
 from strikes import ALL, JOB, NOTHING, ONE, Strike
 from watching import STEPS_PER_EPOCH, newest_of, progress_of, unfinished_in
-
-from mirrorkit.bench import machine
 
 TRAINING = Path(__file__).with_name("killed_training.py")
 LAUNCH = ("-m", "mirrorkit", "launch", "--workers", 2)

@@ -10,12 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "faults")]
+sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "faults", "../examples/benchmarks")]
 
 import fault_table
 import strikes
-
-from mirrorkit.bench import machine
+from harness import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = ROOT / "docs" / "figures" / "soak.jsonl"

@@ -24,14 +24,13 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # where jobs.py is
+sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "../examples/benchmarks")]
 
 import jobs
 import watching
+from harness import machine
 from table_training import EVERY, STEPS_PER_EPOCH, WIDTH, peak_memory
 from watching import newest_of, unfinished_in
-
-from mirrorkit.bench import machine
 
 TRAINING = Path(__file__).with_name("table_training.py")
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from harness.processes import Group, Member
 from jobs import environment
 
 from mirrorkit.errors import MirrorkitError
 from mirrorkit.launch import layout
-from mirrorkit.remote import Member, Remote
 
 
 @pytest.fixture(scope="session")
@@ -21,14 +21,14 @@ def on_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
     All call it at the same time. The function is one of a module, and what it returns can be pickled. The workers stay
     until the end of the session, so ask them in a fixture of the module, not in a test; after an error new ones start.
     """
-    started: dict[tuple[int, str], Remote] = {}
+    started: dict[tuple[int, str], Group] = {}
 
     def on_workers(function: Any, *arguments: Any, workers: int = 2, communication: str = "auto") -> list[Any]:
         kind = workers, communication
         if kind not in started:
             tasks = layout.environments(layout.clusters(workers), environ=environment())
             members = [Member({"communication": communication}, own) for own in tasks.values()]
-            started[kind] = Remote("scenarios:Worker", *members, timeout=280)
+            started[kind] = Group("scenarios:Worker", *members, timeout=280)
         folder = tmp_path_factory.mktemp(function.__name__)
         call = {"module": function.__module__, "function": function.__name__, "arguments": arguments}
         try:

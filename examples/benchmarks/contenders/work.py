@@ -45,7 +45,7 @@ class Work:
 
 
 class Base(abc.ABC):
-    """A contender, as `mirrorkit.bench.measure` calls it. Its constructor makes data, strategy, model and optimizer."""
+    """A contender, as `harness.measure` calls it. Its constructor makes data, strategy, model and optimizer."""
 
     work: Work
     accuracy = 0.0  # of the training, in the last epoch

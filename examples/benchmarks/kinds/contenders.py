@@ -1,4 +1,4 @@
-"""Who trains a kind of work, each in a process of its own, as `mirrorkit.bench.measure` calls it.
+"""Who trains a kind of work, each in a process of its own, as `harness.measure` calls it.
 
 mirrorkit is loaded only where it is used, since its modules count as memory.
 """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
-from mirrorkit.bench.chart import Chart
+from harness.chart import Chart
+
 from stored.runs import TABLE, Run
 
 

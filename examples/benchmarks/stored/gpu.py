@@ -1,11 +1,12 @@
-"""The tables of the runs on a GPU: of `bench gpu`, and of kinds_of_work.py."""
+"""The tables of the runs on a GPU: of gpu.py, and of kinds_of_work.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mirrorkit.bench.report import span
+from harness.report import span
+
 from stored.kinds import found
 from stored.runs import Run
 from stored.tables import machine, number, spread, table, times, under

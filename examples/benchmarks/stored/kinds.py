@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mirrorkit.bench.chart import Chart
-from mirrorkit.bench.report import span
+from harness.chart import Chart
+from harness.report import span
+
 from stored.runs import Run
 from stored.tables import machine, table, times
 

@@ -9,8 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mirrorkit.bench.chart import Chart
-from mirrorkit.bench.report import span
+from harness.chart import Chart
+from harness.report import span
+
 from stored import equality, kinds
 from stored.runs import FOLDER, TABLE, Run, digest, read
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mirrorkit.bench.report import figures
+from harness.report import figures
 
 FOLDER = Path(__file__).parents[3] / "docs/figures"
 TABLE = "equivalence-table"  # a page: its command writes no JSON

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mirrorkit.bench.report import span
+from harness.report import span
+
 from stored import kinds
 from stored.runs import Run
 from stored.tables import table, times

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mirrorkit.bench.report import span
+from harness.report import span
+
 from stored.runs import Run
 
 REPLICAS = {

@@ -15,7 +15,7 @@ from mirrorkit.train.reduce.switching import switching
 
 # In bytes: up to this size a message is gathered. Every worker gets those of all and adds them up itself, in n - 1 hops
 # of n workers; a ring takes twice as many, with less in each. On 2, 3 and 4 workers of one machine gathering took 0.5
-# to 0.8 of the ring's time up to 256 KiB, and as long or longer from 1 MB on (`python -m mirrorkit bench collectives`).
+# to 0.8 of the ring's time up to 256 KiB, and as long or longer from 1 MB on (examples/benchmarks/all_reduce.py).
 _SHORT = 256 * 2**10
 _GATHERED = (tf.float16, tf.float32, tf.float64)  # TensorFlow gathers no bfloat16
 _GROUP = 2**20  # far from the numbers that TensorFlow gives to its own groups, which count from 1

@@ -1,0 +1,1 @@
+"""What gpu.py measures, and what it runs in other processes."""

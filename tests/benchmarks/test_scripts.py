@@ -1,0 +1,67 @@
+"""The other scripts of examples/benchmarks on little work."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mirrorkit.optim import packed
+
+
+@pytest.mark.slow  # five processes
+def test_workers_beside_independent_jobs(script, tmp_path):
+    arguments = ["--images", "256", "--side", "16", "--batch-size", "64", "--rounds", "2"]
+    done = subprocess.run(
+        [sys.executable, script("input_bound").__file__, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    speeds = dict(re.findall(r"^(workers|apart) +([\d,]+) ", done.stdout, re.MULTILINE))
+    assert set(speeds) == {"workers", "apart"}
+    assert all(int(speed.replace(",", "")) > 0 for speed in speeds.values())
+    assert re.search(r"workers / apart: median \d\.\d+, .* n = 2", done.stdout)
+
+
+WHERE = ("one device", "2 replicas with a layout", "4 sharded")  # of model_memory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "rows", "smaller"),
+    [
+        ("input_pipeline --examples 128 --rounds 1", 5, {"STEP": 0.0, "SIZE": 32}),
+        ("joined_update --nets linear --repeats 2 --updates 2 --limits 0 16", 2, {}),
+        ("streaming_memory --megabytes 4 8", 2, {}),
+        ("epochs_memory --epochs 20", 10, {}),
+        ("first_batch --replicas 1 --nets mnist_cnn --rounds 1", 5, {"BATCH": 8, "EPOCH": 3}),
+        ("model_memory --width 32 --batch-size 32 --rounds 1", 5, {"HALF": 1, "WHERE": WHERE}),
+    ],
+    ids=lambda value: value.split()[0] if isinstance(value, str) else "",
+)
+def test_a_script_writes_a_row_for_each_thing_that_it_measures(
+    command, rows, smaller, script, in_this_process, monkeypatch, tmp_path
+):
+    name, *arguments = command.split()
+    benchmark = script(name)
+    for constant, value in {**smaller, "Group": in_this_process}.items():
+        monkeypatch.setattr(benchmark, constant, value, raising=False)
+    monkeypatch.setattr(packed, "_SMALL", packed._SMALL)  # joined_update sets it
+    if name == "model_memory":  # this process has been larger before
+        train = benchmark.Peak.train
+        monkeypatch.setattr(benchmark.Peak, "train", lambda peak: 1.0 + train(peak))
+    figures = tmp_path / "figures.json"
+    monkeypatch.setattr("sys.argv", [f"{name}.py", *arguments, "--json", str(figures)])
+    benchmark.main()
+    written = json.loads(figures.read_text())
+    assert written["benchmark"] == name
+    assert len(written["rows"]) == rows

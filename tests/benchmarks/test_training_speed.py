@@ -1,0 +1,196 @@
+"""Scaling and strategies: arithmetic on measurements that are made up, refusals, and short real runs."""
+
+from __future__ import annotations
+
+import pytest
+import training_speed
+from all_reduce import collectives
+from harness import measure
+from harness.measure import Measured
+from harness.topology import Hardware, Topology
+from training_speed import scaling, strategies
+
+from mirrorkit.errors import MirrorkitError
+
+SMALL = "--model linear --data synthetic --global-batch-size 64 --devices cpu --replicas 2"
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Lets scaling and strategies "measure" what a table says, and returns the jobs that were asked for."""
+    asked = []
+
+    def use(speeds):
+        def measure_in_turns(jobs, **options):
+            asked.append((jobs, options))
+            facts = {"data": "digits", "examples": 1000}
+            return {
+                key: Measured(error="no room")
+                if (speed := speeds(job.layout, job.arguments["global_batch_size"])) is None
+                else Measured(
+                    [0.9 * speed, speed, 1.3 * speed],
+                    facts,
+                    0.9 + job.layout.replicas / 100,
+                    [2e3] * job.layout.replicas if options["inputs"] and job.layout.kind == "multi_worker" else None,
+                )
+                for key, job in jobs.items()
+            }
+
+        monkeypatch.setattr(training_speed, "measure_in_turns", measure_in_turns)
+        return asked
+
+    return use
+
+
+def by_place(report):
+    return {(row["scaling"], row["replicas"]): row for row in report.rows}
+
+
+def test_speedup_and_efficiency_are_against_one_replica(measured, monkeypatch):
+    monkeypatch.setattr(Hardware, "of", classmethod(lambda cls, about: cls(cores=2, gpus=4)))
+    asked = measured(lambda layout, batch: 100.0 * layout.replicas**0.5 * (batch / 64) ** 0.25)
+    report = scaling(global_batch_size=64, replicas=[2, 4], repeats=3)
+    rows = by_place(report)
+    assert list(rows) == [("baseline", 1), ("strong", 2), ("strong", 4), ("weak", 2), ("weak", 4)]
+    assert rows["strong", 4]["speedup"] == pytest.approx(2.0)
+    assert rows["strong", 4]["efficiency"] == pytest.approx(0.5)
+    assert rows["weak", 4]["speedup"] == pytest.approx(2.0 * 4**0.25)
+    assert rows["weak", 4]["global_batch_size"] == 256
+    assert rows["strong", 4]["global_batch_size"] == 64
+    assert rows["strong", 4]["spread"] == pytest.approx(0.4)
+    assert "overhead" not in rows["strong", 2]
+    assert not report.notes
+    ((jobs, options),) = asked
+    assert options["repeats"] == 3
+    assert jobs["weak", 2, 128].layout == Topology("mirrored", "gpu", 2)
+    assert jobs["weak", 2, 128].arguments["global_batch_size"] == 128
+
+
+def test_virtual_devices_get_an_overhead_instead_and_the_report_says_why(measured):
+    measured(lambda layout, batch: 100.0 if layout.replicas == 1 else 80.0)
+    report = scaling(devices="cpu", replicas=[2], mode="strong")
+    baseline, two = report.rows
+    assert two["overhead"] == pytest.approx(0.25)
+    assert "speedup" not in two
+    assert baseline["speedup"] == 1.0
+    assert "share the same cores" in str(report)
+
+
+def test_a_layout_that_fails_is_a_row_with_its_error(measured):
+    measured(lambda layout, batch: None if layout.replicas == 4 else 10.0)
+    report = scaling(devices="cpu", replicas=[2, 4], mode="weak")
+    assert report.rows[-1]["error"] == "no room"
+    assert "no room" in str(report)
+    assert report.chart.series["weak"] == [10.0, 10.0, None]
+
+
+def test_scaling_without_its_baseline_has_speeds_and_no_comparison():
+    found = {("baseline", 1, 8): Measured(error="no room"), ("strong", 2, 8): Measured([10.0])}
+    first, second = training_speed.compare(found, ())
+    assert first["error"] == "no room"
+    assert second["median"] == 10.0
+    assert "speedup" not in second
+
+
+def test_strategies_compares_speed_and_accuracy(measured):
+    measured(lambda layout, batch: {"one_device": 100.0, "mirrored": 50.0}.get(layout.kind))
+    report = strategies(devices="cpu", replicas=[2], epochs=3)
+    assert [(row["strategy"], row["replicas"]) for row in report.rows] == [
+        ("one_device", 1),
+        ("mirrored", 2),
+        ("central_storage", 2),
+        *([("multi_worker", 2), ("parameter_server", 2)] if report.about["cores"] > 1 else []),
+    ]
+    assert [row.get("ratio") for row in report.rows[:3]] == [1.0, 0.5, None]
+    assert report.rows[1]["accuracy"] == pytest.approx(0.92)
+    assert report.rows[2]["error"] == "no room"
+    assert "to one device" in str(report)
+    assert report.chart.beside[:3] == [pytest.approx(0.91), pytest.approx(0.92), None], "the plot shows accuracy too"
+
+
+def test_strategies_on_gpus_have_a_cpu_beside_them(measured, monkeypatch):
+    monkeypatch.setattr(Hardware, "of", classmethod(lambda cls, about: cls(cores=2, gpus=2)))
+    asked = measured(lambda layout, batch: 10.0 if layout.device == "cpu" else 100.0 * layout.replicas)
+    report = strategies()
+    assert [(row["strategy"], row["device"], row["replicas"], row["ratio"]) for row in report.rows] == [
+        ("one_device", "gpu", 1, 1.0),
+        ("one_device", "cpu", 1, 0.1),
+        ("mirrored", "gpu", 2, 2.0),
+        ("central_storage", "gpu", 2, 2.0),
+    ]
+    assert report.chart.x[:3] == ["one_device x1", "one_device x1 (CPU)", "mirrored x2"]
+    assert report.rows[1]["accuracy"] == pytest.approx(0.91)
+    assert next(iter(asked[0][0])).device == "gpu"
+
+
+@pytest.mark.parametrize("benchmark", [scaling, strategies])
+def test_workers_that_read_have_their_input_rates_in_a_line_and_in_their_row(measured, benchmark):
+    measured(lambda layout, batch: 1000.0)
+    name = {scaling: "strong", strategies: "multi_worker"}[benchmark]
+    line = f"Input alone of {name} x2, by worker: 2,000 + 2,000 = 4,000 examples/s; the training takes 1,000."
+    report = benchmark(devices="workers", replicas=[2], resident=False)
+    assert line in report.notes
+    rates = {(row.get("scaling") or row["strategy"], row["replicas"]): row.get("input_rates") for row in report.rows}
+    assert rates[name, 2] == [2e3, 2e3]
+    assert rates["baseline" if benchmark == scaling else "one_device", 1] is None
+    assert not any("Input alone" in note for note in benchmark(devices="workers", replicas=[2]).notes)
+
+
+BOTH = [scaling, strategies]
+
+
+@pytest.mark.parametrize(
+    ("benchmarks", "arguments", "message"),
+    [
+        ([scaling], {"devices": "tpu"}, "'tpu' was asked for; choose from 'cpu', 'gpu', 'workers'"),
+        ([scaling], {"replicas": [0, 2]}, "must be a whole number of at least 1"),
+        ([*BOTH, collectives], {"devices": "gpu"}, "TensorFlow finds no GPU"),
+        (BOTH, {"model": "mnist_cn"}, "There is no model 'mnist_cn'. Did you mean 'mnist_cnn'"),
+        (BOTH, {"examples": -5}, "examples=-5 was asked for"),
+        (BOTH, {"examples": 0}, "examples=0 was asked for"),
+        ([strategies], {"epochs": 0}, "epochs=0 was asked for"),
+        ([strategies], {"epochs": 1.5}, "epochs=1.5 was asked for"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_starts(benchmarks, arguments, message, monkeypatch):
+    monkeypatch.setattr(Hardware, "of", classmethod(lambda cls, about: cls(cores=2, gpus=0)))
+    monkeypatch.setattr(measure, "Group", None)
+    for benchmark in benchmarks:
+        with pytest.raises(MirrorkitError, match=message):
+            benchmark(**arguments)
+
+
+@pytest.mark.slow  # three trainings compile
+@pytest.mark.usefixtures("in_this_process")  # processes: below, in those of strategies
+def test_scaling(run_benchmark, check_rows, capsys):
+    written, title = run_benchmark(f"training_speed.py scaling {SMALL} --examples 1024 --repeats 2")
+    check_rows(written["rows"])
+    assert [(row["scaling"], row["replicas"], row["global_batch_size"]) for row in written["rows"]] == [
+        ("baseline", 1, 64),
+        ("strong", 2, 64),
+        ("weak", 2, 128),
+    ]
+    base, *others = written["rows"]
+    for row in others:
+        assert row["overhead"] == pytest.approx(base["median"] / row["median"] - 1)
+    assert "share the same cores" in capsys.readouterr().out
+    assert title.startswith("Scaling of linear")
+
+
+@pytest.mark.slow  # seven processes
+@pytest.mark.parametrize("devices", ["cpu", "workers"])
+def test_strategies_reach_the_same_accuracy(run_benchmark, check_rows, devices, request, monkeypatch):
+    kinds = {"cpu": ("mirrored", "central_storage"), "workers": ("multi_worker", "parameter_server")}[devices]
+    if devices == "cpu":
+        request.getfixturevalue("in_this_process")
+        monkeypatch.setattr("mirrorkit.processor.cores", lambda: 1)  # where no worker would have a core of its own
+    work = SMALL.replace("cpu", devices)
+    written, _ = run_benchmark(f"training_speed.py strategies {work} --examples 4096 --epochs 3")
+    rows = {row["strategy"]: row for row in written["rows"]}
+    check_rows(rows.values())
+    assert tuple(rows) == ("one_device", *kinds)
+    accuracy = rows["one_device"]["accuracy"]
+    assert accuracy > 0.3  # one class in ten is 0.1
+    for kind, row in rows.items():
+        # Workers of parameter servers do not wait for each other: on a busy machine 0.1 was missing.
+        assert row["accuracy"] == pytest.approx(accuracy, abs=0.15 if kind == "parameter_server" else 0.02)
