@@ -52,12 +52,15 @@ def main() -> None:
         layouts.insert(1, ("one_device", "cpu", 1))
     digits = mk.data.load(options.data, data_dir=options.data_dir)
     names, speeds, accuracies = [], [], []
-    print(f"{'strategy':16}{'device':>7}{'replicas':>9}{'examples/s':>12}{'speed-up':>10}{'accuracy':>10}")
+    table = [f"{'strategy':16}{'device':>7}{'replicas':>9}{'examples/s':>12}{'speed-up':>10}{'accuracy':>10}"]
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:  # a new process for each layout
         for kind, on, n in layouts:
+            print(f"{kind} on {on}:{n}: compiles, then trains {options.epochs} epochs ...", flush=True)
             speed, accuracy = pool.apply(measure, (kind, f"{on}:{n}", digits, options.batch_size, options.epochs))
             names, speeds, accuracies = [*names, f"{kind}, {on}:{n}"], [*speeds, speed], [*accuracies, accuracy]
-            print(f"{kind:16}{on:>7}{n:9}{speed:12,.0f}{speed / speeds[0]:10.2f}{accuracy:10.4f}", flush=True)
+            print(f"{kind} on {on}:{n}: {speed:,.0f} examples/s, test accuracy {accuracy:.4f}", flush=True)
+            table.append(f"{kind:16}{on:>7}{n:9}{speed:12,.0f}{speed / speeds[0]:10.2f}{accuracy:10.4f}")
+    print(*table, sep="\n")
     if device == "cpu":
         print("Virtual CPU devices share the same cores: this shows what a strategy costs, not how it scales.")
     if options.plot:

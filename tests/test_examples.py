@@ -209,6 +209,11 @@ def test_all_strategies_are_compared(tmp_path, monkeypatch, capsys):
     runpy.run_path(str(ROOT / "examples" / "compare_strategies.py"), run_name="__main__")
     output = capsys.readouterr().out
     check_readme("compare_strategies", output)
+    begins, *_, ends = [
+        line for line in output.splitlines() if line.startswith(("one_device on", "central_storage on"))
+    ]
+    assert begins == "one_device on cpu:1: compiles, then trains 2 epochs ..."
+    assert ends == "central_storage on cpu:2: 600 examples/s, test accuracy 0.9700"
     assert compared(output) == {
         ("one_device", 1): (1200.0, 1.0, 0.98),
         ("mirrored", 2): (600.0, 0.5, 0.97),

@@ -105,9 +105,6 @@ def parameter_server(output: str) -> None:
 def profiling(output: str) -> None:
     assert line(output, "traced: ") == "steps 10 to 19 of 40"
     assert line(output, "xplane.pb: ").endswith(" MB, with MatMul Softmax")
-    shares = [int(share) for share in re.findall(r"^[a-z-]+ +[\d.]+ +(\d+)%$", output, re.MULTILINE)]
-    assert len(shares) == 5
-    assert sum(shares) == pytest.approx(100, abs=3)
 
 
 def resume(output: str) -> None:

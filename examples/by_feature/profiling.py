@@ -1,8 +1,8 @@
-"""Profiling: a trace of ten training steps for TensorBoard's profile page, and where the time of a step goes.
+"""Profiling: a trace of ten training steps for TensorBoard's profile page.
 
 Run: python examples/by_feature/profiling.py
-Prints the steps that were traced, the size of the trace, whether it has the model's operations, and a table of the
-parts of a step. To view the trace, install xprof and start tensorboard --logdir with its folder.
+Prints the steps that were traced, the size of the trace, and whether it has the model's operations. To view the trace,
+install xprof and start tensorboard --logdir with its folder. A table of the parts of a step: benchmarks/anatomy.py.
 """
 
 import tempfile
@@ -31,5 +31,3 @@ with tempfile.TemporaryDirectory() as folder:  # yours: "runs/profile"
     found = [name for name in ("MatMul", "Softmax", "Conv2D") if name.encode() in trace.read_bytes()]
     print(f"traced: steps {first} to {end - 1} of {loop.position.steps}")
     print(f"{trace.name.split('.', 1)[1]}: {trace.stat().st_size / 1e6:.1f} MB, with", *found)  # this net has no Conv2D
-
-print(mk.bench.anatomy(loop, train, repeats=3))  # changes nothing: weights and position stay

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from mirrorkit.optim import packed
-
 
 @pytest.mark.slow  # five processes
 def test_workers_beside_independent_jobs(script, tmp_path):
@@ -40,7 +38,6 @@ WHERE = ("one device", "2 replicas with a layout", "4 sharded")  # of model_memo
     ("command", "rows", "smaller"),
     [
         ("input_pipeline --examples 128 --rounds 1", 5, {"STEP": 0.0, "SIZE": 32}),
-        ("joined_update --nets linear --repeats 2 --updates 2 --limits 0 16", 2, {}),
         ("streaming_memory --megabytes 4 8", 2, {}),
         ("epochs_memory --epochs 20", 10, {}),
         ("first_batch --replicas 1 --nets mnist_cnn --rounds 1", 5, {"BATCH": 8, "EPOCH": 3}),
@@ -55,7 +52,6 @@ def test_a_script_writes_a_row_for_each_thing_that_it_measures(
     benchmark = script(name)
     for constant, value in {**smaller, "Group": in_this_process}.items():
         monkeypatch.setattr(benchmark, constant, value, raising=False)
-    monkeypatch.setattr(packed, "_SMALL", packed._SMALL)  # joined_update sets it
     if name == "model_memory":  # this process has been larger before
         train = benchmark.Peak.train
         monkeypatch.setattr(benchmark.Peak, "train", lambda peak: 1.0 + train(peak))

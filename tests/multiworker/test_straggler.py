@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from anatomy import Anatomy, anatomy
 
 import mirrorkit as mk
 
@@ -43,13 +44,13 @@ def slow_rows(row_seconds: float) -> mk.data.Batches:
     return mk.data.batches(split, global_batch_size=8, map=read)
 
 
-def anatomy(
+def anatomy_of(
     strategy: tf.distribute.Strategy,
     *,
     model_seconds: float = 0.0,
     input_seconds: float = 0.0,
     data: mk.data.Batches | None = None,
-) -> mk.bench.Anatomy:
+) -> Anatomy:
     """Take a small training apart that sleeps in each step."""
 
     class Slow(keras.layers.Layer):
@@ -62,16 +63,16 @@ def anatomy(
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
     numbers = np.ones([64, 4], np.float32), np.ones([64, 1], np.float32)
     whole = tf.data.Dataset.from_tensor_slices(numbers).batch(8).map(lambda x, y: (slowly(x, input_seconds), y))
-    return mk.bench.anatomy(loop, whole if data is None else data, repeats=3)
+    return anatomy(loop, whole if data is None else data, repeats=3)
 
 
 def told(strategy: tf.distribute.Strategy) -> dict[str, dict[str, Any]]:
     """What a worker is told where worker 1 is slow in its model, in its input, and in its own rows of a recipe."""
     is_slow = mk.strategy.worker_index(strategy) == 1
     slow = {
-        "model": anatomy(strategy, model_seconds=SECONDS * is_slow),
-        "input": anatomy(strategy, input_seconds=SECONDS * is_slow),
-        "rows": anatomy(strategy, data=slow_rows(SECONDS if is_slow else SECONDS / 5)),
+        "model": anatomy_of(strategy, model_seconds=SECONDS * is_slow),
+        "input": anatomy_of(strategy, input_seconds=SECONDS * is_slow),
+        "rows": anatomy_of(strategy, data=slow_rows(SECONDS if is_slow else SECONDS / 5)),
     }
     return {
         where: {"straggler": a.straggler, "workers": list(a.workers), "rates": list(a.input_rates), "text": str(a)}

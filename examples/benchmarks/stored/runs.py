@@ -13,6 +13,13 @@ from harness.report import figures
 
 FOLDER = Path(__file__).parents[3] / "docs/figures"
 TABLE = "equivalence-table"  # a page: its command writes no JSON
+# What the scripts were called when the oldest runs were made: a command of the package, with the same options
+FORMER = {
+    "python -m mirrorkit bench gpu": "python examples/benchmarks/gpu.py",
+    "python -m mirrorkit bench collectives": "python examples/benchmarks/all_reduce.py",
+    "python -m mirrorkit bench strategies": "python examples/benchmarks/training_speed.py strategies",
+    "python -m mirrorkit bench scaling": "python examples/benchmarks/training_speed.py scaling",
+}
 CELL = re.compile(r"(?P<difference>[\d.e+-]+) \((?P<control>[\d.e+-]+)\)")
 
 
@@ -37,8 +44,11 @@ class Run:
 
     @property
     def command(self) -> str:
-        """What to type, without the files that were written."""
-        return re.sub(r" --(json|plot|write|data-dir)[ =]\S+", "", self.content["about"]["command"])
+        """What to type today, without the files that were written."""
+        command = re.sub(r" --(json|plot|write|data-dir)[ =]\S+", "", self.content["about"]["command"])
+        for former, script in FORMER.items():
+            command = command.replace(former, script)
+        return command
 
     @property
     def hardware(self) -> str:
