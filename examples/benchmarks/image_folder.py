@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from harness.measure import values_in_turns
+from harness.peak_memory import peak_bytes
 from harness.processes import Group, Member
 from harness.report import SPEED_COLUMNS, Column, figures, parsed, parser_of, present, report_of
-from peak_memory import peak_bytes
 
 import mirrorkit as mk
 

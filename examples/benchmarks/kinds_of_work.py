@@ -12,8 +12,8 @@ memory of each process. The row of a contender that fails shows the first line o
 
 "batch-norm" is another comparison: `Loop` on a net with synchronized and with plain BatchNormalization.
 
-`--also XLA rows` also measures options that may not be a step's default: XLA, messages of 32 MiB, and tables that are
-updated by rows, densely or lazily. On GPUs (`--device gpu`) the peak memory is that of the first GPU.
+`--also XLA rows` also measures options that may not be a step's default: XLA, and tables that are updated by rows,
+densely or lazily. On GPUs (`--device gpu`) the peak memory is that of the first GPU.
 
 `--write docs/speed-kinds.md` stores the run in docs/figures and makes the tables and the picture of that page from it.
 """
@@ -41,7 +41,6 @@ from mirrorkit.errors import MirrorkitError
 EVERY = [*KINDS, "batch-norm"]
 ALSO = {
     "XLA": {"jit_compile": True},
-    "32MiB": {"bucket_mib": 32.0},
     "rows": {"sparse_embeddings": True},
     "dense": {"sparse_embeddings": False},
     "lazy": {"sparse_embeddings": "lazy"},

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 from harness.measure import values_in_turns
+from harness.peak_memory import peak_bytes
 from harness.processes import Group, Member
 from harness.report import SPEED_COLUMNS, Column, figures, parsed, parser_of, present, report_of
-from peak_memory import peak_bytes
 
 import mirrorkit as mk
 

@@ -96,13 +96,13 @@ def test_rows_and_tables_hold_what_the_processes_measured(replicas, run, answers
 
 
 def test_also_measures_steps_with_other_options(kinds_of_work, monkeypatch):
-    asked = "--kinds recommender tabular --replicas 2 --optimizer adam sgd --also XLA 32MiB dense lazy"
+    asked = "--kinds recommender tabular --replicas 2 --optimizer adam sgd --also XLA dense lazy"
     monkeypatch.setattr("sys.argv", ["kinds_of_work.py", *asked.split()])
     found = {
         (work, replicas): {name: job.arguments.get("of_step") for name, job in jobs.items()}
         for work, replicas, jobs in kinds_of_work.comparisons(kinds_of_work.parse())
     }
-    tabular = {"loop": {}, "loop, XLA": {"jit_compile": True}, "loop, 32MiB": {"bucket_mib": 32.0}, "fit": None}
+    tabular = {"loop": {}, "loop, XLA": {"jit_compile": True}, "fit": None}
     tables = {"loop, dense": {"sparse_embeddings": False}, "loop, lazy": {"sparse_embeddings": "lazy"}}
     with_tables = {**tabular, **tables}
     assert found == {

@@ -38,7 +38,6 @@ WHERE = ("one device", "2 replicas with a layout", "4 sharded")  # of model_memo
     ("command", "rows", "smaller"),
     [
         ("input_pipeline --examples 128 --rounds 1", 5, {"STEP": 0.0, "SIZE": 32}),
-        ("streaming_memory --megabytes 4 8", 2, {}),
         ("epochs_memory --epochs 20", 10, {}),
         ("first_batch --replicas 1 --nets mnist_cnn --rounds 1", 5, {"BATCH": 8, "EPOCH": 3}),
         ("model_memory --width 32 --batch-size 32 --rounds 1", 5, {"HALF": 1, "WHERE": WHERE}),

@@ -14,7 +14,7 @@ from unittest import mock
 import keras
 import tensorflow as tf
 from contenders.work import Laps
-from peak_memory import peak_bytes
+from harness.peak_memory import peak_bytes
 
 from kinds.models import BATCH_NORM, DEPTHS, FIRST, KINDS
 

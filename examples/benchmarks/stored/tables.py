@@ -108,18 +108,6 @@ def first_step(run: Run) -> list[str]:
     return [*lines, *under(run, "processes each")]
 
 
-def scaling(run: Run) -> list[str]:
-    base = run.row(scaling="baseline")
-    lines = [["1", f"{base['global_batch_size']:,}", number(base["median"]), spread(base), "", ""]]
-    for replicas in sorted({row["replicas"] for row in run.rows} - {1}):
-        strong, weak = (run.row(scaling=kind, replicas=replicas) for kind in ("strong", "weak"))
-        cells = [cell for row in (strong, weak) for cell in (number(row["median"]), spread(row))]
-        lines.append([str(replicas), f"{weak['global_batch_size']:,}", *cells])
-    size = base["global_batch_size"]
-    head = ["replicas", "weak: global batch", f"global batch {size}: examples/s", "range", "weak: examples/s", "range"]
-    return [*table(head, lines), *under(run, "epochs each")]
-
-
 def strategies(run: Run) -> list[str]:
     first = run.rows[0]
     lines = [
@@ -300,7 +288,6 @@ BLOCKS: dict[str, tuple[Callable[..., list[str]], Sequence[str]]] = {
     "workers": (epochs_of(WORKERS), ["cnn"]),
     "records": (epochs_of(RECORDS), ["records"]),
     "first-step": (first_step, ["first-step"]),
-    "scaling": (scaling, ["scaling"]),
     "strategies": (strategies, ["strategies"]),
     "callbacks": (callbacks, ["callbacks"]),
     "own-train-step": (own_train_step, ["own-train-step"]),
