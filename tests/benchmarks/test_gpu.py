@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import gpu
 import on_gpus.plan
@@ -16,6 +20,8 @@ from on_gpus.plan import PlannedRows, plan
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import ArgumentError, MirrorkitError
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_speeds_are_multiples_of_fit_where_it_was_measured():
@@ -167,6 +173,26 @@ def test_mistakes_are_told_before_anything_starts(arguments, message, pretended,
     monkeypatch.setattr(gpu, "Group", None)
     with pytest.raises(MirrorkitError, match=message):
         gpu.gpu(**arguments)
+
+
+@pytest.mark.slow  # five processes
+def test_it_runs_from_a_checkout_with_real_processes(tmp_path):
+    figures = tmp_path / "gpu.json"
+    arguments = ["--devices", "cpu", "--models", "linear", "--data", "synthetic", "--parts", "equivalence"]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "examples/benchmarks/gpu.py", *arguments, "--json", str(figures)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    written = json.loads(figures.read_text())
+    assert written["about"]["command"].startswith("python examples/benchmarks/gpu.py --devices cpu")
+    assert [row["within"] and row["copies_agree"] for row in written["rows"]] == [True] * 6
+    assert "\nequivalence\n" in done.stdout
 
 
 def linear_step():
