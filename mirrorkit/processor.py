@@ -1,7 +1,4 @@
-"""What Linux says about the processor (elsewhere Python's `platform`); which variables change the speed on it.
-
-Needs no TensorFlow.
-"""
+"""What Linux says about the processor (elsewhere Python's `platform`). Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,11 +6,6 @@ import os
 import platform
 from pathlib import Path
 
-# What sets up TensorFlow's kernels, XLA, NCCL or threads; not all of TF_, which is also the log's and Terraform's
-SPEED_VARIABLES = (
-    *("TF_ENABLE_", "TF_NUM_", "TF_XLA_", "TF_GPU_", "TF_CUDNN_", "TF_ONEDNN_", "TF_SET_ONEDNN_", "TF_FORCE_GPU_"),
-    *("XLA_", "NCCL_", "OMP_"),
-)
 _INFO = Path("/proc/cpuinfo")
 _WIDEST_FIRST = {"amx_tile": "AMX", "avx512_vnni": "AVX-512 VNNI", "avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
 

@@ -14,6 +14,11 @@ from typing import Any
 
 from mirrorkit import processor
 
+# What sets up TensorFlow's kernels, XLA, NCCL or threads; not all of TF_, which is also the log's and Terraform's
+_SPEED_VARIABLES = (
+    *("TF_ENABLE_", "TF_NUM_", "TF_XLA_", "TF_GPU_", "TF_CUDNN_", "TF_ONEDNN_", "TF_SET_ONEDNN_", "TF_FORCE_GPU_"),
+    *("XLA_", "NCCL_", "OMP_"),
+)
 _PACKAGES = ("mirrorkit", "tensorflow", "keras", "numpy")
 
 
@@ -29,7 +34,7 @@ def about(*packages: str) -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "gpus": _gpus(),
         "system": f"{platform.system()} {platform.release()}",
-        "environment": {n: os.environ[n] for n in sorted(os.environ) if n.startswith(processor.SPEED_VARIABLES)},
+        "environment": {n: os.environ[n] for n in sorted(os.environ) if n.startswith(_SPEED_VARIABLES)},
         "versions": {"python": platform.python_version(), **_versions((*_PACKAGES, *packages))},
         "command": _command(),
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
