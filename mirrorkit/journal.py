@@ -6,12 +6,10 @@ import contextlib
 import os
 import re
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 JOURNAL = "MIRRORKIT_JOURNAL"  # the environment variable with its path; the launcher sets it
 BEGAN, RESTORED, STEPS, SAVED = "began", "restored", "steps", "saved"
-
 
 _LINE = re.compile(r"(\d+\.\d{3}) ([a-z]+) (\d+)")
 
@@ -25,7 +23,7 @@ class Line(NamedTuple):
 
 
 def write(path: str, what: str, steps: int) -> None:
-    """Add a line; on a full disk the training goes on without."""
+    """Add a line to the launcher's pipe, or to a file; where that fails, the training goes on without."""
     with contextlib.suppress(OSError), open(path, "a") as file:
         file.write(f"{time.time():.3f} {what} {steps}\n")
 
@@ -36,11 +34,7 @@ def saved(steps: int) -> None:
         write(path, SAVED, steps)
 
 
-def read(path: Path) -> list[Line]:
-    """Return the whole lines; none where no training has begun. A full disk may have cut one off: it is left out."""
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return []
-    whole = map(_LINE.fullmatch, text[: text.rfind("\n") + 1].splitlines())
-    return [Line(float(found[1]), found[2], int(found[3])) for found in whole if found]
+def parsed(text: str) -> Line | None:
+    """Return a line of the journal; None for any other, such as one that was cut off."""
+    found = _LINE.fullmatch(text)
+    return Line(float(found[1]), found[2], int(found[3])) if found else None

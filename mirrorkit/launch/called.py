@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
-from pathlib import Path
+import sys
 
-from mirrorkit.launch.ray_slot import CALL, RESULT
+from mirrorkit.launch.process import CALL
+
+RESULT = "result "  # beginning of the line with what the function returned, pickled
 
 
 def main() -> None:
-    """Read the function, call it, and on worker 0 write what it returns."""
+    """Read the function from stdin, call it, and on worker 0 write what it returns to the launcher's pipe."""
     from ray import cloudpickle
 
-    path = Path(os.environ[CALL])
-    result = cloudpickle.loads(path.read_bytes())()
+    result = cloudpickle.load(sys.stdin.buffer)()
     if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
-        path.with_name(RESULT).write_bytes(cloudpickle.dumps(result))
+        with open(os.environ[CALL], "a") as pipe:
+            pipe.write(f"{RESULT}{base64.b64encode(cloudpickle.dumps(result)).decode()}\n")
 
 
 if __name__ == "__main__":

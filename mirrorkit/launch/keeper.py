@@ -1,7 +1,8 @@
 """Run a task's script for the launcher, so that the script cannot outlive it.
 
-Run as `python -I -S keeper.py LIFELINE COMMAND...`, as the leader of a process group. LIFELINE is the reading end of a
-pipe that only the launcher holds open: it closes when the launcher exits, for whatever reason, SIGKILL included.
+Run as `python -I -S keeper.py LIFELINE FOLDER COMMAND...`, as the leader of a process group. LIFELINE is the reading
+end of a pipe that only the launcher holds open: it closes when the launcher exits, for whatever reason, SIGKILL
+included. Then FOLDER goes too, unless it is "".
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ _PR_SET_PDEATHSIG = 1  # Linux: the signal that this process gets when its paren
 
 def main() -> None:
     """Run the command; exit with its exit code, 128 + n where signal n killed it."""
-    lifeline, command = int(sys.argv[1]), sys.argv[2:]
+    lifeline, folder, *command = sys.argv[1:]
     # The whole group gets these; the script decides what to do. Not SIG_IGN, which the script would inherit.
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     for number in numbers:
@@ -32,14 +34,15 @@ def main() -> None:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     script = subprocess.Popen(command, preexec_fn=end_with_the_keeper)  # no threads yet
-    threading.Thread(target=_watch, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=_watch, args=(int(lifeline), folder), daemon=True).start()
     code = script.wait()
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _watch(lifeline: int) -> None:
+def _watch(lifeline: int, folder: str) -> None:
     with contextlib.suppress(OSError):
         os.read(lifeline, 1)
+    shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)  # this process too
 
 

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import math
 import os
 import pickle
 import queue
 import signal
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mirrorkit import stop_signals
 from mirrorkit.cluster import outside_interfaces
 from mirrorkit.errors import ArgumentError, ClusterError, JobError
-from mirrorkit.launch import ray_nodes
+from mirrorkit.launch import layout, ray_nodes
 from mirrorkit.launch.job import Job
-from mirrorkit.launch.progress import Progress
-from mirrorkit.launch.slots import Slots
-from mirrorkit.launch.task import say
+from mirrorkit.launch.output import tell
+from mirrorkit.launch.ray_nodes import Share
 from mirrorkit.launch.this_machine import ThisMachine
-from mirrorkit.launch.widths import Widths, least_and_most
-from mirrorkit.whole import whole_number
+from mirrorkit.whole import is_whole, whole_number
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
 
@@ -109,25 +106,26 @@ def launch(
     if not module and not Path(script).is_file():
         raise JobError(f"There is no script {str(script)!r}. Name a Python file.")
     command = [*(["-m"] if module else []), str(script), *arguments]
-    least, most = least_and_most(workers)
-    _require_sound(max_restarts, grace=grace, wait=wait)
+    share = Share(cpus_per_worker, gpus_per_worker, spread)
+    options: dict[str, Any] = {"max_restarts": max_restarts, "wait": wait, "grace": grace}
+    least, most = _checked(workers, share, **options)
+    whole_number("ps", ps, JobError, least=0)
     if ps and least < most:
         raise JobError(f"ps={ps} was asked for with workers={workers}: such a job goes on without a worker anyway.")
     if slots is not None and least == most:
         raise JobError(f"slots={slots!r} needs a minimum and a maximum of workers, such as workers=(1, {most}).")
     of_this_machine = {"ps": ps, "chief": chief, "slots": slots, "devices_per_worker": devices_per_worker}
-    share = ray_nodes.Share(cpus_per_worker, gpus_per_worker, spread)
     _require_fitting(on, of_this_machine, share)
-
     if on == "ray":
-        return _run_on_ray(command, None, (least, most), share, max_restarts=max_restarts, wait=wait, grace=grace).code
-    with _signals() as events, contextlib.ExitStack() as stack:
-        room = None if slots is None else stack.enter_context(contextlib.closing(Slots(slots, events)))
-        progress = stack.enter_context(_progress_of(least, most))
-        _warn_of_servers()
-        engine = ThisMachine([sys.executable, *command], events, ps, chief, devices_per_worker)
-        widths = Widths(least, most, room, wait)
-        return Job(engine, events, widths, progress, max_restarts, has_servers=ps > 0, grace=grace).run()
+        return _run_on_ray(command, None, least, most, share, **options)[0]
+    _warn_of_servers()
+
+    def environments(width: int) -> dict[str, dict[str, str]]:
+        return layout.environments(layout.clusters(width, ps=ps, chief=chief), devices_per_worker=devices_per_worker)
+
+    events: queue.SimpleQueue = queue.SimpleQueue()
+    machine = ThisMachine(command, environments, events, most, slots)
+    return _run(Job(machine, events, least, most, **options))[0]
 
 
 def on_ray(
@@ -161,73 +159,66 @@ def on_ray(
         ClusterError: there is no Ray, or no such cluster.
         ArgumentError: the function cannot be pickled, or this is not the main thread.
     """
-    _require_sound(max_restarts, grace=grace, wait=wait)
-    share = ray_nodes.Share(cpus_per_worker, gpus_per_worker, spread)
-    share.require()
-    bounds, command = least_and_most(workers), ["-m", "mirrorkit.launch.called"]
-    end = _run_on_ray(command, function, bounds, share, max_restarts=max_restarts, wait=wait, grace=grace)
-    if end.interrupted == signal.SIGINT or end.code == 128 + signal.SIGINT:
+    share = Share(cpus_per_worker, gpus_per_worker, spread)
+    options: dict[str, Any] = {"max_restarts": max_restarts, "wait": wait, "grace": grace}
+    least, most = _checked(workers, share, **options)
+    command = ["-m", "mirrorkit.launch.called"]
+    code, job = _run_on_ray(command, function, least, most, share, **options)
+    if job.interrupted == signal.SIGINT:
         raise KeyboardInterrupt
-    if end.code:
-        raise JobError(f"The job on Ray ended with exit code {end.code}: the lines of its workers say why.")
-    if end.result is None:
+    if code:
+        raise JobError(f"The job on Ray ended with exit code {code}: the lines of its workers say why.")
+    if job.result is None:
         raise JobError("The function did not return on worker 0: it ended its process with exit code 0.")
-    return pickle.loads(end.result)
-
-
-class _End(NamedTuple):
-    """Of a job on Ray."""
-
-    code: int
-    result: bytes | None  # what the function returned on worker 0, pickled
-    interrupted: int | None  # by which signal
+    return pickle.loads(base64.b64decode(job.result))
 
 
 def _run_on_ray(
-    command: Sequence[str],
-    function: Callable[[], Any] | None,
-    bounds: tuple[int, int],
-    share: ray_nodes.Share,
-    *,
-    max_restarts: int,
-    wait: float,
-    grace: float,
-) -> _End:
-    # Ray sets a handler of signals when it connects
-    with ray_nodes.connected(), _signals() as events, contextlib.ExitStack() as stack:
+    command: Sequence[str], function: Callable[[], Any] | None, least: int, most: int, share: Share, **options: Any
+) -> tuple[int, Job]:
+    with ray_nodes.connected():
         call = None if function is None else ray_nodes.pickled(function)
-        nodes = stack.enter_context(contextlib.closing(ray_nodes.Nodes(command, bounds[1], share, events, call)))
-        progress = stack.enter_context(_progress_of(*bounds))
-        job = Job(nodes, events, Widths(*bounds, nodes, wait), progress, max_restarts, has_servers=False, grace=grace)
-        return _End(job.run(), nodes.result, job.interrupted)
+        events: queue.SimpleQueue = queue.SimpleQueue()
+        nodes = ray_nodes.RayNodes(command, events, most, share, call)
+        return _run(Job(nodes, events, least, most, **options))
 
 
-def _require_sound(max_restarts: int, **seconds: float) -> None:
+def _run(job: Job) -> tuple[int, Job]:
+    """Run a job, and return its exit code and what is known of it. On Ray once connected: Ray catches signals too."""
+    before = stop_signals.catch(_SIGNALS, lambda received, frame: job.events.put(received))
+    try:
+        with contextlib.closing(job.placement):
+            return job.run(), job
+    finally:
+        stop_signals.put_back(before)
+
+
+def _checked(workers: int | tuple[int, int], share: Share, max_restarts: int, **seconds: float) -> tuple[int, int]:
+    """Return the least and the most number of workers; refuse arguments that mean nothing."""
+    if not stop_signals.can_catch():
+        raise ArgumentError("launch must be called from the main thread: only that one can pass signals on.")
+    least, most = workers if isinstance(workers, tuple) and len(workers) == 2 else (workers, workers)
+    if not (is_whole(least) and is_whole(most) and least <= most):
+        raise JobError(
+            f"workers must be a whole number from 1 on, or a minimum and a maximum, such as (1, 4); found {workers!r}."
+        )
     whole_number("max_restarts", max_restarts, JobError, least=0)
+    whole_number("cpus_per_worker", share.cpus, JobError)
+    whole_number("gpus_per_worker", share.gpus, JobError, least=0)
     for name, value in seconds.items():
         if not 0 <= value < math.inf:
             raise JobError(f"{name} must be a number of seconds from 0 on, found {value!r}.")
+    return int(least), int(most)
 
 
-def _require_fitting(on: str | None, of_this_machine: dict[str, object], share: ray_nodes.Share) -> None:
+def _require_fitting(on: str | None, of_this_machine: Mapping[str, object], share: Share) -> None:
     """Refuse options that belong to another place than that where the tasks run."""
-    share.require()
     if on not in (None, "ray"):
         raise JobError(f"on={on!r} is not known. Leave it out for this machine, or write on='ray'.")
-    if on is None and share != ray_nodes.Share():
+    if on is None and share != Share():
         raise JobError("cpus_per_worker, gpus_per_worker and spread need on='ray'; here there is devices_per_worker.")
     if on == "ray" and (given := [name for name, value in of_this_machine.items() if value]):
         raise JobError(f"on='ray' runs only workers, as many as its nodes have room for: leave out {given[0]}.")
-
-
-@contextlib.contextmanager
-def _progress_of(least: int, most: int) -> Iterator[Progress | None]:
-    """Yield what prints when a training goes on, where the number of workers may change."""
-    if least == most:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="mirrorkit-") as journals:
-        yield Progress(Path(journals))
 
 
 def _warn_of_servers() -> None:
@@ -238,17 +229,4 @@ def _warn_of_servers() -> None:
             "authentication: whoever reaches their ports can run operations, and read and write files, as this user. "
             "docs/security.md says how to close them"
         )
-        say("launch", warning, sys.stderr)
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[queue.SimpleQueue]:
-    """Turn signals to this process into events."""
-    events: queue.SimpleQueue = queue.SimpleQueue()  # may be written to from a signal handler
-    if not stop_signals.can_catch():
-        raise ArgumentError("launch must be called from the main thread: only that one can pass signals on.")
-    before = stop_signals.catch(_SIGNALS, lambda received, frame: events.put(received))
-    try:
-        yield events
-    finally:
-        stop_signals.put_back(before)
+        tell(warning)

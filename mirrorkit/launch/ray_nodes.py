@@ -1,4 +1,4 @@
-"""The engine of a job on a Ray cluster: its nodes are where tasks run, and say how many workers there is room for.
+"""A job on a Ray cluster: its nodes are where tasks run, and say how many workers there is room for.
 
 For each worker that a job may have, the launcher asks Ray for an actor with a worker's share of a node. Ray places as
 many as there is room for, and the others wait for nodes that come. Where a node goes, so do its actors, and others are
@@ -9,32 +9,30 @@ has, is the launcher's to say. https://docs.ray.io/en/latest/ray-core/actors.htm
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
-import secrets
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mirrorkit.cluster import JOB_TOKEN, Cluster, job_token, unreachable
-from mirrorkit.errors import ArgumentError, ClusterError, JobError
-from mirrorkit.journal import JOURNAL
-from mirrorkit.launch.job import LostSlotsError
-from mirrorkit.launch.ray_slot import CALL, Slot
-from mirrorkit.launch.task import say
-from mirrorkit.launch.widths import workers_text
-from mirrorkit.whole import whole_number
+from mirrorkit.cluster import Cluster, unreachable
+from mirrorkit.errors import ArgumentError, ClusterError
+from mirrorkit.launch import layout
+from mirrorkit.launch.job import ROOM, LostRoomError, workers_text
+from mirrorkit.launch.output import tell
+from mirrorkit.launch.process import Tell
+from mirrorkit.launch.ray_slot import Slot
 
 _SETTLED = 3.0  # seconds without a change, after which no more room is waited for
 _ANSWERS = 60.0  # seconds in which an actor answers
-_LOOK = 0.5  # seconds between two looks at actors
+_LOOK = 0.5  # seconds until what went wrong is tried again
 _SECONDS_TO_DIE = 10.0  # of a task, after SIGKILL
 _MOST_FAILED_STARTS = 3  # of an actor, in a row
+_numbers = itertools.count(1)  # of the questions to actors, so that each knows which of them is new
 
 
 class Share(NamedTuple):
@@ -43,15 +41,6 @@ class Share(NamedTuple):
     cpus: int = 1
     gpus: int = 0
     spread: bool = False
-
-    def require(self) -> None:
-        """Refuse what is no share.
-
-        Raises:
-            JobError: no number of CPUs or GPUs.
-        """
-        whole_number("cpus_per_worker", self.cpus, JobError, least=1)
-        whole_number("gpus_per_worker", self.gpus, JobError, least=0)
 
 
 @contextlib.contextmanager
@@ -80,10 +69,8 @@ def connected() -> Iterator[None]:
         raise ClusterError(f"There is no Ray cluster at {address!r}: nobody listens there. {named}.")
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except ConnectionError as error:
-        raise ClusterError(f"There is no Ray cluster at {address!r}: {error} {named}.") from error
-    except RuntimeError as error:  # another version of Ray or Python, among others
-        raise ClusterError(f"The Ray cluster at {address!r} cannot be used from here: {error}") from error
+    except (ConnectionError, RuntimeError) as error:  # the second, of another version of Ray or Python, among others
+        raise ClusterError(f"There is no Ray cluster at {address!r} to use from here: {error} {named}.") from error
     try:
         yield
     finally:
@@ -107,171 +94,18 @@ def pickled(function: Callable[[], Any]) -> bytes:
         ) from error
 
 
-@dataclass(eq=False)
-class _Held:
-    """An actor that was asked for, and its node's address once it has been placed."""
+class RayProcess:
+    """A script in the slot of a node; see `job.Running`."""
 
-    actor: Any
-    waits_for: Any  # the call that returns when it is placed, then that which never returns
-    address: str | None = None
-
-
-class Nodes:
-    """Room for workers on a Ray cluster; see `job.Engine` and `slots.Room`.
-
-    Args:
-        command: of each task, without the interpreter.
-        most: workers.
-        share: of a node, for each.
-        events: those of the job.
-        call: the pickled function that the command runs, if it runs one.
-
-    Attributes:
-        count: for how many workers there is room now.
-        problem: why there is no more; "" where there may be.
-        result: what the function returned on worker 0, pickled.
-    """
-
-    def __init__(
-        self, command: Sequence[str], most: int, share: Share, events: queue.SimpleQueue, call: bytes | None = None
-    ) -> None:
-        import ray
-
-        self.command, self.call, self.events = command, call, events
-        self.result: bytes | None = None
-        self.problem = ""
-        self._ray, self._share = ray, share
-        self._actor = ray.remote(Slot).options(
-            num_cpus=share.cpus,
-            num_gpus=share.gpus,
-            max_restarts=0,
-            max_concurrency=100,  # threads; `stay` keeps one
-            scheduling_strategy="SPREAD" if share.spread else "DEFAULT",
-        )
-        self.count, self._token = 0, _token()
-        self._failed_starts, self._is_closed = 0, False
-        self._changed = time.monotonic()
-        self._lock = threading.Lock()
-        self._held = [self._ask() for _ in range(most)]
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-        self._watcher.start()
-
-    def environments(self, width: int) -> dict[str, dict[str, str]]:
-        """See `job.Engine`."""
-        with self._lock:
-            placed = [held for held in self._held if held.address is not None]
-        used = sorted(placed, key=lambda held: str(held.address))[:width]
-        addresses = tuple(f"{held.address}:{port}" for held, port in zip(used, self._ports(used), strict=False))
-        if len(set(addresses)) < width:  # a node has gone, or two actors of one chose the same port
-            time.sleep(_LOOK)
-            raise LostSlotsError
-        say("launch", f"{workers_text(width)} on {_counted(addresses)}", sys.stderr)
-        whole = Cluster(workers=addresses, source="launch")
-        tasks = [replace(whole, task_type="worker", task_index=index) for index in range(width)]
-        self._used = {task.task: held for task, held in zip(tasks, used, strict=True)}
-        return {task.task: self._environment(task) for task in tasks}
-
-    def _ports(self, used: Sequence[_Held]) -> Sequence[int]:
-        """Return a free port of each; none where one of them is gone, or does not answer: that one is given up."""
-        calls = [held.actor.free_port.remote() for held in used]
-        if not calls:
-            return []
-        _, silent = self._ray.wait(calls, num_returns=len(calls), timeout=_ANSWERS)
-        for call, held in zip(calls, used, strict=True):
-            if call in silent:
-                self._ray.kill(held.actor)
-        try:
-            return [] if silent else list(self._ray.get(calls))
-        except self._ray.exceptions.RayActorError:
-            return []
-
-    def start(self, name: str, environment: Mapping[str, str]) -> RayTask:
-        """See `job.Engine`."""
-        return RayTask(self, name, self._used[name], environment)
-
-    def refresh(self) -> bool:
-        """See `slots.Room`; waits while the number changes."""
-        before = self.count
-        while self.count < len(self._held) and time.monotonic() - self._changed < _SETTLED:
-            time.sleep(0.1)
-        return self.count != before
-
-    def close(self) -> None:
-        """Give all room back."""
-        self._is_closed = True
-        self._watcher.join()
-        for held in self._held:
-            with contextlib.suppress(Exception):  # the others are given back all the same
-                self._ray.kill(held.actor)
-
-    def _environment(self, task: Cluster) -> dict[str, str]:
-        own = {"TF_CONFIG": task.to_tf_config(), "PYTHONUNBUFFERED": "1", JOB_TOKEN: self._token}
-        own["TF_NUM_INTRAOP_THREADS"] = str(self._share.cpus)
-        if not self._share.gpus:  # otherwise Ray sets it for the actor
-            own["CUDA_VISIBLE_DEVICES"] = "-1"
-        return own if self.call is None else {**own, CALL: ""}
-
-    def _ask(self) -> _Held:
-        actor = self._actor.remote()
-        return _Held(actor, actor.address.remote())
-
-    def _watch(self) -> None:
-        try:
-            while not self._is_closed:
-                calls = {held.waits_for: held for held in self._held}
-                done, _ = self._ray.wait(list(calls), num_returns=1, timeout=_LOOK)
-                for call in done:
-                    self._take(call, calls[call])
-        except Exception as error:  # of Ray, whose cluster may be gone
-            self.count = 0
-            self.problem = f"Ray's nodes cannot be watched any more: {type(error).__name__}: {error}"
-            self.events.put(self)
-
-    def _take(self, call: Any, held: _Held) -> None:
-        """Handle an actor that was placed, or has died."""
-        errors = self._ray.exceptions
-        try:
-            address = self._ray.get(call)
-        except errors.ActorUnavailableError:  # its node may be gone, or does not answer for a moment
-            time.sleep(_LOOK)
-            held.waits_for = held.actor.stay.remote() if held.address else held.actor.address.remote()
-            return
-        except errors.RayError as error:
-            was_placed = held.address is not None
-            self._failed_starts = 0 if was_placed else self._failed_starts + 1
-            if self._failed_starts >= _MOST_FAILED_STARTS:
-                self.problem = f"Ray cannot start the actor of a worker: {str(error).strip()}"
-                self.events.put(self)
-            with self._lock:
-                self._held[self._held.index(held)] = self._ask()
-            if not was_placed:
-                time.sleep(_LOOK)
-                return
-        else:
-            self._failed_starts, self.problem, held.address = 0, "", f"[{address}]" if ":" in address else address
-            held.waits_for = held.actor.stay.remote()
-        self.count = sum(one.address is not None for one in self._held)
-        self._changed = time.monotonic()
-        self.events.put(self)
-
-
-class RayTask:
-    """A task in the slot of a node; see `job.Running`."""
-
-    def __init__(self, nodes: Nodes, name: str, held: _Held, environment: Mapping[str, str]) -> None:
-        import ray
-
-        self.name, self.is_lost = name, False
-        self._ray, self._nodes, self._held = ray, nodes, held
-        journal = environment.get(JOURNAL)
-        self._journal = None if journal is None else Path(journal)
-        self._started = held.actor.start.remote(name, nodes.command, dict(environment), os.getcwd(), nodes.call)
+    def __init__(self, actor: Any, tell: Tell, *arguments: Any) -> None:
+        self._actor, self._tell = actor, tell
+        self._started = actor.start.remote(*arguments)
         self._follower = threading.Thread(target=self._follow, daemon=True)
         self._follower.start()
 
     def send(self, number: int) -> None:
         """See `job.Running`; an actor that is still there some seconds after SIGKILL is killed itself."""
-        self._held.actor.send.remote(int(number), self._started)  # after the start
+        self._actor.send.remote(int(number), self._started)  # after the start
         if number == signal.SIGKILL:
             timer = threading.Timer(_SECONDS_TO_DIE, self._give_up)
             timer.daemon = True
@@ -284,55 +118,165 @@ class RayTask:
 
     def _give_up(self) -> None:
         if self._follower.is_alive():
-            self._ray.kill(self._held.actor)
+            _kill(self._actor)
 
     def _follow(self) -> None:
+        """Pass on what the script prints and writes until it has exited."""
+        import ray
+
         try:
-            self._ray.get(self._started)
-            code = self._read()
+            ray.get(self._started)
+            what = ""
+            while what != "exit":
+                for what, value in _answer(self._actor.read, next(_numbers)):
+                    self._tell(what, value)
         except Exception as error:  # whatever it is, the job must learn that the task has ended
-            self.is_lost = isinstance(error, self._ray.exceptions.RayActorError)
-            why = "its node is lost, or its actor has exited" if self.is_lost else f"{type(error).__name__}: {error}"
-            say("launch", f"{self.name} on {self._held.address}: {why}", sys.stderr)
-            code = 128 + signal.SIGKILL if self.is_lost else 1
-            with contextlib.suppress(Exception):
-                self._ray.kill(self._held.actor)  # what still runs there must not go on beside the next attempt
-        self._nodes.events.put((self, code))
+            is_lost = isinstance(error, ray.exceptions.RayActorError)
+            why = "its node is lost, or its actor has exited" if is_lost else f"{type(error).__name__}: {error}"
+            self._tell("err", why)
+            _kill(self._actor)  # what still runs there must not go on beside the next attempt
+            self._tell(*("lost", 128 + signal.SIGKILL) if is_lost else ("exit", 1))
 
-    def _read(self) -> int:
-        """Pass on what the task prints until it has exited; return its exit code."""
-        seen = 0
-        while True:
+
+@dataclass
+class _Held:
+    """The room of one worker: an actor, and its node once Ray has placed it."""
+
+    actor: Any = None
+    node: str = ""
+
+
+class RayNodes:
+    """Room for workers on a Ray cluster; see `job.Placement`.
+
+    Args:
+        command: of each task.
+        events: those of the job.
+        most: workers.
+        share: of a node, for each.
+        call: the pickled function that the command runs, if it runs one.
+    """
+
+    def __init__(
+        self, command: Sequence[str], events: queue.SimpleQueue, most: int, share: Share, call: bytes | None
+    ) -> None:
+        import ray
+
+        self._command, self._events, self._share, self._call = command, events, share, call
+        self.problem = ""
+        self._actor = ray.remote(Slot).options(
+            num_cpus=share.cpus,
+            num_gpus=share.gpus,
+            max_restarts=0,
+            max_concurrency=100,  # threads; `stay` and `read` wait in theirs
+            scheduling_strategy="SPREAD" if share.spread else "DEFAULT",
+        )
+        self._is_closed, self._changed = False, time.monotonic()
+        self._held = [_Held() for _ in range(most)]
+        self._threads = [threading.Thread(target=self._hold, args=(held,), daemon=True) for held in self._held]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def room(self) -> int:
+        """See `job.Placement`."""
+        return sum(held.node != "" for held in self._held)
+
+    def refresh(self) -> bool:
+        """See `job.Placement`."""
+        before = self.room
+        while self.room < len(self._held) and time.monotonic() - self._changed < _SETTLED:
+            time.sleep(0.1)
+        return self.room != before
+
+    def look(self) -> bool:
+        """See `job.Placement`."""
+        return False
+
+    def environments(self, width: int) -> dict[str, dict[str, str]]:
+        """See `job.Placement`."""
+        placed = sorted((held for held in self._held if held.node), key=lambda held: held.node)
+        actors = [held.actor for held in placed[:width]]
+        addresses = _addresses(actors) if actors else []
+        if len(set(addresses)) < width:  # a node has gone, or two actors of one chose the same port
+            time.sleep(_LOOK)
+            raise LostRoomError
+        tell(f"{workers_text(width)} on {', '.join(addresses)}")
+        tasks = layout.tasks(Cluster(workers=tuple(addresses), source="launch"))
+        self._used = dict(zip(tasks, actors, strict=True))
+        own = {"TF_NUM_INTRAOP_THREADS": str(self._share.cpus)}
+        if not self._share.gpus:  # otherwise Ray sets it for the actor
+            own["CUDA_VISIBLE_DEVICES"] = "-1"
+        token = layout.token_of()
+        return {name: {**layout.variables(cluster, token), **own} for name, cluster in tasks.items()}
+
+    def start(self, name: str, environment: Mapping[str, str], tell: Tell) -> RayProcess:
+        """See `job.Placement`."""
+        return RayProcess(self._used[name], tell, self._command, dict(environment), os.getcwd(), self._call)
+
+    def close(self) -> None:
+        """See `job.Placement`."""
+        self._is_closed = True
+        for held in self._held:
+            _kill(held.actor)
+        for thread in self._threads:
+            thread.join(_SECONDS_TO_DIE)
+
+    def _hold(self, held: _Held) -> None:
+        """Ask for an actor, and when it is lost for the next one; in a thread for each worker."""
+        failed_starts = 0
+        while not self._is_closed:
             try:
-                news = self._ray.get(self._held.actor.read.remote(seen))
-            except self._ray.exceptions.ActorUnavailableError:
+                held.actor = self._actor.remote()
+                if self._is_closed:  # since the last look; otherwise `close` sees this actor
+                    _kill(held.actor)
+                held.node = _answer(held.actor.address).rpartition(":")[0]
+                failed_starts, self.problem = 0, ""
+                self._has_changed()
+                _answer(held.actor.stay)
+            except Exception as error:  # of Ray, whose cluster may be gone
+                if held.node:
+                    held.node = ""
+                    self._has_changed()
+                    continue
+                failed_starts += 1
+                if failed_starts == _MOST_FAILED_STARTS:
+                    self.problem = f"Ray cannot start the actor of a worker: {str(error).strip()}"
+                    self._events.put(ROOM)
                 time.sleep(_LOOK)
-                continue
-            for kind, line in news.lines:
-                if kind == "journal":
-                    self._note(line)
-                else:
-                    say(self.name, line, sys.stderr if kind == "err" else sys.stdout)
-            seen += len(news.lines)
-            if news.code is not None:
-                if news.result is not None:
-                    self._nodes.result = news.result
-                return int(news.code)
 
-    def _note(self, line: str) -> None:
-        """Add a line to the journal; on a full disk the training goes on without."""
-        assert self._journal is not None
-        with contextlib.suppress(OSError), open(self._journal, "a") as file:
-            file.write(f"{line}\n")
+    def _has_changed(self) -> None:
+        self._changed = time.monotonic()
+        self._events.put(ROOM)
 
 
-def _token() -> str:
-    return secrets.token_hex(32) if job_token(os.environ) is None else os.environ[JOB_TOKEN]
+def _addresses(actors: Sequence[Any]) -> list[str]:
+    """Return an address of each, with a free port; none where one is lost. One that does not answer is killed."""
+    import ray
+
+    calls = {actor.address.remote(): actor for actor in actors}
+    _, silent = ray.wait(list(calls), num_returns=len(calls), timeout=_ANSWERS)
+    for call in silent:
+        _kill(calls[call])
+    try:
+        return ray.get(list(calls))
+    except ray.exceptions.RayActorError:
+        return []
 
 
-def _counted(addresses: Sequence[str]) -> str:
-    nodes: dict[str, int] = {}
-    for address in addresses:
-        node = address.rpartition(":")[0]
-        nodes[node] = nodes.get(node, 0) + 1
-    return ", ".join(f"{node} ({count})" if count > 1 else node for node, count in nodes.items())
+def _answer(method: Any, *arguments: Any) -> Any:
+    """Return what a method of an actor returns; asks again where its node does not answer for a moment."""
+    import ray
+
+    while True:
+        try:
+            return ray.get(method.remote(*arguments))
+        except ray.exceptions.ActorUnavailableError:
+            time.sleep(_LOOK)
+
+
+def _kill(actor: Any) -> None:
+    import ray
+
+    with contextlib.suppress(Exception):  # it, or its cluster, may be gone
+        ray.kill(actor)

@@ -1,38 +1,87 @@
-"""The engine of a job whose tasks all run on this machine."""
+"""A job whose tasks all run on this machine, where slots may say how many workers there is room for."""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Mapping, Sequence
 
-from mirrorkit.launch import layout
-from mirrorkit.launch.task import Task
+from mirrorkit.errors import JobError
+from mirrorkit.launch import slots
+from mirrorkit.launch.job import ROOM
+from mirrorkit.launch.output import tell
+from mirrorkit.launch.process import Process, Tell
+
+_SECONDS = 5.0  # between two looks at the slots
 
 
-@dataclass
 class ThisMachine:
-    """Starts tasks as processes of this machine; see `job.Engine`.
+    """Starts tasks as processes; see `job.Placement`.
 
     Args:
         command: of each task.
+        environments: see `job.Placement`.
         events: those of the job.
-        ps: number of parameter servers.
-        chief: whether there is a chief that trains.
-        devices_per_worker: see `layout.environments`.
+        most: workers there is room for where there are no slots.
+        source: of the slots (`slots.count`), which a thread looks up; None where the room does not change.
+
+    Raises:
+        JobError: there is no number of slots at the start.
     """
 
-    command: Sequence[str]
-    events: queue.SimpleQueue
-    ps: int
-    chief: bool
-    devices_per_worker: str | None
+    problem = ""
 
-    def environments(self, width: int) -> dict[str, dict[str, str]]:
-        """See `job.Engine`."""
-        tasks = layout.clusters(width, ps=self.ps, chief=self.chief)
-        return layout.environments(tasks, devices_per_worker=self.devices_per_worker)
+    def __init__(
+        self,
+        command: Sequence[str],
+        environments: Callable[[int], dict[str, dict[str, str]]],
+        events: queue.SimpleQueue,
+        most: int,
+        source: str | None,
+    ) -> None:
+        self._command, self.environments = command, environments
+        self._events, self._source = events, source
+        self._wanted, self._looking = threading.Event(), threading.Lock()
+        self._is_closed = self._has_failed = False
+        self.room = most
+        if source is not None:
+            self.room = slots.count(source)
+            threading.Thread(target=self._watch, daemon=True).start()
 
-    def start(self, name: str, environment: Mapping[str, str]) -> Task:
-        """See `job.Engine`."""
-        return Task(name, self.command, environment, self.events)
+    def refresh(self) -> bool:
+        """See `job.Placement`; where there is no number, the room stays as it was."""
+        if self._source is None:
+            return False
+        with self._looking:
+            before = self.room
+            try:
+                self.room = slots.count(self._source)
+                self._has_failed = False
+            except JobError as error:
+                if not self._has_failed:
+                    tell(f"{error} It is taken for {before}, as before.")
+                self._has_failed = True
+            return self.room != before
+
+    def look(self) -> bool:
+        """See `job.Placement`."""
+        self._wanted.set()
+        return self._source is not None
+
+    def start(self, name: str, environment: Mapping[str, str], tell: Tell) -> Process:
+        """See `job.Placement`."""
+        return Process(self._command, environment, tell)
+
+    def close(self) -> None:
+        """See `job.Placement`."""
+        self._is_closed = True
+        self._wanted.set()
+
+    def _watch(self) -> None:
+        while True:
+            self._wanted.wait(_SECONDS)
+            self._wanted.clear()
+            if self._is_closed:
+                return
+            if self.refresh():
+                self._events.put(ROOM)

@@ -65,7 +65,6 @@ def test_gpus_are_shared_out_or_hidden():
         (2, "cpu:4", "does not split the CPU"),
         (2, "gpu:0", "not understood"),
         (2, "tpu", "not understood"),
-        (0, None, "at least one worker"),
     ],
 )
 def test_an_impossible_job_is_an_error(workers, asked, message):

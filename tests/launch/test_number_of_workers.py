@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +15,23 @@ import pytest
 
 from mirrorkit.__main__ import main
 from mirrorkit.errors import JobError
-from mirrorkit.launch import job, launch, launcher, slots
+from mirrorkit.launch import job, launch, launcher, this_machine
 
-# Each attempt adds its number of workers to the file `widths`; `attempt` counts from 1.
+# Each attempt adds its number of workers to the file `widths`, and its cluster to `clusters`; `attempt` counts from 1.
 ATTEMPT = """
 import json, os, signal, sys, time
 from pathlib import Path
 config = json.loads(os.environ["TF_CONFIG"])
 task, width = config["task"]["index"], len(config["cluster"]["worker"])
-attempt = int(os.environ["MIRRORKIT_JOURNAL"].rpartition("-")[2])
+cluster = json.dumps(config["cluster"])
 if task == 0:
     with open("widths", "a") as file:
         file.write(f"{width} ")
-while not Path("widths").exists() or len(Path("widths").read_text().split()) < attempt:
+    with open("clusters", "a") as file:
+        file.write(f"{cluster}\\n")
+while not Path("clusters").exists() or cluster not in Path("clusters").read_text().splitlines():
     time.sleep(0.01)
+attempt = Path("clusters").read_text().splitlines().index(cluster) + 1
 def room(count):
     Path("room").write_text(f"{count}\\n")
     os.kill(int(os.environ["LAUNCHER"]), signal.SIGHUP)
@@ -129,7 +134,7 @@ def test_the_job_follows_the_number_of_slots(how: str, script: Any, capsys: Any)
 
 
 def test_slots_are_looked_up_by_and_by(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "_SECONDS", 0.2)
+    monkeypatch.setattr(this_machine, "_SECONDS", 0.2)
     Path("room").write_text("1")
     code = "saves()\nif attempt == 1: Path('room').write_text('2'); wait()"
     assert launch(script(ATTEMPT + code), workers=(1, 2), slots="room") == 0
@@ -276,6 +281,7 @@ def test_a_job_of_a_fixed_number_of_workers_keeps_no_journal(script: Any) -> Non
         ({"workers": (1, 2, 3)}, r"workers must be .* found \(1, 2, 3\)"),
         ({"workers": 1.5}, r"workers must be .* found 1\.5"),
         ({"workers": (1, 2), "ps": 1}, r"ps=1 was asked for with workers=\(1, 2\)"),
+        ({"workers": 2, "ps": -1}, "ps must be a whole number from 0 on, found -1"),
         ({"workers": 2, "slots": "room"}, r"slots='room' needs a minimum and a maximum of workers, such as"),
         ({"workers": (1, 2), "wait": -1}, r"wait must be a number of seconds"),
     ],
@@ -284,3 +290,18 @@ def test_a_job_of_a_fixed_number_of_workers_keeps_no_journal(script: Any) -> Non
 def test_what_is_refused(options: dict[str, Any], text: str, script: Any) -> None:
     with pytest.raises(JobError, match=text):
         launch(script("pass"), **options)
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+def test_no_temporary_file_is_left(how: str, script: Any, started: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(Path("temporary").absolute()))
+    process = started("--workers", "1:2", script("import time; print('here', flush=True); time.sleep(300)"))
+    assert {process.stdout.readline() for _ in range(2)} == {"worker 0 | here\n", "worker 1 | here\n"}
+    assert len(os.listdir("temporary")) == 2  # a folder with the pipe of each
+    process.send_signal(signal.Signals[how])
+    process.communicate(timeout=30)
+    deadline = time.monotonic() + 20
+    while os.listdir("temporary"):
+        assert time.monotonic() < deadline, os.listdir("temporary")
+        time.sleep(0.05)
