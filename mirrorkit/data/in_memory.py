@@ -111,7 +111,7 @@ class Batches(Numbered):
         whole = self.host_tensors
         size, steps = self.global_batch_size, self.steps_per_epoch
         with tf.init_scope(), tf.device("CPU:0"):
-            orders = None if self._as_written else tf.constant(np.stack([self.order(epoch) for epoch in epochs]))
+            orders = tf.constant(np.stack([self.order(epoch) for epoch in epochs])) if self.shuffle else None
 
         def gather(row: tf.Tensor, first: tf.Tensor, length: Any) -> Any:
             if orders is not None:
@@ -135,10 +135,6 @@ class Batches(Numbered):
     @property
     def _maps_batches(self) -> bool:
         return not self.cache
-
-    @property
-    def _as_written(self) -> bool:
-        return not self.shuffle
 
 
 def _require_memory(split: Split) -> None:

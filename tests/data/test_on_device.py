@@ -11,7 +11,7 @@ from recipe_helpers import IN_SPLITS
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.errors import DataError
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -75,21 +75,6 @@ def _seen(strategy: Any, recipe: Any, dtype: tf.DType = tf.int64) -> list[Any]:
     return batches
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_each_replica_holds_a_shard_and_draws_from_it_alone(shuffle: bool, strategy_of: Any, split: Any) -> None:
-    strategy = strategy_of("mirrored", 2)
-    recipe = mk.data.resident(split, global_batch_size=12, shuffle=shuffle, seed=1, shards=2)
-    assert [len(images) for images, _ in recipe.place(strategy)] == [29, 29]
-    order = recipe.order(1)
-    assert sorted(order) == list(range(58))
-    for first in range(0, 58, 12):
-        batch = order[first : first + 12]
-        np.testing.assert_array_equal(batch < 29, np.arange(len(batch)) < len(batch) // 2)
-    expected = [images.numpy() for images, _ in recipe.dataset(epoch=1)]
-    for (got, _), want in zip(_seen(strategy, recipe), expected, strict=True):
-        np.testing.assert_array_equal(got, want)
-
-
 @pytest.fixture(scope="module")
 def many_dtypes() -> Any:
     """Rows of 7 values, of one and of none, of every dtype that a split may hold."""
@@ -99,22 +84,14 @@ def many_dtypes() -> Any:
     return mk.data.arrays(images, {"ids": rng.integers(0, 5, (58, 3), np.int32), "class": rng.integers(0, 5, 58)})
 
 
-@pytest.mark.parametrize(
-    ("where", "shards", "dtype"),
-    [
-        (("mirrored", 4), 1, tf.int32),
-        (("mirrored", 2), 2, tf.int64),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("replicas", "dtype"), [(4, tf.int32), (2, tf.int64)])
 def test_arrays_of_every_dtype_come_as_they_are(
-    where: Any, shards: int, dtype: tf.DType, strategy_of: Any, many_dtypes: Any
+    replicas: int, dtype: tf.DType, strategy_of: Any, many_dtypes: Any
 ) -> None:
-    # the last batch has 6 examples, or 2: of four replicas one gets none
-    size = 13 if shards == 1 else 14
-    recipe = mk.data.resident(many_dtypes, global_batch_size=size, shuffle=True, seed=1, shards=shards)
+    # the last batch has 6 examples: of four replicas one gets none
+    recipe = mk.data.resident(many_dtypes, global_batch_size=13, shuffle=True, seed=1)
     expected = [tf.nest.map_structure(lambda tensor: tensor.numpy(), batch) for batch in recipe.dataset(epoch=1)]
-    for got, want in zip(_seen(strategy_of(*where), recipe, dtype), expected, strict=True):
+    for got, want in zip(_seen(strategy_of("mirrored", replicas), recipe, dtype), expected, strict=True):
         tf.nest.assert_same_structure(got, want)
         for one, other in zip(tf.nest.flatten(got), tf.nest.flatten(want), strict=True):
             assert one.dtype == other.dtype
@@ -127,7 +104,7 @@ def test_the_stream_tells_where_its_parts_lie(strategy_of: Any, many_dtypes: Any
     strategy = strategy_of("mirrored", 2)
     stream = Input(strategy, mk.data.resident(many_dtypes, global_batch_size=12)).epoch(0)
     tf.nest.assert_same_structure(stream.source, stream.devices)
-    assert stream.devices["order"] == ["/device:CPU:0"]
+    assert stream.devices["order"] == "/device:CPU:0"
     assert stream.devices["epoch"] == "/device:CPU:0"
     parts = zip(stream.source["arrays"], stream.devices["arrays"], strategy.extended.worker_devices, strict=True)
     for arrays, devices, device in parts:
@@ -157,26 +134,6 @@ def test_augmentation_is_that_of_streamed_batches_and_other_on_each_replica(stra
     assert not np.array_equal(first[:8], first[8:])
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"shards": 0}, "shards=0"),
-        ({"shards": 1.5}, "shards=1.5"),
-        ({"shards": 3}, r"3 shards cannot share the set of 58 equally.*such as 57"),
-        ({"shards": 2, "global_batch_size": 7}, "2 shards cannot share global_batch_size of 7"),
-    ],
-)
-def test_what_cannot_be_is_refused(options: Any, match: str, split: Any) -> None:
-    with pytest.raises(RecipeError, match=match):
-        mk.data.resident(split, **({"global_batch_size": 12} | options))
-
-
-def test_shards_for_another_number_of_replicas_are_an_error(strategy_of: Any, split: Any) -> None:
-    recipe = mk.data.resident(split, global_batch_size=12, shards=2)
-    with pytest.raises(RecipeError, match=r"shards=2.*4 replicas"):
-        recipe.place(strategy_of("mirrored", 4))
-
-
 def test_a_set_that_does_not_fit_says_how_much_it_needs(
     strategy_of: Any, split: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,5 +142,5 @@ def test_a_set_that_does_not_fit_says_how_much_it_needs(
 
     recipe = mk.data.resident(split, global_batch_size=12)
     monkeypatch.setattr(tf, "constant", full)
-    with pytest.raises(DataError, match=r"MiB on .*CPU:0.*OOM.*shards="):
+    with pytest.raises(DataError, match=r"MiB on .*CPU:0.*OOM.*Use mk.data.batches"):
         recipe.place(strategy_of("mirrored", 2))

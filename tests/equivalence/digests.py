@@ -103,11 +103,6 @@ def resident() -> Outcome:
     return _fitted(mk.data.resident(split, global_batch_size=BATCH, shuffle=True, augment=augment), (6, 6, 1))
 
 
-def resident_shards() -> Outcome:
-    split = mk.data.arrays(PICTURES[: REPLICAS * 36], Y[: REPLICAS * 36])
-    return _fitted(mk.data.resident(split, global_batch_size=BATCH, shuffle=True, shards=REPLICAS), (6, 6, 1))
-
-
 def records() -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         written = mk.data.write_records(mk.data.arrays(PICTURES, Y), folder, num_files=3)
@@ -322,7 +317,7 @@ def _on_parameter_servers(file: str) -> None:
 
 
 OTHERS: list[Callable[[], Outcome]] = [
-    *(augmented, mapped, resident, resident_shards, records, own_function),
+    *(augmented, mapped, resident, records, own_function),
     *(dataset, dataset_of_unknown_length, dataset_repeated, callbacks),
     *(compiled_loop, compiled_step, from_compiled, constrained, own_train_step, from_loss),
     *(contrastive, gan, own_step, own_loop),

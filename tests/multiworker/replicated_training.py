@@ -75,25 +75,11 @@ def train(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     return {**found, "seen": seen}
 
 
-def train_on_shards(strategy: tf.distribute.Strategy) -> list[list[float]]:
-    """Return the weights after an epoch on a set of which each replica holds one half."""
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
-        optimizer = keras.optimizers.SGD(0.5)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    split = data()[0].split[:48]
-    halves = mk.data.resident(split, global_batch_size=BATCH, shuffle=True, shards=2)
-    mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss)).fit(halves, verbose=0)
-    return [weight.tolist() for weight in model.get_weights()]
-
-
 if __name__ == "__main__":
     made = mk.strategy.create("auto", start_timeout=120)
     results = Path(sys.argv[1])
     found = train(made, results)
     rows = mk.data.distribute(data()[1].dataset(), made, autoshard="data")
     found["rows"] = [made.experimental_local_results(x)[0].numpy().tolist() for x, _ in rows]
-    found["shards"] = train_on_shards(made)
     found["describe"] = mk.strategy.describe(made)
     (results / f"found{mk.strategy.worker_index(made)}.json").write_text(json.dumps(found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import tensorflow as tf
 from ml_dtypes import finfo
 
 import mirrorkit as mk
+from mirrorkit.train.reduce import reduction
 
 SHAPES = {"half": ([3], "float16"), "double": ([2, 2], "float64"), "short": ([64, 1024], "float32")}
 SHAPES |= {"long": ([64, 1025], "float32"), "last": ([], "float32"), "empty": ([0, 4], "float32")}
@@ -39,7 +41,8 @@ def summed(strategy: tf.distribute.Strategy) -> tuple[dict[str, int], Any, Any]:
     def on_replica(own: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(own)
-            sums = mk.train.all_reduce(own, bucket_mib=64 / 2**20)  # a message for each
+            with mock.patch.object(reduction, "message_size", return_value=64):  # a message for each
+                sums = mk.train.all_reduce(own)
             objective = (me + 1.0) * sum(tf.reduce_sum(tf.cast(value, tf.float32)) for value in sums.values())
         return sums, tape.gradient(objective, own)
 

@@ -233,10 +233,9 @@ def test_a_counter_of_int64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bounds_of_a_slice_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def places(self: Any, rows: Any, replica: Any) -> tf.Tensor:
-        del rows
-        order = tf.identity(self._source["order"][0])
-        start = tf.cast(self._index, tf.int64) * 16 + replica * 8
+    def places(self: Any, rows: Any) -> tf.Tensor:
+        order = tf.identity(self._source["order"])
+        start = tf.cast(self._index, tf.int64) * 16 + tf.cast(rows.made_first, tf.int64)
         return order[start : start + 8]
 
     monkeypatch.setattr(resident._ResidentBatch, "_places", places)

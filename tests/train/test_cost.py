@@ -14,6 +14,7 @@ from training_helpers import largest_difference, line_net, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
+from mirrorkit.train.reduce import reduction
 from mirrorkit.train.step.global_batch import HostBatch
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.totals.totals import EXAMPLES
@@ -130,33 +131,36 @@ def test_the_learning_rate_may_change_between_steps_and_stays_in_them(make_loop:
     assert largest_difference(*results) < 1e-6
 
 
-def test_small_messages_give_the_same_bits(make_loop: Any, numbers: Any) -> None:
+def test_small_messages_give_the_same_bits(make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
-    for bucket_mib in (32, 64 / 2**20):
-        loop = make_loop(("mirrored", 2), _net, lambda: keras.optimizers.Adam(0.01), bucket_mib=bucket_mib)
+    for size in (2**20, 64):
+        monkeypatch.setattr(reduction, "message_size", lambda device, size=size: size)
+        loop = make_loop(("mirrored", 2), _net, lambda: keras.optimizers.Adam(0.01))
         train(loop, cut(*numbers, sizes=[22, 3]))
         results.append(numbers_of(loop.step.variables))
     assert all(map(np.array_equal, *results))
 
 
-@pytest.mark.parametrize(("bucket_mib", "numbers"), [(None, [36]), (32, [36]), (64 / 2**20, [20, 16])])
-def test_the_size_of_messages_is_the_one_asked_for(
-    make_loop: Any, bucket_mib: float | None, numbers: list[int]
+@pytest.mark.parametrize(("size", "numbers"), [(2**20, [36]), (64, [20, 16])])
+def test_messages_have_the_size_of_the_constant(
+    make_loop: Any, monkeypatch: pytest.MonkeyPatch, size: int, numbers: list[int]
 ) -> None:
     """36 numbers of four bytes: all in one message, or the first kernel by itself and 64 bytes of the others."""
-    _, graph = _step_graph(make_loop, bucket_mib=bucket_mib)
+    monkeypatch.setattr(reduction, "message_size", lambda device: size)
+    _, graph = _step_graph(make_loop)
     assert [op.outputs[0].shape.num_elements() for op in graph.get_operations() if op.type == "AddN"] == numbers
 
 
-def test_collectives_leave_the_messages_apart(strategy_of: Any) -> None:
+def test_collectives_leave_the_messages_apart(strategy_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On several GPUs and several workers; TensorFlow would pack them into one again."""
     strategy = strategy_of("mirrored", 2, "ring")
     sums = [tf.ones([8]), tf.ones([20]), tf.ones([3, 2])]
-    for bucket_mib, messages in ((32, 1), (64 / 2**20, 3)):
+    for size, messages in ((2**20, 1), (64, 3)):
+        monkeypatch.setattr(reduction, "message_size", lambda device, size=size: size)
 
         @tf.function(autograph=False)
-        def reduced(bucket_mib: float = bucket_mib) -> Any:
-            return strategy.run(lambda: mk.train.all_reduce(sums, bucket_mib=bucket_mib))
+        def reduced() -> Any:
+            return strategy.run(lambda: mk.train.all_reduce(sums))
 
         traced = reduced.get_concrete_function()
         found = sum(op.type.startswith("CollectiveReduce") for op in traced.graph.get_operations())

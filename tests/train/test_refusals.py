@@ -98,7 +98,6 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     "clip_norm": (lambda: _step(clip_norm=-1.0), f"clip_norm {_POSITIVE}"),
     "clip_value": (lambda: _step(clip_value=float("nan")), f"clip_value {_POSITIVE}"),
     "two clips": (lambda: _step(clip_norm=1.0, clip_value=2.0), r"clip_norm=1\.0 and clip_value=2\.0 exclude each"),
-    "bucket_mib": (lambda: _step(bucket_mib=0), f"bucket_mib {_POSITIVE}"),
     "ema 0": (lambda: _step(ema=0), _DECAY),
     "ema 1.5": (lambda: _step(ema=1.5), _DECAY),
     "ema nan": (lambda: _step(ema=float("nan")), _DECAY),

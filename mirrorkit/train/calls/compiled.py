@@ -42,7 +42,6 @@ class Calls:
 
     def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep, *, jit_compile: bool | str = False) -> None:
         self.strategy = strategy
-        self.local: Calls = self  # what makes calls in this process
         self._step = step
         self._jit_compile = jit_compile
         self._traces: dict[Any, ConcreteFunction] = {}

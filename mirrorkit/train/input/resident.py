@@ -40,12 +40,10 @@ class ResidentIterator(EpochIterator):
         weigh: Weigh | None = None,
         **place: Any,
     ) -> None:
-        shards = range(data.shards)
-        orders = [data.order(epoch)] if len(shards) == 1 else [data.shard_order(epoch, shard) for shard in shards]
         with tf.device(HOST):
             source = {
                 "arrays": data.place(strategy),
-                "order": [tf.constant(order) for order in orders],  # of the whole set, or of each shard
+                "order": tf.constant(data.order(epoch)),
                 "epoch": tf.constant(epoch),
             }
         super().__init__(source, **place)
@@ -69,7 +67,7 @@ class ResidentIterator(EpochIterator):
             return tf.nest.map_structure(lambda rows: HOST if rows.on_host else device, self._data.rows)
 
         arrays = [of(device) for device in replica_devices(self._strategy)]
-        return {"arrays": arrays, "order": [HOST] * len(self.source["order"]), "epoch": HOST}
+        return {"arrays": arrays, "order": HOST, "epoch": HOST}
 
     @property
     def batch(self) -> Callable[[Nest, tf.Tensor, Any], GlobalBatch]:
@@ -92,7 +90,7 @@ class _ResidentBatch:
 
     def rows_or_all(self) -> tuple[Batch, bool | tf.Tensor]:
         replicas = this_replica()[1]
-        if self._data.shards > 1 or not some_is_empty(self._size, replicas):
+        if not some_is_empty(self._size, replicas):
             return self.rows(), False
         return self._between(0, self._size), True
 
@@ -105,21 +103,17 @@ class _ResidentBatch:
         arrays = self._source["arrays"]
         own = arrays[this % len(arrays)]  # each worker has those of its own devices
         rows = self._data.rows_to_make(first, end, self._size)
-        places = self._places(rows, this)
+        places = self._places(rows)
         element = tf.nest.map_structure(lambda rows, kept: rows.take(kept, places), self._data.rows, own)
         made = None if replicas == 1 else rows
         return _finished(self._data, self._weigh, element, self._source["epoch"], self._index, rows=made)
 
-    def _places(self, rows: RowsToMake, replica: Any) -> tf.Tensor:
-        """Return where these rows are in the set, or in the replica's shard of it (int64 [B])."""
-        orders = self._source["order"]
-        order = orders[replica % len(orders)]
-        shards = len(orders)
+    def _places(self, rows: RowsToMake) -> tf.Tensor:
+        """Return where these rows are in the set (int64 [B])."""
         with tf.device(HOST):
-            start = tf.cast(self._index, tf.int64) * (self._data.global_batch_size // shards)
-            before = self._size // shards * replica if shards > 1 else 0  # rows of the shards before this one
-            numbers = tf.range(rows.made_first - before, rows.made_end - before, dtype=tf.int64)
-            return tf.gather(order, start + numbers)  # for a slice, XLA compiles each time
+            start = tf.cast(self._index, tf.int64) * self._data.global_batch_size
+            numbers = tf.range(rows.made_first, rows.made_end, dtype=tf.int64)
+            return tf.gather(self._source["order"], start + numbers)  # for a slice, XLA compiles each time
 
 
 class SentIterator(EpochIterator):

@@ -88,8 +88,7 @@ class PreparedSource(Source):
 
     def __init__(self, data: PreparedRecipe) -> None:
         super().__init__(data)
-        shards = ["shards"] * (getattr(data, "shards", 1) > 1)  # one has the order of `batches`
-        names = [name for name in ("seed", "shuffle_buffer", *shards) if hasattr(data, name)]
+        names = [name for name in ("seed", "shuffle_buffer") if hasattr(data, name)]
         told = " ".join(["shuffle", *(f"{name}={getattr(data, name)}" for name in names)])
         self.order = told if data.shuffle else "no shuffle"
 

@@ -230,7 +230,6 @@ class Loop:
         *,
         steps: int | None = None,
         callbacks: Sequence[KerasCallback] | None = None,
-        on_chief: bool = False,
     ) -> dict[str, float]:
         """Return loss and metrics over the whole data, every example counted once on any number of replicas.
 
@@ -238,15 +237,13 @@ class Loop:
             data: a recipe, or a `tf.data.Dataset` of global batches such as `fit` takes.
             steps: batches to evaluate; all by default.
             callbacks: Keras callbacks (`on_test_...`).
-            on_chief: under parameter servers, compute in this process instead of on the workers.
         """
         passes = self._built(data)
         passes.step.require("evaluate")
-        strategy = passes.calls.local.strategy if on_chief else self.strategy
-        inputs = Input(strategy, data, steps=steps)
+        inputs = Input(self.strategy, data, steps=steps)
         hooks = callback_list(self, passes.step.model, callbacks, steps=inputs.steps)
         with explained(self.strategy, data):
-            return passes.test(inputs, hooks, on_chief=on_chief)
+            return passes.test(inputs, hooks)
 
     @refuses_keras_arguments
     @one_at_a_time

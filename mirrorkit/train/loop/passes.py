@@ -157,15 +157,11 @@ class Passes:
         if agree_to_stop(self._strategy, self.step.model, hooks, finite.is_due):
             finite.require()
 
-    def test(self, data: Input, hooks: Any, *, on_chief: bool = False, averaged: bool = False) -> dict[str, Any]:
-        """Evaluate all the data from its beginning; return logs.
-
-        `on_chief` means not on the parameter servers' workers, `averaged` with the averages of the weights.
-        """
+    def test(self, data: Input, hooks: Any, *, averaged: bool = False) -> dict[str, Any]:
+        """Evaluate all the data from its beginning, perhaps with the averages of the weights; return logs."""
         if averaged:
             with self.step.averaged():
-                return self.test(data, hooks, on_chief=on_chief)
-        calls = self.calls.local if on_chief else self.calls
+                return self.test(data, hooks)
         self.step.prepare(data.element_spec, "test")
         self._check_labels(data)
         batches = data.epoch(0, look_at=1, check=first_batch_check(self.step, "test"))
@@ -174,7 +170,7 @@ class Passes:
         hooks.on_test_begin()
         while done != data.steps:
             hooks.on_test_batch_begin(done)
-            result = calls.test(batches, totals, self._length.next(data.left(done)))
+            result = self.calls.test(batches, totals, self._length.next(data.left(done)))
             if result.steps == 0:
                 break
             totals = result.totals

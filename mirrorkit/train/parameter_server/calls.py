@@ -45,8 +45,6 @@ class RemoteCalls(Calls):
         self._coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
         self._workers = len(task_addresses(strategy, "worker"))
         self._sent: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        chief = tf.distribute.OneDeviceStrategy("/job:chief/replica:0/task:0/device:CPU:0")
-        self.local = Calls(chief, step)
 
     def predictions(self, batches: Iterable[tuple[Batch, int | None]]) -> Iterator[Nest]:
         """Yield the outputs for each global batch, in order."""

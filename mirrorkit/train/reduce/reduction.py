@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Nest, Sums
 from mirrorkit.strategy import gathers, local_replica, replica_devices
-from mirrorkit.train.reduce.packing import bucket_bytes, pack, unpack
+from mirrorkit.train.reduce.packing import message_size, pack, unpack
 from mirrorkit.train.reduce.switching import switching
 
 # In bytes: up to this size a message is gathered. Every worker gets those of all and adds them up itself, in n - 1 hops
@@ -22,27 +22,27 @@ _GROUP = 2**20  # far from the numbers that TensorFlow gives to its own groups, 
 _places: weakref.WeakKeyDictionary[tf.Graph, Iterator[int]] = weakref.WeakKeyDictionary()  # of the gathers in a graph
 
 
-def all_reduce(sums: Sums, *, bucket_mib: float | None = None) -> Sums:
-    """Sum a nest of float tensors over all replicas with one message per bucket; call it in replica context.
+def all_reduce(sums: Sums) -> Sums:
+    """Sum a nest of float tensors over all replicas; call it in replica context.
 
     ```python
     sums = strategy.run(lambda: mk.train.all_reduce({"rows": tf.constant(32.0)}))
     print([float(rows) for rows in strategy.experimental_local_results(sums["rows"])])  # [64.0, 64.0]
     ```
 
-    Every replica must call it equally often, in the same order, with the same shapes and dtypes.
+    Every replica must call it equally often, in the same order, with the same shapes and dtypes. The tensors are sent
+    in messages of 8 MiB on CPUs and 32 elsewhere. Small models fit into one; with large ones, the first messages are
+    sent while the backward pass still computes the others.
 
     Args:
         sums: tensors of static shape.
-        bucket_mib: size at which a message is closed, in MiB; by default 8 on CPUs, and 32 elsewhere. Small models fit
-            into one; with large ones, the first messages are sent while the backward pass still computes the others.
     """
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
         return sums
-    return tf.nest.pack_sequence_as(sums, _packed_sums(tf.nest.flatten(sums), bucket_mib))
+    return tf.nest.pack_sequence_as(sums, _packed_sums(tf.nest.flatten(sums)))
 
 
-def all_reduce_by_device(sums: Sums, devices: Nest, *, bucket_mib: float | None) -> Sums:
+def all_reduce_by_device(sums: Sums, devices: Nest) -> Sums:
     """As `all_reduce`, each tensor on the device that `devices`, a nest like `sums`, names for it."""
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
         return sums
@@ -51,13 +51,13 @@ def all_reduce_by_device(sums: Sums, devices: Nest, *, bucket_mib: float | None)
     for device in sorted(set(names)):
         places = [i for i, name in enumerate(names) if name == device]
         with tf.device(device):
-            results.update(zip(places, _packed_sums([flat[i] for i in places], bucket_mib), strict=True))
+            results.update(zip(places, _packed_sums([flat[i] for i in places]), strict=True))
     return tf.nest.pack_sequence_as(sums, [results[i] for i in range(len(flat))])
 
 
-def _packed_sums(flat: Sequence[tf.Tensor], bucket_mib: float | None) -> list[tf.Tensor]:
+def _packed_sums(flat: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     strategy = tf.distribute.get_strategy()
-    size = bucket_bytes(bucket_mib, replica_devices(strategy)[local_replica(strategy)])
+    size = message_size(replica_devices(strategy)[local_replica(strategy)])
     # Each by itself: of a list TensorFlow would make one message again, which waits until the last gradient is there.
     messages = [_sum(message) for message in pack(flat, size)]
     return unpack(messages, flat, size)

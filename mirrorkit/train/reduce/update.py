@@ -7,7 +7,6 @@ nothing but where the values are written.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
@@ -36,7 +35,6 @@ class Update(Generic[Output]):
         variables: Keras or TensorFlow variables.
         function: `(sums, values) -> (new_values, output)`, pure: `sums` summed over all replicas, `values` the
             variables' values; a `None` among `new_values` leaves that variable alone.
-        bucket_mib: size of the messages in which the sums travel; see `mk.train.all_reduce`.
         last_wins: variables that take the last value written under parameter servers, because differences written by
             several workers at the same time would not add up.
         reduce: called on each replica, sums a nest over all of them; by default `mk.train.all_reduce`.
@@ -50,13 +48,12 @@ class Update(Generic[Output]):
         variables: Sequence[Variable],
         function: Callable[[Sums, list[tf.Tensor]], tuple[Sequence[tf.Tensor | None], Output]],
         *,
-        bucket_mib: float | None = None,
         last_wins: Sequence[Variable] = (),
         reduce: Callable[[Sums], Sums] | None = None,
         in_place: Sequence[Variable] = (),
     ) -> None:
         self._strategy = strategy
-        self._reduce = reduce or functools.partial(all_reduce, bucket_mib=bucket_mib)
+        self._reduce = reduce or all_reduce
         self._variables = [native(variable) for variable in variables]
         self._function = function
         # One central copy can only be written outside of the replicas; every other strategy keeps a copy on each.

@@ -67,11 +67,9 @@ def _require_no_inner(optimizer: KerasOptimizer) -> None:
                 )
 
 
-def check_options(
-    clip_norm: float | None, clip_value: float | None, *, accumulate: int, ema: float | None, bucket_mib: float | None
-) -> None:
+def check_options(clip_norm: float | None, clip_value: float | None, *, accumulate: int, ema: float | None) -> None:
     """Refuse options of a step that are out of range, or that exclude each other."""
-    for name, bound in (("clip_norm", clip_norm), ("clip_value", clip_value), ("bucket_mib", bucket_mib)):
+    for name, bound in (("clip_norm", clip_norm), ("clip_value", clip_value)):
         if bound is not None and not bound > 0:
             raise StepError(f"{name} must be a positive number, found {bound!r}.")
     if clip_norm is not None and clip_value is not None:

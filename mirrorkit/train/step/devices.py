@@ -61,9 +61,9 @@ class OneDevice:
         """Return a function of values and rows that computes where the values are."""
         return function
 
-    def reduce(self, sums: Sums, facts: TraceFacts, bucket_mib: float | None) -> Sums:
+    def reduce(self, sums: Sums, facts: TraceFacts) -> Sums:
         """Sum over all replicas; in replica context."""
-        return all_reduce(sums, bucket_mib=bucket_mib)
+        return all_reduce(sums)
 
     def of_sums(self, facts: TraceFacts, replica: int) -> Sums:
         """Return in the structure of a replica's sums the device of each."""

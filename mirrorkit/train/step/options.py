@@ -42,7 +42,6 @@ class Options:
     loss_scale: LossScale | None
     ema: float | None
     unchecked: Sequence[str]
-    bucket_mib: float | None
     jit_compile: bool | str  # "auto" becomes False where it does not apply; see `variants.for_strategy`
     shard_optimizer: bool = False  # each replica keeps 1/N of the optimizer's slots
     sparse_embeddings: bool | str = "auto"  # how tables are updated; "lazy" changes results
@@ -58,7 +57,7 @@ class Options:
         """Return those of a model that says itself how it trains."""
         names = [unchecked] if isinstance(unchecked, str) else list(unchecked)
         nothing: dict[str, PerOutput] = {}
-        return cls(nothing, nothing, Clip(None, None), 1, None, None, names, None, False, runs_keras=True)
+        return cls(nothing, nothing, Clip(None, None), 1, None, None, names, False, runs_keras=True)
 
     def unpack(self, batch: Batch) -> UnpackedBatch:
         """Take a batch apart into what the model is called on, targets and weights."""

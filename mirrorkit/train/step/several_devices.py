@@ -146,10 +146,10 @@ class SeveralDevices(OneDevice):
 
         return follow_variables(function, placed, self._first[0])
 
-    def reduce(self, sums: Sums, facts: TraceFacts, bucket_mib: float | None) -> Sums:
+    def reduce(self, sums: Sums, facts: TraceFacts) -> Sums:
         """Sum each over all replicas on the devices where it lies."""
         devices = self.of_sums(facts, local_replica(self._strategy))
-        return all_reduce_by_device(sums, devices, bucket_mib=bucket_mib)
+        return all_reduce_by_device(sums, devices)
 
     def of_sums(self, facts: TraceFacts, replica: int) -> Sums:
         """See `OneDevice`."""

@@ -60,7 +60,6 @@ class Step:
         unchecked: names of what may differ between a batch and its parts: a metric's or loss's log name, "add_loss",
             "rows", "state"; "keras" for the comparison with Keras's own results (docs/differences.md). `fit` checks the
             first batch.
-        bucket_mib: size of the messages in which sums travel between replicas, in MiB (see `mk.train.all_reduce`).
         jit_compile: compile a replica's forward and backward pass with XLA, which checks no values. "auto": on one GPU,
             if XLA can compile it and nothing is random (docs/speed.md#xla). Convolutions on CPUs become slower.
         shard_optimizer: let each of N replicas keep and update 1/N of the optimizer's slots (ZeRO-1, Rajbhandari et al.
@@ -91,7 +90,6 @@ class Step:
         loss_scale: str | float | LossScale | None = None,
         ema: float | None = None,
         unchecked: Sequence[str] = (),
-        bucket_mib: float | None = None,
         jit_compile: bool | str = "auto",
         shard_optimizer: bool = False,
         sparse_embeddings: bool | str = "auto",
@@ -99,7 +97,7 @@ class Step:
         check_overrides(model)
         if optimizer is not None:
             check_optimizer(optimizer)
-        check_options(clip_norm, clip_value, accumulate=accumulate, ema=ema, bucket_mib=bucket_mib)
+        check_options(clip_norm, clip_value, accumulate=accumulate, ema=ema)
         warn_on_logits_mismatch(model, loss)
         self.model = self._trained = model
         self.optimizer = optimizer
@@ -111,7 +109,6 @@ class Step:
             loss_scale=LossScale.of(loss_scale),
             ema=ema,
             unchecked=[unchecked] if isinstance(unchecked, str) else list(unchecked),
-            bucket_mib=bucket_mib,
             jit_compile=jit_compile,
             shard_optimizer=shard_optimizer,
             sparse_embeddings=sparse_embeddings,

@@ -123,7 +123,7 @@ class Supervised:
             self.functions.new_values,
             last_wins=self.scale[:2],  # the scale and its counter
             in_place=self._in_place,
-            reduce=lambda sums: self._devices.reduce(sums, self.functions.facts, options.bucket_mib),
+            reduce=lambda sums: self._devices.reduce(sums, self.functions.facts),
         )
         self._running = RunningSums(strategy, lambda replica: self._devices.of_sums(self.functions.facts, replica))
 

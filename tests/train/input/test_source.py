@@ -66,8 +66,6 @@ def test_what_decides_the_order() -> None:
     recipe = mk.data.batches(_split(), global_batch_size=5, shuffle=True, seed=3)
     assert source_of(recipe).order == "shuffle seed=3"
     assert source_of(recipe.as_written()).order == "no shuffle"
-    shards = mk.data.resident(_split(), global_batch_size=6, shuffle=True, shards=2)
-    assert source_of(shards).order == "shuffle seed=0 shards=2"
 
 
 @pytest.mark.parametrize("data", [np.ones((4, 2)), [1, 2], None])

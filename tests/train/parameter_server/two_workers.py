@@ -177,9 +177,7 @@ def evaluate():
     return {
         "by_hand": {"loss": float(loss(y, outputs)), "accuracy": float(np.mean(outputs.argmax(1) == y))},
         "on_workers": loop.evaluate(train),
-        "on_chief": loop.evaluate(train, on_chief=True),
         "resident_on_workers": loop.evaluate(resident),
-        "resident_on_chief": loop.evaluate(resident, on_chief=True),
         "sent": loop.evaluate(tf.data.Dataset.from_tensor_slices((x, y)).batch(100)),
     }
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mirrorkit.train.reduce.packing import bucket_bytes, pack, unpack
+from mirrorkit.train.reduce.packing import message_size, pack, unpack
 
 
 def _tensors(*shapes: tuple[int, ...], dtype: str = "float32") -> list[tf.Tensor]:
@@ -68,11 +68,10 @@ def test_dtypes_are_never_mixed() -> None:
 
 @pytest.mark.parametrize(("device", "mib"), [("/job:worker/task:1/device:CPU:3", 8), ("/device:GPU:0", 32)])
 def test_the_usual_bucket(device: str, mib: int) -> None:
-    assert bucket_bytes(None, device) == mib * 2**20
-    assert bucket_bytes(0.5, device) == 2**19
+    assert message_size(device) == mib * 2**20
     four = tf.zeros([2**20])  # MiB
-    assert len(pack([four] * (mib // 4), bucket_bytes(None, device))) == 1
-    assert len(pack([four] * (mib // 4 + 1), bucket_bytes(None, device))) == 2
+    assert len(pack([four] * (mib // 4), message_size(device))) == 1
+    assert len(pack([four] * (mib // 4 + 1), message_size(device))) == 2
 
 
 def test_inside_a_graph_shapes_stay_static() -> None:

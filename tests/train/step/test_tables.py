@@ -18,6 +18,7 @@ from training_helpers import plain_dataset, values_of
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import MirrorkitError
+from mirrorkit.train.reduce import reduction
 from mirrorkit.train.step import tables
 from mirrorkit.train.step.loss_scale import LossScale
 
@@ -100,6 +101,7 @@ class _With(NamedTuple):
     options: dict[str, Any]
     optimizer: str = "Adam"
     parts: Callable[[int], Any] = words
+    message: int | None = None  # bytes of a message between replicas
 
 
 _OPTIONS = {
@@ -114,7 +116,7 @@ _OPTIONS = {
     "skipped, Adagrad": _With({"loss_scale": LossScale(_HUGE, 2)}, "Adagrad", parts=_far),
     "skipped": _With({"loss_scale": LossScale(_HUGE, 2)}, parts=_far),
     "skipped, clip_norm": _With({"loss_scale": LossScale(_HUGE, 2), "clip_norm": 0.01}, "SGD", parts=_far),
-    "small messages": _With({"bucket_mib": 64 / 2**20}),
+    "small messages": _With({}, message=64),
 }
 _ROUNDED_OTHERWISE = {"clip_norm", "loss_scale"}  # the norm in another order; a scale is taken off before rows add up
 
@@ -129,8 +131,10 @@ _ROUNDED_OTHERWISE = {"clip_norm", "loss_scale"}  # the norm in another order; a
         ],
     ),
 )
-def test_options(name: str, replicas: int, make_loop: Any) -> None:
+def test_options(name: str, replicas: int, make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     case, where = _OPTIONS[name], ONE if replicas == 1 else ("mirrored", replicas)
+    if case.message:
+        monkeypatch.setattr(reduction, "message_size", lambda device: case.message)
     bits = replicas == 1 and not _ROUNDED_OTHERWISE & case.options.keys()
     both = dense_and_by_rows(
         make_loop, where, net, _EVERY[case.optimizer], case.parts(UNEVEN), bits=bits, **case.options
