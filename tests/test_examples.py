@@ -110,7 +110,10 @@ def test_an_example_is_short_and_explains_itself(path, monkeypatch, capsys):
 def test_mnist_examples_fall_back_to_synthetic_data_and_learn(name):
     output = mnist(name)
     check_readme(Path(name).stem, output)
-    assert "load('auto') found no MNIST here ($MIRRORKIT_DATA: not set; Keras cache: no folder" in output
+    assert (
+        "load('auto') found no mnist here (data_dir: not set; $MIRRORKIT_DATA: not set; Keras cache: no folder"
+        in output
+    )
     assert "MirroredStrategy, 4 replicas on CPU:0 CPU:1 CPU:2 CPU:3; 12,000 images of synthetic" in output
     assert accuracies(output)[-1] > 0.8  # a run gave 0.844, after one epoch
     assert min(speeds(output)) > 0

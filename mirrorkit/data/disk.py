@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit.errors import FileError, MirrorkitError, RecipeError
+from mirrorkit.errors import DataError, FileError, MirrorkitError, RecipeError
 
 # What TensorFlow makes of EACCES, EISDIR and ENOTDIR, ENOSPC.
 DISK_ERRORS = (tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError, tf.errors.ResourceExhaustedError)
@@ -50,6 +50,19 @@ def file_errors(what: str, cure: str) -> Iterator[None]:
         raise
     except (OSError, tf.errors.OpError) as error:
         raise FileError(f"{what}: {reason(error)}. {cure}") from error
+
+
+@contextmanager
+def damage_named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what a damaged file makes its reader raise into a DataError with its name."""
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{os.fspath(path)} is damaged: {type(error).__name__}: {str(error)[:200]}. Delete it and fetch it again."
+        ) from error
 
 
 def reason(error: Exception) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,12 +15,11 @@ import numpy as np
 from mirrorkit.data import cifar, mnist
 from mirrorkit.data.disk import CURE, file_errors
 from mirrorkit.data.drawn_digits import synthetic
-from mirrorkit.data.splits import Split, Splits
+from mirrorkit.data.splits import Splits, arrays
 from mirrorkit.errors import DataError, FileError, RecipeError
 
 _log = logging.getLogger("mirrorkit")
 _DOWNLOAD_SILENCE = 30.0  # seconds without a byte after which a download counts as failed
-_DIGITS = tuple("0123456789")
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CIFAR100 = """
@@ -34,11 +32,53 @@ shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pep
 television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 
-Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # train images and labels, test images and labels
+Half = tuple[np.ndarray, np.ndarray]  # images and labels
 
 
-class _Absent(Exception):
-    """A folder does not hold the data set (not an error: the next place is tried)."""
+@dataclass(frozen=True)
+class _Known:
+    shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+    page: str
+    folders: tuple[str, ...]  # where its files may be, below the folder that was given
+    readers: tuple[Callable[[Path], tuple[Half, Half]], ...]
+
+
+def _cifar(class_names: tuple[str, ...], binary: str, python: str) -> _Known:
+    name, classes = f"cifar{len(class_names)}", len(class_names)
+    return _Known(
+        (32, 32, 3),
+        class_names,
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        ("", binary, python, f"{python}-target/{python}", name, f"{name}/{binary}", f"{name}/{python}"),
+        (partial(cifar.read_binary, classes=classes), partial(cifar.read_python, classes=classes)),
+    )
+
+
+_SETS = {
+    "mnist": _Known(
+        (28, 28, 1),
+        tuple("0123456789"),
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz",
+        ("", "mnist", "MNIST", "MNIST/raw", "mnist/raw"),
+        (mnist.read_idx_files, mnist.read_npz),
+    ),
+    "fashion_mnist": _Known(
+        (28, 28, 1),
+        _CLOTHES,
+        "https://github.com/zalandoresearch/fashion-mnist",
+        ("", "fashion-mnist", "fashion_mnist", "FashionMNIST", "FashionMNIST/raw"),
+        (mnist.read_idx_files,),
+    ),
+    "cifar10": _cifar(_CIFAR10, "cifar-10-batches-bin", "cifar-10-batches-py"),
+    "cifar100": _cifar(tuple(_CIFAR100.split()), "cifar-100-binary", "cifar-100-python"),
+}
+# MNIST and Fashion-MNIST have the same file names and sizes; their first ten labels tell which one it is
+_FIRST_LABELS = {"5041921314": "mnist", "9003027255": "fashion_mnist"}
+
+
+class _AbsentError(DataError):
+    """A folder does not hold the data set; the next place is tried."""
 
 
 def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback: str | None = None) -> Splits:
@@ -53,7 +93,8 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
 
     These places are tried in order: `data_dir`, $MIRRORKIT_DATA, the Keras cache (datasets in $KERAS_HOME or ~/.keras),
     and last a download through keras.datasets, which fills that cache. A folder may be the one with the files or its
-    parent. The layouts are those that the authors publish: IDX plain or gzip, mnist.npz, CIFAR "binary" and "python".
+    parent. The layouts are those that the authors publish: IDX plain or gzip, mnist.npz, CIFAR "binary" and
+    "python"; the latter are pickles, and others than the published ones are refused.
     "synthetic" needs no files; see `mk.data.synthetic` for its options. "auto" is "mnist" with synthetic digits as its
     fallback. It never downloads, so a script with it runs anywhere. `.name` and the log say which it is.
 
@@ -82,224 +123,93 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
     asked = name
     if asked == "auto":
         name, fallback = "mnist", "synthetic"
-    known = _SETS[name]
-    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
+    given = None if data_dir is None else Path(data_dir).expanduser()
+    if given is not None and not given.is_dir():
         missing = (
-            f"load({asked!r}, data_dir={os.fspath(data_dir)!r}) was asked for; there is no such folder. Correct the "
+            f"load({asked!r}, data_dir={os.fspath(given)!r}) was asked for; there is no such folder. Correct the "
             "path, or leave data_dir out to look in $MIRRORKIT_DATA and the Keras cache."
         )
         if not fallback:
             raise DataError(missing)
         _log.warning(missing)
+    cache = Path(os.environ.get("KERAS_HOME") or "~/.keras", "datasets")
+    places = {"data_dir": given, "$MIRRORKIT_DATA": os.environ.get("MIRRORKIT_DATA"), "Keras cache": cache}
     tried = []
-    for label, root in _places(data_dir):
+    for place, root in places.items():
         try:
-            if root is None:
-                raise _Absent("not set")
             with file_errors(f"{root} cannot be read", CURE):
-                folder, parts = _read_folder(known, root)
-        except _Absent as error:
-            tried.append(f"{label}: {error}")
+                found = _read(name, root)
         except (DataError, FileError) as error:
-            if label != _CACHE:  # a user's own files are never skipped silently; a download repairs the cache
+            # a user's own files are never skipped without a word; a download repairs the cache
+            if root is not cache and not isinstance(error, _AbsentError):
                 raise
-            tried.append(f"{label}: {error}")
+            tried.append(f"{place}: {error}")
         else:
             if asked == "auto":
-                _log.info("load('auto') takes MNIST from %s.", folder)
-            return _splits(name, known, parts, str(folder))
+                _log.info("load('auto') takes MNIST from %s.", found.source)
+            return found
     if asked == "auto":
-        places = "; ".join(tried)
-        _log.warning(
-            f"load('auto') found no MNIST here ({places}): synthetic digits stand in. load('mnist') downloads it."
-        )
-        return synthetic(known.shape)
-    try:
-        return _splits(name, known, _download(name), "download")
-    except Exception as error:
-        tried.append(f"download: {type(error).__name__}: {error}")
-    places = "\n".join(f"  - {place}" for place in tried)
-    nowhere = f"{name} was asked for and found nowhere. Tried:\n{places}"
+        tried.append("load('mnist') would download it")
+    else:
+        try:
+            return _download(name)
+        except Exception as error:
+            tried.append(f"download: {type(error).__name__}: {error}")
+    nowhere = f"load({asked!r}) found no {name} here ({'; '.join(tried)})"
     if fallback:
-        _log.warning("%s\nA synthetic set stands in for it.", nowhere)
-        return synthetic(known.shape)
+        _log.warning("%s: synthetic digits stand in.", nowhere)
+        return synthetic(_SETS[name].shape)
     raise DataError(
-        f"{nowhere}\n"
-        f"Fetch it from {known.page}, put its files into a folder, and pass load({name!r}, data_dir=FOLDER) or set "
-        'MIRRORKIT_DATA=FOLDER. load("synthetic") needs no files.'
+        f"{nowhere}. Fetch it from {_SETS[name].page}, put its files into a folder, and pass load({name!r}, "
+        'data_dir=FOLDER) or set MIRRORKIT_DATA=FOLDER. load("synthetic") needs no files.'
     )
 
 
-def _read_idx(folder: Path) -> Parts:
-    paths = []
-    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
-        dotted = part.replace("-idx", ".idx")  # as some unpackers name them
-        paths.append(_one_of(folder, [f"{stem}-ubyte{end}" for stem in (part, dotted) for end in ("", ".gz")]))
-    images, labels, test_images, test_labels = (mnist.read_idx(path) for path in paths)
-    for path, array, rank in zip(paths, (images, labels, test_images, test_labels), (3, 1, 3, 1), strict=True):
-        if array.ndim != rank:
-            raise DataError(f"{path} should hold an array of {rank} dimensions, found {list(array.shape)}.")
-    return images, labels, test_images, test_labels
-
-
-def _read_npz(folder: Path) -> Parts:
-    path = _one_of(folder, ["mnist.npz"])
-    images, labels, test_images, test_labels = mnist.read_npz(path, ("x_train", "y_train", "x_test", "y_test"))
-    return images, labels, test_images, test_labels
-
-
-_Reader = Callable[[Path], tuple[np.ndarray, np.ndarray]]
-
-
-def _read_cifar10(folder: Path, *, end: str, read: _Reader) -> Parts:
-    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    paths = [_one_of(folder, [name + end]) for name in names]
-    pieces = [read(path) for path in paths]
-    count = max(len(labels) for _, labels in pieces)
-    for path, (_, labels) in zip(paths, pieces, strict=True):
-        if len(labels) != count:  # cut short exactly between two records
-            raise DataError(
-                f"{path} is cut short: {count} images were expected, as in its neighbours; found {len(labels)}."
-            )
-    train, (test_images, test_labels) = pieces[:-1], pieces[-1]
-    return np.concatenate([i for i, _ in train]), np.concatenate([k for _, k in train]), test_images, test_labels
-
-
-def _read_cifar100(folder: Path, *, end: str, read: _Reader) -> Parts:
-    train, test = _one_of(folder, ["train" + end]), _one_of(folder, ["test" + end])
-    return (*read(train), *read(test))
-
-
-def _cifar_folders(name: str, binary: str, python: str) -> tuple[str, ...]:
-    return (binary, python, f"{python}-target/{python}", name, f"{name}/{binary}", f"{name}/{python}")
-
-
-@dataclass(frozen=True)
-class _Known:
-    shape: tuple[int, int, int]
-    class_names: tuple[str, ...]
-    page: str
-    folders: tuple[str, ...]  # names of its folder, below the one that was given
-    readers: tuple[Callable[[Path], Parts], ...]
-    first_labels: tuple[int, ...] = ()  # the first labels of the official training set
-
-
-_SETS = {
-    "mnist": _Known(
-        (28, 28, 1),
-        _DIGITS,
-        "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz",
-        ("mnist", "MNIST", "MNIST/raw", "mnist/raw"),
-        (_read_idx, _read_npz),
-        (5, 0, 4, 1, 9, 2, 1, 3, 1, 4),
-    ),
-    "fashion_mnist": _Known(
-        (28, 28, 1),
-        _CLOTHES,
-        "https://github.com/zalandoresearch/fashion-mnist",
-        ("fashion-mnist", "fashion_mnist", "FashionMNIST", "FashionMNIST/raw"),
-        (_read_idx,),
-        (9, 0, 0, 3, 0, 2, 7, 2, 5, 5),
-    ),
-    "cifar10": _Known(
-        (32, 32, 3),
-        _CIFAR10,
-        "https://www.cs.toronto.edu/~kriz/cifar.html",
-        _cifar_folders("cifar10", "cifar-10-batches-bin", "cifar-10-batches-py"),
-        (
-            partial(_read_cifar10, end=".bin", read=cifar.read_binary),
-            partial(_read_cifar10, end="", read=cifar.read_python),
-        ),
-    ),
-    "cifar100": _Known(
-        (32, 32, 3),
-        tuple(_CIFAR100.split()),
-        "https://www.cs.toronto.edu/~kriz/cifar.html",
-        _cifar_folders("cifar100", "cifar-100-binary", "cifar-100-python"),
-        (
-            partial(_read_cifar100, end=".bin", read=partial(cifar.read_binary, label_bytes=2)),
-            partial(_read_cifar100, end="", read=partial(cifar.read_python, label_key=b"fine_labels")),
-        ),
-    ),
-}
-_CACHE = "Keras cache"
-
-
-def _places(data_dir: str | os.PathLike[str] | None) -> Iterator[tuple[str, Path | None]]:
-    if data_dir is not None:
-        yield "data_dir", Path(data_dir).expanduser()
-    environment = os.environ.get("MIRRORKIT_DATA")
-    yield "$MIRRORKIT_DATA", Path(environment).expanduser() if environment else None
-    yield _CACHE, Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "datasets"
-
-
-def _one_of(folder: Path, names: list[str]) -> Path:
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise _Absent(names[0])
-
-
-def _read_folder(known: _Known, root: Path) -> tuple[Path, Parts]:
+def _read(name: str, root: str | os.PathLike[str] | None) -> Splits:
+    """Read a set from a folder, or from one of the usual folders in it."""
+    if not root:
+        raise _AbsentError("not set")
+    root = Path(root).expanduser()
     if not root.is_dir():
-        raise _Absent(f"no folder {root}")
-    others = [(other, other.first_labels) for other in _SETS.values() if other is not known and other.first_labels]
-    strangers = []
-    for folder in (root, *(root / name for name in known.folders)):
-        for reader in known.readers if folder.is_dir() else ():
+        raise _AbsentError(f"no folder {root}")
+    known, others = _SETS[name], []
+    for folder in map(root.joinpath, known.folders):
+        for read in known.readers:
             try:
-                parts = reader(folder)
-            except _Absent:
+                halves = read(folder)
+            except (FileNotFoundError, IsADirectoryError):
                 continue
-            # MNIST and Fashion-MNIST have the same file names and sizes; the wrong one would train without an error
-            begins = tuple(int(label) for label in parts[1].ravel()[:10])
-            if any(begins == labels for _, labels in others):
-                strangers.append(f"{folder} holds another set with the same file names")
-                continue
-            return folder, parts
-    raise _Absent(
-        "; ".join(strangers) or f"{root} and its folders {', '.join(known.folders)} do not hold all its files"
+            first_labels = "".join(map(str, halves[0][1][:10]))
+            if _FIRST_LABELS.get(first_labels, name) == name:
+                return _splits(name, halves, str(folder))
+            others.append(f"{folder} holds another set with the same file names: {_FIRST_LABELS[first_labels]}")
+    raise _AbsentError(
+        "; ".join(others) or f"{root} and its folders {', '.join(known.folders[1:])} do not hold all its files"
     )
 
 
-def _splits(name: str, known: _Known, parts: Parts, source: str) -> Splits:
-    train = _split(f"{name} train ({source})", known, *parts[:2])
-    test = _split(f"{name} test ({source})", known, *parts[2:])
-    return Splits(name, train, test, len(known.class_names), known.class_names, source)
-
-
-def _split(where: str, known: _Known, images: np.ndarray, labels: np.ndarray) -> Split:
-    if images.dtype != np.uint8 or images.shape[1:] not in (known.shape, known.shape[:2]):
-        raise DataError(
-            f"{where}: images should be uint8 [N, {', '.join(map(str, known.shape))}]; found {images.dtype} "
-            f"{list(images.shape)}."
-        )
-    labels = labels.reshape(-1).astype(np.int64)
+def _splits(name: str, halves: Sequence[Half], source: str) -> Splits:
+    known, splits = _SETS[name], []
     classes = len(known.class_names)
-    if len(images) != len(labels) or len(labels) == 0:
-        raise DataError(f"{where}: {len(images)} images and {len(labels)} labels; each image needs one label.")
-    if labels.min() < 0 or labels.max() >= classes:
-        raise DataError(
-            f"{where}: labels should lie in 0 .. {classes - 1}; found {labels.min()} .. {labels.max()}. Fetch it again."
-        )
-    return Split(images.reshape(-1, *known.shape), labels, classes)
+    for half, (images, labels) in zip(("train", "test"), halves, strict=True):
+        try:
+            if images.dtype != np.uint8 or images.shape[1:] not in (known.shape, known.shape[:2]):
+                raise DataError(f"images should be uint8 {[*known.shape]}; found {images.dtype} {[*images.shape[1:]]}")
+            splits.append(arrays(images.reshape(-1, *known.shape), labels, num_classes=classes))
+        except DataError as error:
+            raise DataError(f"{name} {half} ({source}): {error}") from None
+    return Splits(name, *splits, classes, known.class_names, source)
 
 
-def _download(name: str) -> Parts:
+def _download(name: str) -> Splits:
     from mirrorkit._keras import keras  # only here: reading from disk needs no Keras
 
-    with _socket_timeout(_DOWNLOAD_SILENCE):
-        (images, labels), (test_images, test_labels) = getattr(keras.datasets, name).load_data()
-    if images.ndim == 4 and images.shape[1] == 3:  # keras.config.image_data_format() == "channels_first"
-        images, test_images = images.transpose(0, 2, 3, 1), test_images.transpose(0, 2, 3, 1)
-    return images, labels, test_images, test_labels
-
-
-@contextmanager
-def _socket_timeout(seconds: float) -> Iterator[None]:
     before = socket.getdefaulttimeout()  # Keras sets none, so a silent server would hang the program
-    socket.setdefaulttimeout(seconds)
+    socket.setdefaulttimeout(_DOWNLOAD_SILENCE)
     try:
-        yield
+        halves = getattr(keras.datasets, name).load_data()
     finally:
         socket.setdefaulttimeout(before)
+    if halves[0][0].shape[1] == 3:  # keras.config.image_data_format() == "channels_first"
+        halves = [(images.transpose(0, 2, 3, 1), labels) for images, labels in halves]
+    return _splits(name, halves, "download")
