@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
-import glob
 import json
 import os
 import platform
-import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,10 +14,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mirrorkit._types import Json
-
-_MOST = 4096  # bytes of a description of a process
-_PROCESS = "process"  # the file that says whose an unfinished folder is
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # constants of Linux
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -54,10 +47,9 @@ def read_process(path: Path) -> dict[str, Json]:
     """Return what `this_process` gave of the process that wrote a file; empty where there is none or it is damaged."""
     try:
         with open_regular(path) as file:
-            found = json.loads(file.read(_MOST))
-    except (OSError, ValueError, RecursionError):
+            return dict(json.loads(file.read()))
+    except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def is_running(process: dict[str, Json]) -> bool:
@@ -67,7 +59,7 @@ def is_running(process: dict[str, Json]) -> bool:
     after a restart of a container, say.
     """
     pid, kernel, started = (process.get(key) for key in ("pid", "kernel", "started"))
-    if not isinstance(pid, int) or kernel is None or started is None:
+    if kernel is None or started is None:
         return False
     return kernel == _kernel() and started == _started(pid)
 
@@ -86,7 +78,7 @@ def _kernel() -> str | None:
         return None
 
 
-def _started(pid: int) -> int | None:
+def _started(pid: Json) -> int | None:
     """Return when a process started, in the kernel's ticks; None where there is none, or it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -115,8 +107,8 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 def replace(target: Path, write: Callable[[Path], None], check: Callable[[], None]) -> None:
     """Write a file or a folder beside `target`, then give it that name.
 
-    A process that is killed leaves the old one or the new one. Where the file system cannot exchange two folders (some
-    network file systems), a kill between two renames leaves the old one beside, and the next call puts it back.
+    A file is replaced in one step. A folder takes two renames: a process that is killed between them leaves the old one
+    and the new one, both whole, in a hidden folder beside `target`.
 
     Args:
         target: what to write; the folder in which it lies is made.
@@ -124,54 +116,18 @@ def replace(target: Path, write: Callable[[Path], None], check: Callable[[], Non
         check: called right before an old `target` is replaced; raises an error where it must stay.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    _clear_up(target)
-    beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-    try:
-        create(beside / _PROCESS, this_process())
-        new, old = beside / f"new{target.suffix}", beside / "old"
+    prefix = f".{target.name}-"
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix, ignore_cleanup_errors=True) as beside:
+        new, old = Path(beside, f"new{target.suffix}"), Path(beside, "old")
         write(new)
         check()
         if not target.is_dir():
             os.replace(new, target)
-        elif not _exchange(new, target):
+            return
+        try:
             os.rename(target, old)
-            try:
-                os.rename(new, target)
-            except OSError:
+            os.rename(new, target)
+        except BaseException:  # Ctrl-C, too
+            if not target.exists():
                 os.rename(old, target)
-                raise
-    finally:
-        _remove(beside)
-
-
-def _clear_up(target: Path) -> None:
-    """Put back or remove what killed processes left of replacing `target`."""
-    for name in glob.glob(f".{glob.escape(target.name)}-????????", root_dir=target.parent):
-        left = target.parent / name
-        process = read_process(left / _PROCESS)
-        if process and not is_running(process):
-            with contextlib.suppress(OSError):
-                if not target.exists():
-                    os.rename(left / "old", target)
-            _remove(left)
-        elif not process:
-            with contextlib.suppress(OSError):
-                left.rmdir()  # killed before it wrote whose it is
-
-
-def _remove(beside: Path) -> None:
-    """Remove an unfinished folder; that it says whose it is comes last."""
-    for name in os.listdir(beside):
-        if name != _PROCESS:
-            path = beside / name
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
-    shutil.rmtree(beside, ignore_errors=True)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Let two files or folders change names in one step; return False where the system or the file system cannot."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError, TypeError):  # no Linux, or a C library without it
-        return False
-    return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+            raise

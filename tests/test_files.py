@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from mirrorkit import files
 
 KILLED = """
-import ctypes, os, shutil, signal, sys
+import os, shutil, signal
 from pathlib import Path
 from mirrorkit import files
 
@@ -48,67 +47,64 @@ def dies_at(number):
     for name in ("replace", "rename", "unlink", "rmdir", "mkdir", "open"):
         deadly(os, name)
     deadly(shutil, "rmtree")
-    if can_exchange:
-        deadly(files, "_exchange")
-    else:
-        files._exchange = lambda one, other: False
 
 
-can_exchange = sys.argv[1] == "exchange"
 target = Path("runs", "model")
 lost = 0
 for number in range(1, 100):
     files.replace(target, write("old"), lambda: None)
-    old = content(target)
     child = os.fork()
     if not child:
         dies_at(number)
         files.replace(target, write("new"), lambda: None)
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    there = content(target) if target.exists() else None
-    if there is None:
-        lost += 1
-        try:
-            files.replace(target, lambda path: 1 / 0, lambda: None)  # one that fails brings the old one back
-        except ZeroDivisionError:
-            assert content(target) == old
-    else:
+    left = [Path("runs", name) for name in os.listdir("runs") if name != "model"]
+    if target.exists():
+        there = content(target)
         assert set(there) == set(MODEL) and len(set(there.values())) == 1, there
+    else:
+        lost += 1
+        (beside,) = left
+        for name in ("old", "new"):
+            assert content(beside / name) == dict.fromkeys(MODEL, name)
     files.replace(target, write("newer"), lambda: None)
-    assert os.listdir("runs") == ["model"], os.listdir("runs")
     assert set(content(target).values()) == {"newer"}
+    for folder in left:
+        shutil.rmtree(folder)
+    assert os.listdir("runs") == ["model"], os.listdir("runs")
     if status == 0:
         break
 print(number, lost)
 """
 
 
-@pytest.mark.parametrize("how", ["exchange", "two renames"])
-def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(how: str, run_python: object) -> None:
-    code = KILLED.replace("sys.argv[1]", repr(how))
-    number, lost = map(int, run_python(code).stdout.split())  # type: ignore[operator]
+def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one_whole(run_python: object) -> None:
+    number, lost = map(int, run_python(KILLED).stdout.split())  # type: ignore[operator]
     assert number > 10
-    # Without an exchange there is a moment between two renames; what was there is put back by the next call.
-    assert lost == (0 if how == "exchange" else 1)
+    assert lost == 1, "one moment, between the two renames, when both are beside"
 
 
-def test_what_another_living_process_writes_stays(tmp_path: Path) -> None:
-    other = subprocess.Popen(["sleep", "60"])
-    try:
-        left = tmp_path / ".model-abcd1234"
-        left.mkdir()
-        started = files._started(other.pid)
-        (left / "process").write_bytes(files.this_process(pid=other.pid, started=started))
-        (left / "new").write_text("half")
-        files.replace(tmp_path / "model", lambda path: path.write_text("one") and None, lambda: None)
-        assert (left / "new").read_text() == "half"
-    finally:
-        other.kill()
-        other.wait()
-    files.replace(tmp_path / "model", lambda path: path.write_text("two") and None, lambda: None)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert (tmp_path / "model").read_text() == "two"
+@pytest.mark.parametrize("error", [OSError("full"), KeyboardInterrupt()], ids=["disk", "Ctrl-C"])
+@pytest.mark.parametrize("before", ["old", "new"])
+def test_what_fails_between_the_renames_leaves_the_old_one(
+    error: BaseException, before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rename = tmp_path / "model", os.rename
+    files.replace(target, Path.mkdir, lambda: None)
+    (target / "mine").write_text("old")
+
+    def fails(source: Path, to: Path) -> None:
+        if Path(to if before == "old" else source).name == before:
+            monkeypatch.setattr(os, "rename", rename)
+            raise error
+        rename(source, to)
+
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(type(error)):
+        files.replace(target, Path.mkdir, lambda: None)
+    assert (target / "mine").read_text() == "old"
+    assert os.listdir(tmp_path) == ["model"]
 
 
 def test_a_link_at_its_place_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:

@@ -43,10 +43,10 @@ def export(
     computes with `training=False`; Keras's own `model.export` leaves random augmentation layers switched on.
 
     The state of the training, random generators included, does not change. The export is written under another name
-    first, and replaces an existing file or SavedModel in one step when it is whole, so a kill leaves one of the two
-    whole. On a file system that cannot exchange two folders it takes two steps: after a kill between them, the next
-    export puts the old one back. A folder that holds anything else is refused. On several workers all must call it: the
-    chief writes, and the call returns when the file is whole.
+    first, and replaces an existing file or SavedModel when it is whole: a file in one step, a folder in two renames. A
+    process that is killed between these leaves the old one and the new one in a hidden folder `.NAME-...` beside the
+    path. A folder that holds anything else is refused. On several workers all must call it: the chief writes, and the
+    call returns when the file is whole.
 
     The path may be an address, such as s3://bucket/digits, which fsspec writes. A `.keras` file is replaced in one step
     there too. A SavedModel is several objects, and an object store replaces one at a time: `saved_model.pb`, without

@@ -134,10 +134,10 @@ def test_a_keras_file(storage: ObjectStorage, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "match"),
     [
-        (["step-0000000004.json"], "is not a SavedModel, so it is not replaced"),
-        ([""], "is not a SavedModel, so it is not replaced"),
-        (["saved_model.pb", "runs/first/log.csv"], "holds 'runs/first/log.csv' beside a SavedModel"),
-        (["saved_model.pb", "variables/notes.txt"], "holds 'variables/notes.txt' beside a SavedModel"),
+        (["step-0000000004.json"], "'step-0000000004.json' is no part of a SavedModel"),
+        ([""], "is not replaced: 'a file' is no part of a SavedModel"),
+        (["saved_model.pb", "runs/first/log.csv"], "'runs/first/log.csv' is no part of a SavedModel"),
+        (["saved_model.pb", "variables/notes.txt"], "'variables/notes.txt' is no part of a SavedModel"),
     ],
 )
 @pytest.mark.parametrize("late", [False, True], ids=["", "while the model is written"])
@@ -152,8 +152,9 @@ def test_what_is_not_a_saved_model_stays(
         if args:
             write(*args)
 
-    monkeypatch.setattr(exporting, "_write_saved_model", put if late else None)
-    if not late:
+    if late:
+        monkeypatch.setattr(exporting, "_write_saved_model", put)
+    else:
         put()
     with pytest.raises(StepError, match=match):
         mk.train.export(net(1.0), storage.address)
@@ -177,7 +178,7 @@ def test_errors_say_what_is_there(storage: ObjectStorage, monkeypatch: Any) -> N
             with pytest.raises(FileError, match=match):
                 mk.train.export(net(1.0), storage.address + end)
 
-    fails("paths", disconnected, r"RuntimeError: no route\. What was there is as it was\. Look at the address")
+    fails("paths", disconnected, r"RuntimeError: no route\. What was there is as it was\.")
     fails("remove", refused, r"PermissionError: Access Denied\. Nothing loads from there until an export has succeeded")
     fails("upload", disconnected, r"RuntimeError: no route\. Nothing loads from there until an export has succeeded")
     fails("upload", disconnected, r"no route\. What was there is as it was", ".keras")

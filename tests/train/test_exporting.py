@@ -14,7 +14,6 @@ import tensorflow as tf
 from training_helpers import line_net, sequential
 
 import mirrorkit as mk
-from mirrorkit import files
 from mirrorkit._keras import keras
 from mirrorkit.errors import FileError, StepError
 from mirrorkit.train import exporting
@@ -253,7 +252,6 @@ def test_an_old_export_is_replaced_when_the_new_one_is_whole(
     ]:
         with monkeypatch.context() as patch:
             patch.setattr(owner, attribute, broken)
-            patch.setattr(files, "_exchange", lambda one, other: False)
             if (attribute, name) in (("save", "m"), ("write_out", "m.keras"), ("replace", "m"), ("rename", "m.keras")):
                 continue
             with pytest.raises(FileError, match=r"No space left on device.*What was there is as it was"):
@@ -270,10 +268,10 @@ def test_an_old_export_is_replaced_when_the_new_one_is_whole(
         ("m.h5", r"\.h5 is not written.*\.keras"),
         ("m.Keras", r"\.Keras is not written"),
         ("folder.keras", "is a folder. Remove it"),
-        ("results", "is not a SavedModel, so it is not replaced"),
-        ("run", r"'run' holds 'step-0000000004.npz' beside a SavedModel.*Export to a folder of its own"),
-        ("values", r"'values' holds 'variables/notes.txt' beside a SavedModel"),
-        ("notes.txt", "is not a SavedModel, so it is not replaced"),
+        ("results", "'results' is not replaced: 'table.csv' is no part of a SavedModel"),
+        ("run", r"'run' is not replaced: 'step-0000000004.npz' is no part .*deleted. Export to a new folder"),
+        ("values", "'values' is not replaced: 'variables/notes.txt' is no part of a SavedModel"),
+        ("notes.txt", "'notes.txt' is not replaced: 'a file' is no part of a SavedModel"),
         ("notes.txt/m.keras", "Nothing could be written.*in which you may write"),
     ],
 )
@@ -305,7 +303,7 @@ def test_what_comes_into_the_folder_while_the_model_is_written_stays(
 
     monkeypatch.setattr(exporting, "_write_saved_model", slow)
     before = (path / "saved_model.pb").read_bytes()
-    with pytest.raises(StepError, match=r"holds 'notes.txt' beside a SavedModel"):
+    with pytest.raises(StepError, match=r"'notes\.txt' is no part of a SavedModel"):
         mk.train.export(line_net(), path)
     assert (path / "notes.txt").read_text() == "mine"
     assert (path / "saved_model.pb").read_bytes() == before

@@ -57,7 +57,7 @@ class Bucket(Place):
         with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
             path = Path(folder, name).with_suffix(".npz")
             try:
-                manifest = _manifest(self._storage.read(name))
+                manifest = json.loads(self._storage.read(name))
                 self._storage.download(manifest["object"], path)
                 if _described(path) != (manifest["size"], manifest["crc32"]):
                     raise ValueError("the object is not the one that its manifest describes")
@@ -65,8 +65,8 @@ class Bucket(Place):
                 raise DamagedError(f"{found}: an object is missing: {error}") from error
             except PermissionError as error:
                 raise FileError(f"{found} may be whole, but cannot be read: {error}") from error
-            except (ValueError, RecursionError) as error:
-                raise DamagedError(f"{found} cannot be read: {error}") from error
+            except (ValueError, KeyError) as error:
+                raise DamagedError(f"{found} cannot be read: {type(error).__name__}: {error}") from error
             try:
                 return checkpoint_file.read(path, wanted)
             except CheckpointError as error:
@@ -168,10 +168,9 @@ class Bucket(Place):
     def _says(self, number: int) -> dict[str, Json]:
         """Return what an owner says of its process; nothing where there is none of this number, or it is damaged."""
         try:
-            found = json.loads(self._storage.read(_owner_of(number)))
-        except (FileNotFoundError, ValueError, RecursionError):
+            return dict(json.loads(self._storage.read(_owner_of(number))))
+        except (FileNotFoundError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
 
     def _manifests(self) -> list[str]:
         """Return the names of the manifests, the newest first."""
@@ -186,8 +185,8 @@ class Bucket(Place):
     def _object_of(self, manifest: str) -> str | None:
         """Return the name of the object that a manifest names; None where there is none, or it is damaged."""
         try:
-            return str(_manifest(self._storage.read(manifest))["object"])
-        except (FileNotFoundError, ValueError, RecursionError):
+            return str(json.loads(self._storage.read(manifest))["object"])
+        except (FileNotFoundError, ValueError, KeyError):
             return None
 
 
@@ -203,14 +202,6 @@ def _steps(manifest: str) -> int:
     found = _MANIFEST.fullmatch(manifest)
     assert found, manifest
     return int(found[1])
-
-
-def _manifest(content: bytes) -> dict[str, Json]:
-    """Read a manifest; raise a ValueError where it is none."""
-    found = json.loads(content)
-    if not isinstance(found, dict) or not _OBJECT.fullmatch(str(found.get("object"))):
-        raise ValueError("its manifest names no object")
-    return {name: found.get(name) for name in ("object", "size", "crc32")}
 
 
 def _described(path: Path) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mirrorkit._types import Json, KerasCallback
 from mirrorkit.errors import CheckpointError
-from mirrorkit.train.checkpoints.plain import Encoded, NotPlainError, TooLongError, decode, encode
+from mirrorkit.train.checkpoints.plain import Encoded, NotPlainError, decode, encode
 
 _log = logging.getLogger("mirrorkit")
 
@@ -117,8 +117,7 @@ class CallbackStates:
                 _given_back(callback, "set_state", lambda: callback.set_state(state))
             return
         for name, value in state.items():
-            # what a forged file names may be a method, say
-            if not name.startswith("__") and self._plain(callback, name, getattr(callback, name, None)) is not None:
+            if self._plain(callback, name, getattr(callback, name, None)) is not None:  # an object stays
                 _given_back(callback, f"setting {name!r}", functools.partial(setattr, callback, name, value))
 
     def _own_state(self, callback: Any) -> Encoded | None:
@@ -132,9 +131,6 @@ class CallbackStates:
                 f"get_state of the callback {name} returned something that holds a {error}. It may hold None, numbers, "
                 "texts, NumPy arrays, and lists, tuples and dicts of them."
             ) from error
-        except TooLongError as error:
-            self._tell(f"The state of the callback {name} is not saved: {error}. Hold its numbers in NumPy arrays.")
-            return None
 
     def _attributes(self, callback: Any) -> dict[str, Encoded]:
         """Return the plain attributes of a callback."""
@@ -158,12 +154,6 @@ class CallbackStates:
                     "saved in checkpoints. If a resumed run needs it, give the callback get_state and set_state."
                 )
             return None
-        except TooLongError as error:
-            self._tell(
-                f"The attribute {name!r} of the callback {type(callback).__name__} is not saved: {error}. Hold its "
-                "numbers in NumPy arrays, or give the callback get_state and set_state."
-            )
-            return None
 
     def _tell(self, text: str) -> None:
         if self._tells and text not in self._told:
@@ -172,28 +162,11 @@ class CallbackStates:
 
 
 def read_states(callbacks: Json, arrays: Sequence[np.ndarray]) -> list[State]:
-    """Return the states that `saved` described.
-
-    Raises:
-        ValueError, TypeError, OverflowError: it cannot have described them so.
-    """
-    if not isinstance(callbacks, list):
-        raise ValueError(f"the callbacks cannot be {str(callbacks)[:100]}")
+    """Return the states that `saved` described."""
     left, found = iter(arrays), []
     for one in callbacks:
-        kinds = one.keys() & {"state", "attributes"} if isinstance(one, dict) else ()
-        if len(kinds) != 1 or len(one) != 2 or not isinstance(one.get("name"), str):
-            raise ValueError(f"a callback cannot be {str(one)[:100]}")
-        (kind,) = kinds
-        try:
-            state = decode(one[kind], left)
-        except StopIteration as error:
-            raise ValueError("an array of a callback is missing") from error
-        if kind == "attributes" and not (isinstance(state, dict) and all(isinstance(name, str) for name in state)):
-            raise ValueError(f"attributes cannot be {str(state)[:100]}")
-        found.append((one["name"], kind, state))
-    if next(left, None) is not None:
-        raise ValueError("it has an array that belongs to no callback")
+        kind = "state" if "state" in one else "attributes"
+        found.append((one["name"], kind, decode(one[kind], left)))
     return found
 
 

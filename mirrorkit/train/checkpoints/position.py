@@ -8,11 +8,6 @@ import numpy as np
 
 from mirrorkit._types import Json, LogValue
 from mirrorkit.errors import CheckpointError
-from mirrorkit.whole import is_whole
-
-_NEEDED = ("epoch", "batch", "totals", "steps", "history", "ended")  # checkpoints of older versions lack the others
-_NUMBERS = {"epoch": 0, "batch": 0, "steps": 0, "ended": 0, "order_version": 1}  # the least that each may be
-_MOST = 2**53
 
 
 @dataclass
@@ -74,53 +69,19 @@ class Position:
 
     @classmethod
     def from_json(cls, values: Json) -> Position:
-        """Make a position of what `as_json` returned.
+        """Make a position of what `as_json` returned; what older versions did not save keeps its default.
 
         Raises:
-            ValueError: a value is missing or invalid.
             CheckpointError: there is a value that this version does not know.
         """
-        _require(isinstance(values, dict), "the position", values)
         unknown = values.keys() - {one.name for one in fields(cls)}
         if unknown:
             raise CheckpointError(
                 f"the position of the run holds {min(unknown)!r}, which this version of mirrorkit does not know. "
                 "Update mirrorkit."
             )
-        for name in _NEEDED:
-            _require(name in values, name, None)
-        _require(isinstance(values["history"], dict), "history", values["history"])
-        history = {name: _restored_log(name, logged) for name, logged in values["history"].items()}
-        position = cls(**{**values, "history": history})
-        for name, least in _NUMBERS.items():
-            _require_number(name, getattr(position, name), least)
-        for name in ("global_batch_size", "order_workers", "num_examples"):
-            if getattr(position, name) is not None:
-                _require_number(name, getattr(position, name), 1)
-        _require(_is_list_of(position.totals, int, float), "totals", position.totals)
-        _require(position.order is None or isinstance(position.order, str), "order", position.order)
-        for name in ("stopping", "validating"):
-            _require(isinstance(getattr(position, name), bool), name, getattr(position, name))
-        _require(position.sums is None or _is_list_of(position.sums, str), "sums", position.sums)
-        return position
-
-
-def _require(is_right: bool, name: str, found: Json) -> None:
-    if not is_right:
-        raise ValueError(f"{name} cannot be {str(found)[:100]!r}")
-
-
-def _require_number(name: str, value: Json, least: int) -> None:
-    _require(is_whole(value, least) and value <= _MOST, name, value)
-
-
-def _is_list_of(values: Json, *kinds: type) -> bool:
-    return isinstance(values, list) and all(isinstance(v, kinds) and not isinstance(v, bool) for v in values)
-
-
-def _restored_log(name: str, logged: Json) -> list[LogValue]:
-    _require(isinstance(logged, list), name, logged)
-    return [_restored(name, value) for value in logged]
+        history = {name: [_restored(value) for value in logged] for name, logged in values["history"].items()}
+        return cls(**{**values, "history": history})
 
 
 def _plain(value: LogValue) -> Json:
@@ -130,12 +91,5 @@ def _plain(value: LogValue) -> Json:
     return array.item()
 
 
-def _restored(name: str, value: Json) -> LogValue:
-    if not isinstance(value, dict):
-        _require(isinstance(value, (bool, int, float)), name, value)
-        return value
-    _require(value.keys() == {"values", "dtype"} and isinstance(value["dtype"], str), name, value)
-    dtype = np.dtype(value["dtype"])
-    _require(not dtype.hasobject and dtype.fields is None and dtype.kind not in "SUMm", name, value["dtype"])
-    with np.errstate(over="raise"):
-        return np.array(value["values"], dtype)
+def _restored(value: Json) -> LogValue:
+    return np.array(value["values"], value["dtype"]) if isinstance(value, dict) else value

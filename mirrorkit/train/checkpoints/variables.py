@@ -11,7 +11,6 @@ from mirrorkit._types import Json, Variable
 from mirrorkit.errors import CheckpointError
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.variables import path
-from mirrorkit.whole import is_whole
 
 _SHOWN = 10  # differences in an error message
 
@@ -26,16 +25,6 @@ def describe(variables: Sequence[Variable | WholeSlot]) -> list[Json]:
         if one["dtype"] in ("string", "resource", "variant"):
             raise CheckpointError(f"The variable {one['path']} is of dtype {one['dtype']}; checkpoints hold numbers.")
     return found
-
-
-def require_described(described: Json) -> None:
-    """Raise a ValueError unless this is what `describe` returns."""
-    if not isinstance(described, list):
-        raise ValueError(f"the variables cannot be {str(described)[:100]}")
-    for one in described:
-        known = isinstance(one, dict) and isinstance(one.get("path"), str) and isinstance(one.get("dtype"), str)
-        if not known or not isinstance(one.get("shape"), list) or not all(is_whole(n, 0) for n in one["shape"]):
-            raise ValueError(f"a variable cannot be {str(one)[:100]}")
 
 
 def places_of(saved: Sequence[Json], present: Sequence[Json]) -> list[int]:

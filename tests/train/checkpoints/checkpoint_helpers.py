@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -90,21 +88,6 @@ def saved_at(*steps: int) -> list[str]:
     return [f"step-{n:010d}.npz" for n in steps]
 
 
-def forge(path: Path, about: Any, arrays: dict[str, Any], compression: int = zipfile.ZIP_STORED) -> None:
-    """Write a file as a checkpoint is made, with right checksums: `about` is JSON or bytes, arrays may be bytes too."""
-    text = about if isinstance(about, bytes) else json.dumps(about).encode()
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        for name, array in {"about": np.frombuffer(text, np.uint8), **arrays}.items():
-            entry = io.BytesIO()
-            if isinstance(array, bytes):
-                entry.write(array)
-            else:
-                np.lib.format.write_array(entry, array)
-            archive.writestr(f"{name}.npy", entry.getvalue())
-
-
-def header(dtype: str, *shape: int) -> bytes:
-    """The beginning of an array of which no value follows."""
-    entry = io.BytesIO()
-    np.lib.format.write_array_header_1_0(entry, {"descr": dtype, "fortran_order": False, "shape": shape})
-    return entry.getvalue()
+def write_as_other_version(path: Path, about: Any, arrays: dict[str, np.ndarray]) -> None:
+    """Write a file as another version of mirrorkit may have written it."""
+    np.savez(path, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_helpers import bits, forge, names, saved_at, spoil
+from checkpoint_helpers import bits, names, saved_at, spoil, write_as_other_version
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.callback_states import CallbackStates, read_states
-from mirrorkit.train.checkpoints.variables import describe
 
 C = keras.callbacks
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -161,15 +160,12 @@ def test_data_that_is_not_plain_is_named_once(caplog: Any) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.recent: collections.deque[float] = collections.deque(maxlen=3)
-            self.long = "a"
 
-    states = _states(one := Recent())
-    one.long = "a" * 2**22
+    states = _states(Recent())
     for _ in range(2):
         assert _read(states) == [("Recent", "attributes", {})]
-    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "'recent' of the callback Recent holds a collections.deque and is not saved" in caplog.text
-    assert "'long' of the callback Recent is not saved: more than 2 MiB of text" in caplog.text
 
 
 def test_a_profiler_that_ran_does_not_run_in_the_next_process(tmp_path: Path) -> None:
@@ -182,54 +178,14 @@ def test_a_profiler_that_ran_does_not_run_in_the_next_process(tmp_path: Path) ->
     assert {"_is_tracing", "_global_train_batch"} <= vars(C.TensorBoard(tmp_path, profile_batch=(1, 3))).keys()
 
 
-FORGED = {
-    "a dict": {},
-    "no name": [{"attributes": {"dict": []}}],
-    "two kinds": [{"name": "A", "attributes": {"dict": []}, "state": None}],
-    "more": [{"name": "A", "state": None, "code": 1}],
-    "a list of attributes": [{"name": "A", "attributes": []}],
-    "attributes without names": [{"name": "A", "attributes": {"dict": [[1, 2]]}}],
-    "an array that is not there": [{"name": "A", "state": {"array": 1}}, {"name": "A", "state": {"array": 1}}],
-    "an array of nobody": [],
-    "an unknown kind": [{"name": "A", "state": {"pickle": "gASV"}}],
-    "brackets": [{"name": "A", "state": {"array": 1}}, {"name": "A", "state": [[[[[[{"tuple": {}}]]]]]]}],
-}
-
-
-@pytest.mark.parametrize("kind", FORGED)
-def test_a_forged_description_is_damage_and_nothing_is_restored(
-    kind: str, fresh: Any, recipe: Any, tmp_path: Path
-) -> None:
-    path = checkpoint_file.path_of(tmp_path, 0)
-    values = [variable.value.numpy() for variable in fresh.step.variables]
-    about = {
-        "format": 2,
-        "variables": describe(fresh.step.variables),
-        "position": mk.train.Position().as_json(),
-        "arrays": [{"path": "A", "shape": [2], "dtype": "float32"}],
-        "callbacks": FORGED[kind],
-    }
-    arrays = {str(i): value for i, value in enumerate([*values, np.ones(2, "float32")])}
-    forge(path, about, arrays)
-    spoil(fresh)
-    before = bits(fresh)
-    with pytest.raises(CheckpointError, match="cannot be read: ValueError"):
-        fresh.restore(tmp_path)
-    assert bits(fresh) == before
-    forge(path, {**about, "callbacks": [{"name": "A", "state": {"array": 1}}]}, arrays)
-    fresh.restore(tmp_path)  # so that nothing else was wrong
-
-
-def test_forged_attributes_replace_no_method_and_no_object() -> None:
+def test_a_restored_value_replaces_no_method_and_no_object() -> None:
     one = C.LambdaCallback(on_epoch_end=print)
-    kind = type(one)
-    bad = {"__class__": 5, "__dict__": {}, "on_epoch_end": 5, "on_train_end": 5, "_model": 5, "model": 5}
     one.set_model(keras.Sequential())
     model = one.model
-    _states(one).restore([("LambdaCallback", "attributes", bad)])
+    _states(one).restore([("LambdaCallback", "attributes", {"on_epoch_end": 5, "on_train_end": 5, "_model": 5})])
     assert one.on_epoch_end is print
     assert callable(one.on_train_end)
-    assert (type(one), one.model) == (kind, model)
+    assert one.model is model
 
 
 def test_a_checkpoint_of_format_1_is_read(fresh: Any, recipe: Any, tmp_path: Path, caplog: Any) -> None:
@@ -240,7 +196,7 @@ def test_a_checkpoint_of_format_1_is_read(fresh: Any, recipe: Any, tmp_path: Pat
     about, values = checkpoint_file.read(tmp_path / name)
     position = {key: value for key, value in about["position"].items() if key != "stopping"}
     old = {"format": 1, "variables": about["variables"], "position": position}
-    forge(tmp_path / name, old, {str(i): value for i, value in enumerate(values)})
+    write_as_other_version(tmp_path / name, old, {str(i): value for i, value in enumerate(values)})
     spoil(fresh)
     counts = Counts()
     fresh.fit(recipe, epochs=1, callbacks=[mk.train.Checkpoints(tmp_path), counts], verbose=0)

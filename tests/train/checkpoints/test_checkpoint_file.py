@@ -77,6 +77,22 @@ def test_no_changed_byte_passes_for_another_value(path: Path) -> None:
     assert found > len(places) / 2
 
 
+def test_a_size_in_the_zip_directory_that_is_wrong_too_hides_no_changed_value(path: Path) -> None:
+    """zipfile compares the checksum of an entry where it ends, as the directory says."""
+    value = np.arange(10_000, dtype="int64")
+    variables = [{"path": "v", "shape": [10_000], "dtype": "int64"}]
+    checkpoint_file.write(path, [value], {**ABOUT, "variables": variables})
+    whole = bytearray(path.read_bytes())
+    at = whole.rindex(b"0.npy") - 46  # where its part of the directory begins
+    assert whole[at : at + 4] == b"PK\x01\x02"
+    for size in (20, 24):  # as it is stored, and unpacked
+        whole[at + size] += 1
+    whole[whole.index(value.tobytes())] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(checkpoint_file.DamagedError, match="Bad CRC-32 for file .0.npy"):
+        checkpoint_file.read(path)
+
+
 def test_a_file_cut_off_anywhere_is_damaged(path: Path) -> None:
     whole = path.read_bytes()
     for length in range(0, len(whole), 13):

@@ -11,12 +11,10 @@ import pytest
 from checkpoint_helpers import saved_at
 
 
-@pytest.mark.slow  # fast: forged files, failing writes and signals, each in its module
-def test_memory_a_full_disk_and_exit_codes(run_python: Any) -> None:
+@pytest.mark.slow  # fast: failing writes and signals, each in its module
+def test_a_full_disk_and_exit_codes(run_python: Any) -> None:
     result = run_python(Path(__file__).with_name("own_process.py"), check=False)
-    memory, full, left = map(json.loads, result.stdout.splitlines())
-    assert len(memory) == 7
-    assert all(memory.values()), f"no file takes many times its size: {memory}"
+    full, left = map(json.loads, result.stdout.splitlines())
     assert full[0] == saved_at(2, 4)
     assert "step-0000000006.npz could not be written: OSError: [Errno 27] File too large" in full[1]
     assert "Exception ignored" not in result.stderr

@@ -1,4 +1,4 @@
-"""Plain values come back as they were, with their kinds; what is not plain, or too long, is refused."""
+"""Plain values come back as they were, with their kinds; what is not plain is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mirrorkit.train.checkpoints.plain import NotPlainError, TooLongError, decode, encode
+from mirrorkit.train.checkpoints.plain import NotPlainError, decode, encode
 
 VALUES = [
     None,
@@ -46,6 +46,7 @@ VALUES = [
     np.array(3, "uint8"),
     np.zeros((0, 2), "complex64"),
     np.array([[0.1]], ml_dtypes.bfloat16),
+    ["a" * 3 * 10**6, [{"loss": 0.1}] * 1000],
     {"weights": [np.ones(3, "float32"), np.zeros(())], "best": np.float32(1)},
 ]
 
@@ -112,35 +113,5 @@ def test_what_is_not_plain_is_refused_wherever_it_is(kind: str) -> None:
             encode(value)
 
 
-def test_a_long_list_of_numbers_takes_no_text_and_what_takes_much_is_refused() -> None:
+def test_a_long_list_of_numbers_takes_no_text() -> None:
     assert len(json.dumps(encode({"losses": [0.1] * 10**6}).value)) < 100
-    for value in ("a" * 3 * 10**6, [{"loss": 0.1}] * 10**5):
-        with pytest.raises(TooLongError, match="more than 2 MiB of text"):
-            encode(value)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {},
-        {"a": 1, "b": 2},
-        {"module": "os"},
-        {"tuple": 5},
-        {"dict": 5},
-        {"dict": [5]},
-        {"dict": [[1]]},
-        {"dict": [[[1], 2]]},
-        {"scalar": 5},
-        {"scalar": ["float32"]},
-        {"scalar": ["object", 1]},
-        {"scalar": ["string", "a"]},
-        {"scalar": ["float32", "a"]},
-        {"scalar": ["uint8", 256]},
-        {"scalar": ["complex64", 1]},
-        {"numbers": 1},
-    ],
-    ids=str,
-)
-def test_what_no_value_has_become_is_refused(value: Any) -> None:
-    with pytest.raises((ValueError, TypeError, OverflowError)):
-        decode(value, iter([np.zeros((2, 2))]))
