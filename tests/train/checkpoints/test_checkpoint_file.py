@@ -89,7 +89,7 @@ def test_a_size_in_the_zip_directory_that_is_wrong_too_hides_no_changed_value(pa
         whole[at + size] += 1
     whole[whole.index(value.tobytes())] ^= 1
     path.write_bytes(whole)
-    with pytest.raises(checkpoint_file.DamagedError, match="Bad CRC-32 for file .0.npy"):
+    with pytest.raises(checkpoint_file.DamagedError, match=r"Bad CRC-32 for file .0\.npy"):
         checkpoint_file.read(path)
 
 
