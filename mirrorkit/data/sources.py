@@ -198,7 +198,8 @@ def _splits(name: str, halves: Sequence[Half], source: str) -> Splits:
             splits.append(arrays(images.reshape(-1, *known.shape), labels, num_classes=classes))
         except DataError as error:
             raise DataError(f"{name} {half} ({source}): {error}") from None
-    return Splits(name, *splits, classes, known.class_names, source)
+    train, test = splits
+    return Splits(name, train, test, classes, known.class_names, source)
 
 
 def _download(name: str) -> Splits:
