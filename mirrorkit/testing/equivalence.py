@@ -9,14 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.data import Recipe
 from mirrorkit.errors import NonFiniteLossError, StepError
-from mirrorkit.testing.equivalence_data import global_batches, permuted
-from mirrorkit.testing.equivalence_diagnosis import looks_like
-from mirrorkit.testing.equivalence_runs import Arrangement, Comparison, Run, Trial, train
 from mirrorkit.testing.local import virtual_replicas
-
-_CONTROLS = 3
-_USELESS_CONTROL = 1e-3  # a step whose own runs differ by this much proves nothing
+from mirrorkit.testing.runs import train
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class Equivalence:
 
     Attributes:
         differences: for each number of replicas above 1 the difference from the reference, after the last step.
-        control: the difference on one replica when the same sums are taken in another order.
+        control: the difference on one replica between weights that differ in the last place.
         bar: the largest difference allowed.
         steps: the number of global batches trained on.
     """
@@ -74,9 +70,8 @@ def assert_equivalent(
     ```
 
     The tolerance is measured: three times the difference that rounding makes on one replica, and at least `floor`. To
-    measure it, the same training is run with the examples of every batch in another order. With `reference="shards"`
-    examples must keep their places, so it is run from weights that differ in the last bit. If a step fails, the error
-    names the most likely cause.
+    measure it, the same training is run from weights that differ in the last place. If a step fails, the error names
+    what differs; docs/equivalence.md lists likely causes.
 
     Args:
         make_step: called in each strategy's scope, after all seeds were set; returns `mk.train.Step(...)` or a custom
@@ -90,7 +85,7 @@ def assert_equivalent(
         global_batch_size: for arrays only.
         reference: "batch": one replica that computes the whole batch. "shards": one that computes the same shards as
             the N replicas, one after the other, for nets whose result depends on how a batch is split (BatchNorm,
-            Dropout, augmentation, float16).
+            Dropout, augmentation, float16); a custom step must not draw random numbers then.
         uneven: drop the last example of every second batch that replicas would share equally.
         ignore: parts of the paths of variables that are not compared. Use it for parameters whose true gradient is
             zero, such as an attention's key bias: they hold only rounding errors. Keras numbers layers of one class, so
@@ -102,90 +97,84 @@ def assert_equivalent(
         The measured differences.
 
     Raises:
-        AssertionError: the results differ; or the step trains nothing, or depends so much on the order of its examples
-            that nothing can be proven.
+        AssertionError: the results differ; or the step trains nothing, or amplifies rounding so much that nothing can
+            be proven.
         StepError: arguments that do not fit each other, a step without `variables`.
         DeviceError: TensorFlow has already started with fewer CPU devices.
     """
     if reference not in ("batch", "shards"):
         raise StepError(f'reference must be "batch" or "shards", found {reference!r}.')
     numbers = sorted(set(replicas) - {1})  # the others are compared with one replica
-    if not numbers or numbers[0] < 1:
-        raise StepError(f"replicas must hold numbers above 1, such as (1, 2, 4); found {replicas!r}.")
-    if steps < 2:
-        raise StepError(f"steps must be at least 2, found {steps!r}: the first step shows no optimizer state.")
-    strategies = {n: virtual_replicas(n, kind=kind) for n in reversed(numbers)}  # the largest first splits the CPU
-    one = virtual_replicas(1, kind=kind)
-    batches = global_batches(data, steps=steps, size=global_batch_size, uneven_for=numbers if uneven else [])
-
+    if min(numbers, default=0) < 1 or steps < 2:  # the first step shows no optimizer state
+        raise StepError(
+            "replicas must hold numbers above 1, such as (1, 2, 4), and steps must be at least 2; found "
+            f"{replicas!r} and {steps!r}."
+        )
+    # The largest first: it splits the CPU.
+    strategies = {n: virtual_replicas(n, kind=kind) for n in [*reversed(numbers), 1]}
+    batches = _global_batches(data, steps, global_batch_size, numbers if uneven else [])
     differences: dict[int, float] = {}
-    control = 0.0
-    expected: Run | None = None
+    control, bar = 0.0, floor
     for n in numbers:
-        if expected is None or reference == "shards":
-            expected, spread = _reference(
-                Arrangement(make_step, seed, n if reference == "shards" else 1), one, batches, ignore
+        if reference == "shards" or not differences:
+            expected, *others = train(
+                make_step, batches, strategies[1], seed, ignore, shards=n if reference == "shards" else 1, controls=3
             )
-            control = max(control, spread)
-        bar = max(floor, 3 * control)
+            if all(map(np.array_equal, expected.start, expected.end)):
+                raise AssertionError(
+                    "The step changed none of its trainable variables, so nothing can be proven. Check its learning "
+                    "rate and what it lists as `variables`."
+                )
+            control = max(control, *(max(other.differences(expected)) for other in others))
+            if control > 1e-3:
+                raise AssertionError(
+                    "Nothing can be proven: on one replica, weights that differ in the last place give results that "
+                    f"differ by {control:.1e}. The net amplifies rounding: use tanh instead of ReLU, average instead "
+                    "of max pooling, or fewer steps."
+                )
+            bar = max(floor, 3 * control)
         try:
-            (found,) = train(
-                Arrangement(make_step, seed), strategies[n], [Trial(batches)], ignore=ignore, like=expected
-            )
+            (found,) = train(make_step, batches, strategies[n], seed, ignore)
         except NonFiniteLossError as error:
             raise AssertionError(
                 f"On {n} replicas, the loss became NaN or infinite at step {error.step}; on one replica it did not. A "
                 "replica's share may be empty; sums over an empty share must be zero, not NaN."
             ) from error
-        _require_same_start(expected, found)
-        comparison = Comparison(expected, found)
-        differences[n] = comparison.difference
-        if comparison.difference > bar or not found.replicas_agree:
-            raise AssertionError(_failure(comparison, bar, looks_like(comparison, bar, batches, reference)))
-    return Equivalence(differences, control, max(floor, 3 * control), steps)
+        if not all(map(np.array_equal, found.start, expected.start)):
+            raise AssertionError(
+                "make_step creates a step with different initial values each time. Before each call, the seeds of "
+                "Python, NumPy, TensorFlow and Keras are set; draw from these, or load the values."
+            )
+        measured = found.differences(expected)
+        differences[n] = max(measured)
+        beyond = [name for name, difference in zip(expected.names, measured, strict=True) if difference > bar]
+        if wrong := found.parted or beyond:
+            what = "the replicas' copies differ" if found.parted else f"by {differences[n]:.1e}, allowed {bar:.1e}"
+            raise AssertionError(
+                f"The step does not give the same result on {n} replicas ({kind}) as on one. After {steps} steps these "
+                f"differ ({what}): {', '.join(wrong)}. A net with plain BatchNormalization or random layers needs "
+                'reference="shards". docs/equivalence.md lists causes.'
+            )
+    return Equivalence(differences, control, bar, steps)
 
 
-def _reference(
-    arrangement: Arrangement, strategy: tf.distribute.Strategy, batches: Sequence[Any], ignore: Sequence[str]
-) -> tuple[Run, float]:
-    """Train on one replica; return the run and the difference that rounding alone makes."""
-    if arrangement.shards > 1:  # whose examples must stay in their places, as random masks do
-        others = [Trial(batches, nudge=i) for i in range(_CONTROLS)]
-    else:
-        others = [Trial(permuted(batches, seed=i)) for i in range(_CONTROLS)]
-    run, *controls = train(arrangement, strategy, [Trial(batches), *others], ignore=ignore)
-    if all(np.array_equal(run.first[name], run.updates[-1][name]) for name in run.trainable):
-        raise AssertionError(
-            "The step changed none of its trainable variables, so nothing can be proven. Check its learning rate and "
-            "what it lists as `variables`."
-        )
-    spread = max(Comparison(run, control).difference for control in controls)
-    if spread > _USELESS_CONTROL:
-        raise AssertionError(
-            "Nothing can be proven: one replica that gets the examples of each batch in another order, or weights that "
-            f"differ in the last place, gives results that differ by {spread:.1e}. Either the step depends on the "
-            "order of the examples or draws random numbers, or the net amplifies rounding. Use tanh instead of ReLU, "
-            'average instead of max pooling, or fewer steps; use reference="shards" for a net with random layers.'
-        )
-    return run, spread
-
-
-def _require_same_start(expected: Run, found: Run) -> None:
-    other = [name for name, value in found.first.items() if not np.array_equal(value, expected.first[name])]
-    if other:
-        raise AssertionError(
-            f"make_step creates a step with different initial values each time: {', '.join(other[:3])}. Before each "
-            "call, the seeds of Python, NumPy, TensorFlow and Keras are set; draw from these, or load the values."
-        )
-
-
-def _failure(comparison: Comparison, bar: float, cause: str) -> str:
-    found = comparison.found
-    if found.replicas_agree:
-        what = f"{comparison.worst!r} differs by {comparison.difference:.1e}, but rounding explains only {bar:.1e}"
-    else:
-        what = f"the replicas' copies of {found.disagreeing[0]!r} differ"
-    return (
-        f"The step does not give the same result on {found.replicas} replicas as on one: after {len(found.sizes)} "
-        f"steps {what}.\n{cause}"
-    )
+def _global_batches(data: Any, steps: int, size: int | None, uneven_for: Sequence[int]) -> list[Any]:
+    """Read `steps` global batches as NumPy nests, repeating the data as often as needed."""
+    if not isinstance(data, (Recipe, tf.data.Dataset)):
+        if size is None or not isinstance(data, (tuple, list)):
+            raise StepError(
+                "Data must be a recipe such as mk.data.batches(...), a tf.data.Dataset of global batches, or a tuple "
+                f"of arrays (x, y) with global_batch_size=...; found {type(data).__name__}."
+            )
+        data = tf.data.Dataset.from_tensor_slices(tuple(data)).batch(size)
+    elif size is not None:
+        raise StepError("global_batch_size is for arrays; this data is already batched. Leave it out.")
+    if isinstance(data, Recipe):
+        data = data.epochs(steps)
+    batches = list(data.repeat().take(steps).as_numpy_iterator())
+    if not batches:
+        raise StepError("The data set is empty. Check its path, filters and drop_remainder.")
+    for i in range(1, steps, 2):
+        if any(len(tf.nest.flatten(batches[i])[0]) % n == 0 for n in uneven_for):
+            batches[i] = tf.nest.map_structure(lambda part: part[:-1], batches[i])
+    return batches

@@ -47,18 +47,11 @@ def local_cluster(workers: int = 2, ps: int = 1) -> Cluster:
     """
     if workers < 1 or ps < 1:
         raise JobError(f"A local cluster needs at least one worker and one ps; found {workers} and {ps}.")
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(1 + workers + ps)]
-    chief = Cluster(
-        chief=addresses[0],
-        workers=tuple(addresses[1 : 1 + workers]),
-        ps=tuple(addresses[1 + workers :]),
-        task_type="chief",
-        source="local_cluster",
-    )
+    first, *others = [f"127.0.0.1:{port}" for port in free_ports(1 + workers + ps)]
+    cluster = Cluster(tuple(others[:workers]), tuple(others[workers:]), first, "chief", source="local_cluster")
     # The servers of one process share its threads and wait for each other: with too few they wait forever.
     threads = max(processor.cores(), 2 * (workers + ps) + 1)
     for job, count in (("worker", workers), ("ps", ps)):
         for index in range(count):
-            task = dataclasses.replace(chief, task_type=job, task_index=index)
-            start_server(task, threads=threads)
-    return chief
+            start_server(dataclasses.replace(cluster, task_type=job, task_index=index), threads=threads)
+    return cluster

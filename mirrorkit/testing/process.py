@@ -16,8 +16,10 @@ from typing import Any
 from mirrorkit import subprocesses
 from mirrorkit.errors import MirrorkitError
 
-_WITH_DEVICES = "import runpy, sys; from mirrorkit import devices; devices.resolve({devices!r}); {run}"
-_RUN_FILE = "runpy.run_path(sys.argv[1], run_name='__main__')"
+_WITH_DEVICES = (
+    "import runpy, sys; from mirrorkit import devices; devices.resolve({devices!r}); "
+    "runpy.run_path(sys.argv[1], run_name='__main__')"
+)
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,10 @@ class ProcessResult:
 
     def json(self) -> Any:
         """The last line of standard output, read as JSON."""
-        lines = self.stdout.strip().splitlines()
-        if not lines:
+        last = self.stdout.strip().rpartition("\n")[2]
+        if not last:
             raise MirrorkitError(f"The process printed nothing to read as JSON. Its stderr:\n{self.stderr[-2000:]}")
-        return json.loads(lines[-1])
+        return json.loads(last)
 
 
 def run_in_fresh_process(
@@ -70,61 +72,36 @@ def run_in_fresh_process(
     Raises:
         MirrorkitError: it did not finish in time, or failed and `check` is set. The message has the end of its output.
     """
-    with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mirrorkit-") as temporary:
+        folder, work = Path(temporary), Path(temporary, "work")
+        work.mkdir()
         if isinstance(code_or_file, Path):
             script = code_or_file.resolve()
         else:
             # A file, not `python -c`: AutoGraph reads the source of the functions that it converts.
-            script = Path(folder, "script.py")
+            script = folder / "script.py"
             script.write_text(textwrap.dedent(code_or_file), encoding="utf-8")
         command = [sys.executable, str(script)]
         if devices is not None:
-            command[1:1] = ["-c", _WITH_DEVICES.format(devices=devices, run=_RUN_FILE)]
-        result, finished = _run(command, environment=_environment(env or {}), folder=Path(folder), timeout=timeout)
-    if not finished:
-        raise MirrorkitError(f"The process did not finish within {timeout:g} s and was ended.{_end_of(result)}")
-    if check and result.returncode != 0:
-        raise MirrorkitError(f"The process failed with exit code {result.returncode}.{_end_of(result)}")
-    return result
-
-
-def _run(
-    command: list[str], *, environment: dict[str, str], folder: Path, timeout: float
-) -> tuple[ProcessResult, bool]:
-    # Files instead of pipes: a grandchild that outlives the process would keep a pipe open and the reader waiting.
-    work, temporary = folder / "work", folder / "tmp"
-    work.mkdir()
-    temporary.mkdir()  # a killed process cannot remove its own temporary files; AutoGraph writes some
-    environment.setdefault("TMPDIR", str(temporary))
-    with open(folder / "stdout", "w+b") as out, open(folder / "stderr", "w+b") as err:
-        process = subprocesses.start(
-            command, environment=environment, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=err
-        )
-        finished = False
-        try:
-            process.wait(timeout)
-            finished = True
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            subprocesses.send(process)
-            process.wait()
-        texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read().decode("utf-8", errors="replace"))
-    return ProcessResult(process.returncode, *texts), finished
-
-
-def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    environment = subprocesses.with_mirrorkit({name: value for name, value in os.environ.items() if name != "TMPDIR"})
-    for name, value in changes.items():
-        if value is None:
-            environment.pop(name, None)
-        else:
-            environment[name] = value
-    return environment
-
-
-def _end_of(result: ProcessResult) -> str:
-    return f"\nEnd of its stdout:\n{result.stdout[-2000:]}\nEnd of its stderr:\n{result.stderr[-4000:]}"
+            command[1:1] = ["-c", _WITH_DEVICES.format(devices=devices)]
+        # A killed process cannot remove its own temporary files; AutoGraph writes some.
+        environment = {**subprocesses.with_mirrorkit(os.environ), "TMPDIR": temporary, **(env or {})}
+        environment = {name: value for name, value in environment.items() if value is not None}
+        # Files instead of pipes: a grandchild that outlives the process would keep a pipe open and the reader waiting.
+        with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
+            process = subprocesses.start(
+                command, environment=environment, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+            try:
+                failed = process.wait(timeout) and check
+                what = f"failed with exit code {process.returncode}."
+            except subprocess.TimeoutExpired:
+                failed, what = True, f"did not finish within {timeout:g} s and was ended."
+            finally:
+                subprocesses.send(process)
+                process.wait()
+            texts = [Path(file.name).read_bytes().decode(errors="replace") for file in (out, err)]
+    if failed:
+        ends = f"End of its stdout:\n{texts[0][-2000:]}\nEnd of its stderr:\n{texts[1][-4000:]}"
+        raise MirrorkitError(f"The process {what}\n{ends}")
+    return ProcessResult(process.returncode, *texts)
