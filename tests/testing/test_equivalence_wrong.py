@@ -33,7 +33,9 @@ def _fails(make_step: Callable[[], Any], **options: Any) -> str:
     options = {"replicas": (1, 2), "steps": 4, "global_batch_size": 8, **options}
     with pytest.raises(AssertionError) as caught:
         mk.testing.assert_equivalent(make_step, points(), **options)
-    return str(caught.value)
+    return re.sub(
+        r"(sequential|dense|batch_normalization)_\d+", r"\1", str(caught.value)
+    )  # Keras numbers steps' layers
 
 
 def _sgd() -> Any:
