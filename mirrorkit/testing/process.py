@@ -86,11 +86,11 @@ def run_in_fresh_process(
             command[1:1] = ["-c", _WITH_DEVICES.format(devices=devices)]
         # A killed process cannot remove its own temporary files; AutoGraph writes some.
         environment = {**subprocesses.with_mirrorkit(os.environ), "TMPDIR": temporary, **(env or {})}
-        environment = {name: value for name, value in environment.items() if value is not None}
+        given = {name: value for name, value in environment.items() if value is not None}
         # Files instead of pipes: a grandchild that outlives the process would keep a pipe open and the reader waiting.
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
             process = subprocesses.start(
-                command, environment=environment, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                command, environment=given, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
             try:
                 failed = process.wait(timeout) and check
