@@ -70,13 +70,13 @@ def waited(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     chiefs.chief_only = True
     loop.fit(data, callbacks=[Written(folder / f"own{me}"), chiefs], verbose=0)
 
-    replace = export_places._replace
+    replace = export_places.replace
 
     def slowly(*arguments: Any) -> None:
         time.sleep(SECONDS)
         replace(*arguments)
 
-    with mock.patch.object(export_places, "_replace", slowly):
+    with mock.patch.object(export_places, "replace", slowly):
         path = mk.train.export(loop, folder / "exported.keras")
     found["exported"] = np.asarray(keras.saving.load_model(path)(x)).tolist() == np.asarray(model(x)).tolist()
     (folder / "file").touch()
