@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md says what the code says: its rooms, its files, and the private names of TensorFlow and Keras."""
+"""ARCHITECTURE.md says what the code says of its rooms and files, and private.py of names of TensorFlow and Keras."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from test_package import FILES, LAYERS, PACKAGE, ROOMS_OF_TRAIN, tree_of
+
+from mirrorkit import private
 
 ROOT = PACKAGE.parent
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
@@ -99,35 +101,54 @@ def _defined(path: Path) -> set[str]:
 
 
 DEFINED = {path: _defined(path) for path in FILES}
+USERS = [path for path in FILES if path.name != "private.py"]
 INHERITED = set().union(*DEFINED.values())
 
 
 @functools.cache
 def _told() -> dict[str, set[str]]:
-    """The names that the table has for each file."""
+    """The names and owners that the table of private.py has for each file."""
     told: dict[str, set[str]] = {}
-    for names, files, *_ in _rows("Private names"):
-        for file in files.split(", "):
-            told.setdefault(file, set()).update(re.findall(r"`([\w.]+)`", names))
+    for row in (*private.IMPROVEMENTS, *private.NEEDS):
+        for file in row.used_in.split(", "):
+            told.setdefault(file, set()).update(row.names.split(), row.owner.split(" or "))
     return told
 
 
 def test_every_private_name_is_in_the_table() -> None:
-    found = {(str(path.relative_to(PACKAGE)), name) for path in FILES for name in _private_names(path)}
+    found = {(str(path.relative_to(PACKAGE)), name) for path in USERS for name in _private_names(path)}
     assert found
-    untold = {(file, name) for file, name in found if name not in _told().get(file, ())}
-    assert not untold, "a private name of TensorFlow or Keras that ARCHITECTURE.md does not tell of"
+    untold = {(f, name) for f, name in found if not any(told.startswith(name) for told in _told().get(f, ()))}
+    assert not untold, "a private name of TensorFlow or Keras that private.py does not tell of"
 
 
 def test_no_name_of_the_table_is_out_of_use() -> None:
-    unused = {(f, name) for f, names in _told().items() for name in names if name not in (PACKAGE / f).read_text()}
-    assert not unused
+    rows = (*private.IMPROVEMENTS, *private.NEEDS)
+    named = {(file, name) for row in rows for file in row.used_in.split(", ") for name in row.names.split()}
+    texts = {str(path.relative_to(PACKAGE)): path.read_text() for path in USERS}
+    used = {(file, name) for file, name in named if re.search(rf"(?<![a-z]){name}", texts[file])}
+    assert {name for _, name in named} == {name for _, name in used}
+    assert {file for file, _ in named} == {file for file, _ in used}
 
 
 def test_each_private_name_has_a_reason_and_a_test() -> None:
-    for names, _, why, test in _rows("Private names"):
-        assert len(why) > 10, names
-        assert test in TESTS, f"{names}: there is no {test}"
+    for row in (*private.IMPROVEMENTS, *private.NEEDS):
+        assert row.why, row.names
+        assert row.test in TESTS, f"{row.names}: there is no {row.test}"
+        assert bool(row.lost) == (row in private.IMPROVEMENTS), row.names
+
+
+def test_functions_are_replaced_in_one_place() -> None:
+    """By `private.replace`, so that the table has them all."""
+    replaced = set()
+    for path in USERS:
+        for node in ast.walk(tree_of(path)):
+            targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else []
+            owners = [ast.unparse(one).split(".")[0] for one in targets if isinstance(one, ast.Attribute)]
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "mock.patch.object"):
+                owners.append("keras")
+            replaced |= {str(path.relative_to(PACKAGE)) for owner in owners if owner in ("keras", "tf")}
+    assert not replaced
 
 
 def _reached(path: Path) -> set[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 
 
@@ -42,16 +42,15 @@ def recorded() -> Iterator[list[RecordedCall]]:
     """
     calls: list[RecordedCall] = []
     seen: set[int] = set()  # of outputs; `calls` keeps them alive, so no id is used twice
-    original = keras.Operation.__call__
 
-    def call_and_record(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
+    def call_and_record(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(layer, *args, **kwargs)
         outputs = [tensor for tensor in _floats(result) if id(tensor) not in seen]
         seen.update(map(id, outputs))
-        calls.append(RecordedCall(self, _floats((args, kwargs)), outputs))
+        calls.append(RecordedCall(layer, _floats((args, kwargs)), outputs))
         return result
 
-    with mock.patch.object(keras.Operation, "__call__", call_and_record):
+    with private.replace("Operation.__call__", call_and_record):
         yield calls
 
 

@@ -2,8 +2,7 @@
 
 Keras's `stateless_apply` only raises on the TensorFlow backend, because there `apply` talks to `tf.distribute`: it
 all-reduces the gradients once more and updates through `merge_call`. mirrorkit hands the optimizer gradients that
-have been reduced, so neither is wanted. This file uses private Keras names to take them out;
-`tests/optim/test_functional.py` compares every optimizer with its own `apply` and fails when these names move.
+have been reduced, so neither is wanted.
 """
 
 from __future__ import annotations
@@ -13,50 +12,50 @@ from collections.abc import Callable, Hashable, Sequence
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable, Variable
 from mirrorkit.errors import MirrorkitError, StepError
 
 
-def _ancestor(name: str) -> type[KerasOptimizer]:
-    found: type[KerasOptimizer] = next(cls for cls in keras.optimizers.Optimizer.__mro__ if cls.__name__ == name)
-    return found
+@functools.cache
+def _between() -> type[KerasOptimizer]:
+    """Return a class to stand between the user's and Keras's TFOptimizer, which undoes what that overrides."""
+    distributed = private.get("optimizer.TFOptimizer")
+    base = private.get("base_optimizer.BaseOptimizer")  # what all backends share: plain assignments
 
+    class WithoutDistribution(distributed):  # type: ignore[misc, valid-type]
+        assign = base.assign
+        assign_add = base.assign_add
+        assign_sub = base.assign_sub
+        _backend_update_step = base._backend_update_step
+        _apply_weight_decay = base._apply_weight_decay
+        _overwrite_model_variables_with_average_value = base._overwrite_model_variables_with_average_value
 
-_TFOptimizer = _ancestor("TFOptimizer")  # what the TensorFlow backend adds: tf.distribute
-_BaseOptimizer = _ancestor("BaseOptimizer")  # what all backends share: plain assignments
+        def _backend_apply_gradients(self, grads: list[tf.Tensor], trainable_variables: list[KerasVariable]) -> None:
+            # Keras overwrites the weights within a branch, where a value that is assigned could not leave it.
+            every = self.ema_overwrite_frequency
+            self.__dict__["ema_overwrite_frequency"] = None  # by assignment Keras would track it
+            super()._backend_apply_gradients(grads, trainable_variables)
+            if self.use_ema and every:
+                is_due = (self.iterations + 1) % every == 0
+                for weight, average in zip(
+                    self._trainable_variables, self._model_variables_moving_average, strict=True
+                ):
+                    if average is not None:
+                        weight.assign(tf.where(is_due, tf.convert_to_tensor(average), tf.convert_to_tensor(weight)))
 
+        def _var_key(self, variable: Variable) -> Hashable:
+            # In a stateless scope `variable.value` is a tensor without identity: ask for the variable behind it.
+            key: Hashable = super()._var_key(getattr(variable, "_value", variable))
+            return key
 
-class _WithoutDistribution(_TFOptimizer):  # type: ignore[misc, valid-type]
-    """Undoes TFOptimizer's overrides; stands between the user's optimizer class and TFOptimizer."""
-
-    assign = _BaseOptimizer.assign
-    assign_add = _BaseOptimizer.assign_add
-    assign_sub = _BaseOptimizer.assign_sub
-    _backend_update_step = _BaseOptimizer._backend_update_step
-    _apply_weight_decay = _BaseOptimizer._apply_weight_decay
-    _overwrite_model_variables_with_average_value = _BaseOptimizer._overwrite_model_variables_with_average_value
-
-    def _backend_apply_gradients(self, grads: list[tf.Tensor], trainable_variables: list[KerasVariable]) -> None:
-        # Keras overwrites the weights within a branch, where a value that is assigned could not leave it.
-        every = self.ema_overwrite_frequency
-        self.__dict__["ema_overwrite_frequency"] = None  # by assignment Keras would track it
-        super()._backend_apply_gradients(grads, trainable_variables)
-        if self.use_ema and every:
-            is_due = (self.iterations + 1) % every == 0
-            for weight, average in zip(self._trainable_variables, self._model_variables_moving_average, strict=True):
-                if average is not None:
-                    weight.assign(tf.where(is_due, tf.convert_to_tensor(average), tf.convert_to_tensor(weight)))
-
-    def _var_key(self, variable: Variable) -> Hashable:
-        # In a stateless scope `variable.value` is a tensor without identity: ask for the variable behind it.
-        key: Hashable = _TFOptimizer._var_key(self, getattr(variable, "_value", variable))
-        return key
+    return WithoutDistribution
 
 
 @functools.cache
 def _without_distribution(cls: type[KerasOptimizer]) -> type[KerasOptimizer]:
-    return type(f"Functional{cls.__name__}", (cls, _WithoutDistribution), {})
+    return type(f"Functional{cls.__name__}", (cls, _between()), {})
 
 
 def trainable_variables(optimizer: KerasOptimizer) -> list[KerasVariable]:

@@ -1,7 +1,6 @@
 """Build a Keras optimizer for other weights than the model's: joined ones, or pieces of them.
 
-Keras has no public way to give an optimizer slots of another shape than the weights'. This file uses private Keras
-names for that; `tests/optim/test_other_weights.py` fails when they move.
+Keras has no public way to give an optimizer slots of another shape than the weights'.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.optim.slots import slots_by_name
@@ -37,6 +37,8 @@ class Slot(NamedTuple):
 
 def decays(optimizer: KerasOptimizer, weight: KerasVariable) -> bool:
     """Return whether the optimizer's weight decay applies to a weight; the optimizer need not be built."""
+    if hasattr(optimizer, "_is_excluded_from_weight_decay"):  # from Keras 3.16 on
+        return not optimizer._is_excluded_from_weight_decay(weight)
     copy = _with(optimizer, _exclude_from_weight_decay_cache={})  # the optimizer would remember what it is asked
     return bool(copy._use_weight_decay(weight))
 
@@ -84,7 +86,10 @@ def twin_for(optimizer: KerasOptimizer, weights: Sequence[StandIn]) -> tuple[Ker
 def _build(optimizer: KerasOptimizer, variables: list[KerasVariable], weights: Sequence[StandIn]) -> None:
     optimizer.build(variables)
     known = {optimizer._var_key(v): weight.decays for v, weight in zip(variables, weights, strict=True)}
-    vars(optimizer).update(_exclude_from_weight_decay_cache=known)
+    # The first is where Keras looks up to 3.15, the second where newer ones do.
+    vars(optimizer).update(_exclude_from_weight_decay_cache=known, _weight_decay_by_var_key=known)
+    if any(optimizer._use_weight_decay(v) != weight.decays for v, weight in zip(variables, weights, strict=True)):
+        private.tell_missing("a built optimizer._weight_decay_by_var_key")
 
 
 def _variable(weight: StandIn) -> KerasVariable:

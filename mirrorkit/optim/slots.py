@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable
 
-# Their attributes that hold a slot for each weight: private names of Keras, and `tests/optim/test_packed.py` fails
-# when they move. Exactly these classes: nothing is known of a subclass. Adafactor, Lamb and Muon look at a weight as a
-# whole. Ftrl and ScheduleFreeAdamW were not examined.
+# Their attributes that hold a slot for each weight. Exactly these classes: nothing is known of a subclass. Adafactor,
+# Lamb and Muon look at a weight as a whole. Ftrl and ScheduleFreeAdamW were not examined.
 _SLOTS: dict[type, tuple[str, ...]] = {
     keras.optimizers.SGD: ("momentums",),
     keras.optimizers.Adam: ("_momentums", "_velocities", "_velocity_hats"),
@@ -23,7 +23,10 @@ _SLOTS: dict[type, tuple[str, ...]] = {
 
 def treats_numbers_alike(optimizer: KerasOptimizer) -> bool:
     """Return whether an optimizer updates each number of the weights by itself, whatever weight it belongs to."""
-    return type(optimizer) in _SLOTS
+    missing = [name for name in _SLOTS.get(type(optimizer), ()) if not private.has(optimizer.build, name)]
+    for name in missing:
+        private.tell_missing(f"the build of an optimizer.{name}")
+    return type(optimizer) in _SLOTS and not missing
 
 
 def slots_by_name(optimizer: KerasOptimizer) -> dict[str, list[KerasVariable]]:

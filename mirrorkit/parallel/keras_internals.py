@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 
 _WAITING = "uninitialized_variables"
@@ -33,12 +34,11 @@ def in_creation() -> Creation | None:
 def seeing_creations() -> Iterator[None]:
     """Let `in_creation` know Keras's variables in the block.
 
-    Private to Keras: TensorFlow's variable creators learn a variable's name alone ("kernel"), and Keras gives variables
+    TensorFlow's variable creators learn a variable's name alone ("kernel"), and Keras gives variables
     their values later than their paths where a model is built by a symbolic call.
     """
-    own, initialize = vars(keras.Variable).get("_initialize"), keras.Variable._initialize
 
-    def seen(variable: Any, value: Any) -> None:
+    def seen(initialize: Callable[..., None], variable: Any, value: Any) -> None:
         shape = variable.shape if callable(value) else np.shape(value)
         _creations.append(Creation(variable.path, len(shape), bool(variable.trainable)))
         try:
@@ -46,25 +46,18 @@ def seeing_creations() -> Iterator[None]:
         finally:
             _creations.pop()
 
-    keras.Variable._initialize = seen
-    try:
+    with private.replace("Variable._initialize", seen):
         yield
-    finally:
-        if own is None:
-            del keras.Variable._initialize
-        else:
-            keras.Variable._initialize = own
 
 
 @contextmanager
 def without_values() -> Iterator[None]:
     """Let models be built in the block whose variables never get values, so that none is allocated.
 
-    Private to Keras: a `StatelessScope` leaves the variables that it does not initialize on a list, and the next one
+    A `StatelessScope` leaves the variables that it does not initialize on a list, and the next one
     would.
     """
-    state = keras.src.backend.common.global_state
-    before = list(state.get_global_attribute(_WAITING, []))
+    before = list(private.get("global_state.get_global_attribute")(_WAITING, []))
     with keras.StatelessScope(initialize_variables=False):
         yield
-    state.set_global_attribute(_WAITING, before)
+    private.get("global_state.set_global_attribute")(_WAITING, before)

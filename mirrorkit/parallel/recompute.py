@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import Json, KerasLayer, Nest
 from mirrorkit.errors import StepError
@@ -75,7 +76,7 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
             tensors = dict(zip(places, flat[len(trained) :], strict=True))
             for i, tensor in tensors.items():
                 if masks[i] is not None:
-                    tensor._keras_mask = masks[i]
+                    private.get("masking.set_keras_mask")(tensor, masks[i])
             again = tf.nest.pack_sequence_as((x, options), [tensors.get(i, value) for i, value in enumerate(given)])
             with ValueScope(state_mapping=mapping, collect_losses=True) as scope:
                 # `training` by name, since the backward pass takes place outside of Keras's call.
@@ -94,7 +95,7 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         count = len(flat)
         for output, result in zip(flat, results, strict=False):
             if _mask_of(output) is not None:
-                result._keras_mask = _mask_of(output)
+                private.get("masking.set_keras_mask")(result, _mask_of(output))
         for loss, own in zip(results[count:], found["losses"], strict=True):
             loss._mirrorkit_own = own  # Keras knows losses by their `id`, which must not be given to another one
             self.add_loss(loss)
@@ -126,7 +127,8 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
 
 
 def _mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
-    return getattr(tensor, "_keras_mask", None)  # private: Keras keeps masks on tensors
+    mask: tf.Tensor | None = private.get("masking.get_keras_mask")(tensor)
+    return mask
 
 
 def _symbols(values: Iterable[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit.cluster import task_name
 
 
@@ -74,7 +75,10 @@ def cluster_spec(strategy: tf.distribute.Strategy) -> Any:
 
     Under parameter servers the public `cluster_resolver` is None, and the resolver is in a private attribute.
     """
-    return (strategy.cluster_resolver or strategy._cluster_resolver).cluster_spec()
+    if strategy.cluster_resolver:
+        return strategy.cluster_resolver.cluster_spec()
+    private.check(strategy=strategy)
+    return strategy._cluster_resolver.cluster_spec()
 
 
 def worker_name(strategy: tf.distribute.Strategy) -> str:

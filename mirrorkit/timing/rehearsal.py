@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.timing.timer import wait_for_devices
@@ -54,20 +54,18 @@ def rehearse(function: Callable[..., Any], arguments: tuple[Any, ...], restore: 
 def _remembering(snapshot: Snapshot, things: list[Any]) -> Iterator[None]:
     """Within the block, remember the variables of every `tf.function` before it runs; a plain function may call it.
 
-    TensorFlow has no hook for this. So the one method by which every `tf.function` is called, `__call__` of a private
-    class, is wrapped for the duration of the block; tests/timing/test_rehearsal.py fails when it moves.
+    TensorFlow has no hook for this. So the one method by which every `tf.function` is called is wrapped for the
+    duration of the block.
     """
-    kind = type(tf.function(lambda: None))
-    call = kind.__call__
 
-    def remember_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tf.executing_eagerly() and _is_traced(self):  # a call within a trace belongs to the function being traced
-            snapshot.add_captured(_trace(self, args, kwargs))
+    def remember_and_call(call: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly() and _is_traced(function):  # one within a trace belongs to what is being traced
+            snapshot.add_captured(_trace(function, args, kwargs))
             # A first trace creates and fills variables, of which some are not used yet.
             snapshot.add(_variables_of(things))
-        return call(self, *args, **kwargs)
+        return call(function, *args, **kwargs)
 
-    with mock.patch.object(kind, "__call__", remember_and_call):
+    with private.replace("Function.__call__", remember_and_call):
         yield
 
 

@@ -184,7 +184,7 @@ _OFF = [
     _Off(
         "weight decay",
         ("weight decay",),
-        _replaced(functional._WithoutDistribution, "_apply_weight_decay", lambda _: lambda optimizer, variables: None),
+        _replaced(functional._between(), "_apply_weight_decay", lambda _: lambda optimizer, variables: None),
     ),
     _Off("clip_norm after the reduction", ("clip_norm",), _clipped_before("clip_norm")),
     _Off("clip_value after the reduction", ("clip_value",), _clipped_before("clip_value")),

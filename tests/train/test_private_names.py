@@ -6,7 +6,6 @@ seen. Those of the optimizers have tests of their own in tests/optim.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import tensorflow as tf
 from training_helpers import sequential
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit.train.first_batch import own_draws
 from mirrorkit.train.keras_model import keras_operations
@@ -95,34 +95,32 @@ def test_keras_random_numbers_begin_with_the_operation_that_is_looked_for() -> N
         assert own_draws._DRAW in {operation.type for operation in graph.get_operations()}, draw.__name__
 
 
-def test_keras_looks_its_synchronized_moments_up_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keras_looks_its_synchronized_moments_up_at_each_call() -> None:
     called: list[Any] = []
-    monkeypatch.setattr(keras.src.backend.nn, "_compute_moments_sync", lambda x, *_: (called.append(x) or x, x))
-    keras.ops.moments(np.ones((2, 3), "float32"), axes=0, synchronized=True)
+    with private.replace("nn._compute_moments_sync", lambda original, x, *_: (called.append(x) or x, x)):
+        keras.ops.moments(np.ones((2, 3), "float32"), axes=0, synchronized=True)
     assert len(called) == 1
 
 
-@pytest.mark.parametrize("name", ["signbit", "argmax", "take"])
+@pytest.mark.parametrize("name", ["numpy.signbit", "numpy.argmax", "numpy.take", "image.affine_transform"])
 def test_functions_of_keras_that_are_replaced_are_looked_up_at_each_call(name: str) -> None:
     """Replaced is the attribute of the module: where Keras kept a reference of its own, it would go unseen."""
     called: list[str] = []
-    numpy = keras.src.backend.numpy
-    original = getattr(numpy, name)
 
-    def spy(*args: Any, **options: Any) -> Any:
+    def spy(original: Any, *args: Any, **options: Any) -> Any:
         called.append(name)
         return original(*args, **options)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numpy, name, spy)
+    with private.replace(name, spy):
         x = np.ones((2, 3), "float32")
         {
-            "signbit": lambda: keras.ops.signbit(x),
-            "argmax": lambda: keras.ops.argmax(x, axis=-1),
-            "take": lambda: keras.ops.take(x, np.array([1]), axis=0),
+            "numpy.signbit": lambda: keras.ops.signbit(x),
+            "numpy.argmax": lambda: keras.ops.argmax(x, axis=-1),
+            "numpy.take": lambda: keras.ops.take(x, np.array([1]), axis=0),
+            "image.affine_transform": lambda: keras.ops.image.affine_transform(x[..., None], np.ones(8, "float32")),
         }[name]()
     assert called == [name]
-    assert callable(getattr(keras_operations, f"_{name}"))
+    assert name in keras_operations._FUNCTIONS
 
 
 def test_a_layer_knows_its_losses_by_their_ids() -> None:
@@ -136,10 +134,7 @@ def test_a_layer_knows_its_losses_by_their_ids() -> None:
 
 def test_a_draw_without_a_seed_asks_for_the_global_generator() -> None:
     called: list[bool] = []
-    generators = importlib.import_module("keras.src.random.seed_generator")
-    original = generators.global_seed_generator
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generators, "global_seed_generator", lambda: called.append(True) or original())
+    with private.replace("seed_generator.global_seed_generator", lambda get: called.append(True) or get()):
         keras.random.normal((1,))
     assert called == [True]
 

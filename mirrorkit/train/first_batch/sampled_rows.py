@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._types import Nest, TensorLike
 from mirrorkit.train.keras_model.outputs import Output, UnpackedBatch
 from mirrorkit.train.totals.losses import mask_of
@@ -46,7 +47,7 @@ def variants_of(output: Output, targets: np.ndarray | None) -> Iterator[Output]:
     for share in (0.5, 1.0):
         y_pred = tf.cast(_other_predictions(predicted, rng, share), output.y_pred.dtype)
         if mask is not None:
-            y_pred._keras_mask = tf.constant(rng.uniform(size=mask.shape) < 0.6)
+            private.get("masking.set_keras_mask")(y_pred, tf.constant(rng.uniform(size=mask.shape) < 0.6))
         yield output._replace(y=y, y_pred=y_pred, weight=weight)
 
 
@@ -74,7 +75,7 @@ def _rows_of(tensor: tf.Tensor | None, rows: np.ndarray) -> tf.Tensor | None:
         return None
     taken = tf.gather(tensor, rows)
     if mask_of(tensor) is not None:
-        taken._keras_mask = tf.gather(mask_of(tensor), rows)
+        private.get("masking.set_keras_mask")(taken, tf.gather(mask_of(tensor), rows))
     return taken
 
 

@@ -9,7 +9,6 @@ passed as arguments. A value that was read before the function is called stays a
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -17,9 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import record  # private: which tf.Variables a function reads
-from tensorflow.python.ops import custom_gradient as _tensorflow  # private: each call passes through here
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable, Nest
 from mirrorkit.errors import StepError
@@ -31,20 +29,17 @@ _within = threading.local()
 @functools.cache
 def with_weights() -> None:
     """Let custom-gradient functions give a gradient to the weights that they read in a `keras.StatelessScope`."""
-    for name in ("_graph_mode_decorator", "_eager_mode_decorator"):
-        setattr(_tensorflow, name, _asking(getattr(_tensorflow, name)))
-    scopes = keras.StatelessScope
-    get = scopes.get_current_value
+    private.replace("custom_gradient._graph_mode_decorator", _asking)
+    private.replace("custom_gradient._eager_mode_decorator", _asking)
+    private.replace("StatelessScope.get_current_value", _get_and_note)
 
-    @functools.wraps(get)
-    def get_and_note(scope: Any, variable: KerasVariable) -> Any:
-        value = get(scope, variable)
-        if value is not None:
-            for noted in _noted():
-                noted.setdefault(id(variable), (variable, value))
-        return value
 
-    scopes.get_current_value = get_and_note
+def _get_and_note(get: Callable[..., Any], scope: Any, variable: KerasVariable) -> Any:
+    value = get(scope, variable)
+    if value is not None:
+        for noted in _noted():
+            noted.setdefault(id(variable), (variable, value))
+    return value
 
 
 def _noted() -> list[_Read]:
@@ -64,28 +59,19 @@ def _noting() -> Iterator[_Read]:
         _noted().pop()
 
 
-def _scope() -> Any:
-    """Return the scope around, or None. Private to Keras."""
-    return importlib.import_module("keras.src.backend.common.stateless_scope").get_stateless_scope()
-
-
-def _asking(original: Callable[..., Nest]) -> Callable[..., Nest]:
-    @functools.wraps(original)
-    def wrapped(function: Callable[..., Any], args: Any, kwargs: Any) -> Nest:
-        scope = _scope()
-        has_values = scope is not None and any(isinstance(v, tf.Tensor) for v in scope.state_mapping.values())
-        if not has_values or (kwargs and not tf.executing_eagerly()):  # which TensorFlow refuses
-            return original(function, args, kwargs)
-        return _with_weights(scope, original, functools.partial(function, **kwargs), tuple(args))
-
-    return wrapped
+def _asking(original: Callable[..., Nest], function: Callable[..., Any], args: Any, kwargs: Any) -> Nest:
+    scope = private.get("stateless_scope.get_stateless_scope")()
+    has_values = scope is not None and any(isinstance(v, tf.Tensor) for v in scope.state_mapping.values())
+    if not has_values or (kwargs and not tf.executing_eagerly()):  # which TensorFlow refuses
+        return original(function, args, kwargs)
+    return _with_weights(scope, original, functools.partial(function, **kwargs), tuple(args))
 
 
 def _with_weights(scope: Any, original: Callable[..., Nest], function: Callable[..., Any], args: Nest) -> Nest:
     if not tf.executing_eagerly():  # as `original` does
         args = tf.nest.map_structure(tf.convert_to_tensor, args, expand_composites=True)
     before = _copy(scope)  # for the backward pass
-    with _noting() as noted, record.VariableWatcher() as watcher:
+    with _noting() as noted, private.get("record.VariableWatcher")() as watcher:
         result, gradient = function(*args)
     for variable in watcher.watched_variables():  # none of the step's own: the tape sees them, and they are refused
         tf.convert_to_tensor(variable)

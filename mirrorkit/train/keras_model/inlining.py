@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit import private
+
 _lock = threading.Lock()  # replicas are traced in turns, each in a thread
 _inlining = 0  # blocks of `functions_inlined` that are open
 
@@ -40,17 +42,6 @@ def call_inlined(function: Any, *args: Any, **options: Any) -> Any:
     return _converted_call()(function.python_function, args, options)
 
 
-def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace a function by one that calls `wrapper(original, ...)`."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **options: Any) -> Any:
-        return wrapper(original, *args, **options)
-
-    setattr(owner, name, wrapped)
-
-
 def _call(function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any:
     return function(*args, **options)
 
@@ -69,4 +60,4 @@ def _wrap_functions() -> None:
         inlined = _inlining and not function.python_function.__module__.startswith("tensorflow.")  # vectorized loops
         return (call_inlined if inlined else original)(function, *args, **options)
 
-    wrap(type(tf.function(_call)), "__call__", called)
+    private.replace("Function.__call__", called)

@@ -1,11 +1,10 @@
 """Keras's operations, kept from waiting within a step: for a GPU, or for more messages than are needed.
 
-TensorFlow works with int32 in the host's memory, and Keras 3.15 uses int32 in two places: `argmax` looks at sign bits
+TensorFlow works with int32 in the host's memory, and Keras uses int32 in two places: `argmax` looks at sign bits
 (so its accuracies send all outputs to the host in every step), and `take` asks which indices are negative (so does
 `Embedding`). `affine_transform` passes on a number that its operation wants on the host. Synchronized
 BatchNormalization sends three messages per layer, and the time to trace their gradients grows with the square of the
-number of layers. Keras has no public way to replace them; `tests/train/test_private_names.py` fails when these names
-move.
+number of layers.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasMetric, Nest, TensorLike
 from mirrorkit.data import HOST
@@ -39,9 +39,9 @@ def without_waits(*, of_metric: KerasMetric = None, totals: tuple[Total, Total] 
         totals: what sums a message over the replicas in synchronized layers, and what sums its gradient.
     """
     _wrap()
-    names = {"signbit", "take", "affine_transform", "compute_moments_sync"}
-    if type(of_metric).__module__.startswith("keras."):
-        names.add("argmax")
+    names = {*_FUNCTIONS}
+    if not type(of_metric).__module__.startswith("keras."):
+        names.remove("numpy.argmax")
     before = getattr(_within, "names", ()), getattr(_within, "totals", None)
     _within.names, _within.totals = names, totals or before[1]
     try:
@@ -53,25 +53,14 @@ def without_waits(*, of_metric: KerasMetric = None, totals: tuple[Total, Total] 
 @functools.cache
 def _wrap() -> None:
     """Have Keras's functions do what the block above says; outside of it they are as they were."""
-    numpy, image, nn = keras.src.backend.numpy, keras.src.backend.image, keras.src.backend.nn
-    for module, name, function in (
-        (numpy, "signbit", _signbit),
-        (numpy, "argmax", _argmax),
-        (numpy, "take", _take),
-        (image, "affine_transform", _affine_transform),
-        (nn, "_compute_moments_sync", _compute_moments_sync),
-    ):
-        setattr(module, name, _within_the_block(name.removeprefix("_"), getattr(module, name), function))
+    for name, function in _FUNCTIONS.items():
+        private.replace(name, functools.partial(_within_the_block, name, function))
 
 
-def _within_the_block(name: str, original: Function, function: Function) -> Function:
-    @functools.wraps(original)
-    def chosen(*args: Nest, **options: Nest) -> Nest:
-        if name in getattr(_within, "names", ()):
-            return function(original, *args, **options)
-        return original(*args, **options)
-
-    return chosen
+def _within_the_block(name: str, function: Function, original: Function, *args: Nest, **options: Nest) -> Nest:
+    if name in getattr(_within, "names", ()):
+        return function(original, *args, **options)
+    return original(*args, **options)
 
 
 def _signbit(original: Function, x: TensorLike) -> tf.Tensor:
@@ -141,3 +130,12 @@ def _by_one_message(total: Total, values: list[tf.Tensor]) -> list[tf.Tensor]:
 def _sum(message: tf.Tensor) -> tuple[tf.Tensor, Total]:
     """The gradient is a sum too; without `stop_gradient` TensorFlow looks for it in the other replicas' graphs."""
     return all_reduce(tf.stop_gradient(message)), _sum
+
+
+_FUNCTIONS: dict[str, Function] = {
+    "numpy.signbit": _signbit,
+    "numpy.argmax": _argmax,
+    "numpy.take": _take,
+    "image.affine_transform": _affine_transform,
+    "nn._compute_moments_sync": _compute_moments_sync,
+}

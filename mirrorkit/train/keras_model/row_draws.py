@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit.train.keras_model.seeds import noting_seeds
 
 _within = threading.local()  # a strategy runs each replica in a thread of its own
@@ -105,19 +106,16 @@ def row_draws() -> RowDraws | None:
 def _wrap_draws() -> None:
     """Let TensorFlow's stateless draws, and so Keras's, ask for the `RowDraws` around them."""
     for name in ("stateless_normal", "stateless_uniform", "stateless_truncated_normal"):
-        _wrap(tf.random, name, RowDraws.draw)
-    _wrap(tf.nn.experimental, "stateless_dropout", _dropped)
+        _wrap(f"random.{name}", RowDraws.draw)
+    _wrap("experimental.stateless_dropout", _dropped)
 
 
-def _wrap(module: Any, name: str, within: Callable[..., tf.Tensor]) -> None:
-    original = getattr(module, name)
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **options: Any) -> tf.Tensor:
+def _wrap(name: str, within: Callable[..., tf.Tensor]) -> None:
+    def chosen(original: Callable[..., tf.Tensor], *args: Any, **options: Any) -> tf.Tensor:
         draws = row_draws()
         return original(*args, **options) if draws is None else within(draws, original, *args, **options)
 
-    setattr(module, name, wrapped)
+    private.replace(name, chosen)
 
 
 def _dropped(

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from mirrorkit._keras import keras
+from mirrorkit import private
 from mirrorkit._types import TensorLike, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
@@ -111,14 +111,12 @@ def noting_seeds(seeds: list[tf.Tensor]) -> Iterator[None]:
 @functools.cache
 def _wrap_next() -> None:
     """Have `SeedGenerator.next` do what the blocks above say; outside of them it is as it was."""
-    original = keras.random.SeedGenerator.next
 
-    @functools.wraps(original)
-    def next_of_replica(self: object, *args: object, **options: object) -> tf.Tensor:
+    def next_of_replica(original: Callable[..., tf.Tensor], *args: object, **options: object) -> tf.Tensor:
         numbers = getattr(_within, "numbers", None) or (lambda: ())
         on_host = getattr(_within, "on_host", False)
         with tf.device(HOST) if on_host else contextlib.nullcontext():
-            seed = fold(original(self, *args, **options), *numbers())
+            seed = fold(original(*args, **options), *numbers())
             if on_host:  # in int32, which TensorFlow keeps there, as Keras makes it (for XLA) before it draws
                 seed = tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
         noted = getattr(_within, "noted", None)
@@ -126,4 +124,4 @@ def _wrap_next() -> None:
             noted.append(seed)
         return seed
 
-    keras.random.SeedGenerator.next = next_of_replica
+    private.replace("SeedGenerator.next", next_of_replica)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework.config import is_op_determinism_enabled  # private: nothing public says so
 
+from mirrorkit import private
 from mirrorkit._types import ConcreteFunction, Nest
 from mirrorkit.strategy import is_parameter_server, replica_devices
 
@@ -39,7 +39,8 @@ def unsupported(layers: Iterable[Any]) -> str | None:
     """Return why Keras would not have XLA compile a model with these layers, where XLA is its default; or None."""
     if names := [layer.name for layer in layers if not layer.supports_jit]:
         return f"Keras says that it is not for {', '.join(names)} (supports_jit)"
-    return "operations are to be deterministic" if is_op_determinism_enabled() else None
+    is_deterministic = private.get("config.is_op_determinism_enabled")  # nothing public says so
+    return "operations are to be deterministic" if not is_deterministic or is_deterministic() else None
 
 
 def tell_left_off(why: str) -> None:

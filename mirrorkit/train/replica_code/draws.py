@@ -8,13 +8,13 @@ are told apart by replica alone.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._types import ConcreteFunction
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.row_draws import drawing_rows
@@ -31,12 +31,11 @@ _NO_DRAWS = {"StatefulPartitionedCall"}
 def wrap_draws() -> None:
     """Let `tf.random` ask for the `ReplicaScope` around it; without one it does what it always did."""
     for name in _STATELESS:
-        _wrap(tf.random, name, functools.partial(_stateless, f"stateless_{name}"))
-    _wrap(tf.random, "shuffle", _shuffled)
-    _wrap(tf.nn, "dropout", _dropped_by_state)
-    # Private to Keras: where its draws without a seed take one from, a variable that each thread makes for itself.
-    generators = importlib.import_module("keras.src.random.seed_generator")
-    _wrap(generators, "global_seed_generator", lambda scope, original: _Seeds(scope))
+        _wrap(f"random.{name}", functools.partial(_stateless, f"stateless_{name}"))
+    _wrap("random.shuffle", _shuffled)
+    _wrap("nn.dropout", _dropped_by_state)
+    # Keras's draws without a seed take one from there: from a variable that each thread makes for itself.
+    _wrap("seed_generator.global_seed_generator", lambda scope, original: _Seeds(scope))
 
 
 class _Seeds:
@@ -50,15 +49,12 @@ class _Seeds:
         return _seed(self._scope, None)
 
 
-def _wrap(module: Any, name: str, within: Callable[..., tf.Tensor]) -> None:
-    original = getattr(module, name)
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **options: Any) -> tf.Tensor:
+def _wrap(name: str, within: Callable[..., tf.Tensor]) -> None:
+    def chosen(original: Callable[..., tf.Tensor], *args: Any, **options: Any) -> tf.Tensor:
         scope = this_scope()
         return original(*args, **options) if scope is None else within(scope, original, *args, **options)
 
-    setattr(module, name, wrapped)
+    private.replace(name, chosen)
 
 
 def _seed(scope: ReplicaScope, given: Any) -> tf.Tensor:

@@ -1,13 +1,11 @@
 """The places where Keras's training talks to the other replicas, which a model's own code on a replica must not do.
 
-They are wrapped once, and do what they always did wherever no `ReplicaScope` is around. Private to Keras is where the
-loss is divided by the number of replicas; `tests/train/replica_code/test_keras_calls.py` fails when it moves.
+They are wrapped once, and do what they always did wherever no `ReplicaScope` is around.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,11 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply, trainable_variables
-from mirrorkit.train.keras_model.inlining import wrap
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.replica_code.scope import ReplicaScope, this_scope
 from mirrorkit.variables import path
@@ -44,12 +42,11 @@ def noting_optimizers() -> Iterator[Found]:
 @functools.cache
 def wrap_keras() -> None:
     """Let optimizers, means and losses ask for the `ReplicaScope` around them."""
-    for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-        wrap(kind, "apply", _apply)
-    wrap(keras.metrics.Mean, "update_state", _update_state)
-    losses = importlib.import_module("keras.src.losses.loss")
-    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
-        wrap(losses, name, lambda original, value: original(value) if this_scope() is None else value)
+    private.replace("Optimizer.apply", _apply)
+    private.replace("LossScaleOptimizer.apply", _apply)
+    private.replace("Mean.update_state", _update_state)
+    for name in ("loss.scale_loss_for_distribution", "loss.unscale_loss_for_distribution"):
+        private.replace(name, lambda original, value: original(value) if this_scope() is None else value)
 
 
 def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = None) -> Any:

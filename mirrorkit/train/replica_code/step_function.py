@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest, Spec
 from mirrorkit.errors import StepError
@@ -43,7 +44,7 @@ def build_as_it_trains(model: KerasModel, element_spec: Spec, strategy: tf.distr
         return
     require_in_scope(model, strategy)
     # Not a tf.function's, in which variables are created in a way of its own; Keras builds models in one like this.
-    graph = tf.__internal__.FuncGraph("train_step")
+    graph = private.get("__internal__.FuncGraph")("train_step")
     try:
         with created_in(strategy), noting_optimizers(), functions_inlined(), graph.as_default():
             batch = tf.nest.map_structure(lambda one: tf.compat.v1.placeholder(one.dtype, one.shape), element_spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer
 from mirrorkit.errors import StepError
@@ -15,6 +16,7 @@ def check_optimizer(optimizer: KerasOptimizer) -> None:
             f"The optimizer must be a keras.optimizers.Optimizer, found {optimizer!r}. "
             "For a name, write keras.optimizers.get(name) in the strategy's scope."
         )
+    private.check(optimizer=optimizer)
     if type(optimizer).__name__ == "MultiOptimizer":
         raise StepError("MultiOptimizer is not supported in a Step. Use one optimizer for all variables.")
     for name in ("apply_gradients", "scale_loss"):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Variable
 from mirrorkit.errors import StepError
@@ -131,6 +132,8 @@ def overrides_training(model: KerasModel) -> bool:
 
 def check_overrides(model: KerasModel, names: Sequence[str] = tuple(_OVERRIDDEN)) -> None:
     """Refuse a model that overrides one of these, which Keras's `fit` and `evaluate` call and a step does not."""
+    if isinstance(model, keras.Model):
+        private.check(model=model)
     for name in names:
         _require_keras_own(model, name, _OVERRIDDEN[name])
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._types import KerasModel, KerasOptimizer, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model import building
@@ -56,6 +57,7 @@ def options_of_keras(model: KerasModel, options: dict[str, Any]) -> Options:
             "optimizers."
         )
     require_compiled(model)
+    private.check(model=model)
     return Options.of_keras(**options)
 
 

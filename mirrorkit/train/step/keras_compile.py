@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasOptimizer, PerOutput
 from mirrorkit.errors import StepError
@@ -30,8 +31,7 @@ def compiled_parts(model: KerasModel) -> dict[str, Any]:
             "Python, it would do once. Compile without run_eagerly; keep in a variable what changes, and print with "
             "tf.print."
         )
-    # private to Keras; the public get_compile_config has copies, of registered functions and classes only
-    given = model._compile_config.config
+    given = compiled_config(model).config
     names = ("loss", "metrics", "weighted_metrics", "loss_weights")
     parts = {"loss": None} | {name: given[name] for name in names if given.get(name) is not None}
     optimizer = model.optimizer
@@ -41,8 +41,9 @@ def compiled_parts(model: KerasModel) -> dict[str, Any]:
     return {"optimizer": optimizer, **parts}
 
 
-def compiled_config(model: KerasModel) -> object:
+def compiled_config(model: KerasModel) -> Any:
     """Return what each call of `compile` replaces."""
+    private.check(compiled=model)
     return model._compile_config
 
 

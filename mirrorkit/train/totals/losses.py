@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Loss, Nest, PerOutput
 from mirrorkit.errors import StepError
@@ -152,7 +153,8 @@ def loss_name(loss: Loss) -> str:
 
 def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
     """Return the mask that Keras has put on a tensor, or None."""
-    return getattr(tensor, "_keras_mask", None)  # private to Keras; tests of masked layers and losses guard it
+    mask: tf.Tensor | None = private.get("masking.get_keras_mask")(tensor)
+    return mask
 
 
 def _as_keras_gives(y: tf.Tensor | None, y_pred: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor]:
@@ -185,7 +187,9 @@ def warn_on_logits_mismatch(model: KerasModel, loss: PerOutput) -> None:
         return
     layer = model.layers[-1]
     activation = getattr(getattr(layer, "activation", None), "__name__", None)
-    from_logits = bool(getattr(loss, "from_logits", False))
+    from_logits = getattr(loss, "from_logits", None)
+    if from_logits is None and type(loss).__module__.startswith("keras."):  # not an attribute of each loss
+        from_logits = loss.get_config().get("from_logits")
     is_plain = isinstance(layer, (keras.layers.Dense, keras.layers.Conv2D)) and activation in (None, "linear")
     if is_plain and not from_logits:
         found, cure = "the model's last layer has no activation, so it returns logits", "from_logits=True"

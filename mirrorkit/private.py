@@ -1,0 +1,422 @@
+"""Every name of Keras and TensorFlow that mirrorkit replaces, or uses though it is not public.
+
+There are two kinds. Without an *improvement* training has the same results and takes longer, or says less: where the
+installed versions no longer have the name, it is left off with one warning. Without a *need* results would differ, or
+nothing would run: `Step` raises a `BackendError` that names it. What only other packages than `train` and `optim` need
+is refused where it is used. `tests/test_architecture.py` compares the table with the code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pkgutil
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from mirrorkit.errors import BackendError
+from mirrorkit.supported import KERAS, TENSORFLOW, written
+
+
+class Names(NamedTuple):
+    """Names of one owner.
+
+    `owner` is a module or class, "old.place or new.place" where it has moved between versions. One that begins with
+    "model", "optimizer", "compiled" or "strategy" is an object that `check` is given. Others, such as "a graph", cannot
+    be looked up before they are used.
+    """
+
+    owner: str
+    names: str
+    used_in: str  # files of mirrorkit
+    test: str  # fails when the names mean something else
+    why: str
+    lost: str = ""  # without an improvement
+
+
+IMPROVEMENTS = (
+    Names(
+        "keras.src.backend.tensorflow.numpy or keras.src.backend.tensorflow.ops.numpy",
+        "signbit argmax take",
+        "train/keras_model/keras_operations.py",
+        "test_private_names.py",
+        "they compute with int32, which TensorFlow keeps in the host's memory; `take` reads all of a table",
+        "steps with Embedding or an accuracy wait for the GPU, and large tables are slow",
+    ),
+    Names(
+        "keras.src.backend.tensorflow.image or keras.src.backend.tensorflow.ops.image",
+        "affine_transform",
+        "train/keras_model/keras_operations.py",
+        "test_private_names.py",
+        "it copies a number from a GPU to the host",
+        "steps with random rotations and the like wait for the GPU",
+    ),
+    Names(
+        "keras.src.backend.tensorflow.nn or keras.src.backend.tensorflow.ops.nn",
+        "_compute_moments_sync",
+        "train/keras_model/keras_operations.py",
+        "test_private_names.py",
+        "it sends three messages, and its gradient more",
+        "synchronized BatchNormalization sends several messages for each layer in place of one",
+    ),
+    Names(
+        "tensorflow.python.framework.config",
+        "is_op_determinism_enabled",
+        "train/reduce/xla.py",
+        "test_xla_by_default.py",
+        "whether operations are deterministic, which XLA's are not",
+        'jit_compile="auto" leaves XLA off',
+    ),
+    Names(
+        "keras.metrics.MeanSquaredError.__init__",
+        "_direction",
+        "train/totals/metrics.py",
+        "test_private_names.py",
+        "whether a metric is to rise or to fall",
+        "a callback that monitors a metric needs its mode",
+    ),
+    Names(
+        "the build of an optimizer",
+        "momentums _accumulated_delta_vars _accumulated_grads _accumulators _average_gradients _m _momentums _u"
+        " _velocities _velocity_hats",
+        "optim/slots.py",
+        "test_packed.py",
+        "the slots of each weight",
+        "small weights are updated one by one, tables as a whole, and shard_optimizer is refused",
+    ),
+    Names(
+        "keras.callbacks.TensorBoard.on_train_batch_end",
+        "_is_tracing _profiler_started",
+        "train/checkpoints/callback_states.py",
+        "test_callback_states.py",
+        "whether a profiler is running in this process",
+        "a run that is killed while TensorBoard profiles cannot be resumed with that callback",
+    ),
+    Names(
+        "a strategy with parameter servers",
+        "_allow_run_without_coordinator",
+        "strategy/parameter_server.py",
+        "test_in_process.py",
+        "trace a custom step in the chief to learn its logs",
+        "TensorFlow warns of it at length",
+    ),
+    Names(
+        "tensorflow.python.util._pywrap_util_port",
+        "IsMklEnabled",
+        "devices/onednn.py",
+        "test_onednn.py",
+        "whether TensorFlow uses oneDNN",
+        "nothing says that oneDNN is off",
+    ),
+)
+
+NEEDS = (
+    Names(
+        "model",
+        "_flatten_layers _loss_ids",
+        "train/keras_model/layer_state.py, train/keras_model/kept.py",
+        "test_private_names.py",
+        "layers inside layers, where the public `layers` stops at the model's own; and which losses a layer has added",
+    ),
+    Names(
+        "compiled",
+        "_compile_config",
+        "train/step/keras_compile.py",
+        "test_private_names.py",
+        "what `compile` was given; the public get_compile_config has copies, of registered functions and classes only",
+    ),
+    Names(
+        "keras.src.backend.common.masking",
+        "get_keras_mask set_keras_mask",
+        "train/totals/losses.py, train/first_batch/sampled_rows.py, parallel/recompute.py",
+        "test_private_names.py",
+        "masks of outputs in a loss, and of a block's inputs",
+    ),
+    Names(
+        "keras.src.backend.tensorflow.optimizer",
+        "TFOptimizer",
+        "optim/functional.py",
+        "test_functional.py",
+        "what Keras adds to an optimizer for tf.distribute, which is undone: an optimizer as a pure function",
+    ),
+    Names(
+        "keras.src.optimizers.base_optimizer",
+        "BaseOptimizer",
+        "optim/functional.py",
+        "test_functional.py",
+        "the arithmetic of an optimizer without tf.distribute",
+    ),
+    Names(
+        "keras.optimizers.Optimizer",
+        "apply _backend_update_step _backend_apply_gradients _apply_weight_decay _use_weight_decay _var_key"
+        " _overwrite_model_variables_with_average_value",
+        "optim/functional.py, optim/other_weights.py, train/replica_code/keras_calls.py",
+        "test_functional.py",
+        "an optimizer as a pure function, and one that averages gradients in a model's own train_step",
+    ),
+    Names(
+        "optimizer",
+        "_learning_rate _trainable_variables",
+        "optim/functional.py, optim/other_weights.py",
+        "test_functional.py",
+        "its schedule, and the weights that it was built for",
+    ),
+    Names(
+        "optimizer.iterations",
+        "_value _shape _ndim _path",
+        "optim/functional.py, optim/other_weights.py",
+        "test_other_weights.py",
+        "Keras variables that stand for weights of other shapes",
+    ),
+    Names(
+        "a built optimizer",
+        "_exclude_from_weight_decay_cache _is_excluded_from_weight_decay _model_variables_moving_average"
+        " _weight_decay_by_var_key",
+        "optim/functional.py, optim/other_weights.py",
+        "test_other_weights.py",
+        "which weights decay, and averages of the weights",
+    ),
+    Names(
+        "keras.optimizers.LossScaleOptimizer",
+        "apply",
+        "train/replica_code/keras_calls.py",
+        "test_keras_calls.py",
+        "gradients are averaged there in a model's own train_step",
+    ),
+    Names(
+        "keras.metrics.Mean",
+        "update_state",
+        "train/replica_code/keras_calls.py",
+        "test_keras_calls.py",
+        "a mean of one number counts as the rows of its replica",
+    ),
+    Names(
+        "keras.src.losses.loss",
+        "scale_loss_for_distribution unscale_loss_for_distribution",
+        "train/replica_code/keras_calls.py",
+        "test_keras_calls.py",
+        "Keras divides a loss by the number of replicas there",
+    ),
+    Names(
+        "keras.src.random.seed_generator",
+        "global_seed_generator",
+        "train/replica_code/draws.py",
+        "test_private_names.py",
+        "the generator of draws without a seed",
+    ),
+    Names(
+        "keras.random.SeedGenerator",
+        "next",
+        "train/keras_model/seeds.py",
+        "test_seeds.py",
+        "each replica draws its own numbers",
+    ),
+    Names(
+        "tensorflow.random",
+        "normal uniform truncated_normal shuffle stateless_normal stateless_uniform stateless_truncated_normal",
+        "train/replica_code/draws.py, train/keras_model/row_draws.py",
+        "test_own_train_step.py",
+        "draws of a replica, and of a row",
+    ),
+    Names(
+        "tensorflow.nn",
+        "dropout",
+        "train/replica_code/draws.py",
+        "test_own_train_step.py",
+        "draws of a replica",
+    ),
+    Names(
+        "tensorflow.nn.experimental",
+        "stateless_dropout",
+        "train/keras_model/row_draws.py",
+        "test_layers_of_keras.py",
+        "draws of a row",
+    ),
+    Names(
+        "keras.StatelessScope",
+        "get_current_value",
+        "train/keras_model/custom_gradients.py",
+        "test_custom_gradients.py",
+        "weights that a custom-gradient function reads, which are values in a step",
+    ),
+    Names(
+        "keras.src.backend.common.stateless_scope",
+        "get_stateless_scope",
+        "train/keras_model/custom_gradients.py",
+        "test_custom_gradients.py",
+        "the same",
+    ),
+    Names(
+        "tensorflow.python.ops.custom_gradient",
+        "_graph_mode_decorator _eager_mode_decorator",
+        "train/keras_model/custom_gradients.py",
+        "test_custom_gradients.py",
+        "the same: each custom-gradient function is called there",
+    ),
+    Names(
+        "tensorflow.python.eager.record",
+        "VariableWatcher",
+        "train/keras_model/custom_gradients.py",
+        "test_custom_gradients.py",
+        "the same: which tf.Variables such a function reads",
+    ),
+    Names(
+        "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function",
+        "__call__",
+        "train/keras_model/inlining.py, timing/rehearsal.py",
+        "test_inlining.py",
+        "tf.functions become part of the function that is traced around them",
+    ),
+    Names(
+        "tensorflow.__internal__",
+        "FuncGraph",
+        "train/replica_code/step_function.py",
+        "test_own_train_step.py",
+        "a graph in which layers create their variables",
+    ),
+    Names(
+        "keras.callbacks.EarlyStopping",
+        "_set_monitor_op",
+        "train/loop/monitors.py",
+        "test_monitors.py",
+        "the sign of `min_delta`, which Keras flips once",
+    ),
+    Names(
+        "tensorflow.python.framework.ops.EagerTensor",
+        "_handle_data",
+        "variables.py",
+        "test_rehearsal.py",
+        "the dtype of a variable of which a graph knows only the handle",
+    ),
+    Names(
+        "a list of variables",
+        "_self_",
+        "train/replica_code/written.py",
+        "test_written.py",
+        "attributes of TensorFlow, not of the user, on a list or dict of variables",
+    ),
+    Names(
+        "keras.Variable",
+        "_initialize",
+        "parallel/keras_internals.py",
+        "test_model_layout.py",
+        "the variable that Keras is about to create",
+    ),
+    Names(
+        "keras.src.backend.common.global_state",
+        "get_global_attribute set_global_attribute",
+        "parallel/keras_internals.py",
+        "test_balance.py",
+        "variables that are never given values",
+    ),
+    Names(
+        "keras.Operation",
+        "__call__",
+        "checks/recording.py",
+        "test_non_finite.py",
+        "the inputs and outputs of each layer",
+    ),
+    Names(
+        "strategy",
+        "_cluster_resolver",
+        "strategy/workers.py",
+        "test_workers.py",
+        "the tasks of parameter servers; the public property is None there",
+    ),
+)
+
+_AT_STEP = ("train/", "optim/", "variables.py")
+# By the last part of the owner's name, and the name: "numpy.take".
+_ROWS = {f"{row.owner.split('.')[-1]}.{name}": row for row in (*IMPROVEMENTS, *NEEDS) for name in row.names.split()}
+
+
+def check(**objects: object) -> None:
+    """Refuse installed versions without something that training needs; warn of improvements that are left off.
+
+    With `model=`, `optimizer=` and the like also what these objects need to have.
+
+    Raises:
+        BackendError: a need is missing.
+    """
+    for key, row in _ROWS.items():
+        of_training = row.owner.startswith(("keras.", "tensorflow.")) and row.used_in.startswith(_AT_STEP)
+        if (of_training or row.owner.split(".")[0] in objects) and _place(key, objects) is None:
+            tell_missing(key)
+
+
+def get(key: str) -> Any:
+    """Return what the table knows by a name such as "record.VariableWatcher"; None for an improvement that is gone."""
+    place = _place(key, {})
+    if place is None:
+        return tell_missing(key)
+    return getattr(*place)
+
+
+def replace(key: str, wrapper: Callable[..., Any]) -> contextlib.ExitStack:
+    """Replace a function by one that calls `wrapper(original, ...)`, from now on or `with replace(...)` in a block.
+
+    An improvement that is gone is left off.
+    """
+    undo = contextlib.ExitStack()
+    place = _place(key, {})
+    if place is None:
+        tell_missing(key)
+        return undo
+    owner, name = place
+    original, own = getattr(owner, name), vars(owner).get(name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        return wrapper(original, *args, **options)
+
+    if own is None:  # a base class has it
+        undo.callback(delattr, owner, name)
+    else:
+        undo.callback(setattr, owner, name, own)
+    setattr(owner, name, wrapped)
+    return undo
+
+
+def has(owner: Any, name: str) -> bool:
+    """Return whether an object has an attribute, or, of a function, whether its code uses one of that name."""
+    return hasattr(owner, name) or name in getattr(getattr(owner, "__code__", None), "co_names", ())
+
+
+@functools.cache  # one warning; errors are not kept
+def tell_missing(key: str) -> None:
+    """Warn that an improvement is left off, or refuse the installed versions.
+
+    Raises:
+        BackendError: it is a need.
+    """
+    import tensorflow as tf
+
+    from mirrorkit._keras import keras
+
+    row = _ROWS[key]
+    found = f"Keras {keras.__version__} and TensorFlow {tf.__version__} have no {row.owner}.{key.split('.')[-1]}"
+    tested = " and ".join(
+        f"{name} {written(oldest)} to {written(newest)}"
+        for name, (oldest, newest) in (("TensorFlow", TENSORFLOW), ("Keras", KERAS))
+    )
+    if row in NEEDS:
+        raise BackendError(
+            f"{found}, which mirrorkit needs ({row.why}). Install versions that it was tested with, {tested}, or a "
+            "newer mirrorkit."
+        )
+    warnings.warn(f"{found}, so {row.lost}. Results are the same. Tested: {tested}.", UserWarning, stacklevel=3)
+
+
+def _place(key: str, objects: dict[str, Any]) -> tuple[Any, str] | None:
+    """Return the owner of a name of the table, and the name."""
+    name = key.split(".")[-1]
+    for place in _ROWS[key].owner.split(" or "):
+        root, *parts = place.split(".")
+        try:
+            owner = functools.reduce(getattr, parts, objects[root]) if root in objects else pkgutil.resolve_name(place)
+        except (AttributeError, ImportError):
+            continue
+        if has(owner, name):
+            return owner, name
+    return None
