@@ -13,6 +13,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Loss, Nest
 from mirrorkit.errors import DataError
 from mirrorkit.train.keras_model.outputs import per_output
+from mirrorkit.train.totals.losses import setting_of
 from mirrorkit.train.totals.totals import Totals
 
 
@@ -21,7 +22,7 @@ def check_labels(totals: Totals, labels: Nest) -> None:
     targets = per_output(totals.names, labels, "targets")
     for (output, loss), classes in zip(totals.losses.members, totals.losses.widths, strict=True):
         if isinstance(targets[output], np.ndarray) and classes is not None and _takes_classes(loss):
-            place = _first_other(targets[output], classes, getattr(loss, "ignore_class", None))
+            place = _first_other(targets[output], classes, setting_of(loss, "ignore_class"))
             if place is not None:
                 found = targets[output][place]
                 where = f" of example {place[0]} (counted from 0, as they lie in the split)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -94,7 +94,7 @@ def _resolve(loss: Loss | str, output: Output) -> Loss:
         raise StepError(f"The loss is the class {loss.__name__} itself. Create an instance: {loss.__name__}().")
     if not callable(loss):
         raise StepError(f"A loss must be a Keras name, a function or a keras.losses.Loss; found {loss!r}.")
-    if isinstance(loss, keras.losses.Loss) and type(loss).__call__ is not keras.losses.Loss.__call__:
+    if isinstance(loss, keras.losses.Loss) and not type(loss).__call__.__module__.startswith("keras."):
         raise StepError(
             f"{type(loss).__name__} overrides __call__, which Keras's fit calls and a step does not: it sums the "
             "values of all shards itself. Override call(y_true, y_pred), which returns a value for each example."
@@ -142,13 +142,22 @@ def _values(loss: Loss, output: Output) -> tuple[tf.Tensor, tf.Tensor | None]:
 def call_loss(loss: Loss, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     """Return a loss's values as Keras computes them, before any mean of its own."""
     if isinstance(loss, keras.losses.Loss):  # as Loss.__call__ does before its own mean
-        return loss.call(tf.cast(y, loss.dtype), tf.cast(y_pred, loss.dtype))
+        if type(loss).__call__ is keras.losses.Loss.__call__:
+            y = tf.cast(y, loss.dtype)
+        return loss.call(y, tf.cast(y_pred, loss.dtype))
     return loss(*_as_keras_gives(y, y_pred))
 
 
 def loss_name(loss: Loss) -> str:
     """Return the name of a function, or of a loss's class."""
     return str(getattr(loss, "__name__", type(loss).__name__))
+
+
+def setting_of(loss: PerOutput, name: str) -> Any:
+    """Return what a loss was created with, such as `from_logits`; None where it has no such setting."""
+    sparse = keras.losses.SparseCategoricalCrossentropy
+    settings = sparse.get_config(loss) if isinstance(loss, sparse) else {}  # from Keras 3.16 on they are no attributes
+    return getattr(loss, name, settings.get(name))
 
 
 def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
@@ -187,9 +196,7 @@ def warn_on_logits_mismatch(model: KerasModel, loss: PerOutput) -> None:
         return
     layer = model.layers[-1]
     activation = getattr(getattr(layer, "activation", None), "__name__", None)
-    from_logits = getattr(loss, "from_logits", None)
-    if from_logits is None and type(loss).__module__.startswith("keras."):  # not an attribute of each loss
-        from_logits = loss.get_config().get("from_logits")
+    from_logits = bool(setting_of(loss, "from_logits"))
     is_plain = isinstance(layer, (keras.layers.Dense, keras.layers.Conv2D)) and activation in (None, "linear")
     if is_plain and not from_logits:
         found, cure = "the model's last layer has no activation, so it returns logits", "from_logits=True"

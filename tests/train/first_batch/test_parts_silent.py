@@ -46,7 +46,14 @@ LOSSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # net, targets, argument
         (class_net, ONE_HOT, {}),
     ),
     **dict.fromkeys(["Dice", "Tversky"], (class_net, ONE_HOT, {"axis": (1,)})),
-    **dict.fromkeys(["SparseCategoricalCrossentropy", "CategoricalGeneralizedCrossEntropy"], (class_net, CLASSES, {})),
+    **{
+        name: (class_net, CLASSES, {})
+        for name in (
+            *("SparseCategoricalCrossentropy", "CategoricalGeneralizedCrossEntropy"),
+            "SparseCategoricalFocalCrossentropy",
+        )
+        if hasattr(keras.losses, name)  # the last from Keras 3.16 on
+    },
     **dict.fromkeys(
         ["Huber", "LogCosh", "MeanAbsoluteError", "MeanAbsolutePercentageError", "MeanSquaredError"],
         (line_net, X[:, :1], {}),
