@@ -23,8 +23,8 @@ class Names(NamedTuple):
     """Names of one owner.
 
     `owner` is a module or class, "old.place or new.place" where it has moved between versions. One that begins with
-    "model", "optimizer", "compiled" or "strategy" is an object that `check` is given. Others, such as "a graph", cannot
-    be looked up before they are used.
+    "model", "optimizer", "compiled" or "strategy" is an object that `check` is given. Others, such as "a built
+    optimizer", cannot be looked up before they are used.
     """
 
     owner: str
