@@ -16,7 +16,6 @@ def check_optimizer(optimizer: KerasOptimizer) -> None:
             f"The optimizer must be a keras.optimizers.Optimizer, found {optimizer!r}. "
             "For a name, write keras.optimizers.get(name) in the strategy's scope."
         )
-    private.check(optimizer=optimizer)
     if type(optimizer).__name__ == "MultiOptimizer":
         raise StepError("MultiOptimizer is not supported in a Step. Use one optimizer for all variables.")
     for name in ("apply_gradients", "scale_loss"):
@@ -32,6 +31,7 @@ def check_optimizer(optimizer: KerasOptimizer) -> None:
             "Define it in a subclass: what changes gradients or rates belongs in update_step."
         )
     check_switches(optimizer)
+    private.check(optimizer=optimizer)
 
 
 def check_switches(optimizer: KerasOptimizer) -> None:
