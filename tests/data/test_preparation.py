@@ -137,7 +137,7 @@ def test_signatures():
     shared = {"global_batch_size", "shuffle", "seed", "augment", "map", "one_hot", "drop_remainder"}
     own = {
         data.batches: {"split", "cache", "prefetch"},
-        data.resident: {"split", "shards"},
+        data.resident: {"split"},
         data.records: {"source", "prefetch", "shuffle_buffer", "num_classes", "decode", "num_examples"},
         data.source: {"items", "prefetch", "num_classes", "threads", "processes"},
         data.image_folder: {
