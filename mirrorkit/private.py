@@ -405,7 +405,9 @@ def tell_missing(key: str) -> None:
             f"{found}, which mirrorkit needs ({row.why}). Install versions that it was tested with, {tested}, or a "
             "newer mirrorkit."
         )
-    warnings.warn(f"{found}, so {row.lost}. Results are the same. Tested: {tested}.", UserWarning, stacklevel=3)
+    warnings.warn(
+        f"{found}, so {row.lost}. Results are the same within rounding. Tested: {tested}.", UserWarning, stacklevel=3
+    )
 
 
 def _place(key: str, objects: dict[str, Any]) -> tuple[Any, str] | None:
