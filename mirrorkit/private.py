@@ -86,12 +86,13 @@ IMPROVEMENTS = (
         "small weights are updated one by one, tables as a whole, and shard_optimizer is refused",
     ),
     Names(
-        "keras.callbacks.TensorBoard.on_train_batch_end",
-        "_is_tracing _profiler_started",
+        "the callbacks of Keras",
+        "_batches_seen_since_last_saving _current_epoch _ema_weights_in_model _global_test_batch _global_train_batch"
+        " _last_batch_seen _total_batches_seen",
         "train/checkpoints/callback_states.py",
         "test_callback_states.py",
-        "whether a profiler is running in this process",
-        "a run that is killed while TensorBoard profiles cannot be resumed with that callback",
+        "what a checkpoint has to hold of them",
+        "a resumed run may save at other steps, lose count of what TensorBoard shows, or swap in the wrong weights",
     ),
     Names(
         "a strategy with parameter servers",

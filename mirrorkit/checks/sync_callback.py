@@ -49,6 +49,14 @@ class InSync(LoopCallback):
         variables_of(loop.step, "InSync would have nothing to compare")
         super().set_loop(loop)
 
+    def get_state(self) -> int:
+        """Return the number of steps since the last check."""
+        return self._unchecked
+
+    def set_state(self, state: int) -> None:
+        """Take what `get_state` returned."""
+        self._unchecked = state
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Reset the count of steps."""
         self._replicas, self._unchecked = None, 0

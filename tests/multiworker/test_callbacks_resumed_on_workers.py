@@ -27,6 +27,12 @@ class Counting(keras.callbacks.Callback):
         self.epochs = self.batches = 0
         self.validated: list[float] = []
 
+    def get_state(self) -> Any:
+        return self.epochs, self.batches, self.validated
+
+    def set_state(self, state: Any) -> None:
+        self.epochs, self.batches, self.validated = state
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.epochs += 1
 

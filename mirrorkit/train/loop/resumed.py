@@ -26,11 +26,11 @@ def call_epoch_begin(hooks: Any, position: Position, step: LoopStep, states: Cal
     """
     restored, is_within = Snapshot(), position.batch > 0
     restored.add(step.variables if is_within else [])
-    put_back = states.kept() if is_within else None
+    kept = states.kept() if is_within else None
     hooks.on_epoch_begin(position.epoch)
     restored.put_back()
-    if put_back is not None:
-        put_back()
+    if kept is not None:
+        states.put_back(kept)
 
 
 def begin_epoch(position: Position, data: Input, step: LoopStep) -> None:

@@ -65,16 +65,17 @@ def _same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: str(value)[:30].encode("ascii", "replace").decode())
 def test_a_value_comes_back_with_its_kind(value: Any) -> None:
-    encoded = encode(value)
-    arrays = iter(encoded.arrays)
-    assert _same(decode(json.loads(json.dumps(encoded.value)), arrays), value)
+    node, found = encode(value)
+    arrays = iter(found)
+    assert _same(decode(json.loads(json.dumps(node)), arrays), value)
     assert next(arrays, None) is None
 
 
-def test_a_digest_differs_where_values_do() -> None:
-    digests = [encode(value).digest() for value in [*VALUES, np.arange(6.0), [np.zeros(2)], np.zeros((1, 2))]]
-    assert len(set(digests)) == len(digests)
-    assert encode(np.ones((2, 3)).T).digest() == encode(np.ones((3, 2))).digest()
+@pytest.mark.parametrize("number", [1, np.float32(0.5)])
+def test_long_lists_of_an_older_mirrorkit_are_read(number: Any) -> None:
+    """It stored them as arrays."""
+    tag = "scalars" if isinstance(number, np.generic) else "numbers"
+    assert _same(decode({tag: 1}, iter([np.array([number] * 3)])), [number] * 3)
 
 
 class _Level(enum.IntEnum):
@@ -101,6 +102,8 @@ OTHERS = {
     "array with fields": np.zeros(2, [("a", "f4")]),
     "text of NumPy": np.str_("a"),
     "a long double": np.longdouble(1),
+    "complex number of NumPy": np.complex64(1),
+    "array of another byte order": np.zeros(2, ">f4"),
     "a very long int": 2**5000,
     "itself": _loop(),
 }
@@ -111,7 +114,3 @@ def test_what_is_not_plain_is_refused_wherever_it_is(kind: str) -> None:
     for value in (OTHERS[kind], [1, OTHERS[kind]], {"a": (OTHERS[kind],)}):
         with pytest.raises(NotPlainError):
             encode(value)
-
-
-def test_a_long_list_of_numbers_takes_no_text() -> None:
-    assert len(json.dumps(encode({"losses": [0.1] * 10**6}).value)) < 100

@@ -137,6 +137,12 @@ class StopAt(C.Callback):  # type: ignore[name-defined, misc]
 
         setattr(self, hook, decide)
 
+    def get_state(self) -> bool:
+        return self.decided
+
+    def set_state(self, state: bool) -> None:
+        self.decided = state
+
     def set_loop(self, loop: Any) -> None:
         self.loop = loop
 

@@ -27,12 +27,18 @@ STEPS = 5  # of an epoch
 
 
 class Counting(C.Callback):  # type: ignore[name-defined, misc]
-    """The user's own, with plain attributes of several kinds."""
+    """The user's own, which remembers values of several kinds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.epochs, self.losses, self.rates = 0, [], {}
         self.sums = np.zeros(2)
+
+    def get_state(self) -> Any:
+        return self.epochs, self.losses, self.rates, self.sums, self.batches
+
+    def set_state(self, state: Any) -> None:
+        self.epochs, self.losses, self.rates, self.sums, self.batches = state
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.batches = 0

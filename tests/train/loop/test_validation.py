@@ -28,6 +28,12 @@ class Seen(C.Callback):  # type: ignore[name-defined, misc]
         self.weights: list[Any] = []
         self.tests = 0
 
+    def get_state(self) -> Any:
+        return self.seen, self.weights, self.tests
+
+    def set_state(self, state: Any) -> None:
+        self.seen, self.weights, self.tests = state
+
     def set_loop(self, loop: Any) -> None:
         self.loop = loop
 
