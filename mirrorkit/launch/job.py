@@ -9,18 +9,19 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
-from mirrorkit.errors import JobError
+from mirrorkit import stop_signals
+from mirrorkit.errors import ArgumentError, JobError
 from mirrorkit.journal import JOURNAL
 from mirrorkit.launch.called import RESULT
 from mirrorkit.launch.output import say, tell
 from mirrorkit.launch.process import Tell
 from mirrorkit.launch.progress import Progress
+from mirrorkit.whole import is_whole, whole_number
 
 ROOM = "room"  # the event that there is room for another number of workers
-_TIME_IS_UP = "time is up"
 _LOOK = getattr(signal, "SIGHUP", None)
 
 # After a failure the others cannot go on; this is the time they have to print their errors.
@@ -36,10 +37,6 @@ class Running(Protocol):
 
     def end(self) -> None:
         """Kill the script and wait until it has exited."""
-
-
-class LostRoomError(Exception):
-    """There is less room than a moment ago."""
 
 
 class Placement(Protocol):
@@ -64,8 +61,7 @@ class Placement(Protocol):
     def environments(self, width: int) -> dict[str, dict[str, str]]:
         """Return the environment variables of each task of an attempt with so many workers, on ports that are free.
 
-        Raises:
-            LostRoomError: there is no room for so many any more.
+        There are none where there is less room than a moment ago.
         """
 
     def start(self, name: str, environment: Mapping[str, str], tell: Tell) -> Running:
@@ -83,54 +79,67 @@ class Job:
     """Starts, watches and ends the tasks of a job: once in each attempt.
 
     Args:
-        placement: where they run.
-        events: (task, what, value) as `Process` tells them, `ROOM`, and signals to this process.
-        least: workers.
-        most: workers.
+        workers: their number, or the least and the most.
         max_restarts: of the job and of its workers together.
-        grace: seconds between a signal and SIGKILL.
         wait: seconds to wait for room for the least number of workers.
+        grace: seconds between a signal and SIGKILL.
 
     Attributes:
-        interrupted: the signal that ends the job.
+        events: (task, what, value) as `Process` tells them, `ROOM`, and signals to this process.
+        interrupted: the signal that ends the job, or 0.
         result: the line that the function on worker 0 has written, after `RESULT`.
+
+    Raises:
+        JobError: one of the numbers means nothing.
+        ArgumentError: this is not the main thread.
     """
 
-    placement: Placement
-    events: queue.SimpleQueue
-    least: int
-    most: int
+    workers: int | tuple[int, int]
     _: KW_ONLY
     max_restarts: int
-    grace: float
     wait: float
-    progress: Progress = field(default_factory=Progress)
-    restarts: int = 0
-    interrupted: int | None = None
-    result: str | None = None
-    _saved_at_loss: int = -1  # steps that were saved when room was lost
-    _is_in_vain: bool = False  # whether fewer workers follow an attempt without a step: it may be the script's error
+    grace: float
 
-    def run(self) -> int:
-        """Start attempt after attempt until one ends well, or none may follow; return 0, or the code of the last."""
+    def __post_init__(self) -> None:
+        """Refuse what means nothing, and begin without an attempt."""
+        if not stop_signals.can_catch():
+            raise ArgumentError("launch must be called from the main thread: only that one can pass signals on.")
+        pair = self.workers if isinstance(self.workers, tuple) else (self.workers, self.workers)
+        if not (len(pair) == 2 and all(map(is_whole, pair)) and pair[0] <= pair[1]):
+            raise JobError(
+                "workers must be a whole number from 1 on, or a minimum and a maximum, such as (1, 4); found "
+                f"{self.workers!r}."
+            )
+        self.least, self.most = map(int, pair)
+        whole_number("max_restarts", self.max_restarts, JobError, least=0)
+        for name, value in {"wait": self.wait, "grace": self.grace}.items():
+            if not 0 <= value < math.inf:
+                raise JobError(f"{name} must be a number of seconds from 0 on, found {value!r}.")
+        self.may_change = self.least < self.most
+        self.events: queue.SimpleQueue = queue.SimpleQueue()
+        self.interrupted = 0
+        self.result: str | None = None
+        self._progress = Progress()
+        self._restarts = 0
         self._limit = self.most  # less after failures that no restart follows
+        self._saved_at_loss = -1  # steps that were saved when room was lost
+        self._is_in_vain = False  # whether an attempt has made no step: it may be the script's error
+
+    def run(self, placement: Placement) -> int:
+        """Start attempt after attempt until one ends well, or none may follow; return 0, or the code of the last."""
+        self._placement = placement
         while width := self._next_width():
-            try:
-                environments = self.placement.environments(width)
-            except LostRoomError:
+            environments = placement.environments(width)
+            if not environments:
                 continue
             code = self._attempt(width, environments)
-            if self.interrupted or not (self._is_unfinished if self.is_resizing else code and self._goes_on()):
+            if self.interrupted or not code or not self._goes_on():
                 return code
-        return 128 + (self.interrupted or 0)
-
-    @property
-    def _may_change(self) -> bool:
-        return self.least < self.most
+        return 128 + self.interrupted
 
     @property
     def _wanted(self) -> int:
-        return min(self._limit, self.placement.room)
+        return min(self._limit, self._placement.room)
 
     def _next_width(self) -> int:
         """Return the number of workers, after a wait where there is no room for the least; 0 where a signal came.
@@ -140,21 +149,21 @@ class Job:
         """
         end, has_told = time.monotonic() + self.wait, False
         while True:
-            if self.placement.refresh():
+            if self._placement.refresh():
                 self._limit = self.most  # what was lost may be back
-            width = self._wanted
+            width, problem = self._wanted, self._placement.problem
             is_enough = width >= self.least
             room = f"There is room for {workers_text(width)}, and the job needs {self.least}"
-            if self.placement.problem and not is_enough:
-                raise JobError(f"{room}. {self.placement.problem}")
-            if not (is_enough or has_told):
+            if not (is_enough or problem or has_told):
                 tell(f"{room}: waiting up to {self.wait:g} s")
                 has_told = True
-            event = self._next_event(0.0 if is_enough else end)  # where there is enough, one that has come already
-            if event is _TIME_IS_UP and is_enough:
+            # Where there is nothing to wait for, this is an event that has come already.
+            event = self._next_event(0.0 if is_enough or problem else end)
+            if event is None and is_enough:
                 return width
-            if event is _TIME_IS_UP:
-                raise JobError(f"{room}; it has waited for {self.wait:g} s. Make room, or ask for fewer.")
+            if event is None:
+                waited = f"it has waited for {self.wait:g} s. Make room, or ask for fewer."
+                raise JobError(f"{room}: {problem or waited}")
             if not self._is_of_room(event):
                 self.interrupted = event
                 return 0
@@ -163,41 +172,42 @@ class Job:
         """Take an event that is about room for workers; return whether it is."""
         if event == ROOM:
             self._limit = self.most
-        return event == ROOM or (event == _LOOK and self.placement.look())
+        return event == ROOM or (event == _LOOK and self._placement.look())
 
     def _next_event(self, deadline: float) -> Any:
+        """Return an event, after a wait for it; None when the time is up."""
         while True:
             try:
                 return self.events.get(timeout=max(0.0, min(_LONGEST_WAIT, deadline - time.monotonic())))
             except queue.Empty:
                 if time.monotonic() >= deadline:
-                    return _TIME_IS_UP
+                    return None
 
     def _attempt(self, width: int, environments: dict[str, dict[str, str]]) -> int:
         """Start all tasks and wait until they have ended; return 0, or the exit code of the first failure."""
-        self.width, self.environments = width, environments
+        self._width, self._environments = width, environments
         self._has_servers = "ps 0" in environments
-        self.progress.begin(workers_text(width))
-        self.running: dict[str, Running] = {}
-        self.code: int | None = None  # of the first failure
-        self.chief_has_exited = self._has_lost_room = False
-        self.is_resizing, self._is_unfinished = False, False  # whether to start again with other workers
-        self.deadline = math.inf  # when to kill what still runs
+        self._progress.begin(workers_text(width))
+        self._running: dict[str, Running] = {}
+        self._code: int | None = None  # of the attempt: that of the first failure, or the chief's
+        self._is_resizing = False  # whether it ends, to start again with other workers
+        self._has_lost_room = False
+        self._deadline = math.inf  # when to kill what still runs
         try:
             for name in environments:
                 self._start(name)
-            while self.running:
-                self._handle(self._next_event(self.deadline))
+            while self._running:
+                self._handle(self._next_event(self._deadline))
         finally:
-            for task in self.running.values():
+            for task in self._running.values():
                 task.end()
-        self.progress.stopped()
-        return self.code or 0
+        self._progress.stopped()
+        return self._code or 0
 
     def _start(self, name: str) -> None:
-        journal = {JOURNAL: ""} if self._may_change else {}
-        environment = {**self.environments[name], **journal}
-        self.running[name] = self.placement.start(name, environment, functools.partial(self._tell, name))
+        journal = {JOURNAL: ""} if self.may_change else {}
+        environment = {**self._environments[name], **journal}
+        self._running[name] = self._placement.start(name, environment, functools.partial(self._tell, name))
 
     def _tell(self, name: str, what: str, value: Any) -> None:
         """Print a line of a task, or make an event of what else there is; called in threads."""
@@ -214,10 +224,10 @@ class Job:
             elif value.startswith(RESULT):
                 self.result = value.removeprefix(RESULT)
             else:
-                self.progress.take(value)
+                self._progress.take(value)
         elif self._is_of_room(event):
             self._resize()
-        elif event is _TIME_IS_UP or self.interrupted:
+        elif event is None or self.interrupted:
             self._send(signal.SIGKILL)
         else:
             self.interrupted = event
@@ -225,47 +235,46 @@ class Job:
             self._send(event, self.grace)
 
     def _ended(self, name: str, code: int, *, is_lost: bool) -> None:
-        del self.running[name]
+        del self._running[name]
         self._has_lost_room |= is_lost
-        if self.chief_has_exited or self.code is not None:
+        if is_lost and self._is_resizing:  # the others cannot save: a failure after all
+            self._is_resizing, self._code = False, None
+        if self._code is not None:
             return
-        if self.is_resizing and not self.interrupted and not is_lost:
-            self._is_unfinished |= code != 0
-        elif code != 0:
-            if not self.interrupted and self._goes_on_without(name, code):
-                return
-            self.code, self.is_resizing = code, False  # where room is lost, the others cannot save
-            if not self.interrupted:
-                others = "; ending the others" if self.running else ""
-                self._stop(f"{name} ended with {_described(code)}{others}", _SECONDS_AFTER_FAILURE)
-        elif self._has_servers and name == "chief":  # the others only serve it
-            self.chief_has_exited = True
+        if code and (self._is_resizing or self.interrupted):
+            self._code = code
+        elif code and not self._goes_on_without(name, code):
+            self._code = code
+            others = "; ending the others" if self._running else ""
+            self._stop(f"{name} ended with {_described(code)}{others}", _SECONDS_AFTER_FAILURE)
+        elif not code and self._has_servers and name == "chief":  # the others only serve it
+            self._code = 0
             self._send(signal.SIGTERM, _SECONDS_AFTER_FAILURE)
 
     def _resize(self) -> None:
         """End all tasks, to start them again, where there is room for another number of workers."""
         wanted = self._wanted
-        busy = self.is_resizing or self.interrupted or self.code is not None
-        if self._may_change and not busy and wanted != self.width:
-            self.is_resizing = True
+        is_ending = self._is_resizing or self.interrupted or self._code is not None
+        if self.may_change and not is_ending and wanted != self._width:
+            self._is_resizing = True
             now = f"there is now room for {workers_text(wanted)}"
-            self._stop(f"{now}: ending the {self.width} that run, after they have saved", self.grace)
+            self._stop(f"{now}: ending the {self._width} that run, after they have saved", self.grace)
 
     def _stop(self, why: str, grace: float) -> None:
-        self.progress.noticed()
+        self._progress.noticed()
         tell(why)
         self._send(signal.SIGTERM, grace)
 
     def _send(self, number: int, grace: float = math.inf) -> None:
         """Send a signal to all tasks, and SIGKILL so many seconds later."""
-        for task in self.running.values():
+        for task in self._running.values():
             task.send(number)
-        self.deadline = time.monotonic() + grace
+        self._deadline = time.monotonic() + grace
 
     def _goes_on_without(self, name: str, code: int) -> bool:
         """Return whether the job survives this failure: that of a worker, whose variables are on parameter servers."""
-        workers = [task for task in self.running if task.startswith("worker")]
-        if not (self._has_servers and name.startswith("worker") and (workers or self.restarts < self.max_restarts)):
+        workers = [task for task in self._running if task.startswith("worker")]
+        if not (self._has_servers and name.startswith("worker") and (workers or self._restarts < self.max_restarts)):
             return False
         tell(f"{name} ended with {_described(code)}; the others go on")
         if self._may_restart(f": {name}"):
@@ -273,30 +282,32 @@ class Job:
         return True
 
     def _goes_on(self) -> bool:
-        """Return whether another attempt follows a failure, if need be with fewer workers."""
-        if self._has_lost_room and self._may_change and self.progress.saved > self._saved_at_loss:
+        """Return whether another attempt follows this one, if need be with fewer workers."""
+        if self._is_resizing:
+            return True
+        if self._has_lost_room and self.may_change and self._progress.saved > self._saved_at_loss:
             # It is not counted; but a job that loses room again and again must save meanwhile.
-            self._saved_at_loss = self.progress.saved
+            self._saved_at_loss = self._progress.saved
             tell("the room of a worker is lost, which is not a failure: on with what is left")
             return True
         if self._may_restart():
             return True
-        if self.width <= self.least:
+        if self._width <= self.least:
             return False
-        self._limit = self.width - 1
-        was_in_vain, self._is_in_vain = self._is_in_vain, not self.progress.has_made_steps
+        self._limit = self._width - 1
+        was_in_vain, self._is_in_vain = self._is_in_vain, not self._progress.has_made_steps
         if was_in_vain and self._is_in_vain:
-            tell(f"no step was made with {workers_text(self.width)} either: the job ends")
+            tell(f"no step was made with {workers_text(self._width)} either: the job ends")
             return False
-        tell(f"no restart is left: on with {self._wanted} of {self.width} workers")
+        tell(f"no restart is left: on with {self._wanted} of {self._width} workers")
         return True
 
     def _may_restart(self, of: str = "") -> bool:
         """Count a restart and print that; return False where none is left."""
-        if self.restarts >= self.max_restarts:
+        if self._restarts >= self.max_restarts:
             return False
-        self.restarts += 1
-        tell(f"restart {self.restarts} of {self.max_restarts}{of}")
+        self._restarts += 1
+        tell(f"restart {self._restarts} of {self.max_restarts}{of}")
         return True
 
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import math
 import os
 import pickle
-import queue
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mirrorkit import stop_signals
 from mirrorkit.cluster import outside_interfaces
-from mirrorkit.errors import ArgumentError, ClusterError, JobError
+from mirrorkit.errors import ClusterError, JobError
 from mirrorkit.launch import layout, ray_nodes
-from mirrorkit.launch.job import Job
+from mirrorkit.launch.job import Job, Placement
 from mirrorkit.launch.output import tell
-from mirrorkit.launch.ray_nodes import Share
+from mirrorkit.launch.ray_nodes import RayNodes, Share
 from mirrorkit.launch.this_machine import ThisMachine
-from mirrorkit.whole import is_whole, whole_number
+from mirrorkit.whole import whole_number
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
 
@@ -106,26 +104,29 @@ def launch(
     if not module and not Path(script).is_file():
         raise JobError(f"There is no script {str(script)!r}. Name a Python file.")
     command = [*(["-m"] if module else []), str(script), *arguments]
+    job = Job(workers, max_restarts=max_restarts, wait=wait, grace=grace)
     share = Share(cpus_per_worker, gpus_per_worker, spread)
-    options: dict[str, Any] = {"max_restarts": max_restarts, "wait": wait, "grace": grace}
-    least, most = _checked(workers, share, **options)
     whole_number("ps", ps, JobError, least=0)
-    if ps and least < most:
+    if ps and job.may_change:
         raise JobError(f"ps={ps} was asked for with workers={workers}: such a job goes on without a worker anyway.")
-    if slots is not None and least == most:
-        raise JobError(f"slots={slots!r} needs a minimum and a maximum of workers, such as workers=(1, {most}).")
-    of_this_machine = {"ps": ps, "chief": chief, "slots": slots, "devices_per_worker": devices_per_worker}
-    _require_fitting(on, of_this_machine, share)
+    if slots is not None and not job.may_change:
+        raise JobError(f"slots={slots!r} needs a minimum and a maximum of workers, such as workers=(1, {job.most}).")
     if on == "ray":
-        return _run_on_ray(command, None, least, most, share, **options)[0]
+        for name, value in {"ps": ps, "chief": chief, "slots": slots, "devices_per_worker": devices_per_worker}.items():
+            if value:
+                raise JobError(f"on='ray' runs only workers, as many as its nodes have room for: leave out {name}.")
+        with ray_nodes.connected():
+            return _run(job, RayNodes(command, job.events, job.most, share))
+    if on is not None:
+        raise JobError(f"on={on!r} is not known. Leave it out for this machine, or write on='ray'.")
+    if share != Share():
+        raise JobError("cpus_per_worker, gpus_per_worker and spread need on='ray'; here there is devices_per_worker.")
     _warn_of_servers()
 
     def environments(width: int) -> dict[str, dict[str, str]]:
         return layout.environments(layout.clusters(width, ps=ps, chief=chief), devices_per_worker=devices_per_worker)
 
-    events: queue.SimpleQueue = queue.SimpleQueue()
-    machine = ThisMachine(command, environments, events, most, slots)
-    return _run(Job(machine, events, least, most, **options))[0]
+    return _run(job, ThisMachine(command, environments, job.events, job.most, slots))
 
 
 def on_ray(
@@ -159,11 +160,11 @@ def on_ray(
         ClusterError: there is no Ray, or no such cluster.
         ArgumentError: the function cannot be pickled, or this is not the main thread.
     """
+    job = Job(workers, max_restarts=max_restarts, wait=wait, grace=grace)
     share = Share(cpus_per_worker, gpus_per_worker, spread)
-    options: dict[str, Any] = {"max_restarts": max_restarts, "wait": wait, "grace": grace}
-    least, most = _checked(workers, share, **options)
     command = ["-m", "mirrorkit.launch.called"]
-    code, job = _run_on_ray(command, function, least, most, share, **options)
+    with ray_nodes.connected():
+        code = _run(job, RayNodes(command, job.events, job.most, share, ray_nodes.pickled(function)))
     if job.interrupted == signal.SIGINT:
         raise KeyboardInterrupt
     if code:
@@ -173,52 +174,14 @@ def on_ray(
     return pickle.loads(base64.b64decode(job.result))
 
 
-def _run_on_ray(
-    command: Sequence[str], function: Callable[[], Any] | None, least: int, most: int, share: Share, **options: Any
-) -> tuple[int, Job]:
-    with ray_nodes.connected():
-        call = None if function is None else ray_nodes.pickled(function)
-        events: queue.SimpleQueue = queue.SimpleQueue()
-        nodes = ray_nodes.RayNodes(command, events, most, share, call)
-        return _run(Job(nodes, events, least, most, **options))
-
-
-def _run(job: Job) -> tuple[int, Job]:
-    """Run a job, and return its exit code and what is known of it. On Ray once connected: Ray catches signals too."""
+def _run(job: Job, placement: Placement) -> int:
+    """Run a job, and return its exit code. On Ray once connected: Ray catches signals too."""
     before = stop_signals.catch(_SIGNALS, lambda received, frame: job.events.put(received))
     try:
-        with contextlib.closing(job.placement):
-            return job.run(), job
+        with contextlib.closing(placement):
+            return job.run(placement)
     finally:
         stop_signals.put_back(before)
-
-
-def _checked(workers: int | tuple[int, int], share: Share, max_restarts: int, **seconds: float) -> tuple[int, int]:
-    """Return the least and the most number of workers; refuse arguments that mean nothing."""
-    if not stop_signals.can_catch():
-        raise ArgumentError("launch must be called from the main thread: only that one can pass signals on.")
-    least, most = workers if isinstance(workers, tuple) and len(workers) == 2 else (workers, workers)
-    if not (is_whole(least) and is_whole(most) and least <= most):
-        raise JobError(
-            f"workers must be a whole number from 1 on, or a minimum and a maximum, such as (1, 4); found {workers!r}."
-        )
-    whole_number("max_restarts", max_restarts, JobError, least=0)
-    whole_number("cpus_per_worker", share.cpus, JobError)
-    whole_number("gpus_per_worker", share.gpus, JobError, least=0)
-    for name, value in seconds.items():
-        if not 0 <= value < math.inf:
-            raise JobError(f"{name} must be a number of seconds from 0 on, found {value!r}.")
-    return int(least), int(most)
-
-
-def _require_fitting(on: str | None, of_this_machine: Mapping[str, object], share: Share) -> None:
-    """Refuse options that belong to another place than that where the tasks run."""
-    if on not in (None, "ray"):
-        raise JobError(f"on={on!r} is not known. Leave it out for this machine, or write on='ray'.")
-    if on is None and share != Share():
-        raise JobError("cpus_per_worker, gpus_per_worker and spread need on='ray'; here there is devices_per_worker.")
-    if on == "ray" and (given := [name for name, value in of_this_machine.items() if value]):
-        raise JobError(f"on='ray' runs only workers, as many as its nodes have room for: leave out {given[0]}.")
 
 
 def _warn_of_servers() -> None:

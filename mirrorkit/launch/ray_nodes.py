@@ -17,15 +17,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from mirrorkit.cluster import Cluster, unreachable
-from mirrorkit.errors import ArgumentError, ClusterError
+from mirrorkit.errors import ArgumentError, ClusterError, JobError
 from mirrorkit.launch import layout
-from mirrorkit.launch.job import ROOM, LostRoomError, workers_text
+from mirrorkit.launch.job import ROOM, workers_text
 from mirrorkit.launch.output import tell
 from mirrorkit.launch.process import Tell
 from mirrorkit.launch.ray_slot import Slot
+from mirrorkit.whole import whole_number
 
 _SETTLED = 3.0  # seconds without a change, after which no more room is waited for
 _ANSWERS = 60.0  # seconds in which an actor answers
@@ -35,12 +36,18 @@ _MOST_FAILED_STARTS = 3  # of an actor, in a row
 _numbers = itertools.count(1)  # of the questions to actors, so that each knows which of them is new
 
 
-class Share(NamedTuple):
+@dataclass(frozen=True)
+class Share:
     """What each worker needs of a node, and whether Ray spreads workers over nodes."""
 
     cpus: int = 1
     gpus: int = 0
     spread: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        whole_number("cpus_per_worker", self.cpus, JobError)
+        whole_number("gpus_per_worker", self.gpus, JobError, least=0)
 
 
 @contextlib.contextmanager
@@ -158,7 +165,7 @@ class RayNodes:
     """
 
     def __init__(
-        self, command: Sequence[str], events: queue.SimpleQueue, most: int, share: Share, call: bytes | None
+        self, command: Sequence[str], events: queue.SimpleQueue, most: int, share: Share, call: bytes | None = None
     ) -> None:
         import ray
 
@@ -200,7 +207,7 @@ class RayNodes:
         addresses = _addresses(actors) if actors else []
         if len(set(addresses)) < width:  # a node has gone, or two actors of one chose the same port
             time.sleep(_LOOK)
-            raise LostRoomError
+            return {}
         tell(f"{workers_text(width)} on {', '.join(addresses)}")
         tasks = layout.tasks(Cluster(workers=tuple(addresses), source="launch"))
         self._used = dict(zip(tasks, actors, strict=True))

@@ -77,9 +77,9 @@ class _Placement:
 
 
 def _run(workers: tuple[int, int], attempts: int, order: tuple[str, ...], *, saves: bool) -> int:
-    events: queue.SimpleQueue = queue.SimpleQueue()
-    placement = _Placement(events, attempts, order, saves)
-    code = Job(placement, events, *workers, max_restarts=0, grace=1, wait=1).run()
+    its_job = Job(workers, max_restarts=0, grace=1, wait=1)
+    placement = _Placement(its_job.events, attempts, order, saves)
+    code = its_job.run(placement)
     return placement.attempt if code == 0 else -code
 
 

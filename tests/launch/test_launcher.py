@@ -235,7 +235,7 @@ def test_a_signal_that_comes_just_before_a_wait_is_not_left_until_its_end(script
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
-    monkeypatch.setattr(launcher.queue, "SimpleQueue", Queue)
+    monkeypatch.setattr(job.queue, "SimpleQueue", Queue)
     start = time.monotonic()
     assert launch(script("import time; time.sleep(300)"), workers=1, grace=0) in (130, 137)
     assert time.monotonic() - start < 30

@@ -100,7 +100,7 @@ def test_a_worker_fails_and_its_slot_is_gone(script: Any) -> None:
 def test_a_worker_fails_and_too_few_slots_are_left(script: Any, capsys: Any) -> None:
     Path("room").write_text("2")
     code = "saves()\nif task == 1: Path('room').write_text('1'); sys.exit(3)\nwait()"
-    with pytest.raises(JobError, match=r"room for 1 worker, and the job needs 2; it has waited for 0\.3 s"):
+    with pytest.raises(JobError, match=r"room for 1 worker, and the job needs 2: it has waited for 0\.3 s"):
         launch(script(ATTEMPT + code), workers=(2, 4), slots="room", max_restarts=5, wait=0.3)
     assert widths() == [2]
 
@@ -180,7 +180,7 @@ def test_ctrl_c_while_the_tasks_save_ends_the_job(script: Any) -> None:
 
 def test_too_little_room(script: Any, capsys: Any) -> None:
     Path("room").write_text("1")
-    with pytest.raises(JobError, match=r"room for 1 worker, and the job needs 2; it has waited for 0\.3 s"):
+    with pytest.raises(JobError, match=r"room for 1 worker, and the job needs 2: it has waited for 0\.3 s"):
         launch(script(ATTEMPT), workers=(2, 3), slots="room", wait=0.3)
     assert not Path("widths").exists()
     assert "room for 1 worker, and the job needs 2: waiting up to 0.3 s" in capsys.readouterr().err

@@ -141,7 +141,7 @@ def test_too_little_room_for_too_long(on_ray: Any, script: Any) -> None:
     process = on_ray("--workers", "3:4", "--wait", 20, script("raise SystemExit('started')"))
     _, err = process.communicate(timeout=100)
     assert process.returncode != 0
-    assert "There is room for 2 workers, and the job needs 3; it has waited for 20 s" in err
+    assert "There is room for 2 workers, and the job needs 3: it has waited for 20 s" in err
     assert "started" not in err
 
 
