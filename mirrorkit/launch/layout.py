@@ -10,7 +10,7 @@ from dataclasses import replace
 from glob import glob
 
 from mirrorkit import processor
-from mirrorkit.cluster import JOB_TOKEN, Cluster, free_ports, job_token, jobs
+from mirrorkit.cluster import JOB_TOKEN, Cluster, free_ports, job_token, jobs, task_name
 from mirrorkit.errors import ClusterError, JobError
 
 
@@ -19,31 +19,32 @@ def clusters(workers: int, *, ps: int = 0, chief: bool = False) -> dict[str, Clu
 
     With parameter servers there is a chief too, which coordinates.
     """
-    counts = {"chief": int(chief or ps > 0), "worker": workers, "ps": ps}
-    ports = iter(free_ports(sum(counts.values())))
-    at = {job: tuple(f"127.0.0.1:{next(ports)}" for _ in range(count)) for job, count in counts.items()}
-    (coordinator,) = at["chief"] or (None,)
-    return tasks(Cluster(workers=at["worker"], ps=at["ps"], chief=coordinator, source="launch"))
+    has_chief = chief or ps > 0
+    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(workers + ps + has_chief))
+    coordinator = addresses[-1] if has_chief else None
+    servers = addresses[workers : workers + ps]
+    return tasks(Cluster(workers=addresses[:workers], ps=servers, chief=coordinator, source="launch"))
 
 
 def tasks(whole: Cluster) -> dict[str, Cluster]:
     """Return for each task of a cluster, by name, the cluster as it sees it."""
-    found = {}
-    for job, addresses in jobs(whole).items():
-        for index in range(len(addresses)):
-            cluster = replace(whole, task_type=job, task_index=index)
-            found[cluster.task] = cluster
-    return found
+    return {
+        task_name(job, index): replace(whole, task_type=job, task_index=index)
+        for job, addresses in jobs(whole).items()
+        for index in range(len(addresses))
+    }
 
 
-def variables(cluster: Cluster, token: str) -> dict[str, str]:
-    """Return the environment variables that say to a task which one it is, of which job."""
-    return {"TF_CONFIG": cluster.to_tf_config(), "PYTHONUNBUFFERED": "1", JOB_TOKEN: token}
+def variables(tasks: Mapping[str, Cluster], environ: Mapping[str, str] = os.environ) -> dict[str, dict[str, str]]:
+    """Return the environment variables that say to each task which one it is, and the token of the job.
 
-
-def token_of(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the token of a job: that of `environ`, or a new one."""
-    return secrets.token_hex(32) if job_token(environ) is None else environ[JOB_TOKEN]
+    The token is that of `environ`, or a new one.
+    """
+    token = secrets.token_hex(32) if job_token(environ) is None else environ[JOB_TOKEN]
+    return {
+        name: {"TF_CONFIG": cluster.to_tf_config(), "PYTHONUNBUFFERED": "1", JOB_TOKEN: token}
+        for name, cluster in tasks.items()
+    }
 
 
 def environments(
@@ -59,10 +60,9 @@ def environments(
     each = _gpus_per_worker(devices_per_worker, len(workers), len(gpus))
     visible = {name: gpus[index * each : (index + 1) * each] for index, name in enumerate(workers)}
     threads = str(max(1, processor.cores() // len(workers)))
-    token = token_of(environ)
     found = {}
-    for name, cluster in tasks.items():
-        found[name] = {"TF_NUM_INTRAOP_THREADS": threads, **environ, **variables(cluster, token)}
+    for name, own in variables(tasks, environ).items():
+        found[name] = {"TF_NUM_INTRAOP_THREADS": threads, **environ, **own}
         if gpus:
             found[name]["CUDA_VISIBLE_DEVICES"] = ",".join(visible.get(name, ())) or "-1"
     return found

@@ -10,6 +10,7 @@ from mirrorkit.journal import BEGAN, RESTORED, SAVED, STEPS, parsed
 from mirrorkit.launch.output import tell
 
 _PHASES = ("noticed", "stopped", "started", "restored", "first call")
+_ENDS = {3: BEGAN, 4: RESTORED, 5: STEPS}  # which line of the journal is awaited, after so many times
 
 
 class Progress:
@@ -28,13 +29,12 @@ class Progress:
 
     def begin(self, workers: str) -> None:
         """Begin an attempt."""
-        self._workers, self._awaited = workers, [BEGAN, RESTORED, STEPS]
-        self.has_made_steps = False
+        self._workers, self.has_made_steps = workers, False
 
     def noticed(self) -> None:
         """Take note that the attempt is to end: now this was noticed."""
         now = time.time()
-        self._times, self._reached, self._awaited = [self._time or now, now], self._steps, []
+        self._times, self._reached = [self._time or now, now], self._steps
 
     def stopped(self) -> None:
         """Take note that all of its tasks have ended."""
@@ -54,9 +54,8 @@ class Progress:
         elif line.what != BEGAN:
             self._time, self._steps = line.time, line.steps
         self.has_made_steps |= line.what == STEPS
-        if not self._times or line.what not in self._awaited[:1]:
+        if line.what != _ENDS.get(len(self._times)):
             return
-        self._awaited.pop(0)
         self._times.append(line.time)
         if line.what == RESTORED:
             self._restored = line.steps

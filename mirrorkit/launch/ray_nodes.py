@@ -114,9 +114,7 @@ class RayProcess:
         """See `job.Running`; an actor that is still there some seconds after SIGKILL is killed itself."""
         self._actor.send.remote(int(number), self._started)  # after the start
         if number == signal.SIGKILL:
-            timer = threading.Timer(_SECONDS_TO_DIE, self._give_up)
-            timer.daemon = True
-            timer.start()
+            threading.Thread(target=self._give_up, daemon=True).start()
 
     def end(self) -> None:
         """See `job.Running`."""
@@ -124,6 +122,7 @@ class RayProcess:
         self._follower.join()
 
     def _give_up(self) -> None:
+        self._follower.join(_SECONDS_TO_DIE)
         if self._follower.is_alive():
             _kill(self._actor)
 
@@ -187,7 +186,11 @@ class RayNodes:
     @property
     def room(self) -> int:
         """See `job.Placement`."""
-        return sum(held.node != "" for held in self._held)
+        return len(self._placed)
+
+    @property
+    def _placed(self) -> list[_Held]:
+        return [held for held in self._held if held.node]
 
     def refresh(self) -> bool:
         """See `job.Placement`."""
@@ -202,7 +205,7 @@ class RayNodes:
 
     def environments(self, width: int) -> dict[str, dict[str, str]]:
         """See `job.Placement`."""
-        placed = sorted((held for held in self._held if held.node), key=lambda held: held.node)
+        placed = sorted(self._placed, key=lambda held: held.node)
         actors = [held.actor for held in placed[:width]]
         addresses = _addresses(actors) if actors else []
         if len(set(addresses)) < width:  # a node has gone, or two actors of one chose the same port
@@ -214,8 +217,7 @@ class RayNodes:
         own = {"TF_NUM_INTRAOP_THREADS": str(self._share.cpus)}
         if not self._share.gpus:  # otherwise Ray sets it for the actor
             own["CUDA_VISIBLE_DEVICES"] = "-1"
-        token = layout.token_of()
-        return {name: {**layout.variables(cluster, token), **own} for name, cluster in tasks.items()}
+        return {name: {**given, **own} for name, given in layout.variables(tasks).items()}
 
     def start(self, name: str, environment: Mapping[str, str], tell: Tell) -> RayProcess:
         """See `job.Placement`."""

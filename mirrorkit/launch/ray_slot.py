@@ -5,7 +5,6 @@ The class is an ordinary one until the launcher makes an actor of it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import sys
@@ -70,10 +69,8 @@ class Slot:
         """
         with self._reading:
             if number > self._number:
-                self._number, self._answer = number, [self._told.get()]
-                with contextlib.suppress(queue.Empty):
-                    while True:
-                        self._answer.append(self._told.get_nowait())
+                self._number = number
+                self._answer = [self._told.get() for _ in range(self._told.qsize() or 1)]
             return self._answer
 
     def _tell(self, what: str, value: Any) -> None:

@@ -24,15 +24,9 @@ def count(source: str) -> int:
             text = path.read_text()
         else:
             command = str(path.absolute()) if is_file else source
-            text = subprocess.run(
-                command,
-                shell=not is_file,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-                timeout=_LONGEST,
-            ).stdout
+            text = subprocess.check_output(
+                command, shell=not is_file, stdin=subprocess.DEVNULL, text=True, timeout=_LONGEST
+            )
     except (OSError, UnicodeDecodeError, subprocess.SubprocessError) as error:
         raise JobError(f"slots={source!r} gave no number of workers: {error}.") from error
     last = text.strip().rpartition("\n")[2].strip()
