@@ -33,6 +33,7 @@ _ANSWERS = 60.0  # seconds in which an actor answers
 _LOOK = 0.5  # seconds until what went wrong is tried again
 _SECONDS_TO_DIE = 10.0  # of a task, after SIGKILL
 _MOST_FAILED_STARTS = 3  # of an actor, in a row
+_KILLED = 128 + signal.SIGKILL  # the exit code of a script
 _numbers = itertools.count(1)  # of the questions to actors, so that each knows which of them is new
 
 
@@ -135,13 +136,20 @@ class RayProcess:
             what = ""
             while what != "exit":
                 for what, value in _answer(self._actor.read, next(_numbers)):
+                    if (what, value) == ("exit", _KILLED):
+                        self._require_actor()
                     self._tell(what, value)
         except Exception as error:  # whatever it is, the job must learn that the task has ended
             is_lost = isinstance(error, ray.exceptions.RayActorError)
             why = "its node is lost, or its actor has exited" if is_lost else f"{type(error).__name__}: {error}"
             self._tell("err", why)
             _kill(self._actor)  # what still runs there must not go on beside the next attempt
-            self._tell(*("lost", 128 + signal.SIGKILL) if is_lost else ("exit", 1))
+            self._tell(*("lost", _KILLED) if is_lost else ("exit", 1))
+
+    def _require_actor(self) -> None:
+        """Raise a RayActorError where the actor is about to exit: before it does, Ray kills what it has started."""
+        time.sleep(_LOOK)
+        _answer(self._actor.address)
 
 
 @dataclass

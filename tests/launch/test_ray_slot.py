@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from mirrorkit.launch import ray_nodes
 from mirrorkit.launch.ray_slot import Slot
 
 
@@ -32,3 +38,32 @@ def test_one_task_after_the_other(tmp_path: Path) -> None:
     for code in (3, 0):
         slot.start(["-c", f"raise SystemExit({code})"], {}, str(tmp_path / "nowhere"), None)
         assert slot.read(next(numbers)) == [("exit", code)]
+
+
+@pytest.mark.parametrize(("is_actor_there", "what"), [(True, "exit"), (False, "lost")])
+def test_a_script_that_is_killed_as_its_actor_exits_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch, is_actor_there: bool, what: str
+) -> None:
+    """When a node is lost, Ray kills what an actor has started before the actor exits."""
+
+    class LostError(Exception):
+        pass
+
+    def address() -> str:
+        if not is_actor_there:
+            raise LostError
+        return "host:1"
+
+    def method(answer: Callable[..., Any]) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda *_: answer)
+
+    actor = SimpleNamespace(start=method(lambda: None), read=method(lambda: [("exit", 137)]), address=method(address))
+    errors = SimpleNamespace(RayActorError=LostError, ActorUnavailableError=ConnectionError)
+    ray = SimpleNamespace(get=lambda answer: answer(), kill=lambda actor: None, exceptions=errors)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(ray_nodes, "_LOOK", 0.0)
+    told: list[tuple[str, Any]] = []
+    process = ray_nodes.RayProcess(actor, lambda *event: told.append(event))
+    process._follower.join()
+    assert told[-1] == (what, 137)
+    assert [event for event in told if event[0] in ("exit", "lost")] == [(what, 137)]
