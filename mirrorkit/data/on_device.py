@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.in_memory import Batches
-from mirrorkit.data.rows import Rows
+from mirrorkit.data.rows import StoredArray
 from mirrorkit.errors import DataError
 from mirrorkit.strategy import replica_devices
 
@@ -46,13 +46,13 @@ class Resident(Batches):
 
     @functools.cached_property
     def rows(self) -> Any:
-        """How the rows of each of the split's arrays are kept: a nest of `Rows`."""
-        return tf.nest.map_structure(Rows.of, self.split.as_element())
+        """How the rows of each of the split's arrays are kept: a nest of `StoredArray`."""
+        return tf.nest.map_structure(StoredArray.of, self.split.as_element())
 
     def place(self, strategy: tf.distribute.Strategy) -> list[Any]:
         """Return the set on every local device of the strategy; copied once.
 
-        Its arrays are kept as `rows` says: `Rows.take` gathers from them.
+        Its arrays are kept as `rows` says: `StoredArray.take` gathers from them.
 
         Raises:
             DataError: the set does not fit into a device's memory.
@@ -64,7 +64,7 @@ class Resident(Batches):
     def _copy(self, device: str) -> Any:
         element = self.split.as_element()
 
-        def copy(rows: Rows, array: np.ndarray, whole: tf.Tensor) -> tf.Tensor:
+        def copy(rows: StoredArray, array: np.ndarray, whole: tf.Tensor) -> tf.Tensor:
             if rows.on_host:  # one copy for all replicas
                 return whole
             with tf.device(device):

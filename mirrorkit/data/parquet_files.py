@@ -140,7 +140,7 @@ class Parquet(PreparedRecipe):
         found = f"{self.shuffle_buffer} {self._table.columns} {files} {footers} {versions(self._table.files)}"
         return f"{super().identity(epoch, start)} {found}"
 
-    def _read(self, rows: parquet_reading.Rows, epoch: int, start: int) -> Iterator[tuple[np.ndarray, ...]]:
+    def _read(self, rows: parquet_reading.RowRanges, epoch: int, start: int) -> Iterator[tuple[np.ndarray, ...]]:
         table, numbers = self._table, {"seed": self.seed, "epoch": epoch}
         if self.shuffle:
             size = self.global_batch_size

@@ -134,10 +134,10 @@ def _opened(table: Table, group: int) -> Iterator[Any]:
 
 _NONE = EqualBatches(1, np.zeros(2, np.int64))
 
-Rows = tuple[tuple[int, int], tuple[int, int]]  # those asked for of a whole batch, and of the last, smaller one
+RowRanges = tuple[tuple[int, int], tuple[int, int]]  # those asked for of a whole batch, and of the last, smaller one
 
 
-def as_written(table: Table, rows: Rows, sizes: Sequence[int], start: int) -> Iterator[Arrays]:
+def as_written(table: Table, rows: RowRanges, sizes: Sequence[int], start: int) -> Iterator[Arrays]:
     """Yield the rows that are asked for of each batch from `start` on, in the order of the files.
 
     The batches have these `sizes`. What others ask for is read too, and dropped.
@@ -149,7 +149,7 @@ def as_written(table: Table, rows: Rows, sizes: Sequence[int], start: int) -> It
 
 
 def shuffled(
-    table: Table, streams: Streams, rows: Rows, start: int, *, seed: int, epoch: int, per_block: int, steps: int
+    table: Table, streams: Streams, rows: RowRanges, start: int, *, seed: int, epoch: int, per_block: int, steps: int
 ) -> Iterator[Arrays]:
     """Yield the rows that are asked for of each batch from `start` on, `steps` in all, of shuffled streams.
 

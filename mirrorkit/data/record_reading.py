@@ -19,10 +19,10 @@ from mirrorkit.data.remote_files import RemoteFile, copied
 _OPEN_FILES = 16  # read at the same time, unshuffled
 
 
-Rows = tuple[RowsToMake, RowsToMake]  # of a whole batch those that are asked for, and of the last, smaller one
+RowRanges = tuple[RowsToMake, RowsToMake]  # of a whole batch those that are asked for, and of the last, smaller one
 
 
-def as_written(index: RecordIndex, rows: Rows, batches: int, start: int) -> tf.data.Dataset:
+def as_written(index: RecordIndex, rows: RowRanges, batches: int, start: int) -> tf.data.Dataset:
     """Give a vector of serialized examples for each batch from `start` on, of up to 16 files one example in turn.
 
     What others ask for is read too, and dropped.
@@ -77,7 +77,7 @@ def _remote_as_written(index: RecordIndex, together: int, first: int) -> tf.data
 
 
 def shuffled(
-    index: RecordIndex, streams: Streams, rows: Rows, start: int, *, seed: int, epoch: int, shuffle_buffer: int
+    index: RecordIndex, streams: Streams, rows: RowRanges, start: int, *, seed: int, epoch: int, shuffle_buffer: int
 ) -> tf.data.Dataset:
     """Give a vector of serialized examples for each batch from `start` on, of streams that are shuffled in blocks.
 

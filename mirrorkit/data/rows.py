@@ -16,7 +16,7 @@ _WORD = np.dtype(np.int64)
 
 
 @dataclass(frozen=True)
-class Rows:
+class StoredArray:
     """How one array of the set is kept: as it is, as int64 words on the device, or on the host.
 
     An operation without a GPU kernel runs on the host, and all its inputs are copied there: the whole set, in every
@@ -28,7 +28,7 @@ class Rows:
     shape: tuple[int, ...]  # of one row
 
     @classmethod
-    def of(cls, array: np.ndarray) -> Rows:
+    def of(cls, array: np.ndarray) -> StoredArray:
         """How to keep this array."""
         return cls(tf.as_dtype(array.dtype), array.shape[1:])
 

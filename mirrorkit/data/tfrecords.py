@@ -19,7 +19,7 @@ from mirrorkit.data.index_file import read_index, require_features
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.record_index import RecordIndex
 from mirrorkit.data.record_lengths import count_by_reading, first_length, first_record
-from mirrorkit.data.record_reading import Rows, as_written, shuffled
+from mirrorkit.data.record_reading import RowRanges, as_written, shuffled
 from mirrorkit.data.record_streams import Streams, draw_streams
 from mirrorkit.data.remote_files import local, opened, size_of, versions
 from mirrorkit.errors import DataError, RecipeError
@@ -227,7 +227,7 @@ class Records(PreparedRecipe):
             )
         return streams
 
-    def _decoded(self, vectors: tf.data.Dataset, both: Rows, start: int) -> tf.data.Dataset:
+    def _decoded(self, vectors: tf.data.Dataset, both: RowRanges, start: int) -> tf.data.Dataset:
         """Decode serialized examples one by one, in parallel."""
         assert self.decode is not None
         examples = vectors.unbatch().map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)

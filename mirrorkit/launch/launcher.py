@@ -17,7 +17,7 @@ from mirrorkit.errors import ClusterError, JobError
 from mirrorkit.launch import layout, ray_nodes
 from mirrorkit.launch.job import Job, Placement
 from mirrorkit.launch.output import tell
-from mirrorkit.launch.ray_nodes import RayNodes, Share
+from mirrorkit.launch.ray_nodes import RayNodes, WorkerResources
 from mirrorkit.launch.this_machine import ThisMachine
 from mirrorkit.whole import whole_number
 
@@ -105,7 +105,7 @@ def launch(
         raise JobError(f"There is no script {str(script)!r}. Name a Python file.")
     command = [*(["-m"] if module else []), str(script), *arguments]
     job = Job(workers, max_restarts=max_restarts, wait=wait, grace=grace)
-    share = Share(cpus_per_worker, gpus_per_worker, spread)
+    share = WorkerResources(cpus_per_worker, gpus_per_worker, spread)
     whole_number("ps", ps, JobError, least=0)
     if ps and job.may_change:
         raise JobError(f"ps={ps} was asked for with workers={workers}: such a job goes on without a worker anyway.")
@@ -119,7 +119,7 @@ def launch(
             return _run(job, RayNodes(command, job.events, job.most, share))
     if on is not None:
         raise JobError(f"on={on!r} is not known. Leave it out for this machine, or write on='ray'.")
-    if share != Share():
+    if share != WorkerResources():
         raise JobError("cpus_per_worker, gpus_per_worker and spread need on='ray'; here there is devices_per_worker.")
     _warn_of_servers()
 
@@ -161,7 +161,7 @@ def on_ray(
         ArgumentError: the function cannot be pickled, or this is not the main thread.
     """
     job = Job(workers, max_restarts=max_restarts, wait=wait, grace=grace)
-    share = Share(cpus_per_worker, gpus_per_worker, spread)
+    share = WorkerResources(cpus_per_worker, gpus_per_worker, spread)
     command = ["-m", "mirrorkit.launch.called"]
     with ray_nodes.connected():
         code = _run(job, RayNodes(command, job.events, job.most, share, ray_nodes.pickled(function)))

@@ -38,7 +38,7 @@ _numbers = itertools.count(1)  # of the questions to actors, so that each knows 
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkerResources:
     """What each worker needs of a node, and whether Ray spreads workers over nodes."""
 
     cpus: int = 1
@@ -172,7 +172,12 @@ class RayNodes:
     """
 
     def __init__(
-        self, command: Sequence[str], events: queue.SimpleQueue, most: int, share: Share, call: bytes | None = None
+        self,
+        command: Sequence[str],
+        events: queue.SimpleQueue,
+        most: int,
+        share: WorkerResources,
+        call: bytes | None = None,
     ) -> None:
         import ray
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from recipe_helpers import IN_SPLITS
 from tensorflow.python.framework import kernels
 
-from mirrorkit.data.rows import GATHERED, Rows
+from mirrorkit.data.rows import GATHERED, StoredArray
 
 # and what else `tf.gather` knows on a GPU
 DTYPES = sorted({tf.as_dtype(name) for name in IN_SPLITS} | GATHERED, key=lambda dtype: dtype.name)
@@ -26,7 +26,7 @@ def _any_bits(dtype: tf.DType, shape: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 def test_rows_come_back_bit_for_bit(dtype: tf.DType, shape: tuple[int, ...]) -> None:
     array = _any_bits(dtype, (20, *shape))
-    rows = Rows.of(array)
+    rows = StoredArray.of(array)
     kept = tf.constant(rows.pack(array))
     assert rows.on_host or kept.dtype in GATHERED
     for places in ([3, 19, 3, 0], []):
@@ -38,7 +38,7 @@ def test_rows_come_back_bit_for_bit(dtype: tf.DType, shape: tuple[int, ...]) -> 
 
 def test_xla_compiles_them_all_and_their_shapes_are_known() -> None:
     arrays = [_any_bits(dtype, (20, 7)) for dtype in DTYPES]
-    rows = [Rows.of(array) for array in arrays]
+    rows = [StoredArray.of(array) for array in arrays]
     shapes: list[Any] = []
 
     @tf.function(jit_compile=True)
@@ -77,4 +77,4 @@ def test_what_is_kept_as_it_is_has_a_gpu_kernel_and_nothing_else_has_one() -> No
 def test_words_take_no_more_memory_than_rows_of_whole_words_need() -> None:
     for size, words in ((784, 98), (3072, 384), (7, 1), (9, 2)):
         array = np.zeros((5, size), np.uint8)
-        assert Rows.of(array).pack(array).shape == (5, words)
+        assert StoredArray.of(array).pack(array).shape == (5, words)

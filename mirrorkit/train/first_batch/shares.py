@@ -43,7 +43,7 @@ _CURE = (
 )
 
 
-class _Rows(NamedTuple):
+class _FewRows(NamedTuple):
     """A few rows as a `GlobalBatch`: `sizes` of them on the replicas, or all of them everywhere."""
 
     batch: Batch
@@ -128,7 +128,7 @@ def _run(
         local = local_replica(step.strategy)
         if everywhere and local:
             return tf.constant(0)
-        rows = _Rows(batch, sizes, everywhere)
+        rows = _FewRows(batch, sizes, everywhere)
         own, first, total = rows.place()
         checked = RowDraws(own, first, total, are_rows, shapes)
         share = Share(local, replicas, own, total, 1.0, lambda: tf.zeros([2], tf.int64), checked)

@@ -15,26 +15,26 @@ _DIGITS = 2**12  # an id travels as two numbers of the gradient's dtype: floats 
 _FOLDED = 2**16  # numbers: more rows than a few examples look up
 
 
-class Rows(NamedTuple):
+class SparseGradient(NamedTuple):
     """Gradients of rows of a table. A row that was looked up several times has several, which add up."""
 
     ids: tf.Tensor  # which rows, int64 [n]
     values: tf.Tensor  # [n, width]
 
 
-class SummedRows(NamedTuple):
-    """The gradients of `Rows`, added up for each row."""
+class SummedSparseGradient(NamedTuple):
+    """The values of a `SparseGradient`, added up for each row."""
 
     ids: tf.Tensor  # int64 [n], ascending; a row that was looked up several times stands there as often
     number: tf.Tensor  # int64 [n], which of the sums belongs to it
     sums: tf.Tensor  # [n, width], one for each row, then zeros
 
 
-def as_rows(gradient: tf.Tensor | tf.IndexedSlices, unscale: Callable[[tf.Tensor], tf.Tensor]) -> Rows | None:
+def as_rows(gradient: tf.Tensor | tf.IndexedSlices, unscale: Callable[[tf.Tensor], tf.Tensor]) -> SparseGradient | None:
     """Return the rows of a gradient, without a loss scale; None where it is dense, or their number is not static."""
     if not isinstance(gradient, tf.IndexedSlices) or gradient.values.shape[0] is None:
         return None
-    return Rows(tf.cast(gradient.indices, tf.int64), unscale(tf.convert_to_tensor(gradient.values)))
+    return SparseGradient(tf.cast(gradient.indices, tf.int64), unscale(tf.convert_to_tensor(gradient.values)))
 
 
 def dense_of(ids: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:
@@ -58,7 +58,7 @@ def folded(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     return tf.reduce_sum(tf.reshape(padded, [-1, number, width]), axis=0)
 
 
-def block_of(rows: Rows, replica: int, replicas: int, length: int) -> tf.Tensor:
+def block_of(rows: SparseGradient, replica: int, replicas: int, length: int) -> tf.Tensor:
     """Return this replica's block of a message, and zeros for the others: [replicas, length, width + 2]."""
     high, low = tf.math.floordiv(rows.ids + 1, _DIGITS), tf.math.floormod(rows.ids + 1, _DIGITS)
     numbers = tf.cast(tf.stack([high, low], axis=1), rows.values.dtype)
@@ -67,7 +67,7 @@ def block_of(rows: Rows, replica: int, replicas: int, length: int) -> tf.Tensor:
     return tf.pad(block[tf.newaxis], [[replica, replicas - 1 - replica], [0, spare], [0, 0]])
 
 
-def summed(message: tf.Tensor) -> SummedRows:
+def summed(message: tf.Tensor) -> SummedSparseGradient:
     """Return what the blocks of all replicas say of each row."""
     flat = tf.reshape(message, [-1, message.shape[-1]])
     values, numbers = flat[:, :-2], tf.cast(flat[:, -2:], tf.int64)
@@ -79,4 +79,4 @@ def summed(message: tf.Tensor) -> SummedRows:
     is_first = tf.concat([tf.ones_like(ids[:1], tf.bool), ids[1:] != ids[:-1]], 0)  # there may be no rows at all
     # A GPU adds up no integers, and leaves what is done with those of 32 bits to the host.
     number = tf.cast(tf.cumsum(tf.cast(is_first, tf.float32)), tf.int64) - 1
-    return SummedRows(ids, number, dense_of(number, values, ids.shape[0]))
+    return SummedSparseGradient(ids, number, dense_of(number, values, ids.shape[0]))

@@ -60,7 +60,7 @@ def _wrap(name: str, within: Callable[..., tf.Tensor]) -> None:
 def _seed(scope: ReplicaScope, given: Any) -> tf.Tensor:
     scope.draws += 1
     seed = tf.constant([0 if given is None else hash(given) % 2**31, scope.draws], tf.int64)
-    own = fold(seed, *tf.unstack(scope.share.place()))
+    own = fold(seed, *tf.unstack(scope.share.draw_numbers()))
     if scope.share.checked is not None:
         scope.share.checked.seeds.append(own)
     return own
@@ -102,7 +102,7 @@ def drawing(scope: ReplicaScope) -> Iterator[None]:
     if scope.share.replicas == 1:
         yield
         return
-    with draws_at(lambda: [scope.share.place()[-1]]):
+    with draws_at(lambda: [scope.share.draw_numbers()[-1]]):
         yield
 
 

@@ -55,7 +55,7 @@ def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = 
     if scope is not None and sample_weight is None:
         values = tf.convert_to_tensor(values)
         if values.shape.rank == 0:
-            sample_weight = tf.cast(scope.share.part, metric.dtype)
+            sample_weight = tf.cast(scope.share.fraction, metric.dtype)
     return original(metric, values, sample_weight=sample_weight)
 
 

@@ -38,7 +38,7 @@ class Share:
         rows: how many rows it computes, a float32 scalar.
         total: how many rows the batch has, likewise.
         once: 1, or 0 where every replica computes all rows and another one counts.
-        place: the numbers that tell its draws from those of others and of other steps, int64 [N].
+        draw_numbers: what tells its draws from those of others and of other steps, int64 [N].
         checked: while the first batch is checked, what draws must know; else None.
     """
 
@@ -47,11 +47,11 @@ class Share:
     rows: float | tf.Tensor
     total: float | tf.Tensor
     once: float | tf.Tensor
-    place: Callable[[], tf.Tensor]
+    draw_numbers: Callable[[], tf.Tensor]
     checked: RowDraws | None = None
 
     @property
-    def part(self) -> float | tf.Tensor:
+    def fraction(self) -> float | tf.Tensor:
         """Its rows by all rows."""
         return self.rows / self.total
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from mirrorkit._types import Nest, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined
-from mirrorkit.train.reduce.rows import Rows, block_of, dense_of
+from mirrorkit.train.reduce.rows import SparseGradient, block_of, dense_of
 from mirrorkit.train.step.global_batch import this_replica
 from mirrorkit.variables import path
 
@@ -19,14 +19,16 @@ from mirrorkit.variables import path
 class ShardSums(NamedTuple):
     """What a shard adds, and in its structure what there is to send: None stands for what is not."""
 
-    gradients: dict[int, list[tf.Tensor | Rows | None]]  # for each term, by the index of its divisor: for each weight
+    gradients: dict[
+        int, list[tf.Tensor | SparseGradient | None]
+    ]  # for each term, by the index of its divisor: for each weight
     state: list[tf.Tensor | None]  # one for each variable of the layer state
     totals: tf.Tensor
 
-    def sent(self, rows: Callable[[int, Rows], Nest]) -> Sums:
+    def sent(self, rows: Callable[[int, SparseGradient], Nest]) -> Sums:
         """Return the sums that travel, a nest without None; `rows` says what stands for those of a weight's rows."""
         flat = [pair for divisor in sorted(self.gradients) for pair in enumerate(self.gradients[divisor])]
-        of_weights = [rows(i, one) if isinstance(one, Rows) else one for i, one in flat if one is not None]
+        of_weights = [rows(i, one) if isinstance(one, SparseGradient) else one for i, one in flat if one is not None]
         return {
             "gradients": of_weights,
             "state": [value for value in self.state if value is not None],
@@ -37,9 +39,11 @@ class ShardSums(NamedTuple):
     def nothing(self) -> ShardSums:
         """What a shard without examples adds."""
 
-        def zeros(value: tf.Tensor | Rows | None) -> Nest:
-            if isinstance(value, Rows):
-                return Rows(tf.zeros([0], tf.int64), tf.zeros([0, *value.values.shape[1:]], value.values.dtype))
+        def zeros(value: tf.Tensor | SparseGradient | None) -> Nest:
+            if isinstance(value, SparseGradient):
+                return SparseGradient(
+                    tf.zeros([0], tf.int64), tf.zeros([0, *value.values.shape[1:]], value.values.dtype)
+                )
             return None if value is None else tf.zeros(value.shape, value.dtype)
 
         gradients = {divisor: [zeros(one) for one in of_term] for divisor, of_term in self.gradients.items()}
@@ -56,19 +60,23 @@ def sent_by_rows(sums: ShardSums, largest: ShardSums, weights: Sequence[Variable
     """
     replica, replicas = this_replica()
     of_terms = [pair for of_term in largest.gradients.values() for pair in enumerate(of_term)]
-    lengths = {i: one.ids.shape[0] for i, one in of_terms if isinstance(one, Rows)}
+    lengths = {i: one.ids.shape[0] for i, one in of_terms if isinstance(one, SparseGradient)}
     sizes = {i: (weights[i].shape[0], weights[i].shape[1]) for i in lengths}
     blocks = {i for i, (size, width) in sizes.items() if always or replicas * lengths[i] * (width + 2) < size * width}
     for of_term in sums.gradients.values():
         for i, one in enumerate(of_term):
-            if i in blocks and one is not None and not (isinstance(one, Rows) and one.ids.shape[0] <= lengths[i]):
+            if (
+                i in blocks
+                and one is not None
+                and not (isinstance(one, SparseGradient) and one.ids.shape[0] <= lengths[i])
+            ):
                 raise StepError(
                     f"A share of the batch looks up more rows of {path(weights[i])!r} than one with more examples, so "
                     "its rows do not fit into the message that all replicas send. Let the model look up the same rows "
                     "for a share of any size, or train with sparse_embeddings=False."
                 )
 
-    def sent(weight: int, rows: Rows) -> tf.Tensor:
+    def sent(weight: int, rows: SparseGradient) -> tf.Tensor:
         if weight in blocks:
             return block_of(rows, replica, replicas, lengths[weight])
         return dense_of(rows.ids, rows.values, weights[weight].shape[0])

@@ -19,7 +19,7 @@ from mirrorkit.train.keras_model.layer_state import LayerState, is_seed
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples, match, unpack_batch
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.reduce.reduction import all_reduce
-from mirrorkit.train.reduce.rows import Rows, SummedRows, as_rows, dense_of
+from mirrorkit.train.reduce.rows import SparseGradient, SummedSparseGradient, as_rows, dense_of
 from mirrorkit.train.reduce.tracing import TraceOnce, foreign_state, outside_replica, require_only_read
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.changing import Changing, dense
@@ -157,7 +157,7 @@ class Functions:
         self._found(sums)
         return sums.sent(self._dense) if like is None else by_rows(sums, like)
 
-    def _dense(self, weight: int, rows: Rows) -> tf.Tensor:
+    def _dense(self, weight: int, rows: SparseGradient) -> tf.Tensor:
         return dense_of(rows.ids, rows.values, self.shapes[weight][0])
 
     def _found(self, sums: ShardSums) -> None:
@@ -205,7 +205,7 @@ class Functions:
 
     def _sum(
         self, weight: int, gradient: Any, unscale: Callable[[tf.Tensor], tf.Tensor], may_be_rows: bool
-    ) -> tf.Tensor | Rows | None:
+    ) -> tf.Tensor | SparseGradient | None:
         """Return a weight's gradient as it is sent: None, rows, or dense."""
         if gradient is None:
             return None
@@ -299,7 +299,7 @@ class Functions:
         self,
         old: Changing,
         gradients: Sequence[tf.Tensor],
-        rows: Mapping[int, SummedRows],
+        rows: Mapping[int, SummedSparseGradient],
         divisors: Sequence[tf.Tensor],
         rate: Sequence[tf.Tensor],
     ) -> tuple[Kept, Kept, Kept]:

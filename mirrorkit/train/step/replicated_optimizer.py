@@ -10,7 +10,7 @@ import tensorflow as tf
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined, Packed, functional_apply, trainable_variables
-from mirrorkit.train.reduce.rows import SummedRows
+from mirrorkit.train.reduce.rows import SummedSparseGradient
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.changing import Changing, none_where_kept
 from mirrorkit.train.step.facts import TraceFacts
@@ -25,7 +25,7 @@ class Gradient(NamedTuple):
     mean: Callable[[Joined], Kept]  # clipped, of the whole batch: one for each joined weight, None where it has none
     average: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], Sequence[tf.Tensor]]  # (averages, new weights)
     rate: tf.Tensor | None  # as of `functional_apply`
-    rows: Mapping[int, SummedRows] = {}  # of a table, by its number: the rows that `mean` has in place of all
+    rows: Mapping[int, SummedSparseGradient] = {}  # of a table, by its number: the rows that `mean` has in place of all
 
 
 class ReplicatedOptimizer:
@@ -61,7 +61,7 @@ class ReplicatedOptimizer:
 
     def summed(
         self, gradients: Sequence[tf.Tensor], facts: TraceFacts
-    ) -> tuple[list[tf.Tensor], dict[int, SummedRows]]:
+    ) -> tuple[list[tf.Tensor], dict[int, SummedSparseGradient]]:
         """Return the sums that were sent, of tables by rows; there are none."""
         return list(gradients), {}
 

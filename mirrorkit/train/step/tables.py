@@ -20,7 +20,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.optim import ByRows, Packed, functional_apply, slots_by_name, treats_numbers_alike
 from mirrorkit.strategy import class_name, has_copies, is_tpu, local_replica, num_workers, replica_devices
 from mirrorkit.train.keras_model.layer_state import LayerState, layers_of
-from mirrorkit.train.reduce.rows import SummedRows, summed
+from mirrorkit.train.reduce.rows import SummedSparseGradient, summed
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.changing import Changing, none_where_kept
 from mirrorkit.train.step.devices import are_placed
@@ -81,9 +81,9 @@ class TableOptimizer(ReplicatedOptimizer):
 
     def summed(
         self, gradients: Sequence[tf.Tensor], facts: TraceFacts
-    ) -> tuple[list[tf.Tensor], dict[int, SummedRows]]:
+    ) -> tuple[list[tf.Tensor], dict[int, SummedSparseGradient]]:
         """Return the sums that were sent, those of a table for its rows, and of these which rows they are."""
-        rows: dict[int, SummedRows] = {}
+        rows: dict[int, SummedSparseGradient] = {}
         sums = list(gradients)
         for place, i in enumerate(facts.weights):
             if i in self.tables and sums[place].shape.rank == 3:  # blocks of rows; a dense gradient has the rank 2
@@ -292,7 +292,7 @@ def _separate(variables: Sequence[tf.Variable]) -> None:
     outside_replica(write_no_row)
 
 
-def _of_rows(mean: tf.Tensor | None, rows: SummedRows | None) -> tf.Tensor | RowGradient | None:
+def _of_rows(mean: tf.Tensor | None, rows: SummedSparseGradient | None) -> tf.Tensor | RowGradient | None:
     if mean is None or rows is None:
         return mean
     return RowGradient(rows.ids, tf.gather(mean, rows.number))

@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mirrorkit.train.reduce.rows import Rows, as_rows, block_of, dense_of, folded, summed
+from mirrorkit.train.reduce.rows import SparseGradient, as_rows, block_of, dense_of, folded, summed
 
 
-def _rows(ids: Any, width: int = 3, seed: int = 0, dtype: Any = "float32") -> Rows:
+def _rows(ids: Any, width: int = 3, seed: int = 0, dtype: Any = "float32") -> SparseGradient:
     """Values that are whole numbers, whose sums are exact in every order."""
     values = np.random.default_rng(seed).integers(-8, 9, (len(ids), width))
-    return Rows(tf.constant(ids, tf.int64, [len(ids)]), tf.constant(values, dtype, [len(ids), width]))
+    return SparseGradient(tf.constant(ids, tf.int64, [len(ids)]), tf.constant(values, dtype, [len(ids), width]))
 
 
-def _message(parts: list[Rows], length: int | None = None) -> tf.Tensor:
+def _message(parts: list[SparseGradient], length: int | None = None) -> tf.Tensor:
     length = max(len(part.ids) for part in parts) if length is None else length
     return tf.add_n([block_of(part, i, len(parts), length) for i, part in enumerate(parts)])
 
 
-def _added_up(parts: list[Rows]) -> dict[int, list[float]]:
+def _added_up(parts: list[SparseGradient]) -> dict[int, list[float]]:
     found: dict[int, Any] = {}
     for part in parts:
         for row, value in zip(part.ids.numpy(), part.values.numpy().astype("float64"), strict=True):
@@ -30,7 +30,7 @@ def _added_up(parts: list[Rows]) -> dict[int, list[float]]:
     return {row: value.tolist() for row, value in found.items()}
 
 
-def _check(parts: list[Rows], length: int | None = None) -> None:
+def _check(parts: list[SparseGradient], length: int | None = None) -> None:
     """`summed` has each row that was looked up, and no other, and for each the sum over all that looked it up."""
     found = summed(_message(parts, length))
     ids, sums = found.ids.numpy(), tf.gather(found.sums, found.number).numpy().astype("float64")
@@ -84,7 +84,7 @@ def test_random_rows_of_several_replicas() -> None:
 
 def test_a_value_that_is_not_finite_stays_where_it_is() -> None:
     """One replica's infinity is seen in its row, and spoils no other row and no id."""
-    rows = Rows(tf.constant([4, 6], tf.int64), tf.constant([[np.inf, 1.0], [2.0, np.nan]]))
+    rows = SparseGradient(tf.constant([4, 6], tf.int64), tf.constant([[np.inf, 1.0], [2.0, np.nan]]))
     found = summed(_message([rows, _rows([5, 9], width=2)]))
     assert found.ids.numpy().tolist() == [4, 5, 6, 9]
     finite = tf.reduce_all(tf.math.is_finite(found.sums), 1).numpy()

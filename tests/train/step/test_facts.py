@@ -14,7 +14,7 @@ from training_helpers import sequential
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.reduce.rows import Rows
+from mirrorkit.train.reduce.rows import SparseGradient
 from mirrorkit.train.step import facts as facts_
 from mirrorkit.train.step.facts import ShardSums
 from mirrorkit.train.totals.totals import EXAMPLES, FIXED
@@ -194,7 +194,7 @@ def test_tables_are_sent_by_rows_where_that_is_less(replicas: int, always: bool,
     strategy = strategy_of("mirrored", replicas)
 
     def sent() -> Any:
-        rows = Rows(tf.zeros([share], tf.int64), tf.zeros([share, width]))
+        rows = SparseGradient(tf.zeros([share], tf.int64), tf.zeros([share, width]))
         sums = ShardSums({0: [rows, rows, rows, tf.zeros(shapes[-1])]}, [None], tf.zeros([3]))
         return facts_.sent_by_rows(sums, sums, weights, always=always)["gradients"]
 
