@@ -19,9 +19,8 @@ from mirrorkit.variables import path
 class ShardSums(NamedTuple):
     """What a shard adds, and in its structure what there is to send: None stands for what is not."""
 
-    gradients: dict[
-        int, list[tf.Tensor | SparseGradient | None]
-    ]  # for each term, by the index of its divisor: for each weight
+    # for each term, by the index of its divisor: for each weight
+    gradients: dict[int, list[tf.Tensor | SparseGradient | None]]
     state: list[tf.Tensor | None]  # one for each variable of the layer state
     totals: tf.Tensor
 
