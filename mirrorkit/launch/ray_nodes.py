@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import os
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from mirrorkit.launch.job import ROOM, workers_text
 from mirrorkit.launch.output import tell
 from mirrorkit.launch.process import Tell
 from mirrorkit.launch.ray_slot import Slot
+from mirrorkit.subprocesses import KILL
 from mirrorkit.whole import whole_number
 
 _SETTLED = 3.0  # seconds without a change, after which no more room is waited for
@@ -33,7 +33,7 @@ _ANSWERS = 60.0  # seconds in which an actor answers
 _LOOK = 0.5  # seconds until what went wrong is tried again
 _SECONDS_TO_DIE = 10.0  # of a task, after SIGKILL
 _MOST_FAILED_STARTS = 3  # of an actor, in a row
-_KILLED = 128 + signal.SIGKILL  # the exit code of a script
+_KILLED = 128 + KILL  # the exit code of a script
 _numbers = itertools.count(1)  # of the questions to actors, so that each knows which of them is new
 
 
@@ -114,12 +114,12 @@ class RayProcess:
     def send(self, number: int) -> None:
         """See `job.Running`; an actor that is still there some seconds after SIGKILL is killed itself."""
         self._actor.send.remote(int(number), self._started)  # after the start
-        if number == signal.SIGKILL:
+        if number == KILL:
             threading.Thread(target=self._give_up, daemon=True).start()
 
     def end(self) -> None:
         """See `job.Running`."""
-        self.send(signal.SIGKILL)
+        self.send(KILL)
         self._follower.join()
 
     def _give_up(self) -> None:

@@ -210,7 +210,7 @@ def test_uint8_that_is_gathered_on_the_device(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_resident_set_of_int32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows.Rows, "on_host", False)
+    monkeypatch.setattr(rows.StoredArray, "on_host", False)
     monkeypatch.setattr(rows, "GATHERED", rows.GATHERED | {tf.int32})
     x = np.zeros((4000, 8), np.int32)
     data = mk.data.resident(mk.data.arrays(x, x[:, 0]), global_batch_size=16)
