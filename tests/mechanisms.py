@@ -1,0 +1,184 @@
+"""What must not break unnoticed: each mechanism of the package, how to break it, and fast tests that are red then.
+
+`python tests/mutations.py FILE --by-hand` breaks one at a time, in a copy. tests/equivalence/test_every_row.py has
+those behind each row of the equivalence table.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mechanism(NamedTuple):
+    """A text of a file of the package that is there once, and what takes its place."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str  # a file, all of whose slow tests are left out
+
+
+MECHANISMS = (
+    Mechanism(
+        "the sums of all replicas are added up",
+        "mirrorkit/train/reduce/reduction.py",
+        "context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(message))",
+        "tf.identity(message)",
+        "tests/train/step/test_clip.py",
+    ),
+    Mechanism(
+        "the last rows of a batch that the replicas do not divide",
+        "mirrorkit/data/worker_rows.py",
+        "largest = -(-size // replicas)",
+        "largest = size // replicas",
+        "tests/train/step/test_global_batch.py",
+    ),
+    Mechanism(
+        "each worker reads the rows of its own replicas",
+        "mirrorkit/data/worker_rows.py",
+        "first = context.input_pipeline_id * here",
+        "first = 0",
+        "tests/data/test_worker_rows.py",
+    ),
+    Mechanism(
+        "the order of the examples follows from the seed",
+        "mirrorkit/data/order.py",
+        "key=[self.seed, epoch]",
+        "key=[0, epoch]",
+        "tests/data/test_order.py",
+    ),
+    Mechanism(
+        "a checkpoint gets its name when it is whole",
+        "mirrorkit/train/checkpoints/file.py",
+        "os.replace(unfinished, path)",
+        "path.write_bytes(unfinished.read_bytes())",
+        "tests/train/checkpoints/test_checkpoint_file.py",
+    ),
+    Mechanism(
+        "a resumed epoch goes on behind the batches that are done",
+        "mirrorkit/train/loop/passes.py",
+        "start=position.batch",
+        "start=0",
+        "tests/train/checkpoints/test_resume.py",
+    ),
+    Mechanism(
+        "a call of several steps ends where a callback wants it to",
+        "mirrorkit/train/loop/passes.py",
+        "until = period - done % period",
+        "until = steps",
+        "tests/train/checkpoints/test_resume.py",
+    ),
+    Mechanism(
+        "callbacks are told of every batch",
+        "mirrorkit/train/loop/passes.py",
+        "hooks.on_train_batch_begin(position.batch)",
+        "pass",
+        "tests/train/loop/test_batch_hooks.py",
+    ),
+    Mechanism(
+        "the mean gradient is clipped by the norm of all gradients",
+        "mirrorkit/train/step/options.py",
+        "tf.clip_by_global_norm(gradients, self.norm)",
+        "(gradients, None)",
+        "tests/train/step/test_clip.py",
+    ),
+    Mechanism(
+        "moving averages of the weights",
+        "mirrorkit/train/step/averages.py",
+        "tf.where(iterations == 0, 0.0, self._decay)",
+        "tf.constant(0.0)",
+        "tests/train/step/test_averages.py",
+    ),
+    Mechanism(
+        "a loss scale halves after an overflow",
+        "mirrorkit/train/step/loss_scale.py",
+        "scale / 2)",
+        "scale)",
+        "tests/train/step/test_loss_scale.py",
+    ),
+    Mechanism(
+        "the parts of an update are added up",
+        "mirrorkit/train/step/accumulation.py",
+        "v.assign_add(value).op",
+        "v.assign(value).op",
+        "tests/train/step/test_accumulation.py",
+    ),
+    Mechanism(
+        "replicas that have drifted apart are found",
+        "mirrorkit/checks/sync.py",
+        "np.flatnonzero((sums != sums[0]).any(axis=0))",
+        "[]",
+        "tests/checks/test_sync_callback.py",
+    ),
+    Mechanism(
+        "a model that is another one on parts of a batch is refused",
+        "mirrorkit/train/first_batch/check.py",
+        'compare_parts(step, step.unpack(batch), training=what == "train", functions=is_first)',
+        "pass",
+        "tests/train/first_batch/test_parts_use.py",
+    ),
+    Mechanism(
+        "synchronized BatchNormalization sees the rows of all replicas",
+        "mirrorkit/train/keras_model/layer_state.py",
+        "self.synchronized = any(",
+        "self.synchronized = False and any(",
+        "tests/train/step/test_synchronized.py",
+    ),
+    Mechanism(
+        "each replica draws its own numbers",
+        "mirrorkit/train/step/clock.py",
+        "shard = tf.cast(context.replica_id_in_sync_group, tf.int64)",
+        "shard = tf.constant(0, tf.int64)",
+        "tests/train/keras_model/test_layer_state.py",
+    ),
+    Mechanism(
+        "each step draws its own numbers",
+        "mirrorkit/train/step/clock.py",
+        "count = start.count + tf.cast(index, tf.int64)",
+        "count = start.count",
+        "tests/train/step/test_clock.py",
+    ),
+    Mechanism(
+        "a label that is no class is refused",
+        "mirrorkit/train/totals/labels.py",
+        "if labels.min() > -1 and labels.max() < classes:",
+        "if True:",
+        "tests/train/totals/test_labels.py",
+    ),
+    Mechanism(
+        "when a worker fails the launcher ends the others",
+        "mirrorkit/launch/job.py",
+        "self._send(signal.SIGTERM, grace)",
+        "pass",
+        "tests/launch/test_launcher.py",
+    ),
+    Mechanism(
+        "TF_CONFIG tells each task which one it is",
+        "mirrorkit/launch/layout.py",
+        "task_index=index",
+        "task_index=0",
+        "tests/launch/test_layout.py",
+    ),
+    Mechanism(
+        "a damaged image is an error that names the file",
+        "mirrorkit/data/image_decoding.py",
+        "tf.debugging.Assert(tf.reduce_all(numbers == tf.range(count))",
+        "tf.debugging.Assert(tf.reduce_all(numbers == numbers)",
+        "tests/data/test_image_decoding.py",
+    ),
+    Mechanism(
+        "the index knows where a record begins",
+        "mirrorkit/data/record_index.py",
+        "offsets[record // _EVERY], record % _EVERY",
+        "offsets[record // _EVERY], 0",
+        "tests/data/test_record_index.py",
+    ),
+    Mechanism(
+        "a private name that training needs and that is gone is an error",
+        "mirrorkit/private.py",
+        "if row in NEEDS:",
+        "if False:",
+        "tests/test_private.py",
+    ),
+)
