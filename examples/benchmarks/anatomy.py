@@ -126,8 +126,8 @@ def anatomy(loop: Any, data: Any, *, repeats: int = 10) -> Anatomy:
     ```
 
     Weights, optimizer, random generators and a recipe's position are restored. A `tf.data.Dataset` of your own is read,
-    so its shuffle advances. On several workers all of them must call it. A `Loop(..., jit_compile=True)` is measured
-    without it: one program has no parts to leave out.
+    so its shuffle advances. On several workers all of them must call it. XLA compiles the steps
+    as in the loop, but no whole calls: one program has no parts to leave out.
 
     Args:
         loop: a `mk.train.Loop` with a `mk.train.Step`.
@@ -227,6 +227,7 @@ class Variants:
         self._epochs = Epochs(strategy, data)
         self._step.prepare(self._epochs.element_spec)
         self._calls = Calls(strategy, self._step)
+        self._calls.jit_compile = False
         self._input = InputAlone(strategy, data)
         self.own = self._input.own * step.accumulate
         self._updates = min(_MOST, self._epochs.most // step.accumulate)  # of one epoch

@@ -129,7 +129,7 @@ class NanWatch(LoopCallback):
             f"When the loop trained again from batch {self._batch} on, all numbers here stayed finite. Possible causes "
             f"are {elsewhere}data that gave other batches this time (a tf.data.Dataset that reshuffles), an operation "
             "that is not deterministic (mk.reproducible.enable()), or random numbers, which differ from those of a "
-            "Loop(jit_compile=True)."
+            "Step(jit_compile=True)."
         )
 
     def _replay(self, batch: int) -> Replay:

@@ -219,7 +219,7 @@ def test_a_rehearsal_measures_everything(run_benchmark, capsys, monkeypatch):
     assert names == {(part, name) for part, contenders in wanted.items() for name in contenders}
     speeds = {row["what"]: row for row in rows if row["part"] == "one device"}
     assert speeds["fit"]["to_fit"] == 1.0
-    assert speeds["Loop(jit_compile=True)"]["xla"] == "loop"
+    assert speeds["Step(jit_compile=True)"]["xla"] is True
     scaling = [(row["on"], row["scaling"], row["replicas"]) for row in rows if row["part"] == "scaling"]
     assert ("CPU as logical GPUs", "strong", 4) in scaling
     assert ("CPU as GPUs", "weak", 2) in scaling

@@ -156,7 +156,7 @@ def compiled_loop() -> Outcome:
         optimizer = keras.optimizers.Adam(0.02)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     data = mk.data.resident(mk.data.arrays(X, Y), global_batch_size=BATCH, shuffle=True, drop_remainder=True)
-    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss), jit_compile=True)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss, jit_compile=True))
     return _outcome(loop, loop.fit(data, epochs=2, verbose=0))
 
 

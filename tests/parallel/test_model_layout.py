@@ -195,9 +195,6 @@ def test_weights_that_are_all_on_one_other_device() -> None:
 def test_xla_is_refused() -> None:
     with pytest.raises(StepError, match=r"Step\(jit_compile=True\).*several devices"):
         make_loop(mlp, halves(), jit_compile=True)
-    step = make_loop(mlp, halves()).step
-    with pytest.raises(StepError, match=r"Loop\(jit_compile=True\).*several devices"):
-        mk.train.Loop(step.strategy, step, jit_compile=True)
 
 
 def test_a_step_of_ones_own_is_refused() -> None:

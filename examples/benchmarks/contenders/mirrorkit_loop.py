@@ -14,7 +14,7 @@ class Contender(Base):
     Args:
         data: "resident", "batches" or "records".
         apart: one of several processes, each with its part of the work for itself.
-        jit_compile: of Loop.
+        jit_compile: of Step.
     """
 
     def __init__(self, work: Work, *, data: str, apart: bool = False, jit_compile: bool = False) -> None:
@@ -33,8 +33,8 @@ class Contender(Base):
     def build(self) -> None:
         """See contenders.work.Base."""
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        step = mk.train.Step(self.model, self.optimizer, loss=loss, metrics=["accuracy"])
-        self.loop = mk.train.Loop(self.strategy, step, jit_compile=self.jit_compile)
+        step = mk.train.Step(self.model, self.optimizer, loss=loss, metrics=["accuracy"], jit_compile=self.jit_compile)
+        self.loop = mk.train.Loop(self.strategy, step)
 
     def train(self, epochs: int, steps: int | None = None) -> tuple[list[float], float]:
         """See contenders.work.Base."""

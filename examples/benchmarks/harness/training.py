@@ -26,8 +26,7 @@ class Training:
     Args:
         data: also the path of a file that `on_gpus.processes.write` wrote.
         policy: Keras's dtype policy; "mixed_float16" trains with a dynamic loss scale.
-        jit_compile: what XLA compiles: "step" or "loop", as `jit_compile` of `Step` and of `Loop`; False, nothing; by
-            default what `Step` and `Loop` take by default.
+        jit_compile: that of `Step`.
         split_gpu: the number of logical GPUs to split the first GPU into, before anything else.
     """
 
@@ -44,7 +43,7 @@ class Training:
         resident: bool = True,
         learning_rate: float = 2e-3,
         policy: str = "float32",
-        jit_compile: str | bool | None = None,
+        jit_compile: str | bool = "auto",
         split_gpu: int | None = None,
     ) -> None:
         if split_gpu is not None:
@@ -71,10 +70,8 @@ class Training:
 
     def _compile(self, net: Any, optimizer: Any, **options: Any) -> None:
         scale = "dynamic" if keras.config.dtype_policy().name == "mixed_float16" else None
-        asked = self._jit_compile
-        of_step, of_loop = ("auto", "auto") if asked is None else (asked == "step", asked == "loop")
-        step = train.Step(net, optimizer, loss_scale=scale, jit_compile=of_step, **options)
-        self._loop = train.Loop(self._strategy, step, jit_compile=of_loop)
+        step = train.Step(net, optimizer, loss_scale=scale, jit_compile=self._jit_compile, **options)
+        self._loop = train.Loop(self._strategy, step)
         self._loop.warm_up(self._train, validation_data=self._test)
 
     def facts(self) -> dict[str, Any]:
@@ -82,10 +79,7 @@ class Training:
         return {"data": self._data_name, "examples": len(self._train.split), **self._compiled()}
 
     def _compiled(self) -> dict[str, Any]:
-        return {
-            "xla": "auto" if self._jit_compile is None else self._jit_compile,
-            "on": strategy.describe(self._strategy),
-        }
+        return {"xla": self._jit_compile, "on": strategy.describe(self._strategy)}
 
     def measure(self, epochs: int) -> float:
         """Train for some epochs and return examples per second, everything counted."""

@@ -19,8 +19,7 @@ SPEED: dict[str, tuple[str, dict[str, Any]]] = {
     "Loop": (TRAINING, {}),
     "fit, no XLA": (FIT, {"jit_compile": False}),
     "Loop, no XLA": (TRAINING, {"jit_compile": False}),
-    "Step(jit_compile=True)": (TRAINING, {"jit_compile": "step"}),
-    "Loop(jit_compile=True)": (TRAINING, {"jit_compile": "loop"}),
+    "Step(jit_compile=True)": (TRAINING, {"jit_compile": True}),
     "Loop, streaming": (TRAINING, {"resident": False}),
     "fit, many steps a call": (FIT, {"many_steps": True}),
 }
@@ -30,7 +29,7 @@ PRECISION: dict[str, tuple[str, dict[str, Any]]] = {
     "Loop, mixed_bfloat16": (TRAINING, {"policy": "mixed_bfloat16"}),
     "fit, mixed_bfloat16": (FIT, {"policy": "mixed_bfloat16"}),
     "Loop, mixed_float16": (TRAINING, {"policy": "mixed_float16"}),
-    "Step(jit_compile=True), mixed_bfloat16": (TRAINING, {"policy": "mixed_bfloat16", "jit_compile": "step"}),
+    "Step(jit_compile=True), mixed_bfloat16": (TRAINING, {"policy": "mixed_bfloat16", "jit_compile": True}),
 }
 
 

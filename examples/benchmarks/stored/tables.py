@@ -13,7 +13,7 @@ from stored.runs import Run
 REPLICAS = {
     "loop-resident": "**`Loop`**",
     "loop": "`Loop`, `tf.data` makes the batches",
-    "loop-xla": "`Loop(jit_compile=True)`",
+    "loop-xla": "`Step(jit_compile=True)`",
     "fit": "Keras `fit`",
     "fit-repeat": "`fit`, one dataset for all epochs",
     "fit-xla": "`fit`, `compile(jit_compile=True)`",

@@ -38,12 +38,16 @@ class Result(NamedTuple):
 
 
 class Calls:
-    """The functions of a loop, each compiled once and called with any number of steps."""
+    """The functions of a loop, each compiled once and called with any number of steps.
 
-    def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep, *, jit_compile: bool | str = False) -> None:
+    Attributes:
+        jit_compile: whether XLA compiles a call on data on the device as a whole: the batches, the steps, the updates.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep) -> None:
         self.strategy = strategy
         self._step = step
-        self._jit_compile = jit_compile
+        self.jit_compile = step.jit_compile if strategy.num_replicas_in_sync == 1 else False
         self._traces: dict[Any, ConcreteFunction] = {}
         self._epoch: tuple[EpochIterator, int] | None = None  # of the last call, and where that ended
         self._before: tf.Tensor = tf.constant(0, tf.int64)  # updates that were made before the epoch
@@ -128,7 +132,7 @@ class Calls:
         if data.steps is None:
             require_known_length(accumulate)
             function = self._trace(what, data, None)
-            with explained_call(data, place, compiled=self._step.jit_compile):
+            with explained_call(data, place, compiled=bool(self._step.jit_compile)):
                 done, totals, good, having = function(data.source, totals, _number(steps), _number(data.position))
                 taken, finite = int(done), int(good)
             require_same_end(self.strategy, having.numpy(), data.position + taken)
@@ -136,7 +140,7 @@ class Calls:
             taken, counts = 0, []
             for part in data.parts(steps, accumulate):
                 function = self._trace(what, data, part.sizes)
-                with explained_call(data, place, compiled=self._step.jit_compile or self._with_xla(data, part.sizes)):
+                with explained_call(data, place, compiled=bool(self._step.jit_compile)):
                     totals, good = function(data.source, totals, _number(part.updates), _number(part.first))
                 counts.append((part, good))
                 taken += part.batches
@@ -169,11 +173,6 @@ class Calls:
 
         `sizes` are those of the batches of one update; None where the number of batches is unknown.
         """
-        if self._jit_compile is True and not data.on_device and not self._traces:
-            _log.warning(
-                "Loop(jit_compile=True) was asked for, but XLA cannot read data from the host: these calls are made as "
-                "without it. Use mk.data.resident."
-            )
         function = (what, data.kind, sizes)
         specs = tuple(map(repr, tf.nest.flatten(data.element_spec)))
         if (function, specs) not in self._traces:
@@ -186,8 +185,8 @@ class Calls:
             totals = tf.zeros([self._step.totals_size(what)], tf.float64)
             arguments = data.source, totals, _number(0), _number(0)
             many = self._until_the_end(what) if sizes is None else self._counted(what, data, sizes)
-            with_xla = sizes is not None and self._with_xla(data, sizes)
-            if with_xla and self._jit_compile == xla.AUTO:
+            with_xla = bool(self.jit_compile) and data.on_device and sizes is not None and None not in sizes
+            if with_xla and self.jit_compile == xla.AUTO:
                 with_xla = xla.takes(many, *arguments)
             # AutoGraph would rewrite the user's code too, and with it the errors that it raises.
             compiled = tf.function(many, autograph=False, jit_compile=with_xla or None)
@@ -271,10 +270,6 @@ class Calls:
             return index, totals, good, having
 
         return many
-
-    def _with_xla(self, data: EpochIterator, sizes: Sizes) -> bool:
-        """Whether XLA compiles this kind of call: it knows no iterators and no sizes that show on the way."""
-        return bool(self._jit_compile) and data.on_device and None not in sizes
 
 
 def _is_finite(totals: tf.Tensor, loss_index: int) -> tf.Tensor:

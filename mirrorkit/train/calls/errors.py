@@ -118,7 +118,7 @@ def explained_call(data: EpochIterator, place: Callable[[bool], str], *, compile
             raise
         raise StepError(
             f"XLA cannot compile this loop's calls: {said[0].strip()} Leave that operation out of the model and of "
-            "the data's map, give a loop maximum_iterations, or give Step and Loop jit_compile=False."
+            "the data's map, give a loop maximum_iterations, or give Step jit_compile=False."
         ) from error
 
 

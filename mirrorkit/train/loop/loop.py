@@ -38,7 +38,6 @@ from mirrorkit.train.loop.report import Report
 from mirrorkit.train.loop.resumed import call_epoch_begin
 from mirrorkit.train.loop.validation import Validation
 from mirrorkit.train.parameter_server.calls import RemoteCalls
-from mirrorkit.train.reduce.xla import AUTO
 from mirrorkit.train.requirements.model import variables_of
 from mirrorkit.train.step.custom import Custom, TrainStep
 from mirrorkit.train.step.loop_step import LoopStep, Need
@@ -66,10 +65,6 @@ class Loop:
             `steps_per_execution`. "auto" takes about half a second's worth. With a callback that has its own batch
             hooks, it takes one step per call (one update, with `accumulate`): hooks may act on every batch, such as set
             the learning rate. If they only observe, a number such as 50 is faster.
-        jit_compile: have XLA compile whole calls: data, model and update become one program. Only for a single replica
-            and `mk.data.resident`; other calls do without. "auto": on one GPU, if the step is compiled with XLA and the
-            call can be. Small dense models gain on CPUs; convolutions become many times slower there. XLA checks no
-            values: an index out of range is clamped, a label out of range gives NaN, assertions do nothing.
 
     Attributes:
         position: where the training stands: epoch, batch, steps, history.
@@ -84,15 +79,12 @@ class Loop:
         step: Step | TrainStep,
         *,
         steps_per_call: int | str = "auto",
-        jit_compile: bool | str = "auto",
     ) -> None:
         if steps_per_call != "auto":
             steps_per_call = whole_number("steps_per_call", steps_per_call, StepError, or_else=", or 'auto'")
-        if not (isinstance(jit_compile, bool) or jit_compile == AUTO):
-            raise StepError(f'jit_compile must be True, False or "auto"; found {jit_compile!r}.')
         self.strategy = strategy
         self.step = step
-        self._steps_per_call, self._jit_compile = steps_per_call, jit_compile
+        self._steps_per_call = steps_per_call
         self._passes: Passes | None = None
         if not isinstance(step, Step) or step.strategy is not None or is_built(step.model):
             self._built()
@@ -117,7 +109,7 @@ class Loop:
             spec = None if data is None else self._whole(data).element_spec
             given, strategy = self.step, self.strategy
             step: LoopStep = given.for_loop(strategy, spec) if isinstance(given, Step) else Custom(strategy, given)
-            self._passes = Passes(self.strategy, step, self._steps_per_call, jit_compile=self._jit_compile)
+            self._passes = Passes(self.strategy, step, self._steps_per_call)
         return self._passes
 
     @refuses_keras_arguments

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -28,12 +27,9 @@ from mirrorkit.train.loop.report import Epoch, Report
 from mirrorkit.train.loop.resumed import begin_epoch, require_same_epoch
 from mirrorkit.train.loop.validation import Validation
 from mirrorkit.train.parameter_server.calls import RemoteCallLength, RemoteCalls
-from mirrorkit.train.reduce.xla import AUTO, is_one_gpu
 from mirrorkit.train.requirements.data import check_class_targets
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 from mirrorkit.variables import unchanged
-
-_log = logging.getLogger("mirrorkit")
 
 _EXAMPLES = 0  # index into a step's totals
 
@@ -49,25 +45,12 @@ class Traced(NamedTuple):
 class Passes:
     """One pass of a loop over its data, for each purpose; `calls` are the compiled functions."""
 
-    def __init__(
-        self, strategy: tf.distribute.Strategy, step: LoopStep, steps_per_call: int | str, *, jit_compile: bool | str
-    ) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep, steps_per_call: int | str) -> None:
         self._strategy = strategy
         self.step = step
-        replicas, remote = strategy.num_replicas_in_sync, is_parameter_server(strategy)
-        require_same(strategy, "loop", {"steps_per_call": steps_per_call, "jit_compile": jit_compile})
-        if jit_compile == AUTO and not (is_one_gpu(strategy) and step.jit_compile):
-            jit_compile = False
-        if jit_compile:
-            step.require("jit_compile")
-        if jit_compile and (replicas > 1 or remote):
-            _log.warning(
-                "Loop(jit_compile=True) was asked for with %s; XLA compiles whole calls of a single replica only, so "
-                "calls are made as without it. Step(jit_compile=True) compiles what each replica computes.",
-                "parameter servers" if remote else f"{replicas} replicas",
-            )
-            jit_compile = False
-        self.calls = RemoteCalls(strategy, step) if remote else Calls(strategy, step, jit_compile=jit_compile)
+        remote = is_parameter_server(strategy)
+        require_same(strategy, "loop", {"steps_per_call": steps_per_call})
+        self.calls = (RemoteCalls if remote else Calls)(strategy, step)
         self._switches = Switches()
         self._length = (RemoteCallLength if remote else CallLength)(strategy, steps_per_call, step.accumulate)
 

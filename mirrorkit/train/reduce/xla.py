@@ -19,7 +19,7 @@ from mirrorkit import private
 from mirrorkit._types import ConcreteFunction, Nest
 from mirrorkit.strategy import is_parameter_server, replica_devices
 
-AUTO = "auto"  # of `Step(jit_compile=)` and `Loop(jit_compile=)`
+AUTO = "auto"  # of `Step(jit_compile=)`
 # Kinds of operations that draw; with whole numbers XLA draws the same, and keys and counters are some.
 _DRAWS = re.compile(r"Stateless(?!If$|While$|Case$|Random(GetAlg|GetKeyCounter|UniformFullInt|UniformInt))")
 _CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2"}  # which XLA leaves out

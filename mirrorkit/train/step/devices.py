@@ -40,9 +40,6 @@ class OneDevice:
     def check(self, options: Options) -> None:
         """Refuse options that need something else; there are none."""
 
-    def check_jit_compile(self, of: str) -> None:
-        """Refuse to compile with XLA, where that cannot be."""
-
     def replicas(self, *, communicate: bool) -> Separate:
         """Return how replicas share a batch in a pass in which they communicate, or do not."""
         return Communicating() if communicate else Separate()

@@ -121,14 +121,12 @@ class KerasStep:
         """Return whether it can do this; a model whose parts alone are called says nothing of how to evaluate it."""
         if what in _CALLS:
             return overrides(self.model, "call") or overrides(self.model, _CALLS[what])
-        return what not in ("averaged", "jit_compile")
+        return what != "averaged"
 
     def require(self, what: Need) -> None:
-        """Refuse averages, and to compile whole calls with XLA."""
+        """Refuse averages, and what the model does not define."""
         if what == "averaged":
             raise no_averages("A model with a train_step of its own")
-        if what == "jit_compile":
-            raise StepError("Loop(jit_compile=True) cannot compile a model's own train_step. Leave it out.")
         if not self.can(what):
             raise StepError(
                 f"{what} was asked for, but {type(self.model).__name__} has neither `call` nor `{_CALLS[what]}`. "

@@ -17,7 +17,7 @@ from mirrorkit.train.step.global_batch import GlobalBatch
 
 Pass = Literal["train", "test"]
 FirstOf = Literal["train", "test", "predict"]
-Need = Literal["train", "evaluate", "predict", "class_weight", "jit_compile", "averaged"]
+Need = Literal["train", "evaluate", "predict", "class_weight", "averaged"]
 
 
 class LoopStep(Protocol):
@@ -30,7 +30,7 @@ class LoopStep(Protocol):
         accumulate: how many successive global batches make one update.
         loss_index: the entry of the totals that is not finite where the loss is not; entry 0 counts the examples.
         clock: what the host knows of the step that is running.
-        jit_compile: whether XLA compiles what it computes on a replica.
+        jit_compile: whether XLA compiles it, a call on data on the device as a whole; "auto": if it can.
     """
 
     accumulate: int
@@ -38,7 +38,7 @@ class LoopStep(Protocol):
     clock: Clock
 
     @property
-    def jit_compile(self) -> bool:
+    def jit_compile(self) -> bool | str:
         """See above."""
 
     @property

@@ -81,14 +81,10 @@ class SeveralDevices(OneDevice):
     def check(self, options: Options) -> None:
         """Refuse `jit_compile`."""
         if options.jit_compile:
-            self.check_jit_compile("Step")
-
-    def check_jit_compile(self, of: str) -> None:
-        """Refuse it: a program of XLA's has one device."""
-        raise StepError(
-            f"{of}(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): an XLA "
-            "program has one. Leave out jit_compile."
-        )
+            raise StepError(
+                "Step(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): an "
+                "XLA program has one. Leave out jit_compile."
+            )
 
     def replicas(self, *, communicate: bool) -> Separate:
         """See `OneDevice`."""

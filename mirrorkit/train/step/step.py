@@ -60,8 +60,9 @@ class Step:
         unchecked: names of what may differ between a batch and its parts: a metric's or loss's log name, "add_loss",
             "rows", "state"; "keras" for the comparison with Keras's own results (docs/differences.md). `fit` checks the
             first batch.
-        jit_compile: compile a replica's forward and backward pass with XLA, which checks no values. "auto": on one GPU,
-            if XLA can compile it and nothing is random (docs/speed.md#xla). Convolutions on CPUs become slower.
+        jit_compile: compile a replica's forward and backward pass with XLA; on a single replica with `mk.data.resident`
+            whole calls: data, model and update become one program. XLA checks no values. "auto": on one GPU, if XLA can
+            compile it and nothing is random (docs/speed.md#xla). Convolutions on CPUs become many times slower.
         shard_optimizer: let each of N replicas keep and update 1/N of the optimizer's slots (ZeRO-1, Rajbhandari et al.
             2020, arXiv:1910.02054), for the same weights and checkpoints; under mirrored and multi_worker. Each update
             gathers the new weights from all replicas. The optimizer must be Keras's SGD, Adam, AdamW, Nadam, Adamax,

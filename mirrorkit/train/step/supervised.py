@@ -165,9 +165,9 @@ class Supervised:
         return self._running.variables
 
     @property
-    def jit_compile(self) -> bool:
-        """Whether XLA compiles what a replica computes, or is tried."""
-        return bool(self.options.jit_compile)
+    def jit_compile(self) -> bool | str:
+        """Whether XLA compiles what a replica computes, or whole calls; "auto" where it is tried."""
+        return self.options.jit_compile
 
     @property
     def is_whole(self) -> bool:
@@ -179,9 +179,7 @@ class Supervised:
         return True
 
     def require(self, what: Need) -> None:
-        """Refuse what only a step with targets can do, or one on a single device."""
-        if what == "jit_compile":
-            self._devices.check_jit_compile("Loop")
+        """Refuse what only a step with targets can do."""
         self.options.require(what)
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:

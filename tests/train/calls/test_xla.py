@@ -1,4 +1,4 @@
-"""Loop(jit_compile=True): whole calls compiled by XLA give the same result, and are compiled once."""
+"""Step(jit_compile=True) on resident data: whole calls compiled by XLA give the same result, and are compiled once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import largest_difference, sequential, set_values, values_of
+from training_helpers import largest_difference, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -37,8 +37,8 @@ def train(strategy_of: Callable[..., Any]) -> Callable[..., list[np.ndarray]]:
         with strategy.scope():
             model, optimizer = _net(), keras.optimizers.SGD(0.1, momentum=0.9)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], **options)
-        loop = mk.train.Loop(strategy, step, steps_per_call=3, jit_compile=jit_compile)
+        step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], jit_compile=jit_compile, **options)
+        loop = mk.train.Loop(strategy, step, steps_per_call=3)
         data = mk.data.resident(split, global_batch_size=12, shuffle=True, seed=3, map=map)
         validation = {"validation_data": data} if map is None else {}
         history = loop.fit(data, epochs=2, **validation, verbose=0).history
@@ -62,20 +62,6 @@ def train(strategy_of: Callable[..., Any]) -> Callable[..., list[np.ndarray]]:
 def test_a_compiled_call_trains_as_any_other(train: Any, where: Any, options: Any) -> None:
     plain, compiled = (train(where, jit_compile=jit_compile, **options) for jit_compile in (False, True))
     assert largest_difference(plain, compiled) < 1e-5  # measured: 3.2e-7
-
-
-def test_several_replicas_are_told_that_it_does_not_apply(
-    line: Any, recipe: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    first, found = values_of(line), []
-    line.fit(recipe, verbose=0)
-    found.append(values_of(line))
-    set_values(line, first)
-    assert "jit_compile" not in caplog.text
-    mk.train.Loop(line.strategy, line.step, jit_compile=True).fit(recipe, verbose=0)
-    found.append(values_of(line))
-    assert "Loop(jit_compile=True) was asked for with 2 replicas" in caplog.text
-    assert largest_difference(*found) == 0
 
 
 def _through_text(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -105,13 +91,11 @@ def test_a_layer_that_xla_cannot_compile_is_named(make_loop: Any) -> None:
         table = L.IntegerLookup(vocabulary=[1, 2, 3], output_mode="multi_hot")
         return keras.Model(inputs, L.Dense(1)(table(inputs)))
 
-    plain = make_loop(("one_device", 1), net)
-    loop = mk.train.Loop(plain.strategy, plain.step, jit_compile=True)
     data = mk.data.arrays(np.ones((24, 4), "int64"), np.ones((24, 1), "float32"))
     recipe = mk.data.resident(data, global_batch_size=12)
-    plain.fit(recipe, verbose=0)
+    make_loop(("one_device", 1), net).fit(recipe, verbose=0)
     with pytest.raises(StepError, match=r"XLA cannot compile this loop.s calls: .*jit_compile=False"):
-        loop.fit(recipe, verbose=0)
+        make_loop(("one_device", 1), net, jit_compile=True).fit(recipe, verbose=0)
 
 
 class Repeated(L.Layer):
@@ -120,22 +104,12 @@ class Repeated(L.Layer):
         return tf.while_loop(lambda i, y: i < times, lambda i, y: (i + 1, tf.tanh(y)), [0, x])[1]
 
 
-@pytest.mark.parametrize(("of_step", "of_loop"), [(False, True), (True, False)], ids=["loop", "step"])
-def test_a_loop_without_a_bound_is_named(make_loop: Any, of_step: bool, of_loop: bool) -> None:
-    plain = make_loop(("one_device", 1), lambda: sequential((4,), L.Dense(1), Repeated()), jit_compile=of_step)
-    loop = mk.train.Loop(plain.strategy, plain.step, jit_compile=of_loop)
-    recipe = mk.data.resident(mk.data.arrays(np.ones((24, 4), "float32"), np.ones((24, 1))), global_batch_size=12)
+@pytest.mark.parametrize("kind", [mk.data.resident, mk.data.batches], ids=["loop", "step"])
+def test_a_loop_without_a_bound_is_named(make_loop: Any, kind: Any) -> None:
+    loop = make_loop(("one_device", 1), lambda: sequential((4,), L.Dense(1), Repeated()), jit_compile=True)
+    recipe = kind(mk.data.arrays(np.ones((24, 4), "float32"), np.ones((24, 1))), global_batch_size=12)
     with pytest.raises(StepError, match=r"this loop's calls: .*fixed tensor list size.*jit_compile=False"):
         loop.fit(recipe, verbose=0)
-
-
-def test_data_on_the_host_is_said_to_be_read_without_it(
-    make_loop: Any, recipe: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    plain = make_loop(("one_device", 1), lambda: sequential((4,), L.Dense(1)))
-    loop = mk.train.Loop(plain.strategy, plain.step, jit_compile=True)
-    loop.fit(recipe, epochs=2, verbose=0)
-    assert caplog.text.count("XLA cannot read data from the host") == 1
 
 
 def test_nan_watch_names_what_only_xla_accepts(make_loop: Any) -> None:
@@ -144,8 +118,7 @@ def test_nan_watch_names_what_only_xla_accepts(make_loop: Any) -> None:
     def loss(y: Any, y_pred: Any) -> Any:  # of Keras's own loss, labels in memory are checked before
         return keras.ops.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
 
-    plain = make_loop(("one_device", 1), _net, loss=loss)
-    loop = mk.train.Loop(plain.strategy, plain.step, jit_compile=True)
+    loop = make_loop(("one_device", 1), _net, loss=loss, jit_compile=True)
     data = mk.data.arrays(np.ones((24, 4), "float32"), np.full(24, 7))
     with pytest.raises(
         NonFiniteLossError, match=r"The search layer by layer raised an error in batch 0: .*label value of 7"
@@ -154,9 +127,8 @@ def test_nan_watch_names_what_only_xla_accepts(make_loop: Any) -> None:
 
 
 def test_other_values_are_refused(make_loop: Any) -> None:
-    plain = make_loop(("one_device", 1), _net)
     with pytest.raises(StepError, match=r"jit_compile must be .*; found 'yes'"):
-        mk.train.Loop(plain.strategy, plain.step, jit_compile="yes")  # type: ignore[arg-type]
+        make_loop(("one_device", 1), _net, jit_compile="yes")
 
 
 @pytest.mark.slow  # a process of its own
@@ -171,7 +143,8 @@ def test_calls_of_any_length_and_place_are_compiled_once(run_python: Any) -> Non
         strategy = mk.strategy.create("one_device", devices="cpu:1")
         with strategy.scope():
             model, optimizer = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), keras.optimizers.SGD(0.1)
-        loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=3, jit_compile=True)
+        step = mk.train.Step(model, optimizer, loss="mse", jit_compile=True)
+        loop = mk.train.Loop(strategy, step, steps_per_call=3)
         data = mk.data.arrays(np.ones((40, 2), "float32"), np.ones((40, 1), "float32"))
         loop.fit(mk.data.resident(data, global_batch_size=4), epochs=2, verbose=0)
         loop.fit(mk.data.resident(data, global_batch_size=4), epochs=1, steps_per_epoch=7, verbose=0)

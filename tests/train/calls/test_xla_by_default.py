@@ -89,6 +89,12 @@ def test_of_data_from_the_host_the_steps(strategy_of: Any, split: Any, compiled:
     assert "many" not in compiled
 
 
+def test_asked_for_on_several_the_steps(strategy_of: Any, resident: Any, compiled: list[str]) -> None:
+    trained(strategy_of("mirrored", 2), net(), resident, jit_compile=True)
+    assert "shard_sums" in compiled
+    assert "many" not in compiled
+
+
 def test_not_on_several(strategy_of: Any, resident: Any, compiled: list[str], on_gpu: None) -> None:
     trained(strategy_of("mirrored", 2), net(), resident)
     assert compiled == []

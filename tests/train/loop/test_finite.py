@@ -193,7 +193,7 @@ def test_whole_calls_compiled_by_xla(strategy_of: Callable[..., Any], numbers: A
     strategy = strategy_of(*ONE)
     with strategy.scope():
         model, optimizer = hiding(), keras.optimizers.SGD(0.1)
-    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=4, jit_compile=True)
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", jit_compile=True), steps_per_call=4)
     x = numbers[0].copy()
     x[43, 2] = np.nan
     with pytest.raises(NonFiniteLossError, match="first/kernel"):

@@ -228,9 +228,7 @@ def test_it_is_no_step_of_a_custom_training_loop(strategy_of: Any) -> None:
         step.compute(own_models.data(4))
 
 
-def test_averages_and_whole_calls_by_xla_are_refused(strategy_of: Any) -> None:
+def test_averages_are_refused(strategy_of: Any) -> None:
     loop = loop_of(own_models.vae, strategy_of("one_device", 1))
     with pytest.raises(StepError, match="A model with a train_step of its own"):
         loop.fit(_dataset(), validation_data=_dataset(), validation_averaged=True, verbose=0)
-    with pytest.raises(StepError, match=r"Loop\(jit_compile=True\) cannot compile a model's own train_step"):
-        mk.train.Loop(loop.strategy, loop.step, jit_compile=True)
