@@ -27,9 +27,7 @@ def test_split_cpu_again_into_as_many_does_nothing(monkeypatch):
 
 
 def test_split_cpu_after_the_start_says_what_to_move_where():
-    with pytest.raises(
-        DeviceError, match=r"into 3 devices, but TensorFlow has already started with 4.*split_cpu\(3\).*top"
-    ):
+    with pytest.raises(DeviceError, match=r"started with 4.*split_cpu\(3\)"):
         devices.split_cpu(3)
 
 
@@ -40,17 +38,26 @@ def test_split_cpu_into_a_senseless_number(n):
 
 
 FRESH = """
-import json
+import json, os
+import tensorflow as tf
 from mirrorkit import devices
 from mirrorkit.devices import onednn
-split = devices.resolve("cpu:3")
+
+@tf.function
+def doubled_until(limit):
+    x = tf.constant(1)
+    while x < limit:
+        x *= 2
+    return x
+
 try:
     devices.resolve("cpu:5")
 except devices.layout.DeviceError as error:
     message = str(error)
 verification = devices.verify()
 print(json.dumps({
-    "split": split,
+    "split": devices.resolve("cpu:3"),
+    "doubled": [int(doubled_until(50)), os.listdir(), __name__],
     "message": message,
     "first two": devices.resolve("cpu:2"),
     "verified": [device.name for device in verification.devices],
@@ -61,8 +68,11 @@ print(json.dumps({
 
 
 def test_cpu_n_splits_the_cpu_of_a_fresh_process_and_its_cores(run_python):
+    """Before the code runs, whose source AutoGraph sees."""
     other = not onednn.enabled()  # than here; None where TensorFlow has no oneDNN
-    found = run_python(FRESH, env={"TF_NUM_INTRAOP_THREADS": None, onednn.VARIABLE: str(int(other))}).json()
+    env = {"TF_NUM_INTRAOP_THREADS": None, onednn.VARIABLE: str(int(other))}
+    found = run_python(FRESH, devices="cpu:3", env=env).json()
+    assert found["doubled"] == [64, [], "__main__"]
     assert found["split"] == found["verified"] == list(CPUS[:3])
     assert "already started with 3" in found["message"]
     assert found["first two"] == list(CPUS[:2])
@@ -143,7 +153,7 @@ def two_gpus(monkeypatch):
 def test_gpus_are_counted_and_missing_ones_refused():
     assert devices.resolve(None) == ("/device:GPU:0", "/device:GPU:1", "/device:GPU:2")
     assert devices.resolve(2) == devices.resolve("gpu:2") == ("/device:GPU:0", "/device:GPU:1")
-    with pytest.raises(DeviceError, match=r"4 GPUs were asked for, 3 found: /device:GPU:0.*devices='cpu:4'"):
+    with pytest.raises(DeviceError, match=r"4 GPUs .*3 found"):
         devices.resolve(4)
 
 
@@ -174,5 +184,5 @@ def test_memory_growth_too_late_says_what_to_move_where(monkeypatch):
         raise RuntimeError("Physical devices cannot be modified after being initialized")
 
     monkeypatch.setattr(tf.config.experimental, "set_memory_growth", too_late)
-    with pytest.raises(DeviceError, match=r"after being initialized.*top of the program"):
+    with pytest.raises(DeviceError, match="top of the program"):
         devices.set_memory_growth()

@@ -43,7 +43,7 @@ def test_what_a_model_cannot_be_is_refused_with_what_it_takes(name, options, wor
 
 @pytest.mark.parametrize("name", ["mnist_cnn", "cifar_cnn", "resnet20", "wide_resnet", "speed_net"])
 def test_an_image_too_small_is_refused_and_the_smallest_works(name):
-    with pytest.raises(ModelError, match=rf"{name}.*at least (\d+) x \1 pixels.*\(1, 9, 3\)") as error:
+    with pytest.raises(ModelError, match=rf"{name}.*\(1, 9, 3\)") as error:
         models.create(name, input_shape=(1, 9, 3))
     smallest = int(str(error.value).split("at least ")[1].split()[0])
     options = {"depth": 10, "width": 1} if name == "wide_resnet" else {}
@@ -83,7 +83,7 @@ def test_a_taken_name_is_refused_but_the_same_function_may_come_again(own_names)
     define()
     latest = define()
     assert registry._builders["mine"] is latest
-    with pytest.raises(ModelError, match=r"'mlp' is already taken by mirrorkit\.models\.dense\.mlp"):
+    with pytest.raises(ModelError, match=r"taken by mirrorkit\.models\.dense\.mlp"):
 
         @models.register("mlp")
         def other(*, input_shape=(4,), num_classes=10):

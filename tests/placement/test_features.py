@@ -7,16 +7,15 @@ with it.
 from __future__ import annotations
 
 import pytest
-from placement_subjects import FEATURES, Subject
+from placement_subjects import FEATURES
 from placement_table import BEGIN, END, EXAMPLES, PAGE, as_markdown, rows
 
-_FAST = [name for name in FEATURES if name in ("all at once", "pad_and_crop")]
-_SUBJECTS = [pytest.param(place, FEATURES[name], id=name) for place, name in enumerate(_FAST)]
 
-
-@pytest.mark.parametrize(("place", "subject"), _SUBJECTS)
-def test_a_feature_is_clean(place: int, subject: Subject) -> None:
-    report = subject.placement(("batches", "resident")[place % 2], devices="gpu:2")
+@pytest.mark.parametrize(
+    ("name", "source"), [("all at once", "batches"), pytest.param("pad_and_crop", "resident", marks=pytest.mark.slow)]
+)
+def test_a_feature_is_clean(name: str, source: str) -> None:
+    report = FEATURES[name].placement(source, devices="gpu:2")
     assert report.problems == []
     assert all(call.to_host == 0 for call in report.calls)
     assert report["train"].step.kernels_on("GPU:1") > 0

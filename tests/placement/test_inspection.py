@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -98,6 +97,7 @@ def test_a_result_of_unknown_size_blocks(stray_problems: list[str]) -> None:
     assert any(problem.startswith("train: blocks: Where (") for problem in stray_problems)
 
 
+@pytest.mark.slow
 def test_a_users_map_is_named_with_its_line() -> None:
     def looked_up(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.gather(x, tf.range(8), axis=1), y
@@ -107,16 +107,8 @@ def test_a_users_map_is_named_with_its_line() -> None:
     assert any("no GPU kernel" in problem and f"test_inspection.py:{line}" in problem for problem in problems)
 
 
-def test_a_report_says_whether_it_is_clean() -> None:
-    report = placement(_net(), _batches(76))
-    assert report.is_clean
-    assert str(report).splitlines()[-1].startswith("clean: ")
-    stray = placement(_net(_layer(_print)), _batches())
-    assert not stray.is_clean
-    assert re.search(r"problems?:\n.*waits: .*(PrintV2|StringFormat)", str(stray), re.DOTALL)
-
-
-@pytest.mark.parametrize("layer", [keras.layers.GRU, pytest.param(keras.layers.LSTM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", [keras.layers.GRU, keras.layers.LSTM])
 def test_a_loop_within_a_step_counts_as_one_round(layer: Any) -> None:
     def make_step() -> Any:
         model = keras.Sequential([keras.Input((5, 6)), layer(4, use_cudnn=False), keras.layers.Dense(1)])
@@ -150,18 +142,9 @@ def test_bytes_and_kernels_of_a_step_written_by_hand() -> None:
     assert train.step.kernels["GPU:2", "MatMul"] == 2 * 2  # forward and the gradient of the weights, of two batches
     assert train.to_devices == 2 * 16 * 8
     assert set(train.step.reduced.values()) == {weights + 4 * 5}
-    assert f"{weights:,}" in str(report)
 
 
-def test_data_of_unknown_length_are_read_on_the_host() -> None:
-    split = _batches().split
-    data = tf.data.Dataset.from_tensor_slices((split.images, split.labels)).filter(lambda x, y: True).batch(16)
-    assert data.cardinality() == tf.data.UNKNOWN_CARDINALITY
-    report = _report(_net(), data)
-    assert report["evaluate"].problems == []
-    assert report["train"].problems == []
-
-
+@pytest.mark.slow
 def test_a_step_of_ones_own_is_looked_at() -> None:
     class Own:
         def build(self, strategy: Any) -> None:
@@ -183,7 +166,7 @@ def test_a_step_of_ones_own_is_looked_at() -> None:
     report = _report(Own, data, "gpu:2")
     assert [call.name for call in report.calls] == ["train"]
     assert report.memory["GPU:1"] == {"other": 4}
-    assert report.is_clean
+    assert report.problems == []
 
 
 def test_nothing_is_run_or_left_behind() -> None:
@@ -202,6 +185,7 @@ def test_nothing_is_run_or_left_behind() -> None:
 # Each fault that this report was made for, put back in: the report must find it.
 
 
+@pytest.mark.slow
 def test_uint8_that_is_gathered_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "GATHERED", rows.GATHERED | {tf.uint8})
     train = _report(_net(), _resident())["train"]
@@ -209,6 +193,7 @@ def test_uint8_that_is_gathered_on_the_device(monkeypatch: pytest.MonkeyPatch) -
     assert train.to_host >= 64 * 8 * 8 * 3  # the whole set
 
 
+@pytest.mark.slow
 def test_a_resident_set_of_int32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows.StoredArray, "on_host", False)
     monkeypatch.setattr(rows, "GATHERED", rows.GATHERED | {tf.int32})
@@ -225,6 +210,7 @@ def test_a_resident_set_of_int32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("bytes from the host to the devices in a step" in problem for problem in train.problems)
 
 
+@pytest.mark.slow
 def test_a_counter_of_int64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_number", lambda value: tf.constant(value, tf.int64))
     monkeypatch.setattr(compiled, "HOST", None)
@@ -232,6 +218,7 @@ def test_a_counter_of_int64(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(problem.startswith("train: waits: While (") for problem in problems)
 
 
+@pytest.mark.slow
 def test_bounds_of_a_slice_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def places(self: Any, rows: Any) -> tf.Tensor:
         order = tf.identity(self._source["order"])
@@ -243,6 +230,7 @@ def test_bounds_of_a_slice_from_the_device(monkeypatch: pytest.MonkeyPatch) -> N
     assert any(problem.startswith("train: waits: StridedSlice (") for problem in problems)
 
 
+@pytest.mark.slow
 def test_a_branch_on_a_device_value(monkeypatch: pytest.MonkeyPatch) -> None:
     def only_if(condition: tf.Tensor, new: Any, old: Any) -> Any:
         changed = [value is not None for value in new]
@@ -255,17 +243,19 @@ def test_a_branch_on_a_device_value(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("waits: StatelessIf (" in problem and "1 bytes" in problem for problem in problems)
 
 
+@pytest.mark.slow
 def test_a_warm_up_of_the_learning_rate_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def optimizer() -> Any:
         schedule = keras.optimizers.schedules.CosineDecay(0.0, 10, warmup_target=0.1, warmup_steps=5)
         return keras.optimizers.SGD(schedule)
 
-    assert _report(_net(optimizer=optimizer), _batches()).is_clean
+    assert _report(_net(optimizer=optimizer), _batches()).problems == []
     monkeypatch.setattr(clock, "schedule_of", lambda optimizer: None)
     problems = _report(_net(optimizer=optimizer), _batches())["train"].problems
     assert any("waits: StatelessIf (" in problem for problem in problems)
 
 
+@pytest.mark.slow
 def test_keras_accuracy_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras_operations, "_within", SimpleNamespace())  # the wrappers look elsewhere
     monkeypatch.setattr(metrics, "without_waits", lambda of_metric: nullcontext())

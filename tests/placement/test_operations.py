@@ -59,10 +59,6 @@ def test_an_operation_without_a_kernel_runs_on_the_host_and_its_inputs_travel() 
     assert ("GPU:0", HOST_PLACE, 800) in _copies(found)
 
 
-def test_without_a_device_the_host_is_as_good() -> None:
-    assert _walk(lambda pixels: tf.gather(pixels, [0]), tf.TensorSpec([100, 8], tf.uint8)).step.without_kernel == []
-
-
 @pytest.mark.parametrize(("dtype", "copied"), [(tf.int32, []), (tf.int64, [("GPU:0", HOST_PLACE, 1)])])
 def test_a_loop_that_counts_in_int64_asks_the_device_in_every_round(dtype: tf.DType, copied: list[Any]) -> None:
     def loop(end: tf.Tensor) -> tf.Tensor:
@@ -80,17 +76,6 @@ def test_what_runs_in_the_loop_is_counted_apart_from_what_runs_around_it() -> No
     assert found.call.kernels == {("GPU:0", "Exp"): 1}
     assert found.step.kernels == {("GPU:0", "Sin"): 1, ("GPU:0", "Mul"): 1}
     assert _copies(found) == []
-
-
-def test_a_loop_variable_stays_where_it_was_at_first() -> None:
-    def loop(x: tf.Tensor) -> tf.Tensor:
-        def body(i: tf.Tensor, x: tf.Tensor) -> list[tf.Tensor]:
-            with tf.device(GPU1):
-                return [i + 1, tf.sin(x)]
-
-        return tf.while_loop(lambda i, x: i < 9, body, [0, x])[1]
-
-    assert _copies(_walk(loop, FLOATS, has_loop=True)) == [("GPU:0", "GPU:1", 32), ("GPU:1", "GPU:0", 32)]
 
 
 def test_a_branch_asks_the_host_and_the_larger_one_counts() -> None:

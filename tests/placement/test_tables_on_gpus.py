@@ -50,10 +50,9 @@ def _report(name: str, source: str = "batches", **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "source", "options"),
     [
-        ("SGD", "batches", {"loss_scale": "dynamic", "clip_norm": 1.0, "sparse_embeddings": True}),
         ("Adam", "batches", {"loss_scale": "dynamic", "sparse_embeddings": True}),
-        ("Adagrad", "resident", {"sparse_embeddings": True}),
-        ("Adam", "batches", {"sparse_embeddings": "lazy"}),
+        pytest.param("Adagrad", "resident", {"sparse_embeddings": True}, marks=pytest.mark.slow),
+        pytest.param("Adam", "batches", {"sparse_embeddings": "lazy"}, marks=pytest.mark.slow),
     ],
 )
 def test_clean(name: str, source: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +63,7 @@ def test_clean(name: str, source: str, options: dict[str, Any], monkeypatch: pyt
     assert report["train"].step.kernels_on("GPU:1") > 0
 
 
+@pytest.mark.slow
 def test_rows_that_the_host_would_count_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken on purpose."""
 

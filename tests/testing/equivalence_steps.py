@@ -86,14 +86,6 @@ class LocalClip(RightStep):
         return {**sums, "gradients": tf.clip_by_global_norm(sums["gradients"], 4.0)[0]}
 
 
-class LocalClipByValue(RightStep):
-    """Clips the numbers in the gradient of its share."""
-
-    def compute(self, batch: Any) -> Any:
-        sums = super().compute(batch)
-        return {**sums, "gradients": [tf.clip_by_value(g, -1.0, 1.0) for g in sums["gradients"]]}
-
-
 class LocalState(RightStep):
     """Lists BatchNorm's statistics, which the layer assigns on each replica."""
 
@@ -119,28 +111,13 @@ class FirstReplicasState(RightStep):
             loss = tf.reduce_sum((y_pred - y) ** 2)
         sums = {"gradients": tape.gradient(loss, weights), "loss": loss, "examples": tf.cast(tf.shape(y)[0], "float32")}
         context = tf.distribute.get_replica_context()
-        return {**sums, "state": [self.keep(value, sums["examples"], context) for value in new]}
-
-    def keep(self, value: tf.Tensor, examples: tf.Tensor, context: Any) -> tf.Tensor:
-        return tf.where(context.replica_id_in_sync_group == 0, value, tf.zeros_like(value))
-
-    def state(self, sums: Any) -> list[tf.Tensor]:
-        return sums["state"]
+        is_first = context.replica_id_in_sync_group == 0
+        return {**sums, "state": [tf.where(is_first, value, tf.zeros_like(value)) for value in new]}
 
     def _new_values(self, sums: Any, values: Any) -> Any:
         count = len(values) - len(self.model.non_trainable_variables)
         new, logs = super()._new_values(sums, values[:count])
-        return [*new, *self.state(sums)], logs
-
-
-class RightState(FirstReplicasState):
-    """Combines the statistics of all replicas."""
-
-    def keep(self, value: tf.Tensor, examples: tf.Tensor, context: Any) -> tf.Tensor:
-        return value * examples
-
-    def state(self, sums: Any) -> list[tf.Tensor]:
-        return [value / sums["examples"] for value in sums["state"]]
+        return [*new, *sums["state"]], logs
 
 
 class Tutorial(RightStep):

@@ -36,14 +36,6 @@ def test_profile_holds_the_steps_that_were_asked_for_across_epochs(monkeypatch):
     assert profile.profiled == (4, 9)
 
 
-def test_profile_of_a_training_that_ends_before(monkeypatch):
-    trained = Trained(monkeypatch)
-    profile = mk.timing.profile("nowhere", steps=(4, 99))
-    fit_with([trained, profile])
-    assert trained.seen == [("start", 4), ("stop", 6)]
-    assert profile.profiled == (4, 6)
-
-
 def test_a_profile_in_a_loop_holds_whole_calls_and_an_error_leaves_no_profiler_running(strategy_of, tmp_path):
     class Fails(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

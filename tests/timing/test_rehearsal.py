@@ -14,11 +14,6 @@ from rehearsal_subjects import Count, Own, assert_same, copies_of, draws, number
 import mirrorkit as mk
 from mirrorkit.errors import StepError
 
-PLACES = [
-    ("mirrored", 2),
-    *(pytest.param(place, marks=pytest.mark.slow) for place in (("one_device", 1), ("central_storage", 2))),
-]
-
 
 @pytest.fixture(scope="module")
 def own(strategy_of: Callable[..., Any]) -> Own:
@@ -29,7 +24,7 @@ def own(strategy_of: Callable[..., Any]) -> Own:
     return own
 
 
-def check_that_all_is_as_it_was(own: Own, restore: Any = ()) -> None:
+def check_that_all_is_as_it_was(own: Own) -> None:
     own.train = tf.function(own.train_step)
     before = own.values()
     python, numpy, generator = random.getstate(), np.random.get_state(), tf.random.get_global_generator()
@@ -39,7 +34,7 @@ def check_that_all_is_as_it_was(own: Own, restore: Any = ()) -> None:
     np.random.set_state(numpy)
     generator.state.assign(state)
     traces = Count.traces
-    mk.timing.warm_up(own.train, next(iter(own.batches())), restore=restore)
+    mk.timing.warm_up(own.train, next(iter(own.batches())))
     assert Count.traces > traces
     assert_same(expected, draws())
     assert_same(before, own.values())
@@ -53,12 +48,8 @@ def test_everything_is_as_it_was_and_nothing_is_left_to_trace(own: Own) -> None:
     check_that_all_is_as_it_was(own)
 
 
-def test_within_the_scope_of_the_strategy_with_what_is_listed(own: Own) -> None:
-    with own.strategy.scope():
-        check_that_all_is_as_it_was(own, own.restore)
-
-
-@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [("mirrored", 2), ("one_device", 1), ("central_storage", 2)], ids=str)
 def test_training_gives_the_same_bits_with_and_without(place: Any, strategy_of: Callable[..., Any]) -> None:
     """Also where the first call makes the optimizer's slots."""
     results = []
@@ -99,16 +90,11 @@ def test_a_variable_among_the_arguments_is_put_back_and_an_iterator_is_not() -> 
 
 def test_a_function_that_changes_nothing_needs_nothing_to_restore() -> None:
     double = tf.function(lambda x: 2 * x)
+    call = type(double).__call__
     mk.timing.warm_up(double, tf.ones(3))
     assert double.experimental_get_tracing_count() == 1
     mk.timing.warm_up(double.get_concrete_function(tf.ones(3)), tf.ones(3))
-
-
-def test_a_concrete_function() -> None:
-    total = tf.Variable(1.0)
-    traced = tf.function(lambda x: total.assign_add(x)).get_concrete_function(tf.TensorSpec([]))
-    mk.timing.warm_up(traced, tf.constant(2.0))
-    assert float(total) == 1
+    assert type(double).__call__ is call, "no wrapper stays behind"
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -126,13 +112,6 @@ def test_an_error_within_the_function_restores_as_well(plain: bool) -> None:
         mk.timing.warm_up(function, tf.constant(2.0), restore=tf.Variable(0.0))
     assert float(total) == 1
     assert random.getstate() == python
-
-
-def test_no_wrapper_stays_behind() -> None:
-    kind = type(tf.function(lambda: None))
-    call = kind.__call__
-    mk.timing.warm_up(tf.function(lambda x: x), 1)
-    assert kind.__call__ is call
 
 
 def test_every_way_to_call_a_tf_function_goes_through_the_method_that_is_wrapped() -> None:
@@ -161,13 +140,9 @@ def test_every_way_to_call_a_tf_function_goes_through_the_method_that_is_wrapped
 @pytest.mark.parametrize(
     ("function", "restore", "message"),
     [
-        (
-            lambda x: x,
-            (),
-            r"<lambda>, which is not a tf\.function, and nothing to restore.*restore=\[model, optimizer\]",
-        ),
-        (tf.function(lambda x: x), [3], r"restore=\.\.\..*objects that have `\.variables`.*found 3"),
-        (3, (), "was given 3, which cannot be called"),
+        (lambda x: x, (), r"<lambda>.*nothing to restore"),
+        (tf.function(lambda x: x), [3], r"restore=\.\.\..*found 3"),
+        (3, (), "cannot be called"),
     ],
 )
 def test_refusals(function: Any, restore: Any, message: str) -> None:
@@ -176,7 +151,7 @@ def test_refusals(function: Any, restore: Any, message: str) -> None:
 
 
 def test_within_a_function_it_is_refused() -> None:
-    with pytest.raises(StepError, match=r"within a tf\.function.*outside"):
+    with pytest.raises(StepError, match="outside"):
         tf.function(lambda: mk.timing.warm_up(tf.function(lambda x: x), 1), autograph=False)()
 
 
@@ -184,7 +159,7 @@ def test_variables_that_a_plain_function_creates_are_refused_by_name() -> None:
     own = Own(tf.distribute.get_strategy(), built=False)
     x, y = map(tf.constant, numbers())
     before = copies_of(own.model.variables)
-    with pytest.raises(StepError, match=r"on_replica created variables.*momentum.* more.*optimizer\.build\(model\.tr"):
+    with pytest.raises(StepError, match=r"momentum.*optimizer\.build"):
         mk.timing.warm_up(own.on_replica, (x, y), restore=[own.model, own.optimizer])
     assert_same(before, copies_of(own.model.variables))
 
@@ -206,5 +181,5 @@ def test_variables_whose_first_values_are_tensors(lifted: bool, nested: bool) ->
         assert float(made[0]) == 1
         assert float(function(tf.constant(3.0))) == 4
     else:
-        with pytest.raises(StepError, match=r"creates variables whose first values depend on that call.*has not run"):
+        with pytest.raises(StepError, match="first values depend"):
             mk.timing.warm_up(function, tf.constant(3.0))

@@ -17,7 +17,10 @@ L = keras.layers
 
 @pytest.mark.parametrize(
     ("place", "listed"),
-    [(("one_device", 1), False), pytest.param(("mirrored", 2), True, marks=pytest.mark.slow)],
+    [
+        pytest.param(("one_device", 1), False, marks=pytest.mark.slow),
+        pytest.param(("mirrored", 2), True, marks=pytest.mark.slow),
+    ],
     ids=["one_device", "mirrored, the optimizer listed too"],
 )
 def test_keras_fit_traces_nothing_more_and_trains_the_same_bits(
@@ -70,6 +73,7 @@ def test_a_keras_metric_gets_back_every_replicas_copy_and_not_their_sum(
     assert_same(before, copies_of(metric.variables))
 
 
+@pytest.mark.slow
 def test_a_model_brings_its_metrics_and_its_optimizer(strategy_of: Callable[..., tf.distribute.Strategy]) -> None:
     """Run eagerly, so that no tf.function tells of them."""
     strategy = strategy_of("mirrored", 2)

@@ -31,13 +31,6 @@ def test_step_times_are_weighted_by_steps():
     assert throughput.step_seconds_p95 == pytest.approx(0.2)
 
 
-def test_a_single_call_gives_its_own_rate_and_says_so():
-    throughput = Throughput()
-    throughput.record(examples=100, steps=10, seconds=2.0)
-    assert throughput.examples_per_second == 50.0
-    assert "compilation included" in throughput.summary()
-
-
 def test_after_a_warm_up_the_first_call_counts():
     throughput = Throughput(warm=True)
     throughput.record(examples=100, steps=10, seconds=1.0)

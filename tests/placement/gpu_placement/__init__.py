@@ -6,8 +6,7 @@ def make_step():                                  # called in the scope of a str
     return mk.train.Step(model, keras.optimizers.SGD(0.1), loss=loss, metrics=["accuracy"])
 
 report = placement(make_step, train, devices="gpu:4")
-print(report)                                     # a table, and each problem with its line of code
-assert report.is_clean
+assert report.problems == []                      # each with its line of code
 ```
 
 TensorFlow's package holds the registrations of all GPU kernels, so each operation of a traced function can be looked up

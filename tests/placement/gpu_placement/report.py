@@ -1,4 +1,4 @@
-"""What `placement` found: a table for people, and the figures for a test."""
+"""What `placement` found."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CallPlacement:
 
     ```python
     call = placement(make_step, train)["train"]
-    print(call.to_host, call.between_devices, call.problems)  # 0 0 []
+    print(call.to_host, call.problems)  # 0 []
     ```
 
     Attributes:
@@ -42,11 +42,6 @@ class CallPlacement:
     def to_host(self) -> int:
         """Bytes from the devices to the host in a step; the host waits for each of these copies."""
         return sum(copy.size for copy in self.step.between("GPU", HOST_PLACE))
-
-    @property
-    def between_devices(self) -> int:
-        """Bytes from one device to another in a step, without collectives."""
-        return sum(copy.size for copy in self.step.between("GPU", "GPU"))
 
     @property
     def problems(self) -> list[str]:
@@ -77,12 +72,12 @@ def _grouped(findings: Sequence[FlaggedOperation]) -> list[str]:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a step's operations and bytes would be on GPUs. `str(report)` is a table.
+    """Where a step's operations and bytes would be on GPUs.
 
     ```python
     report = placement(make_step, train)
     print([call.name for call in report.calls])  # ['train', 'evaluate', 'predict']
-    print(report.is_clean, report.memory["GPU:0"]["weights"])  # True 31400
+    print(report.problems, report.memory["GPU:0"]["weights"])  # [] 31400
     ```
 
     Attributes:
@@ -101,48 +96,6 @@ class Placement:
         """Operations that block or have no kernel, waits, and copies to the devices beyond the batch."""
         return [line for call in self.calls for line in call.problems]
 
-    @property
-    def is_clean(self) -> bool:
-        """Whether there are no problems."""
-        return not self.problems
-
     def __getitem__(self, name: str) -> CallPlacement:
         """Return the call of this name, such as `report["train"]`."""
         return next(call for call in self.calls if call.name == name)
-
-    def __str__(self) -> str:
-        """The table and the problems."""
-        n = len(self.devices)
-        lines = [f"Placement on {n} GPU{'s' if n > 1 else ''}, per step", *self._table(), *self._memory()]
-        lines += ["clean: every operation has a kernel on its device, and the host never waits within a call"]
-        if problems := self.problems:
-            lines[-1] = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:"
-            lines += [f"  {problem}" for problem in problems]
-        return "\n".join(lines)
-
-    def _table(self) -> list[str]:
-        head = ["call", "kernels", "no kernel", "waits", "host to GPU", "GPU to host", "GPU to GPU", "all-reduce"]
-        rows = [head]
-        for call in self.calls:
-            kernels = [call.step.kernels_on(device) for device in self.devices]
-            rows.append(
-                [
-                    call.name,
-                    str(kernels[0]) if len(set(kernels)) == 1 else f"{min(kernels)} to {max(kernels)}",
-                    str(len(call.step.without_kernel)),
-                    str(len(call.step.between("GPU", HOST_PLACE)) + len(call.step.blocking)),
-                    f"{call.to_devices:,}",
-                    f"{call.to_host:,}",
-                    f"{call.between_devices:,}",
-                    f"{max(call.step.reduced.values(), default=0):,}",
-                ]
-            )
-        first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return ["  ".join([name.ljust(first), *map(str.rjust, cells, others)]) for name, *cells in rows]
-
-    def _memory(self) -> list[str]:
-        lines = []
-        for device, parts in self.memory.items():
-            held = ", ".join(f"{what} {size:,}" for what, size in parts.items() if size)
-            lines.append(f"bytes on {device}: {held}")
-        return lines if len({line.partition(":")[2][2:] for line in lines}) > 1 else lines[:1]
