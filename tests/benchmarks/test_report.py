@@ -4,7 +4,7 @@ import json
 
 from harness.chart import Chart
 from harness.machine import about, in_a_line
-from harness.report import Column, Report, figures, report_of, span, table
+from harness.report import Column, Report, figures, span, table
 
 COLUMNS = (Column("name", "name"), Column("speed", "speed", ",.0f"), Column("share", "share", ".0%"))
 ROWS = [{"name": "first", "speed": 12345.6, "values": [1.0, 2.0]}, {"name": "b", "error": "broken\nmore"}]
@@ -36,10 +36,3 @@ def test_a_report_prints_everything_and_its_json_holds_every_measurement(tmp_pat
     written = json.loads(report.save_json(tmp_path / "figures.json").read_text())
     assert set(written) == {"benchmark", "title", "about", "rows", "notes"}
     assert written["rows"] == ROWS
-
-
-def test_a_scripts_report_has_a_bar_for_each_row_with_its_range():
-    rows = [{"name": "first", **figures([1.0, 2.0, 4.0])}, {"name": 7, "error": "broken"}]
-    chart = report_of("kind", "What was measured", COLUMNS, rows, unit="images/s").chart
-    assert (chart.x, chart.bars, chart.y_label) == (["first", "7"], True, "images/s (median, range)")
-    assert (chart.series, chart.ranges) == ({"images/s": [2.0, None]}, {"images/s": [(1.0, 4.0), None]})

