@@ -42,18 +42,17 @@ class Hooks(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def train(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+def train(strategy: tf.distribute.Strategy, folder: Path) -> tuple[mk.train.Loop, dict[str, Any]]:
     """Train, evaluate and predict; returns what should be the same on all workers, and leaves files in `folder`."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
         layers = [keras.layers.Dense(16), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
-        model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(2)])
+        model = keras.Sequential([*layers, keras.layers.Dense(2)])  # which the first batch builds
         optimizer = keras.optimizers.Adam(0.01)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], clip_norm=1.0)
     loop = mk.train.Loop(strategy, step)
     training, in_order = data()
-    loop.warm_up(training, validation_data=in_order)
     first = strategy.cluster_resolver is None or mk.strategy.worker_index(strategy) == 0
     # A callback of one worker alone that wants to stop: the others do too.
     hooks = Hooks(loop, stop_at_epoch=3 if first else None)
@@ -61,24 +60,28 @@ def train(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     report = loop.fit(training, epochs=9, validation_data=in_order, verbose=2, callbacks=[hooks, *writers])
     values = [copy.numpy() for v in step.variables for copy in strategy.experimental_local_results(v.value)[:1]]
     np.savez(folder / f"variables{mk.strategy.worker_index(strategy)}.npz", *values)
-    found = {
+    return loop, {
         "history": report.history,
         "evaluate": loop.evaluate(in_order),
         "predict": loop.predict(in_order).tolist(),
         "calls": hooks.calls,
         "all": mk.strategy.of_all_workers(strategy, 10 + mk.strategy.worker_index(strategy)),
     }
-    # A batch hook of one worker alone: the others make calls of one step too.
+
+
+def batches_seen(loop: mk.train.Loop) -> list[int]:
+    """The batches of which a hook of the first worker alone is told; the others make calls of one step too."""
     seen: list[int] = []
-    look = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))] if first else []
-    loop.fit(training, callbacks=look, verbose=0)
-    return {**found, "seen": seen}
+    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    loop.fit(data()[0], callbacks=[look] if mk.strategy.is_chief(loop.strategy) else [], verbose=0)
+    return seen
 
 
 if __name__ == "__main__":
     made = mk.strategy.create("auto", start_timeout=120)
     results = Path(sys.argv[1])
-    found = train(made, results)
+    loop, found = train(made, results)
+    found["seen"] = batches_seen(loop)
     rows = mk.data.distribute(data()[1].dataset(), made, autoshard="data")
     found["rows"] = [made.experimental_local_results(x)[0].numpy().tolist() for x, _ in rows]
     found["describe"] = mk.strategy.describe(made)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -19,9 +18,7 @@ pytestmark = pytest.mark.slow
 SAYS = {
     "a shuffle without a seed": "the first batch is one on worker 0, and another on worker 1",
     "another seed": "the first batch is one on worker 0, and another on worker 1",
-    "another seed, resident": "the first batch is one on worker 0, and another on worker 1",
     "other examples at the end": "the set in memory is one on worker 0, and another on worker 1",
-    "other files": "the first batch is one on worker 0, and another on worker 1",
     "no batch": "worker 1 found no batch, and the others did",
     "fewer batches": "an epoch's number of batches is one on worker 0, and another on worker 1",
 }
@@ -31,17 +28,16 @@ SAYS_IN_PASSES = {
     "evaluate ends earlier": ENDS,
     "validation of other data": "must read the same global batches of the validation, and each trains on",
     "predict ends earlier": ENDS,
-    "predict fewer batches": "an epoch's number of batches is one on worker 0, and another on worker 1",
     "another order from the second epoch on": "the same global batches in epoch 1 (counted from 0), and each trains on",
     "predict other data": "the first batch is one on worker 0, and another on worker 1",
 }
 EXAMPLES, BATCH = 64, 16
 
 
-def numbers(shift: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def numbers() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(EXAMPLES, 3)).astype("float32")
-    return x, x.sum(1, keepdims=True) + shift
+    return x, x.sum(1, keepdims=True)
 
 
 def shuffled(seed: int | None) -> tf.data.Dataset:
@@ -81,14 +77,8 @@ def ending_otherwise(me: int) -> mk.data.Batches:
     return mk.data.batches(mk.data.arrays(x, y), global_batch_size=BATCH)
 
 
-def recipe(seed: int, *, resident: bool = False) -> mk.data.Batches:
-    make = mk.data.resident if resident else mk.data.batches
-    return make(mk.data.arrays(*numbers()), global_batch_size=BATCH, shuffle=True, seed=seed)
-
-
-def records(folder: Path, shift: int) -> mk.data.Records:
-    mk.data.write_records(mk.data.arrays(*numbers(shift)), folder, num_files=2)
-    return mk.data.records(folder, global_batch_size=BATCH, shuffle=True)
+def recipe(seed: int) -> mk.data.Batches:
+    return mk.data.batches(mk.data.arrays(*numbers()), global_batch_size=BATCH, shuffle=True, seed=seed)
 
 
 def make_loop(strategy: tf.distribute.Strategy) -> mk.train.Loop:
@@ -112,14 +102,12 @@ def trained(strategy: tf.distribute.Strategy) -> list[list[float]]:
     return weights(loop)
 
 
-def differing(me: int, folder: Path) -> dict[str, Callable[[], Any]]:
+def differing(me: int) -> dict[str, Callable[[], Any]]:
     """What differs, and the data of worker `me`."""
     return {
         "a shuffle without a seed": lambda: tf.random.set_seed(me) or shuffled(None),  # as clocks would seed it
         "another seed": lambda: recipe(me),
-        "another seed, resident": lambda: recipe(me, resident=True),
         "other examples at the end": lambda: ending_otherwise(me),
-        "other files": lambda: records(folder / f"records{me}", shift=me),
         "no batch": lambda: of_unknown_length(0 if me else 2),
         "fewer batches": lambda: shuffled(0).take(4 - me),
     }
@@ -133,18 +121,17 @@ def in_passes(loop: mk.train.Loop, me: int) -> dict[str, Callable[[], Any]]:
         "validation of other data": lambda: loop.fit(recipe(0), validation_data=recipe(me), verbose=0),
         "another order from the second epoch on": lambda: loop.fit(in_another_order_later(me), epochs=3, verbose=0),
         "predict ends earlier": lambda: loop.predict(of_unknown_length(4 - me)),
-        "predict fewer batches": lambda: loop.predict(shuffled(0).take(4 - me)),
         "predict other data": lambda: loop.predict(recipe(me)),
     }
 
 
-def found_by(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+def found_by(strategy: tf.distribute.Strategy) -> dict[str, Any]:
     """What a worker comes to in each case, and its weights in between."""
     me = mk.strategy.worker_index(strategy)
     found: dict[str, Any] = {"trained": trained(strategy), "errors": {}}
     loop = make_loop(strategy)
     found["before"] = weights(loop)
-    for what, make in differing(me, folder).items():
+    for what, make in differing(me).items():
         try:
             loop.fit(make(), verbose=0)
         except mk.errors.DataError as error:
@@ -153,7 +140,7 @@ def found_by(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
             continue
         break  # what comes after a training on such data says nothing
     found["after"] = weights(loop)
-    if len(found["errors"]) == len(differing(me, folder)):
+    if len(found["errors"]) == len(differing(me)):
         loop.fit(augmented(), validation_data=recipe(0), verbose=0)
         found["end"] = weights(loop)
     for what, run in in_passes(loop, me).items():
@@ -165,8 +152,8 @@ def found_by(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(on_workers: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_workers(found_by, tmp_path_factory.mktemp("run"))
+def found(on_workers: Any) -> list[dict[str, Any]]:
+    return on_workers(found_by)
 
 
 def test_both_workers_say_what_differs_and_wait_for_nobody(found):

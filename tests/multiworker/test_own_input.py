@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow
 import pytest
 import tensorflow as tf
+from own_items import Items
 from pyarrow import parquet
 
 import mirrorkit as mk
@@ -24,9 +25,8 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES, BATCH = 100, 24  # the last batch has 4: none for the last of three workers
 UNEVEN = 27  # of which two workers have 14 and 13, and of the last 19 three have 7, 7 and 5
-SHAPE = (8, 8, 1)
-RECIPES = ["batches", "resident", "records", "gzip", "in order", "images", "table"]
-GOING_ON = ["records", "images", "table"]  # those of which fits are broken off
+RECIPES = ["batches", "resident", "records", "gzip", "in order", "images", "table", "items"]
+GOING_ON = ["records", "images", "table", "items"]  # those of which fits are broken off
 PARTS = ["train", "decoded", "refused"]
 Found = list[dict[str, Any]]  # of each worker
 SHAPE = (8, 8, 1)
@@ -79,6 +79,7 @@ def recipes(folder: Path) -> dict[str, mk.data.Recipe]:
             folder / "images", image_size=SHAPE[:2], color_mode="grayscale", global_batch_size=BATCH, **shuffled
         ),
         "table": mk.data.parquet(folder / "table.parquet", global_batch_size=UNEVEN, **pixels, **shuffled),
+        "items": mk.data.source(Items(split().images, split().labels), global_batch_size=BATCH, **shuffled),
     }
 
 

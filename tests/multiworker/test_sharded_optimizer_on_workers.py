@@ -108,5 +108,5 @@ def test_two_workers(found: Any, folder: Path, strategy_of: Any) -> None:
     assert loop.position.steps == 10
     np.testing.assert_equal(whole_values(loop.step.saved_variables), found[0]["half way"])
     loop.fit(data(), epochs=3, verbose=0)
-    with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
+    with pytest.warns(UserWarning, match="Skipping variable loading"):
         keras.saving.load_model(folder / "sharded" / "model.keras")

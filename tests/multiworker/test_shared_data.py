@@ -18,12 +18,9 @@ import mirrorkit as mk
 pytestmark = pytest.mark.slow
 EXAMPLES, BATCH, WORKERS = 49, 12, 3
 EVERYTHING = list(range(EXAMPLES))
-CASES = [
-    *("data, arrays", "data, seven files", "data, one file", "off, arrays"),
-    *("file, seven files", "file, four files", "auto, arrays", "auto, seven files", "auto, one file", "file, one file"),
-]
-TRAINED = CASES[:-1]
-FILES = {"seven files": 7, "four files": 4, "one file": 1}
+TRAINED = ["data, arrays", "data, seven files", "off, arrays", "file, seven files", "auto, arrays", "auto, seven files"]
+CASES = [*TRAINED, "file, one file"]
+FILES = {"seven files": 7, "one file": 1}
 
 
 def split() -> mk.data.Split:
@@ -109,19 +106,14 @@ def test_every_example_reaches_one_worker_once_in_as_many_steps(found):
         else:
             assert sorted(together(seen)) == EVERYTHING, case
         assert len({len(worker) for worker in rows(found, case)}) == 1, case
-
-
-def test_there_are_empty_shares_among_the_cases(found):
-    # the last batch has one example
-    assert any([] in worker for worker in rows(found, "auto, arrays"))
-    assert any([] in worker for worker in rows(found, "auto, seven files"))
+    for case in ("auto, arrays", "auto, seven files"):  # the last batch has one example
+        assert any([] in worker for worker in rows(found, case)), "no empty share"
 
 
 def test_a_global_batch_is_that_of_one_process_and_does_not_depend_on_who_reads_what(found):
     recipe = mk.data.batches(split(), global_batch_size=BATCH, shuffle=True)
     expected = [x[:, 0].numpy().astype(int).tolist() for x, _ in recipe.dataset()]
     assert batches(found, "data, arrays") == batches(found, "auto, arrays") == expected
-    assert batches(found, "data, one file") == batches(found, "auto, one file")
     for policy in ("auto", "file"):
         assert batches(found, f"{policy}, seven files") == batches(found, "data, seven files")
 
@@ -148,6 +140,6 @@ def test_the_result_is_that_of_one_device_on_the_same_rows(found, strategy_of):
 
 
 def test_fewer_files_than_workers_are_refused_by_all(found):
-    says = f"RecipeError: autoshard='file' was asked for, but the set has 1 files for {len(found)} workers"
+    says = f"1 files for {len(found)} workers"
     for worker in found:
         assert says in str(worker["file, one file"])

@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[dict[
 @pytest.fixture(scope="module")
 def one_process(strategy_of, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("one")
-    return folder, replicated_training.train(strategy_of("mirrored", 2), folder)
+    return folder, replicated_training.train(strategy_of("mirrored", 2), folder)[1]
 
 
 def variables(folder: Path, worker: int = 0) -> list[np.ndarray]:
