@@ -25,15 +25,6 @@ def test_three_kills_change_no_bit_and_tear_no_checkpoint(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_so_it_is_with_a_model_on_several_devices(tmp_path: Path) -> None:
-    """Two replicas of two devices."""
-    lives, problems = series("process", kills("process", 1), 3, tmp_path, seed=1, options=["--with", "layout"])
-    assert not problems
-    assert lives[0].reached > 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_whatever_happens_to_one_of_two_workers_changes_no_bit(tmp_path: Path) -> None:
     """The launcher ends the other one and starts both again."""
     plan = [*kills("workers", 1), Strike("a worker", TERM, STEP)]  # one that stops answering: tests/faults

@@ -55,10 +55,10 @@ def test_a_training_that_is_right_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ("leaves a child", "sleep 30"),
-        ("leaves a file", "temporary files: ['forgotten"),
         ("changes a bit", "bits differ in: total"),
-        ("forgets a checkpoint", "it went on from step 0, the newest checkpoint was "),
+        pytest.param("leaves a child", "sleep 30", marks=pytest.mark.slow),
+        pytest.param("leaves a file", "['forgotten", marks=pytest.mark.slow),
+        pytest.param("forgets a checkpoint", "it went on from step 0", marks=pytest.mark.slow),
     ],
 )
 def test_one_that_does_wrong_is_found(tmp_path: Path, wrong: str, named: str) -> None:

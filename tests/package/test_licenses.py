@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 
 import pytest
-from licenses import BEGIN, END, PAGE, ROOT, extras, license_of, packages, permissive
+from licenses import BEGIN, END, PAGE, extras, license_of, permissive
 
 
 def test_the_table_has_every_extra_and_nothing_under_a_gpl():
@@ -31,15 +29,3 @@ def test_the_table_has_every_extra_and_nothing_under_a_gpl():
 )
 def test_only_licenses_of_the_list_are_permissive(metadata, free):
     assert permissive(license_of(metadata)) is free
-
-
-@pytest.mark.parametrize(("extra", "requirement"), [("", str(ROOT)), ("gpu", f"{ROOT}[gpu]")])
-def test_pip_is_asked_for_mirrorkit_alone_or_with_an_extra(extra, requirement, monkeypatch):
-    report = {"install": [{"metadata": {"name": name}} for name in ("mirrorkit", "NumPy")]}
-
-    def run(command, **_):
-        assert command[-1] == requirement
-        return subprocess.CompletedProcess(command, 0, stdout=json.dumps(report))
-
-    monkeypatch.setattr(subprocess, "run", run)
-    assert list(packages(extra)) == ["numpy"]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import zipfile
-
-import pytest
 import supported_range
-from supported_range import ENDS, FIGURES, PAGE, ROOT, RUNS, build_wheel, outcomes
+from supported_range import ENDS, PAGE, outcomes
 
 from mirrorkit.supported import KERAS, PYTHON, TENSORFLOW, Version
 
@@ -49,20 +46,3 @@ def test_outcomes_are_counted_and_named(tmp_path):
         </testsuite></testsuites>"""
     )
     assert outcomes(report) == (2, ["tests.a::three", "tests.b::four"], {"needs root": 1})
-
-
-def test_readme_has_the_two_things_that_are_run():
-    assert supported_range.first_command()[0].startswith("examples/")
-    compile(supported_range.ten_lines(), "README.md", "exec")
-    assert RUNS[-1] == "suite"
-    assert FIGURES.is_file()
-
-
-@pytest.mark.slow
-def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
-    names = zipfile.ZipFile(build_wheel(tmp_path)).namelist()
-    files = [path for path in (ROOT / "mirrorkit").rglob("*") if path.suffix in (".py", ".typed")]
-    assert {name for name in names if ".dist-info/" not in name} == {
-        path.relative_to(ROOT).as_posix() for path in files
-    }
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
