@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import runpy
@@ -14,6 +15,7 @@ import tensorflow as tf
 import yaml
 
 import mirrorkit
+from mirrorkit.data import sources
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -59,6 +61,8 @@ def test_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, ca
     script.write_text(source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MIRRORKIT_DATA", raising=False)  # digits are drawn: fewer than MNIST has
+    if page.name in FIRST_READ:
+        monkeypatch.setattr(sources, "synthetic", functools.partial(sources.synthetic, train=1280))
     if page.name in OWN_PROCESS:
         printed = mirrorkit.testing.run_in_fresh_process(script).stdout.splitlines()
     else:

@@ -15,7 +15,6 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -119,35 +118,6 @@ def test_mnist_examples_fall_back_to_synthetic_data_and_learn(name):
     assert min(speeds(output)) > 0
 
 
-@pytest.mark.slow  # tests/train/test_equivalence.py compares the bits of both loops on a smaller net
-def test_the_loop_in_the_open_trains_what_loop_trains():
-    closed, opened = (accuracies(mnist(name))[-1] for name in ("mnist_loop.py", "mnist_custom_loop.py"))
-    assert opened == pytest.approx(closed, abs=5e-4), "at most one of 2,000 images is told otherwise"
-
-
-@pytest.mark.slow  # tests/train/step/test_whole_batch.py has a smaller net
-def test_the_contrastive_example_trains_on_three_replicas_what_it_trains_on_one(strategy_of):
-    """Its loss and crops, in batches of 16 and one of 1: shares of 6, 6, 4 and 1, 0, 0."""
-    example = runpy.run_path(str(ROOT / "examples" / "contrastive.py"), run_name="imported")
-    few = mk.data.synthetic(train=49, test=1).train
-    data = mk.data.batches(few, global_batch_size=16, shuffle=True, seed=0, augment=[example["two_crops"]])
-    found = []
-    for where in (("one_device", 1), ("mirrored", 3)):
-        strategy = strategy_of(*where)
-        keras.utils.set_random_seed(0)
-        with strategy.scope():
-            encoder, head = mk.models.create("mnist_cnn"), keras.Sequential([keras.Input((10,)), keras.layers.Dense(8)])
-            optimizer = keras.optimizers.SGD(0.01)
-        loss_fn = example["contrastive_loss"](encoder, head)
-        step = mk.train.Step.from_loss([encoder, head], optimizer, loss_fn, whole_batch=True)
-        before = encoder.get_weights()
-        losses = mk.train.Loop(strategy, step).fit(data, epochs=2, verbose=0).history["loss"]
-        found.append([*encoder.get_weights(), *head.get_weights(), np.array(losses)])
-        assert max(np.max(np.abs(a - b)) for a, b in zip(before, found[-1], strict=False)) > 1e-3
-    # Measured: 8e-7; the same batches in another order on one device make 2e-7.
-    assert max(np.max(np.abs(one - other)) for one, other in zip(*found, strict=True)) < 2e-6
-
-
 @pytest.mark.slow  # tests/train/step/test_tables.py compares weights
 @pytest.mark.parametrize("optimizer", [["adagrad"], ["adam", "--lazy"]], ids=" ".join)
 def test_the_recommender_learns_tastes_on_two_replicas(tmp_path, optimizer):
@@ -224,21 +194,6 @@ def test_all_strategies_are_compared(tmp_path, monkeypatch, capsys):
         ("central_storage", 2): (600.0, 0.5, 0.97),
     }
     assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_compare_one_strategy(tmp_path):
-    """As many updates as by default, in half the time."""
-    arguments = ["--data", "synthetic", "--strategy", "mirrored", "--devices", "cpu:2", "--epochs", "1"]
-    output = run("compare_strategies.py", *arguments, "--batch-size", "128", folder=tmp_path)
-    table = compared(output)
-    assert list(table) == [("one_device", 1), ("mirrored", 2)]
-    base = table["one_device", 1]
-    for speed, up, accuracy in table.values():
-        assert up == pytest.approx(speed / base[0], abs=0.01)
-        assert accuracy > 0.6
-        assert accuracy == pytest.approx(base[2], abs=0.02), "the same model and data under every strategy"
-    assert "share the same cores" in output
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit.errors import BackendError
 from mirrorkit.optim import StandIn, treats_numbers_alike, twin_for
+from mirrorkit.testing import run_in_fresh_process
 
 TRAINING = """
     import inspect, json, warnings
@@ -62,39 +64,39 @@ def test_the_installed_versions_have_every_name() -> None:
         assert not [key for key in keys if private._place(key, objects) is None]
 
 
-def test_an_improvement_that_is_gone_is_left_off_with_one_warning(run_python) -> None:  # type: ignore[no-untyped-def]
-    whole, _ = run_python(TRAINING + "\n    print(json.dumps([trained(), []]))\n").json()
-    found, said = run_python(
-        TRAINING
-        + """
+@pytest.fixture(scope="module")
+def found() -> list[Any]:
+    """The history of all names, that without two improvements and what was said then; what is said without a need."""
+    code = """
+    whole = trained()
     rename("nn._compute_moments_sync")
     rename("numpy.signbit")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         history = trained()
-    print(json.dumps([history, [str(one.message) for one in caught if "Results are the same" in str(one.message)]]))
-    """
-    ).json()
-    assert len(said) == 2
-    assert re.search(r"have no .*\.signbit, so steps with Embedding or an accuracy wait", said[0])
-    assert re.match(r"Keras 3\S+ and TensorFlow 2\S+ have no .*\._compute_moments_sync, so synchronized", said[1])
-    for name, values in whole.items():
-        assert found[name] == pytest.approx(values, rel=1e-5)
-
-
-def test_a_need_that_is_gone_is_refused_at_step_by_name(run_python) -> None:  # type: ignore[no-untyped-def]
-    result = run_python(
-        TRAINING
-        + """
     rename("loss.scale_loss_for_distribution")
     try:
         trained()
     except mk.errors.BackendError as error:
-        print(json.dumps(str(error)))
+        said = [str(one.message) for one in caught if "Results are the same" in str(one.message)]
+        print(json.dumps([whole, history, said, str(error)]))
     """
-    )
-    assert re.search(r"have no keras\.src\.losses\.loss\.scale_loss_for_distribution, which mirrorkit", result.json())
-    assert re.search(r"TensorFlow 2\.18 to \S+ and Keras 3\.10 to", result.json())
+    return run_in_fresh_process(TRAINING + code).json()
+
+
+def test_an_improvement_that_is_gone_is_left_off_with_one_warning(found: list[Any]) -> None:
+    whole, without, said, _ = found
+    assert len(said) == 2
+    assert re.search(r"have no .*\.signbit, so steps with Embedding or an accuracy wait", said[0])
+    assert re.match(r"Keras 3\S+ and TensorFlow 2\S+ have no .*\._compute_moments_sync, so synchronized", said[1])
+    for name, values in whole.items():
+        assert without[name] == pytest.approx(values, rel=1e-5)
+
+
+def test_a_need_that_is_gone_is_refused_at_step_by_name(found: list[Any]) -> None:
+    *_, said = found
+    assert re.search(r"have no keras\.src\.losses\.loss\.scale_loss_for_distribution, which mirrorkit", said)
+    assert re.search(r"TensorFlow 2\.18 to \S+ and Keras 3\.10 to", said)
 
 
 def test_what_an_object_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

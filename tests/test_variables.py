@@ -62,12 +62,6 @@ def test_there_is_a_copy_for_each_replica(where: Any) -> None:
     assert variables.native(tensorflow_one) is tensorflow_one
 
 
-def test_a_variable_outside_of_strategies_is_its_only_copy() -> None:
-    plain, of_keras = tf.Variable(1.0), keras.Variable(1.0)
-    assert variables.copies(plain) == [plain]
-    assert variables.copies(of_keras) == [of_keras.value]
-
-
 def test_paths_are_names_that_users_know(where: Any) -> None:
     with where.scope():
         layer = keras.layers.Dense(1, name="line")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 WITHOUT = """
 import os, runpy, signal, sys
 
@@ -21,6 +23,7 @@ runpy.run_module("mirrorkit", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.slow  # a process of its own; it may be any of its modules that fails
 def test_every_module_loads_and_devices_runs(run_python):
     lines = run_python(WITHOUT).stdout.splitlines()
     assert [line.split()[:3] for line in lines[1:]] == [[f"/device:CPU:{i}", "computes", "correctly"] for i in (0, 1)]

@@ -177,7 +177,7 @@ def test_nothing_is_run_or_left_behind() -> None:
         return made[0]
 
     before = np.random.get_state()[1].copy()
-    _report(make_step, _resident(), "gpu:2")
+    assert _report(make_step, _resident(), "gpu:2").problems == []
     assert int(made[0].optimizer.iterations.value.values[1].numpy()) == 0
     assert np.array_equal(np.random.get_state()[1], before)
 
