@@ -1,4 +1,4 @@
-"""`placement`: what it names in a step, what it says; and each fault that it was made for, put back."""
+"""`placement`: what it names in a step, what it says; and faults that it was made for, put back."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ from placement_subjects import pictures
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.data import rows
-from mirrorkit.train.calls import compiled
-from mirrorkit.train.input import resident
 from mirrorkit.train.keras_model import keras_operations
-from mirrorkit.train.step import clock, functions
+from mirrorkit.train.step import clock
 from mirrorkit.train.totals import metrics
 
 
@@ -182,65 +179,7 @@ def test_nothing_is_run_or_left_behind() -> None:
     assert np.array_equal(np.random.get_state()[1], before)
 
 
-# Each fault that this report was made for, put back in: the report must find it.
-
-
-@pytest.mark.slow
-def test_uint8_that_is_gathered_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "GATHERED", rows.GATHERED | {tf.uint8})
-    train = _report(_net(), _resident())["train"]
-    assert any("GatherV2" in problem and "no GPU kernel" in problem for problem in train.problems)
-    assert train.to_host >= 64 * 8 * 8 * 3  # the whole set
-
-
-@pytest.mark.slow
-def test_a_resident_set_of_int32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows.StoredArray, "on_host", False)
-    monkeypatch.setattr(rows, "GATHERED", rows.GATHERED | {tf.int32})
-    x = np.zeros((4000, 8), np.int32)
-    data = mk.data.resident(mk.data.arrays(x, x[:, 0]), global_batch_size=16)
-
-    def make_step() -> Any:
-        layers = [keras.layers.Embedding(4, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
-        model = keras.Sequential([keras.Input((8,), dtype="int32"), *layers])
-        return mk.train.Step(model, keras.optimizers.SGD(0.1), loss="mse")
-
-    train = _report(make_step, data)["train"]
-    assert train.to_devices >= x.nbytes
-    assert any("bytes from the host to the devices in a step" in problem for problem in train.problems)
-
-
-@pytest.mark.slow
-def test_a_counter_of_int64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "_number", lambda value: tf.constant(value, tf.int64))
-    monkeypatch.setattr(compiled, "HOST", None)
-    problems = _report(_net(), _batches())["train"].problems
-    assert any(problem.startswith("train: waits: While (") for problem in problems)
-
-
-@pytest.mark.slow
-def test_bounds_of_a_slice_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def places(self: Any, rows: Any) -> tf.Tensor:
-        order = tf.identity(self._source["order"])
-        start = tf.cast(self._index, tf.int64) * 16 + tf.cast(rows.made_first, tf.int64)
-        return order[start : start + 8]
-
-    monkeypatch.setattr(resident._ResidentBatch, "_places", places)
-    problems = _report(_net(), _resident())["train"].problems
-    assert any(problem.startswith("train: waits: StridedSlice (") for problem in problems)
-
-
-@pytest.mark.slow
-def test_a_branch_on_a_device_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    def only_if(condition: tf.Tensor, new: Any, old: Any) -> Any:
-        changed = [value is not None for value in new]
-        some = [[v for v, is_changed in zip(values, changed, strict=True) if is_changed] for values in (new, old)]
-        chosen = iter(tf.cond(condition, lambda: some[0], lambda: some[1]))
-        return [next(chosen) if is_changed else None for is_changed in changed]
-
-    monkeypatch.setattr(functions, "only_if", only_if)
-    problems = _report(_net(loss_scale="dynamic"), _batches())["train"].problems
-    assert any("waits: StatelessIf (" in problem and "1 bytes" in problem for problem in problems)
+# Faults that this report was made for, put back in; test_operations.py has the rules by which others are found.
 
 
 @pytest.mark.slow
