@@ -1,4 +1,4 @@
-"""How much the fast tests notice: `python tests/mutations.py FILE` changes one operator or constant of the package at a
+"""How much the fast tests notice: `python tests/mutations.py FILE` flips one operator or constant of the package at a
 time, in a copy of a commit, and runs the tests of its room there.
 
     python tests/mutations.py FILE                              # 60 places by chance, seed 0, of HEAD
@@ -23,6 +23,7 @@ import contextlib
 import io
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -203,23 +204,23 @@ def cases(copy: Path, args: argparse.Namespace) -> Iterator[tuple[dict[str, Any]
     found = [place for file, text in texts.items() for place in places(text, file)]
     if args.places:
         lines = [json.loads(line) for line in args.places.read_text().splitlines()]
-        wanted = [Place(**{name: line[name] for name in Place.__match_args__}) for line in lines]
+        wanted = [(Place(**{name: line[name] for name in Place.__match_args__}), line.get("by", "")) for line in lines]
     else:
-        wanted = random.Random(args.seed).sample(found, args.number)
-    for old in wanted:
+        wanted = [(place, "") for place in random.Random(args.seed).sample(found, args.number)]
+    for old, red in wanted:
         same = [place for place in found if place.is_at(old)]
         place = min(same, key=lambda place, old=old: abs(place.line - old.line), default=None)
-        yield asdict(old), place.changed(texts[place.file]) if place else "", stages(copy, old.file)
+        tests = stages(copy, old.file)
+        first = [test for stage in tests for test in stage if red.startswith(f"{test}::")]  # it saves time
+        yield asdict(old), place.changed(texts[place.file]) if place else "", [first, *tests] if first else tests
 
 
 def copy_of(commit: str, folder: Path) -> Path:
-    """Write a commit's files into a new folder, or take those of an earlier run."""
-    copy = folder / commit
-    if not copy.exists():
-        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True).stdout
-        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(copy, filter="data")
-    return copy
+    """Write a commit's files into a folder, also over a flip that a killed run has left there."""
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(folder / commit, filter="data")
+    return folder / commit
 
 
 def main() -> int:
@@ -231,15 +232,16 @@ def main() -> int:
     parser.add_argument("--places", type=Path, help="an earlier file, whose flips are tried")
     parser.add_argument("--by-hand", action="store_true", help="try the rows of mechanisms.py")
     parser.add_argument("--limit", type=float, default=1200, help="seconds for the tests of a stage")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no more flips after so many")
     parser.add_argument("--copies", type=Path, default=Path(tempfile.gettempdir()) / "mutants", help="a folder")
     args = parser.parse_args()
     commit = ["git", "rev-parse", "--short", args.commit]
     commit = subprocess.run(commit, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     copy = copy_of(commit, args.copies)
     lines = args.file.read_text().splitlines() if args.file.exists() else []
-    done = [json.loads(line) for line in lines]
+    done, end = [json.loads(line) for line in lines], time.monotonic() + 60 * args.minutes
     for number, (what, changed, tests) in enumerate(cases(copy, args)):
-        if number >= len(done):
+        if number >= len(done) and time.monotonic() < end:
             result = try_out(copy, what["file"], changed, tests, args.limit) if changed else {"gone": True}
             done.append({"commit": commit, **what, **result})
             with args.file.open("a") as file:
