@@ -1,15 +1,18 @@
-"""When a job goes on: tasks end and room goes in any order, on a placement that does what the test says."""
+"""When a job goes on: tasks end and room changes in any order, on a placement that does what the test says."""
 
 from __future__ import annotations
 
 import itertools
 import queue
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from mirrorkit import journal
+from mirrorkit.errors import JobError
 from mirrorkit.launch import job
 from mirrorkit.launch.job import Job
 
@@ -17,33 +20,42 @@ _ORDERS = list(itertools.permutations(("room", "lost", "survivor")))
 
 
 class _Task:
-    def __init__(self, tell: Callable[[str, Any], None]) -> None:
-        self._tell, self.has_ended = tell, False
+    def __init__(self, tell: Callable[[str, Any], None], code: int) -> None:
+        self._tell, self._code, self._has_ended = tell, code, False
 
     def ends(self, code: int, *, is_lost: bool = False) -> None:
-        if not self.has_ended:
-            self.has_ended = True
+        if not self._has_ended:
+            self._has_ended = True
             self._tell("lost" if is_lost else "exit", code)
 
+    def notes(self, what: str, number: int) -> None:
+        self._tell("note", f"1700000000.000 {what} {number}")
+
     def send(self, number: int) -> None:
-        self.ends(1)  # an error: the others are gone
+        self.ends(self._code)
 
     def end(self) -> None:
-        self.ends(1)
+        self.ends(137)
 
 
 class _Placement:
-    """Two slots. In each attempt but the last a worker is lost with its slot, which Ray replaces."""
+    """Calls a deed in each attempt when its tasks have started; `later` is the room after the attempt."""
 
     problem = ""
 
-    def __init__(self, events: queue.SimpleQueue, attempts: int, order: tuple[str, ...], saves: bool):
-        self._events, self._attempts, self._order, self._saves = events, attempts, order, saves
-        self.room, self.attempt = 2, 0
+    def __init__(self, events: queue.SimpleQueue, deeds: tuple[_Deed, ...], room: int, code: int) -> None:
+        self._events, self._deeds, self._code = events, deeds, code
+        self.room, self.later = room, None
+        self.widths: list[int] = []
+
+    def has_room(self, number: int) -> None:
+        self.room = number
+        self._events.put(job.ROOM)
 
     def refresh(self) -> bool:
-        before, self.room = self.room, 2
-        return before != 2
+        before, self.room = self.room, self.later or self.room
+        self.later = None
+        return before != self.room
 
     def look(self) -> bool:
         return False
@@ -52,35 +64,63 @@ class _Placement:
         raise AssertionError("not the job's to close")
 
     def environments(self, width: int) -> dict[str, dict[str, str]]:
-        self.attempt, self._tasks = self.attempt + 1, []
+        self.widths.append(width)
+        self._tasks: list[_Task] = []
         return {f"worker {index}": {} for index in range(width)}
 
     def start(self, name: str, environment: Mapping[str, str], tell: Callable[[str, Any], None]) -> _Task:
-        self._tasks.append(_Task(tell))
-        if len(self._tasks) == 2:
-            if self._saves and "MIRRORKIT_JOURNAL" in environment:
-                tell("note", f"1700000000.000 {journal.SAVED} {10 * self.attempt}")
-            self._happens()
+        self._tasks.append(_Task(tell, self._code))
+        if len(self._tasks) == self.widths[-1]:
+            self._deeds[len(self.widths) - 1](self, self._tasks)
         return self._tasks[-1]
 
-    def _happens(self) -> None:
-        one, other = self._tasks
-        if self.attempt == self._attempts:
-            one.ends(0)
-            other.ends(0)
-            return
-        self.room = 1
-        deeds = {"room": lambda: self._events.put(job.ROOM), "lost": lambda: other.ends(137, is_lost=True)}
+
+_Deed = Callable[[_Placement, list[_Task]], None]
+
+
+def _run(
+    workers: tuple[int, int], *deeds: _Deed, room: int = 99, code: int = 143, before: Any = None, **options: Any
+) -> tuple[int, list[int]]:
+    """Return the exit code, and the number of workers in each attempt; tasks end with `code` when they have to."""
+    its_job = Job(workers, **{"max_restarts": 0, "grace": 1, "wait": 0.1, **options})
+    placement = _Placement(its_job.events, deeds, room, code)
+    if before:
+        before(its_job, placement)
+    return its_job.run(placement), placement.widths
+
+
+def _well(place: _Placement, tasks: list[_Task]) -> None:
+    for task in tasks:
+        task.ends(0)
+
+
+def _fails(place: _Placement, tasks: list[_Task]) -> None:
+    tasks[0].ends(9)
+
+
+def _fails_after_steps(place: _Placement, tasks: list[_Task]) -> None:
+    tasks[0].notes(journal.STEPS, 8)
+    tasks[0].ends(9)
+
+
+def _gets_room(number: int) -> _Deed:
+    return lambda place, tasks: place.has_room(number)
+
+
+def _loses(order: tuple[str, ...], *, saves: bool) -> _Deed:
+    """Of two workers one is lost with its slot, which Ray replaces."""
+
+    def deed(place: _Placement, tasks: list[_Task]) -> None:
+        one, other = tasks
+        if saves:
+            one.notes(journal.SAVED, 10 * len(place.widths))
+        place.room, place.later = 1, 2
+        deeds = {"room": lambda: place.has_room(1), "lost": lambda: other.ends(137, is_lost=True)}
         deeds["survivor"] = lambda: one.ends(1)
-        for what in self._order:
+        for what in order:
             deeds[what]()
 
-
-def _run(workers: tuple[int, int], attempts: int, order: tuple[str, ...], *, saves: bool) -> int:
-    its_job = Job(workers, max_restarts=0, grace=1, wait=1)
-    placement = _Placement(its_job.events, attempts, order, saves)
-    code = its_job.run(placement)
-    return placement.attempt if code == 0 else -code
+    return deed
 
 
 @pytest.fixture(autouse=True)
@@ -90,15 +130,71 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("order", _ORDERS, ids=" ".join)
 def test_lost_room_is_no_failure_in_whatever_order_it_is_seen(order: tuple[str, ...]) -> None:
-    assert _run((2, 3), 3, order, saves=True) == 3
+    loses = _loses(order, saves=True)
+    assert _run((2, 3), loses, loses, _well, room=2, code=1) == (0, [2, 2, 2])
 
 
 @pytest.mark.parametrize("order", _ORDERS, ids=" ".join)
 def test_without_a_save_in_between_it_is_one(order: tuple[str, ...]) -> None:
     """Otherwise a script that takes its node's memory each time would be started for ever."""
-    assert _run((2, 3), 2, order, saves=False) == 2
-    assert _run((2, 3), 3, order, saves=False) in (-1, -137)
+    loses = _loses(order, saves=False)
+    assert _run((2, 3), loses, _well, room=2, code=1) == (0, [2, 2])
+    assert _run((2, 3), loses, loses, room=2, code=1)[0] in (1, 137)
 
 
 def test_of_a_fixed_number_it_is_a_failure() -> None:
-    assert _run((2, 2), 2, ("lost", "survivor"), saves=True) == -137
+    assert _run((2, 2), _loses(("lost", "survivor"), saves=False), room=2, code=1)[0] == 137
+
+
+def test_a_lost_worker_is_replaced_and_where_no_restart_is_left_the_others_go_on(capsys: Any) -> None:
+    assert _run((2, 4), *[_fails_after_steps] * 4, max_restarts=1) == (9, [4, 4, 3, 2])
+    said = [line for line in capsys.readouterr().err.splitlines() if "on with" in line or "restart 1" in line]
+    assert said == [
+        "launch | restart 1 of 1",
+        "launch | no restart is left: on with 3 of 4 workers",
+        "launch | no restart is left: on with 2 of 3 workers",
+    ]
+
+
+def test_a_script_that_fails_before_its_first_step_is_tried_once_with_fewer_workers(capsys: Any) -> None:
+    assert _run((1, 16), _fails, _fails) == (9, [16, 15])
+    assert "launch | no step was made with 15 workers either: the job ends" in capsys.readouterr().err
+    assert _run((1, 16), _fails, _fails_after_steps, _fails, _fails) == (9, [16, 15, 14, 13])
+
+
+def test_a_worker_fails_and_its_slot_is_gone() -> None:
+    def fails(place: _Placement, tasks: list[_Task]) -> None:
+        place.later = 3
+        tasks[3].ends(137)
+
+    assert _run((2, 4), fails, _well, room=4, max_restarts=1) == (0, [4, 3])
+    with pytest.raises(JobError, match=r"room for 3 workers, .* needs 4: it has waited for 0\.1 s"):
+        _run((4, 5), fails, room=4, max_restarts=5)
+
+
+def test_the_job_follows_the_number_of_slots(capsys: Any) -> None:
+    assert _run((1, 4), *map(_gets_room, (3, 1, 9)), _well, room=2) == (0, [2, 3, 1, 4])
+    changes = [("3 workers", 2), ("1 worker", 3), ("4 workers", 1)]
+    now = [f"there is now room for {a}: ending the {b} that run, after they have saved" for a, b in changes]
+    assert capsys.readouterr().err.splitlines() == [f"launch | {text}" for text in now]
+
+
+def test_another_number_of_slots_that_changes_nothing() -> None:
+    def gets_room(place: _Placement, tasks: list[_Task]) -> None:
+        place.has_room(7)
+        threading.Timer(0.1, _well, (place, tasks)).start()
+
+    assert _run((1, 3), gets_room, room=3, code=5) == (0, [3])
+
+
+def test_what_was_lost_comes_back_with_another_number_of_slots() -> None:
+    assert _run((1, 3), _fails, _gets_room(3), _well, room=2) == (0, [2, 1, 3])
+
+
+def test_room_or_a_signal_that_comes_while_the_job_waits(capsys: Any) -> None:
+    def later(its_job: Job, placement: _Placement) -> None:
+        threading.Timer(0.1, placement.has_room, (2,)).start()
+
+    assert _run((1, 3), _well, room=0, wait=60, before=later) == (0, [2])
+    assert "room for 0 workers, and the job needs 1: waiting up to 60 s" in capsys.readouterr().err
+    assert _run((1, 3), room=0, wait=60, before=lambda its_job, _: its_job.events.put(signal.SIGTERM)) == (143, [])

