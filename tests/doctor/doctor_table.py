@@ -27,12 +27,15 @@ SLURM |= {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_JOB_ID": "7"}
 
 @dataclass(frozen=True)
 class Setup:
-    """What is broken, how, and the finding that must name it."""
+    """What is broken, how, and the finding that must name it, with the words that matter and the cure."""
 
     broken: str
     finding: str
+    found: str = ""
+    cure: str = ""
     arguments: Sequence[object] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    status: str = "failure"
 
 
 def tf_config(*workers: str, index: int = 0) -> dict[str, str]:
@@ -70,37 +73,73 @@ def setups(folder: Path, disk: Path, taken: int) -> list[Setup]:
     (driver / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA X\n")
     (driver / "nvidia-smi").chmod(0o755)
     gpu = {"PATH": f"{driver}{os.pathsep}{os.environ['PATH']}"}
-    unloadable = "raise ImportError('libcublas.so.12: cannot open shared object file')"
     (folder / "empty").mkdir()
     (folder / "file").touch()
+    room = "folder in which you may create files"
+    beyond = tf_config(here, other, index=2)
+    cluster = [
+        ("`TF_CONFIG` is no JSON", "cannot be read", "Write for example", {"TF_CONFIG": "{'cluster': ..."}),
+        ("a task index beyond the workers", "worker 2, but there are 2", "another index", beyond),
+        ("one address for two workers", "worker 0 and worker 1 have the same", "different port", tf_config(here, here)),
+        ("a left-over `TF_CONFIG` in a Slurm step", "1 by TF_CONFIG and 2 by Slurm", "Unset", SLURM | tf_config(here)),
+    ]
+    unloadable = "raise ImportError('libcublas.so.12: cannot open shared object file')"
     return [
-        Setup("`TF_CONFIG` is no JSON", "cluster settings", (), {"TF_CONFIG": "{'cluster': ..."}),
-        Setup("a task index beyond the workers", "cluster settings", (), tf_config(here, other, index=2)),
-        Setup("one address for two workers", "cluster settings", (), tf_config(here, here)),
-        Setup("a left-over `TF_CONFIG` in a Slurm step", "cluster settings", (), SLURM | tf_config(here)),
-        Setup("a Slurm job without `srun`", "cluster settings", (), {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}),
-        Setup("the port is taken", "network", (), tf_config(f"127.0.0.1:{taken}", other)),
-        Setup("a host name that nobody knows", "network", (), tf_config(here, "gpu-07.invalid:2222")),
-        Setup("a worker that did not start", "workers", ("--start-timeout", 3), tf_config(third, other)),
-        Setup("a GPU whose libraries do not load", "GPUs", (), gpu),
-        Setup("hidden GPUs: `CUDA_VISIBLE_DEVICES=`", "GPUs", (), {**gpu, "CUDA_VISIBLE_DEVICES": ""}),
-        Setup("a GPU is wanted, there is none", "devices", ("--require", "gpu")),
-        Setup("oneDNN off", "oneDNN", (), {"TF_ENABLE_ONEDNN_OPTS": "0"}),
-        Setup("checkpoints where a file is", "checkpoints", ("--checkpoints", folder / "file")),
-        Setup("a full disk", "checkpoints", ("--checkpoints", disk)),
-        Setup("no data folder", "data", ("--data", folder / "nowhere")),
-        Setup("an empty data folder", "data", (), {"MIRRORKIT_DATA": str(folder / "empty")}),
-        Setup("TensorFlow is too old", "TensorFlow", (), installed(folder, "tensorflow", "2.10.1")),
-        Setup("two TensorFlows", "TensorFlow", (), installed(folder, "tensorflow_cpu", "2.21.0")),
+        *(Setup(broken, "cluster settings", found, cure, (), variables) for broken, found, cure, variables in cluster),
         Setup(
-            "TensorFlow's libraries are missing",
-            "import",
-            (),
-            installed(folder, "tensorflow", "2.21.0", unloadable),
+            *("a Slurm job without `srun`", "cluster settings", "4 tasks, but srun did not", "by srun"),
+            environment={"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"},
+            status="warning",
         ),
-        Setup("protobuf is too old", "requirements", (), installed(folder, "protobuf", "3.20.3")),
-        Setup("Keras 2: `TF_USE_LEGACY_KERAS=1`", "Keras", (), {"TF_USE_LEGACY_KERAS": "1"}),
-        Setup("`KERAS_BACKEND=jax`", "Keras", (), {"KERAS_BACKEND": "jax"}),
+        Setup(
+            *("the port is taken", "network", f"worker 0 should listen on port {taken}", "another port"),
+            environment=tf_config(f"127.0.0.1:{taken}", other),
+        ),
+        Setup(
+            *("a host name that nobody knows", "network", r"'gpu-07\.invalid' \(worker 1\)", "misspelled host name"),
+            environment=tf_config(here, "gpu-07.invalid:2222"),
+        ),
+        Setup(
+            *("a worker that did not start", "workers", f"worker 1 .{other}.: its machine answers", "Start the doctor"),
+            arguments=("--start-timeout", 0.5),
+            environment=tf_config(third, other),
+        ),
+        Setup("a GPU whose libraries do not load", "GPUs", environment=gpu),
+        Setup(
+            "hidden GPUs: `CUDA_VISIBLE_DEVICES=`",
+            "GPUs",
+            environment={**gpu, "CUDA_VISIBLE_DEVICES": ""},
+            status="warning",
+        ),
+        Setup("a GPU is wanted, there is none", "devices", arguments=("--require", "gpu")),
+        Setup("oneDNN off", "oneDNN", environment={"TF_ENABLE_ONEDNN_OPTS": "0"}, status="warning"),
+        Setup("checkpoints where a file is", "checkpoints", "Not a dir", room, ("--checkpoints", folder / "file")),
+        Setup("a full disk", "checkpoints", "No space left", "Make room", ("--checkpoints", disk)),
+        Setup("no data folder", "data", "nowhere cannot be read", "Correct --data", ("--data", folder / "nowhere")),
+        Setup(
+            *("an empty data folder", "data", "no file with anything in", "or MIRRORKIT_DATA"),
+            environment={"MIRRORKIT_DATA": str(folder / "empty")},
+        ),
+        Setup(
+            *("TensorFlow is too old", "TensorFlow", r"2\.10\.1; mirrorkit needs", "tensorflow>=2.18"),
+            environment=installed(folder, "tensorflow", "2.10.1"),
+        ),
+        Setup(
+            *("two TensorFlows", "TensorFlow", "overwrite each other's files", "pip uninstall"),
+            environment=installed(folder, "tensorflow_cpu", "2.21.0"),
+            status="warning",
+        ),
+        Setup(
+            *("TensorFlow's libraries are missing", "import"),
+            environment=installed(folder, "tensorflow", "2.21.0", unloadable),
+        ),
+        Setup(
+            *("protobuf is too old", "requirements", r"needs protobuf\S+; found 3\.20\.3", "pip install 'protobuf"),
+            environment=installed(folder, "protobuf", "3.20.3"),
+            status="warning",
+        ),
+        Setup("Keras 2: `TF_USE_LEGACY_KERAS=1`", "Keras", environment={"TF_USE_LEGACY_KERAS": "1"}),
+        Setup("`KERAS_BACKEND=jax`", "Keras", environment={"KERAS_BACKEND": "jax"}),
     ]
 
 
@@ -120,7 +159,7 @@ def main() -> None:
                     check=False,
                 )
                 findings = json.loads(done.stdout)["findings"]
-                named = [f for f in findings if f["name"] == setup.finding and f["status"] != "ok"]
+                named = [f for f in findings if (f["name"], f["status"]) == (setup.finding, setup.status)]
                 assert named, (setup, findings)
                 found, cure = (named[0][key].replace("\n", " ").replace(name, "/data") for key in ("found", "cure"))
                 sign = {"warning": "warn", "failure": "FAIL"}[named[0]["status"]]

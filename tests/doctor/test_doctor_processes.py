@@ -10,16 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import mirrorkit as mk
-from mirrorkit import processor
 
 ROOT = Path(mk.__file__).parents[1]
-NO_GPU = pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia[0-9]*"))), reason="there is a GPU here")
-Found = dict[str, list[dict[str, str]]]
 
 
 def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -31,25 +27,6 @@ def command(*arguments: object, **environment: str) -> subprocess.CompletedProce
         text=True,
         timeout=150,
     )
-
-
-def by_name(line: str) -> Found:
-    found: Found = {}
-    for finding in json.loads(line)["findings"]:
-        found.setdefault(finding["name"], []).append(finding)
-    return found
-
-
-def doctor(*arguments: object, **environment: str) -> tuple[int, Found]:
-    done = command("doctor", "--json", *arguments, **environment)
-    assert "Traceback" not in done.stderr
-    return done.returncode, by_name(done.stdout)
-
-
-def says(found: Any, status: str, what: str, cure: str) -> None:
-    assert found["status"] == status, found
-    assert what in found["found"], found
-    assert cure in found["cure"], found
 
 
 @pytest.mark.usefixtures("plain")
@@ -90,30 +67,6 @@ def test_workers_find_each_other():
     lines = dict(line.split(" | ", 1) for line in done.stdout.splitlines())
     assert sorted(lines) == ["worker 0", "worker 1"]
     for line in lines.values():
-        says(by_name(line)["workers"][0], "ok", "all 2 found each other", "")
-
-
-@pytest.mark.slow
-@NO_GPU
-@pytest.mark.usefixtures("plain")
-def test_all_that_is_wrong_is_named_in_one_run(tmp_path):
-    (tmp_path / "nvidia-smi").write_text(
-        "#!/bin/sh\ncase $1 in *,*) echo NVIDIA X, 1000, 555;; *) echo NVIDIA X;; esac\n"
-    )
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    (tmp_path / "runs").touch()
-    code, found = doctor(
-        *("--data", tmp_path / "nowhere", "--checkpoints", tmp_path / "runs", "--require", "gpu"),
-        TF_CONFIG="{",
-        PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-        TF_ENABLE_ONEDNN_OPTS="0",
-    )
-    assert code == 1
-    says(found["cluster settings"][0], "failure", "TF_CONFIG is set but cannot be read", "Write for example")
-    says(found["data"][0], "failure", "No such file", "Correct --data")
-    says(found["checkpoints"][0], "failure", "Not a directory", "choose a folder")
-    says(found["GPUs"][0], "failure", "TensorFlow uses 0 of 1; it says: ", "--gpus all")
-    says(found["devices"][0], "failure", "At least 1 GPU required, 0 found", "that TensorFlow does not use")
-    if "avx2" in processor.flags():
-        says(found["oneDNN"][0], "warning", "off; convolutions", "export TF_ENABLE_ONEDNN_OPTS=1")
-    assert found["import"][0]["status"] == "ok"
+        (found,) = [finding for finding in json.loads(line)["findings"] if finding["name"] == "workers"]
+        assert (found["status"], found["cure"]) == ("ok", "")
+        assert "all 2 found each other" in found["found"]
