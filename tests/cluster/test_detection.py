@@ -125,39 +125,37 @@ def test_a_process_that_trains_alone_has_no_cluster(environ):
 
 
 def test_a_pod_of_an_indexed_job_that_says_no_more_trains_alone_with_a_warning():
-    with pytest.warns(
-        UserWarning, match=r"JOB_COMPLETION_INDEX.*this pod trains alone.*set MIRRORKIT_WORKERS to"
-    ) as told:
+    with pytest.warns(UserWarning, match=r"trains alone.*MIRRORKIT_WORKERS") as told:
         assert detect({"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "sweep-1"}) is None
     assert told[0].filename == __file__
 
 
 BAD_TF_CONFIGS = [
     ("", "cannot be read.*host1:2222"),
-    ("{", "cannot be read.*host1:2222"),
-    ("[1]", "a JSON list.*host1:2222"),
+    ("{", "cannot be read"),
+    ("[1]", "a JSON list"),
     ('{"cluster": 3}', "must be objects"),
-    ('{"cluster": {"worker": ["a:1"]}}', "'task' lacks 'type' or 'index'"),
-    ('{"task": {"type": "worker", "index": 0}}', "a task, but no 'cluster'"),
+    ('{"cluster": {"worker": ["a:1"]}}', "'task' lacks"),
+    ('{"task": {"type": "worker", "index": 0}}', "no 'cluster'"),
     ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}', "'task' lacks"),
     ('{"sparseCluster": {"worker": {"0": "a:1"}}}', "enableDynamicWorker"),
-    (tf_config({"master": ["a:1"], "worker": ["b:1"]}), "'master' is now called 'chief'"),
+    (tf_config({"master": ["a:1"], "worker": ["b:1"]}), "'master'"),
     (tf_config({"chief": ["a:1", "b:1"], "worker": ["c:1"]}), "list of one address"),
     (tf_config({"worker": "a:1"}), "must be a list"),
     (tf_config({"worker": {"0": "a:1"}}), "must be a list"),
-    (tf_config(TWO, ("worker", 2)), "worker 2, but there are 2 of type 'worker'. Indices start at 0"),
+    (tf_config(TWO, ("worker", 2)), "worker 2, but there are 2"),
     (tf_config(TWO, ("worker", -1)), "worker -1"),
-    (tf_config(TWO, ("worker", 1.0)), "whole number, found 1.0"),
-    (tf_config(TWO, ("worker", True)), "whole number, found True"),
-    (tf_config(TWO, ("chief", 0)), "chief 0, but there are 0 of type 'chief'"),
-    (tf_config(TWO, ("trainer", 0)), "type 'trainer' is unknown.*'chief', 'worker'"),
-    (tf_config({"worker": ["a:0", "b:1"]}), "worker 0 has the address 'a:0'.*between 1 and 65535"),
-    (tf_config({"worker": ["a:65536", "b:1"]}), "between 1 and 65535"),
-    (tf_config({"worker": ["a:1", "b"]}), "worker 1 has the address 'b'. Write host:port"),
-    (tf_config({"worker": ["a:1", "b:"]}), "Write host:port"),
+    (tf_config(TWO, ("worker", 1.0)), "found 1.0"),
+    (tf_config(TWO, ("worker", True)), "found True"),
+    (tf_config(TWO, ("chief", 0)), "chief 0, but there are 0"),
+    (tf_config(TWO, ("trainer", 0)), "type 'trainer'"),
+    (tf_config({"worker": ["a:0", "b:1"]}), "worker 0 .*'a:0'.*65535"),
+    (tf_config({"worker": ["a:65536", "b:1"]}), "65535"),
+    (tf_config({"worker": ["a:1", "b"]}), "worker 1 .*'b'.* host:port"),
+    (tf_config({"worker": ["a:1", "b:"]}), "host:port"),
     (tf_config({"worker": ["grpc://a:1"]}), "no 'grpc://'"),
     (tf_config({"worker": ["a:1", None]}), "worker 1 has the address None"),
-    (tf_config({"worker": ["a:1", "b:1", "a:1"]}), "worker 0 and worker 2 have the same address a:1"),
+    (tf_config({"worker": ["a:1", "b:1", "a:1"]}), "worker 0 and worker 2 .* a:1"),
     (tf_config({"chief": ["a:1"], "worker": ["a:1", "b:1"]}), "chief and worker 0.*out of the workers"),
     (tf_config({"worker": ["a:1"], "ps": ["a:1"]}), "worker 0 and ps 0"),
     (tf_config({"ps": ["a:1"]}, ("ps", 0)), "no worker and no chief"),
@@ -167,7 +165,7 @@ BAD_TF_CONFIGS = [
 @pytest.mark.parametrize(("config", "message"), BAD_TF_CONFIGS, ids=lambda value: str(value)[:40])
 def test_a_wrong_tf_config_is_an_error_that_says_what_is_wrong(config, message):
     environ = config if isinstance(config, dict) else {"TF_CONFIG": config}
-    with pytest.raises(ClusterError, match=f"(?s)TF_CONFIG.*{message}") as caught:
+    with pytest.raises(ClusterError, match=rf"(?s)TF_CONFIG.*{message}") as caught:
         detect(environ)
     assert isinstance(caught.value, (MirrorkitError, ValueError))
 
@@ -180,18 +178,18 @@ def without(environ, name):
     ("environ", "message"),
     [
         (without(slurm(), "SLURM_STEP_NODELIST"), "without SLURM_STEP_NODELIST"),
-        (slurm(SLURM_PROCID="x"), "SLURM_PROCID must be a whole number, but it is 'x'"),
-        (slurm(SLURM_STEP_TASKS_PER_NODE="2(x2)"), "contradict each other: 5 tasks on gpu"),
+        (slurm(SLURM_PROCID="x"), "SLURM_PROCID .* 'x'"),
+        (slurm(SLURM_STEP_TASKS_PER_NODE="2(x2)"), "contradict each other"),
         (slurm(SLURM_STEP_TASKS_PER_NODE="2(x2),2"), "contradict each other"),
         (slurm(SLURM_STEP_TASKS_PER_NODE="two"), "such as 2"),
         (slurm(SLURM_NODEID="2"), "srun --distribution=block"),  # cyclic: rank 3 on the third node
         (slurm(SLURM_PROCID="5"), "srun --distribution=block"),
         (slurm(OMPI_COMM_WORLD_SIZE="5"), "started by mpirun.*srun"),
-        (slurm(MIRRORKIT_PORT="65533"), "worker 3 has the address 'gpu02:65536'"),
-        (without(pod(), "MIRRORKIT_SERVICE"), "MIRRORKIT_SERVICE not set. Set MIRRORKIT_WORKERS"),
+        (slurm(MIRRORKIT_PORT="65533"), "worker 3 .*gpu02:65536"),
+        (without(pod(), "MIRRORKIT_SERVICE"), "MIRRORKIT_SERVICE not set"),
         (without(pod(), "MIRRORKIT_WORKERS"), "MIRRORKIT_WORKERS not set"),
-        (pod(MIRRORKIT_WORKERS="three"), "MIRRORKIT_WORKERS must be a whole number"),
-        (pod(MIRRORKIT_PORT="0"), "between 1 and 65535"),
+        (pod(MIRRORKIT_WORKERS="three"), "MIRRORKIT_WORKERS .*three"),
+        (pod(MIRRORKIT_PORT="0"), "65535"),
         (pod(MIRRORKIT_WORKERS="2"), "worker 2, but there are 2"),
         (pod(HOSTNAME="node17"), "called <job>-2"),
         (pod(HOSTNAME="train-mnist-1"), "called <job>-2"),
@@ -219,7 +217,7 @@ def test_host_lists_expand_as_scontrol_does(expression, hosts):
 
 @pytest.mark.parametrize("expression", ["n[a]", "n[]", "n[1-]", "n[1-2-3]"])
 def test_a_host_list_without_numbers_in_its_brackets_is_refused(expression):
-    with pytest.raises(ClusterError, match="SLURM_STEP_NODELIST is not understood"):
+    with pytest.raises(ClusterError, match="SLURM_STEP_NODELIST"):
         expand_hosts(expression)
 
 

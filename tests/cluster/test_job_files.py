@@ -89,14 +89,18 @@ def test_the_pods_of_an_indexed_job_are_the_workers():
     assert (service["kind"], service["spec"]["clusterIP"]) == ("Service", "None")
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     assert service["metadata"]["name"] == template["subdomain"]
-    given = {variable["name"]: variable["value"] for variable in template["containers"][0]["env"]}
-    assert all(isinstance(value, str) for value in given.values())  # Kubernetes takes nothing else
     names = [f"{job['metadata']['name']}-{i}" for i in range(spec["completions"])]
+    assert_pods_are_the_workers("indexed_job.yaml", names, template["subdomain"])
+
+
+def assert_pods_are_the_workers(file: str, names: list[str], subdomain: str) -> None:
+    given = {variable["name"]: variable["value"] for variable in pod(file)["containers"][0]["env"]}
+    assert all(isinstance(value, str) for value in given.values())  # Kubernetes takes nothing else
     for i, name in enumerate(names):
         cluster = detect({**given, "JOB_COMPLETION_INDEX": str(i), "HOSTNAME": name})
         assert cluster is not None
         assert (cluster.task, cluster.source) == (f"worker {i}", "Kubernetes Indexed Job")
-        assert list(cluster.workers) == [f"{host}.{template['subdomain']}:2222" for host in names]
+        assert list(cluster.workers) == [f"{host}.{subdomain}:2222" for host in names]
 
 
 @pytest.mark.parametrize("name", ["jobset.yaml", "trainjob.yaml"])
@@ -114,13 +118,7 @@ def test_the_pods_of_a_jobset_are_the_workers(name):
         assert workers["template"]["spec"]["completions"] == workers["template"]["spec"]["parallelism"] == count
     assert jobs["failurePolicy"]["maxRestarts"] > 0
     assert workers["template"]["spec"]["backoffLimit"] == 0
-    given = {variable["name"]: variable["value"] for variable in pod(name)["containers"][0]["env"]}
-    assert given["MIRRORKIT_WORKERS"] == str(count)
     # A pod is <jobset>-<job>-<index of the job>-<index>.<subdomain>, by default the JobSet's name:
     # https://jobset.sigs.k8s.io/docs/tasks/
     own = job["metadata"]["name"]
-    names = [f"{own}-{workers['name']}-0-{i}" for i in range(count)]
-    for i, host in enumerate(names):
-        cluster = detect({**given, "JOB_COMPLETION_INDEX": str(i), "HOSTNAME": host})
-        assert cluster is not None
-        assert (cluster.task, list(cluster.workers)) == (f"worker {i}", [f"{name}.{own}:2222" for name in names])
+    assert_pods_are_the_workers(name, [f"{own}-{workers['name']}-0-{i}" for i in range(count)], own)

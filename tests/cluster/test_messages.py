@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mirrorkit.cluster import messages
+from mirrorkit.cluster import messages, rendezvous
 from mirrorkit.cluster.messages import NotOurs, Signature
+from mirrorkit.errors import ClusterError
 
 NONCES = ("0" * 32, "1" * 32)
 
@@ -43,6 +47,45 @@ def test_a_mac_holds_for_one_token_and_one_connection(other):
     assert not Signature(b"secret", *NONCES).fits("host", message)
     assert not Signature(*other).fits("guest", message)
     assert not Signature(None, *NONCES).fits("guest", message)
+
+
+PIECES = (b"[" * 3000, b'{"":' * 3000, b'"', b"\\ud800", b"\n", b"null", b"1e999", b"\xff", b"x" * 66_000)
+
+
+def changed(line: bytes, draws: st.DataObject) -> bytes:
+    """The line with one to three parts left out, or replaced by pieces or noise."""
+    found = bytearray(line)
+    for _ in range(draws.draw(st.integers(1, 3))):
+        first, end = sorted(draws.draw(st.integers(0, len(found))) for _ in range(2))
+        found[first:end] = draws.draw(st.sampled_from(PIECES) | st.binary(max_size=20))
+    return bytes(found)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_changed_line_is_read_or_is_not_ours(draws):
+    line = Signature(b"t", *NONCES).line("guest", {"a": {"b": ['[\\"', 1]}})
+    with contextlib.suppress(NotOurs):
+        assert isinstance(messages.read(changed(line, draws)).values, dict)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data(), st.sampled_from([None, b"secret"]))
+def test_a_changed_answer_is_said_or_ends_in_a_named_error(draws, token):
+    """What a guest makes of whoever answers at the address of the first task."""
+    tasks = {"worker 0": "127.0.0.1:1", "worker 1": "127.0.0.1:2"}
+    answer = draws.draw(st.sampled_from([{"waiting for": "worker 2"}, {"error": "worker 0 says: no"}, {"go": True}]))
+    line = Signature(None, *NONCES).line("host", answer)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**19)  # nobody reads yet
+        theirs.sendall(messages.greeting(NONCES[0]) + changed(line, draws))
+        theirs.shutdown(socket.SHUT_WR)
+        try:
+            said = rendezvous._ask(ours, {"task": "worker 1", "tasks": tasks}, token, time.monotonic() + 20).split()[0]
+        except ClusterError as error:
+            said = "error" if str(error).isprintable() else repr(error)
+    assert said in (("go", "error", "is", "answers,") if token is None else ("gave", "answers,"))
 
 
 def test_a_line_too_long_or_too_late_is_given_up():

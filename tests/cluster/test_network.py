@@ -26,7 +26,7 @@ def test_a_port_in_use_is_named_with_the_task():
     with listening() as server:
         port = server.getsockname()[1]
         cluster = Cluster(workers=("localhost:1", f"127.0.0.1:{port}"), task_index=1, source="TF_CONFIG")
-        with pytest.raises(ClusterError, match=rf"worker 1 should listen on port {port} .*TF_CONFIG.*another process"):
+        with pytest.raises(ClusterError, match=rf"worker 1 .* port {port} .*TF_CONFIG"):
             require_network(cluster)
 
 
@@ -76,16 +76,15 @@ def test_a_resolver_that_does_not_answer_is_given_up(monkeypatch):
 def test_who_does_not_listen_is_named_and_who_does_is_not():
     with listening() as server:
         there = f"127.0.0.1:{server.getsockname()[1]}"
-        assert unreachable({"ps 0": f"127.0.0.1:{free_ports(1)[0]}", "worker 0": there, "worker 1": "localhost:1"}) == [
-            *("ps 0", "worker 1"),
-        ]
+        others = {"worker 1": "localhost:1", "worker 2": "no-such-host.invalid:1"}
+        assert unreachable({"ps 0": f"127.0.0.1:{free_ports(1)[0]}", "worker 0": there, **others}) == ["ps 0", *others]
 
 
 def test_a_machine_too_busy_to_look_in_time_does_not_make_others_unreachable(monkeypatch):
     connect = socket.create_connection
 
     def late(*args, **options):
-        time.sleep(1)  # as a thread does which gets no processor
+        time.sleep(0.4)  # as a thread does which gets no processor
         return connect(*args, **options)
 
     monkeypatch.setattr(socket, "create_connection", late)
@@ -107,5 +106,5 @@ def test_ports_in_use_are_left_out(monkeypatch):
         busy.bind(("127.0.0.1", 0))
         taken = busy.getsockname()[1]
         monkeypatch.setattr(network, "_PORTS", range(taken, taken + 1))
-        with pytest.raises(ClusterError, match="1 free ports are needed"):
+        with pytest.raises(ClusterError, match="1 free ports"):
             free_ports(1)

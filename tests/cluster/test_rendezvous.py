@@ -13,7 +13,7 @@ import pytest
 
 from mirrorkit.cluster import Cluster, free_ports, rendezvous
 from mirrorkit.cluster.messages import Signature
-from mirrorkit.cluster.network import door, unreachable
+from mirrorkit.cluster.network import door
 from mirrorkit.cluster.rendezvous import wait_for_all
 from mirrorkit.errors import ClusterError
 
@@ -56,7 +56,7 @@ def as_task(cluster, index):
 
 
 def test_all_go_when_all_are_there_and_the_port_is_free_at_once(cluster):
-    for _ in range(3):  # also right after another time
+    for _ in range(2):  # also right after another time
         assert together(*(as_task(cluster, i) for i in (2, 0, 1)), agree=[{"version": 1}] * 3) == [None] * 3
         with socket.create_server(("127.0.0.1", int(cluster.workers[0].rpartition(":")[2]))):
             pass
@@ -73,9 +73,9 @@ def test_a_task_alone_waits_for_nobody():
 
 
 def test_those_who_do_not_come_are_named_everywhere(cluster):
-    errors = together(as_task(cluster, 0), as_task(cluster, 2), timeout=1.5)
+    errors = together(as_task(cluster, 0), as_task(cluster, 2), timeout=1.0)
     for error in errors:
-        assert f"worker 1 ({cluster.workers[1]}) did not start within 1.5 s; 2 of 3 tasks are there" in error
+        assert f"worker 1 ({cluster.workers[1]}) did not start within 1 s; 2 of 3 tasks are there" in error
         assert "worker 2" not in error
 
 
@@ -87,7 +87,7 @@ def test_a_first_task_that_does_not_come_is_named(cluster):
 def test_tasks_whose_lists_differ_say_soon_where_each_of_them_waits(cluster, monkeypatch, caplog):
     monkeypatch.setattr(rendezvous, "_PATIENCE", 0.2)
     other = three_workers()  # with another port of worker 0
-    together(as_task(cluster, 0), as_task(other, 1), timeout=1.5)
+    together(as_task(cluster, 0), as_task(other, 1), timeout=1.0)
     same = "All tasks need the same list of addresses (TF_CONFIG)."
     for start, end in (
         (f"worker 0 ({cluster.workers[0]}) has been waiting", f"for worker 1, worker 2. {same}"),
@@ -98,7 +98,7 @@ def test_tasks_whose_lists_differ_say_soon_where_each_of_them_waits(cluster, mon
 
 
 def test_who_gives_up_first_names_those_for_whom_the_first_task_waits(cluster):
-    host = threading.Thread(target=together, args=(cluster,), kwargs={"timeout": 2.5})
+    host = threading.Thread(target=together, args=(cluster,), kwargs={"timeout": 1.2})
     host.start()
     (error,) = together(as_task(cluster, 1), timeout=0.5)
     assert f"for worker 0 ({cluster.workers[0]}), which is waiting for worker 2" in error
@@ -108,7 +108,7 @@ def test_who_gives_up_first_names_those_for_whom_the_first_task_waits(cluster):
 def test_a_task_that_left_again_is_missing_and_may_come_back(cluster):
     with ThreadPoolExecutor() as pool:
         host = pool.submit(together, cluster)
-        (error,) = together(as_task(cluster, 1), timeout=1.0)
+        (error,) = together(as_task(cluster, 1), timeout=0.5)
         assert "worker 2" in error
         assert not host.done()
         assert together(as_task(cluster, 2), as_task(cluster, 1)) == [None, None]
@@ -158,16 +158,13 @@ STRANGERS = {
     "no end": b"no end",
     "nothing": b"",
     "a list": b"[1]\n",
-    "a text": b'"task"\n',
     "an object": b"{}\n",
-    "another task": b'{"task": "evil"}\n',
     "another task, signed": b'- {"task": "evil"}\n',
     "a task alone": b'- {"task": "worker 1"}\n',
     "the first task": b'- {"task": "worker 0", "nonce": "%s", "tasks": {}}\n' % (b"0" * 32),
     "no nonce": b'- {"task": "worker 1", "tasks": {"worker 0": "a:1"}}\n',
     "a task of no name": b'- {"task": ["worker 1"], "nonce": "%s", "tasks": {}}\n' % (b"0" * 32),
-    "brackets": b"[" * 100_000 + b"\n",
-    "few brackets": b"- " + b"[" * 5_000 + b"\n",
+    "brackets": b"- " + b"[" * 5_000 + b"\n",
     "brackets in a hello": b'- {"task": "worker 1", "tasks": ' + b'{"":' * 900 + b"1" + b"}" * 901 + b"\n",
     "no line": b"x" * 1_000_000,
     "no text": b"\xff\xfe\x00" * 10 + b"\n",
@@ -193,7 +190,7 @@ def test_strangers_at_the_port_do_not_disturb(cluster, waiting, caplog):
 
 
 def test_a_stranger_learns_nothing_but_a_nonce(cluster, waiting):
-    host = waiting(timeout=1.0)
+    host = waiting(timeout=0.6)
     with connected(cluster) as stranger:
         stranger.sendall(b"{}\n")
         heard = b"".join(iter(lambda: stranger.recv(1000), b""))
@@ -201,18 +198,6 @@ def test_a_stranger_learns_nothing_but_a_nonce(cluster, waiting):
     with connected(cluster) as silent:
         assert "worker 1" in host.result()
         assert silent.makefile("rb").read().count(b"\n") == 1  # nothing of the error
-
-
-def test_who_was_dropped_is_counted_in_the_error_and_named_once(cluster, waiting, caplog):
-    host = waiting(timeout=1.0)
-    for line in (b"{}\n", b"[]\n", b""):
-        with connected(cluster) as stranger:
-            stranger.sendall(line)
-            stranger.shutdown(socket.SHUT_WR)
-            stranger.makefile("rb").read()
-    error = host.result()
-    assert "2 sent something else than a task of this version of mirrorkit does, 1 left without naming a task" in error
-    assert caplog.text.count("dropped a connection") == 1
 
 
 def test_a_silent_connection_is_dropped_after_a_while_and_a_task_is_not(cluster, waiting, monkeypatch):
@@ -228,10 +213,9 @@ def test_a_silent_connection_is_dropped_after_a_while_and_a_task_is_not(cluster,
     assert host.result() is None
 
 
-@pytest.mark.parametrize("said", [b"x", b"\n"])
-def test_a_byte_now_and_then_does_not_prolong_the_wait(cluster, waiting, said):
+def test_a_byte_now_and_then_does_not_prolong_the_wait(cluster, waiting):
     """Not even after a hello, or when all is over and the connections are about to be closed."""
-    host = waiting(timeout=1.0)
+    host = waiting(timeout=0.6)
     with connected(cluster) as slow, connected(cluster) as task:
         task.sendall(a_hello(cluster))
         start = time.monotonic()
@@ -239,7 +223,7 @@ def test_a_byte_now_and_then_does_not_prolong_the_wait(cluster, waiting, said):
             assert time.monotonic() - start < 15
             for connection in (slow, task):
                 with contextlib.suppress(OSError):
-                    connection.send(said)
+                    connection.send(b"x")
             time.sleep(0.1)
     assert "worker 2" in host.result()
 
@@ -257,16 +241,8 @@ def test_many_open_connections_do_not_keep_a_task_out(cluster, waiting, monkeypa
         assert host.result() is None
 
 
-def test_only_what_the_tasks_need_is_listened_at(cluster, waiting):
-    host = waiting(timeout=0.5)
-    with connected(cluster), pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", int(cluster.workers[0].rpartition(":")[2])))
-    assert "worker 1" in host.result()
-
-
 OWN = {
     "loopback": (("127.0.0.1:{}", "127.0.0.1:1"), "127.0.0.1"),
-    "another one of loopback": (("127.0.0.3:{}", "127.0.0.1:1"), "127.0.0.3"),
     "its name": (("localhost:{}", "localhost:1", "127.0.0.1:1"), "127.0.0.1"),
     "its own address": (("127.0.0.1:{}", "192.0.2.1:1"), "127.0.0.1"),
     "a name among others": (("localhost:{}", "192.0.2.1:1"), "0.0.0.0"),
@@ -282,20 +258,12 @@ def test_where_the_first_task_listens(kind, cluster):
         assert listening.getsockname() == (expected, int(port))
 
 
-def test_a_port_that_is_taken_by_then_is_named(cluster):
-    port = int(cluster.workers[0].rpartition(":")[2])
-    with socket.create_server(("127.0.0.1", port)):
-        assert f"worker 0 should listen on port {port}" in together(cluster)[0]
-
-
 ANSWERS = [
     [b"HTTP/1.1 400 Bad Request\r\n"],
     [b"[1]\n"],
     [b"x" * 10_000_000],
-    [b"[" * 50_000 + b"\n"],
     [b"mirrorkit no-nonce\n"],
     [GREETING, b"- " + b"[" * 50_000 + b"\n"],
-    [GREETING, b"-\n"],
     [GREETING, b"- [1]\n"],
     [GREETING, b"0 {}\n"],
     [GREETING, b"- {}" * 1_000_000],
@@ -305,7 +273,7 @@ ANSWERS = [
 def test_another_program_at_the_address_of_the_first_task_is_told_apart():
     def said_of(cluster, answer):
         with serving(cluster, lambda connection: [connection.sendall(part) for part in answer]):
-            return together(as_task(cluster, 1), timeout=1.0)[0]
+            return together(as_task(cluster, 1), timeout=0.6)[0]
 
     for answer, error in zip(ANSWERS, at_once(said_of, ANSWERS), strict=True):
         assert "worker 0" in error
@@ -324,7 +292,7 @@ def test_an_answer_that_comes_byte_by_byte_or_never_does_not_prolong_the_wait():
 
         with serving(cluster, drip):
             start = time.monotonic()
-            (error,) = together(as_task(cluster, 1), timeout=1.0)
+            (error,) = together(as_task(cluster, 1), timeout=0.6)
         return error, time.monotonic() - start
 
     for error, seconds in at_once(said_of, [(b"", 200), (GREETING, 200), (b"", 0)]):
@@ -366,10 +334,6 @@ def serving(cluster, answer):
             thread.join()
 
 
-def test_with_the_same_token_all_go(cluster):
-    assert together(*(as_task(cluster, i) for i in range(3)), tokens=["s\u00e9same"] * 3) == [None] * 3
-
-
 TOKENS = {
     ("a", "b"): ("[1-9] gave a wrong job token", "gave no job token, or another one than this task has"),
     ("a", None): ("1 gave no job token", "worker 0 says: this task gave no job token"),
@@ -379,10 +343,10 @@ TOKENS = {
 
 def test_tokens_that_differ_are_named_on_both_sides():
     def ends(cluster, tokens):
-        return together(cluster, as_task(cluster, 1), timeout=1.5, tokens=tokens)
+        return together(cluster, as_task(cluster, 1), timeout=1.0, tokens=tokens)
 
     for (host, guest), errors in zip(TOKENS.values(), at_once(ends, list(TOKENS)), strict=True):
-        assert re.search(rf"did not start within 1.5 s.*{host} \(MIRRORKIT_JOB_TOKEN\)", errors[0])
+        assert re.search(rf"did not start within 1 s.*{host} \(MIRRORKIT_JOB_TOKEN\)", errors[0])
         assert guest in errors[1]
         assert "MIRRORKIT_JOB_TOKEN" in errors[1]
 
@@ -420,13 +384,3 @@ def test_the_token_is_neither_sent_nor_logged(cluster, waiting, caplog):
         (error,) = together(as_task(cluster, 1), timeout=0.5, tokens=["open sesame"])
     assert b"worker 1" in heard[0]
     assert all("sesame" not in text for text in (repr(heard), error, caplog.text))
-
-
-def test_an_empty_token_is_refused(cluster):
-    assert "MIRRORKIT_JOB_TOKEN is set, but empty" in together(cluster, tokens=[""])[0]
-
-
-def test_unreachable_names_the_tasks_at_whose_address_nobody_listens(cluster):
-    host, _, port = cluster.workers[1].rpartition(":")
-    with socket.create_server((host, int(port))):
-        assert unreachable({**cluster.addresses, "ps 0": "no-such-host.invalid:1"}) == ["worker 0", "worker 2", "ps 0"]

@@ -22,8 +22,7 @@ WORKERS = mk.cluster.Cluster(workers=("a:1", "b:1"))
 
 def test_a_worker_that_never_comes_is_named():
     cluster = layout.clusters(2)["worker 0"]
-    named = re.escape(f"worker 1 ({cluster.workers[1]}) did not start within 0.5 s; 1 of 2 tasks are")
-    with pytest.raises(ClusterError, match=named):
+    with pytest.raises(ClusterError, match=re.escape(f"worker 1 ({cluster.workers[1]}) did not start")):
         mk.strategy.create("multi_worker", cluster=cluster, start_timeout=0.5)
 
 
@@ -32,9 +31,9 @@ def test_a_strategy_after_the_start_of_tensorflow_is_an_error_that_says_what_to_
     monkeypatch.setattr(multi_worker, "_joined", [])
     tf.constant(0)
     alone = mk.cluster.Cluster(workers=(f"127.0.0.1:{free_ports(1)[0]}",))
-    with pytest.raises(StrategyError, match=r"Move mk\.strategy\.create to the top of the program"):
+    with pytest.raises(StrategyError, match=r"Move mk\.strategy\.create"):
         mk.strategy.create("multi_worker", cluster=alone, devices="cpu")
-    with pytest.raises(StrategyError, match="already made the strategy of worker 0 of 1 worker"):
+    with pytest.raises(StrategyError, match="already made the strategy"):
         mk.strategy.create("multi_worker", cluster=alone, devices="cpu")
 
 
@@ -79,12 +78,7 @@ def test_a_variable_of_another_shape_is_named_with_both_shapes(monkeypatch, task
 
     monkeypatch.setattr(multi_worker, "worker_name", lambda strategy: "worker 1")
     scope = multi_worker._NamingScope(_Worker1(), tf.name_scope("dense"))
-    with (
-        scope,
-        pytest.raises(
-            StrategyError, match=rf"worker 1 creates the variable 'dense/kernel' of shape \{own[:-1]}"
-        ) as error,
-    ):
+    with scope, pytest.raises(StrategyError, match=rf"worker 1 .*'dense/kernel' .*\{own[:-1]}") as error:
         scope._create(create, name="kernel")
     assert f"another worker creates one of shape {other}" in str(error.value)
 

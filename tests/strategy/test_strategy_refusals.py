@@ -21,24 +21,20 @@ REFUSALS = [
     ("horovod", {}, r"'horovod'.*'auto', 'one_device', 'mirrored'"),
     ("one_device", {"devices": "cpu:2"}, r"2 devices.*'mirrored'"),
     ("mirrored", {"devices": "cpu:2", "communication": "nccl"}, "without GPUs"),
-    (
-        *("mirrored", {"devices": "cpu:2", "communication": "gloo"}),
-        "choose from 'auto', 'nccl', 'ring', 'hierarchical', 'one_device'",
-    ),
+    ("mirrored", {"devices": "cpu:2", "communication": "gloo"}, "'hierarchical', 'one_device'"),
     ("mirrored", {"devices": "cpu:2", "cluster": TWO}, r"2 workers.*unrelated model"),
     ("mirrored", {"devices": "cpu:2", "cluster": CHIEF_AND_WORKER}, r"2 workers.*unrelated model"),
-    ("central_storage", {"devices": "cpu:2", "cluster": TWO}, r"2 workers.*unrelated model"),
-    ("auto", {"devices": "cpu:2", "cluster": TWO}, "devices='cpu:2' was asked for.* 'multi_worker'"),
-    ("auto", {"devices": "cpu:2", "cluster": SERVERS}, "devices='cpu:2' was asked for.* 'parameter_server'"),
-    ("multi_worker", {}, "is not in a cluster. Start it by `python -m mirrorkit launch --workers 2 script.py`"),
+    ("auto", {"devices": "cpu:2", "cluster": TWO}, "devices='cpu:2'.* 'multi_worker'"),
+    ("auto", {"devices": "cpu:2", "cluster": SERVERS}, "devices='cpu:2'.* 'parameter_server'"),
+    ("multi_worker", {}, "not in a cluster.* mirrorkit launch"),
     ("multi_worker", {"cluster": SERVERS}, "Take 'parameter_server'"),
     ("multi_worker", {"cluster": EVALUATOR}, "does not train"),
     ("multi_worker", {"cluster": TWO, "devices": "cpu:4"}, "Start more workers instead"),
     ("multi_worker", {"cluster": TWO, "devices": ["gpu:0"]}, "'gpu:2', 2"),
     ("multi_worker", {"cluster": TWO, "devices": "gpu:99"}, "sees . GPUs"),
-    ("multi_worker", {"cluster": TWO, "communication": "hierarchical"}, "choose from 'auto', 'ring', 'nccl'"),
+    ("multi_worker", {"cluster": TWO, "communication": "hierarchical"}, "'auto', 'ring', 'nccl'"),
     ("multi_worker", {"cluster": TWO, "communication": "nccl", "devices": "cpu"}, "without GPUs. Take 'ring'"),
-    ("parameter_server", {}, r"this process is not in a cluster\. Start the script with"),
+    ("parameter_server", {}, "not in a cluster"),
     ("parameter_server", {"cluster": TWO}, "needs a cluster with a chief.*found"),
     ("parameter_server", {"cluster": SERVERS, "devices": "cpu:2"}, "Leave devices out"),
     ("tpu", {"devices": 4}, "devices=4 does not name a TPU"),
@@ -47,10 +43,6 @@ OF_THE_CLUSTER = [
     ("parameter_server", {"cluster": Cluster(workers=("a:1",), ps=("b:1",))}, "Add the chief's address"),
     ("parameter_server", {"cluster": EVALUATOR_OF_SERVERS}, "one chief, which"),
     ("auto", {"cluster": Cluster(**UNKNOWN_HOST), "start_timeout": 0.2}, UNKNOWN),
-    (
-        *("auto", {"cluster": Cluster(**UNKNOWN_HOST, chief="localhost:1026", ps=("localhost:1027",))}),
-        UNKNOWN.replace("0.2", "0.1"),
-    ),
 ]
 OF_DEVICES = [("mirrored", {"devices": 4}, "4 GPUs were"), ("mirrored", {"devices": "gpu"}, "All GPUs were")]
 OF_DEVICES += [("mirrored", {"devices": "gpu:1"}, "1 GPU was")]
@@ -72,7 +64,7 @@ def test_it_is_refused_with_the_cure(monkeypatch, error, refusal):
 @pytest.mark.parametrize(("kind", "options", "asked"), OF_DEVICES)
 def test_missing_gpus_say_what_there_is_and_how_to_rehearse(monkeypatch, kind, options, asked):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    with pytest.raises(DeviceError, match=rf"{asked} asked for, 0 found: none.*devices='cpu:\d'"):
+    with pytest.raises(DeviceError, match=rf"{asked} asked for, 0 found.*devices='cpu:"):
         mk.strategy.create(kind, **options)
 
 
@@ -84,7 +76,7 @@ def test_tf_config_is_read_unless_a_cluster_is_given(monkeypatch):
         monkeypatch.setenv("TF_CONFIG", alone)
         assert mk.strategy.create("mirrored", devices="cpu:2").num_replicas_in_sync == 2
     monkeypatch.setenv("TF_CONFIG", "{")
-    with pytest.raises(ClusterError, match="TF_CONFIG is set but cannot be read"):
+    with pytest.raises(ClusterError, match="TF_CONFIG"):
         mk.strategy.create("mirrored", devices="cpu:2")
     with pytest.raises(StrategyError, match="2 workers"):
         mk.strategy.create("mirrored", devices="cpu:2", cluster=TWO)

@@ -63,21 +63,21 @@ def test_devices_of_this_machine_count_where_the_library_is(monkeypatch, tmp_pat
 
 
 def test_no_tpu_is_an_error_that_says_what_was_looked_at(no_tpu):
-    with pytest.raises(DeviceError, match=r"neither TPU_NAME nor KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS .* fallback=True"):
+    with pytest.raises(DeviceError, match="KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"):
         mk.strategy.create("tpu")
 
 
 def test_an_address_at_which_nobody_listens(closed_port):
     started = time.monotonic()
-    with pytest.raises(DeviceError, match=f"Nobody listens at the TPU's address 127.0.0.1:{closed_port}"):
+    with pytest.raises(DeviceError, match=rf"Nobody listens at the TPU's address 127.0.0.1:{closed_port}"):
         mk.strategy.create("tpu", devices=f"grpc://127.0.0.1:{closed_port}")
     assert time.monotonic() - started < 10
 
 
 def test_an_address_that_never_answers_is_given_up_in_time(silent_port):
     started = time.monotonic()
-    with pytest.raises(DeviceError, match=r"did not answer within 1 s \(start_timeout\)"):
-        mk.strategy.create("tpu", devices=f"127.0.0.1:{silent_port}", start_timeout=1)
+    with pytest.raises(DeviceError, match=r"within 0\.5 s \(start_timeout\)"):
+        mk.strategy.create("tpu", devices=f"127.0.0.1:{silent_port}", start_timeout=0.5)
     assert time.monotonic() - started < 30
     assert tf.reduce_sum(tf.ones([3])).numpy() == 3, "TensorFlow still works in this process"
 
@@ -109,7 +109,7 @@ def test_batches_must_have_one_static_size():
         require_static_batches(batch_of(None, 28, 28, 1), 8)
     with pytest.raises(StepError, match="Pad or crop"):
         require_static_batches(batch_of(64, None), 8)
-    with pytest.raises(StepError, match=r"batch of 60 cannot be shared equally by 8 TPU cores.*such as 64"):
+    with pytest.raises(StepError, match=r"batch of 60 .* 64"):
         require_static_batches(batch_of(60, 28), 8)
 
 
