@@ -10,7 +10,6 @@ from pathlib import Path
 
 import fault_table
 import faults
-import jobs
 import judged
 import numpy as np
 import pytest
@@ -34,25 +33,6 @@ def test_what_is_wrong_at_the_start_is_said_at_once(tmp_path):
 def test_a_chief_that_is_killed_is_named_and_the_next_start_ends_with_the_same_bits(monkeypatch):
     monkeypatch.setattr(faults, "AT_MOST", 90.0)  # on a machine that has other things to do
     assert not fault_table.happen("chief_killed_without_launcher").problems
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("event", "workers", "lost", "what"), [("stop", 2, 0, "has stopped answering"), ("raise", 3, 2, "is gone")]
-)
-def test_the_others_name_the_worker_that_is_lost(tmp_path, event, workers, lost, what):
-    options = ("--event", event, "--worker", lost, "--step", 5, "--no-checkpoints")
-    with jobs.started(tmp_path, jobs.WORKERS, tmp_path, *options, workers=workers) as tasks:
-        struck = tasks.pop(f"worker {lost}")
-        try:
-            assert [task.end() for task in tasks.values()] == [1] * (workers - 1)
-            if event == "raise":
-                assert struck.end() == 1
-        finally:
-            struck.close()
-    for task in tasks.values():
-        moment, _ = task.line(faults.NAMED.format(lost, what))
-        assert moment - judged.happened(tmp_path) < 90  # 10 where the machine has nothing else to do
 
 
 def test_other_bits_or_no_end_at_all_are_not_right(tmp_path, monkeypatch):

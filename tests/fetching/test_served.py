@@ -40,14 +40,6 @@ def test_each_item_is_fetched_once_by_one_of_the_processes(tmp_path):
     assert len({pid for _, pid in others}) == 2
 
 
-def test_the_processes_end_with_the_iterator():
-    batches = batches_of(Items(X, Y))
-    next(batches)
-    assert children()
-    batches.close()
-    assert not children()
-
-
 def test_what_is_being_fetched_is_not_waited_for():
     batches = fetched(Processes(Stuck(X, Y), 2), np.arange(40).reshape(4, 10), threads=2)
     next(batches)
@@ -56,27 +48,25 @@ def test_what_is_being_fetched_is_not_waited_for():
 
 
 def test_a_faulty_item_is_named():
-    with pytest.raises(DataError, match=r"Fetching item 17 of Faulty failed: ValueError: bad \(.*own_items.py, line"):
+    with pytest.raises(DataError, match=r"item 17 of Faulty failed: ValueError: bad \(.*own_items.py"):
         list(batches_of(Faulty(17, ValueError("bad"))))
 
 
 def test_a_process_that_ends_is_an_error():
-    with pytest.raises(DataError, match=r"(?s)A process that fetched items of Ending failed at one of .* ended with 3"):
+    with pytest.raises(DataError, match=r"(?s)items of Ending .* ended with 3"):
         list(batches_of(Ending(X, Y), 1))
 
 
 def test_what_cannot_be_copied_is_refused(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = X
-        with pytest.raises(
-            RecipeError, match=r"processes=2 .* Dataset cannot be copied .*h5py objects cannot be pickled"
-        ):
+        with pytest.raises(RecipeError, match=r"processes=2 .* Dataset .*h5py"):
             Processes(file["x"], 2)
 
     class Inside(Items):
         pass
 
-    with pytest.raises(RecipeError, match=r"Inside cannot be copied into a process: .*in a module of its own"):
+    with pytest.raises(RecipeError, match="Inside cannot be copied"):
         Processes(Inside(X, Y), 2)
 
 
@@ -85,13 +75,13 @@ def test_a_file_that_is_opened_with_the_first_item(tmp_path):
         file["x"] = X
     items = Opening(tmp_path / "x.h5")
     np.testing.assert_array_equal(np.concatenate([x for (x,) in batches_of(items)]), X[::-1])
-    with pytest.raises(RecipeError, match="Opening cannot be copied into a process"):
+    with pytest.raises(RecipeError, match="Opening cannot be copied"):
         batches_of(items)  # it is open by now
 
 
 def test_a_class_of_the_script_is_refused(monkeypatch):
     monkeypatch.setattr(Items, "__module__", "__main__")
-    with pytest.raises(RecipeError, match=r"the class Items is defined in the script itself, .*in a module of its own"):
+    with pytest.raises(RecipeError, match="Items is defined in the script"):
         Processes(Items(X, Y), 2)
 
 
@@ -102,19 +92,17 @@ def test_a_class_that_a_process_cannot_import(monkeypatch, tmp_path):
 
     items = Passing(zip(X, Y, strict=True))
     monkeypatch.undo()
-    with pytest.raises(
-        DataError, match=r"A process cannot make the object: ModuleNotFoundError: No module named 'pass"
-    ):
+    with pytest.raises(DataError, match=r"ModuleNotFoundError: .*'pass"):
         list(batches_of(items))
 
 
 SCRIPT = """
 import sys, time
 import numpy as np
-from own_items import Items
+from own_items import Stuck
 from mirrorkit.fetching import Processes, fetched
 numbers = np.arange(40).reshape(4, 10)
-batches = fetched(Processes(Items(np.arange(40)[:, None], np.arange(40)), 2), numbers, threads=2)
+batches = fetched(Processes(Stuck(np.arange(40)[:, None], np.arange(40)), 2), numbers, threads=2)
 next(batches)
 assert "tensorflow" not in sys.modules
 print("fetches", flush=True)
@@ -123,6 +111,7 @@ time.sleep(600)
 
 
 def test_nothing_is_left_of_a_script_that_is_killed(tmp_path):
+    """Though its processes work; of processes that wait, test_serve.py."""
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([str(tests), str(tests.parent)])
     environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
